@@ -1,0 +1,26 @@
+"""Errors that a user can act on: one line that says what is wrong, where, and what would work."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something failed that the user can mend; the command line prints the message alone and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(UserError):
+    """A wrong name, flag, type or configuration: nothing was started."""
+
+    exit_code = 2
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
+    """A `UsageError` for `name`, naming the nearest of `choices` first and then all of them."""
+    known = sorted(choices)
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return UsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known)}")

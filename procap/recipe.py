@@ -1,0 +1,48 @@
+"""Training recipes: optimizer, schedule, batch and augmentation of a method, as data."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Recipe(BaseModel):
+    """Everything about the optimisation that changes the trained weights.
+
+    The learning rate is constant inside an epoch and set at its start, as in the public trainers of the CoOp family.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: float = Field(gt=0, description="peak learning rate")
+    weight_decay: float = Field(5e-4, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW only")
+    epochs: int = Field(ge=0)
+    batch_size: int = Field(ge=1, description="global batch: images per optimizer step over all processes")
+    warmup: Literal["none", "constant", "linear"] = "constant"
+    warmup_epochs: int = Field(1, ge=0)
+    warmup_lr: float = Field(1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first epoch")
+    grad_clip: float | None = Field(None, gt=0, description="largest norm of the gradient; None leaves it alone")
+    crop_scale: tuple[float, float] = Field((0.08, 1.0), description="RandomResizedCrop's range of area")
+    flip: bool = Field(True, description="random horizontal flip")
+    colour_jitter: float = Field(0.0, ge=0, le=1, description="strength of brightness, contrast, saturation jitter")
+    rotation: float = Field(0.0, ge=0, le=180, description="largest random rotation, degrees")
+    test_batch_size: int = Field(100, ge=1)
+
+
+def learning_rate(recipe: Recipe, epoch: int) -> float:
+    """The learning rate of `epoch` (0-based).
+
+    Warm-up epochs first, then a cosine towards zero over `recipe.epochs` whose clock starts after the warm-up, so that
+    it never arrives: the schedule of Dassl, which the published numbers of CoOp, CoCoOp, MaPLe and ProCAP rest on.
+    """
+    warm = 0 if recipe.warmup == "none" else recipe.warmup_epochs
+    if epoch < warm:
+        if recipe.warmup == "constant" or epoch == 0:
+            return recipe.warmup_lr
+        return recipe.lr * epoch / warm
+    return 0.5 * recipe.lr * (1 + math.cos(math.pi * (epoch - warm) / recipe.epochs))

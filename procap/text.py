@@ -1,0 +1,34 @@
+"""What the text side is told about a data set, and how class names become prompt strings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LabelSpace:
+    """The classes to tell apart, in label order, and the words of their data set.
+
+    classnames: raw names; underscores are read as spaces in prompts.
+    template: the hand-written template of the CoOp family, with its full stop and one `{}`.
+    templates: the templates that initialise ProCAP's tokens, without full stop, one `{}` each.
+    """
+
+    classnames: tuple[str, ...]
+    template: str = "a photo of a {}."
+    templates: tuple[str, ...] = ("a photo of a {}",)
+
+    def __post_init__(self) -> None:
+        for template in (self.template, *self.templates):
+            if template.count("{}") != 1:
+                raise ValueError(f"template {template!r} needs exactly one {{}} for the class name")
+        if not self.classnames:
+            raise ValueError("a label space needs at least one class name")
+
+    def names(self) -> tuple[str, ...]:
+        """Class names as prompts use them."""
+        return tuple(name.replace("_", " ") for name in self.classnames)
+
+    def prompts(self, template: str | None = None) -> list[str]:
+        """One filled template per class (the data set's own unless another is given)."""
+        return [(template or self.template).format(name) for name in self.names()]

@@ -1,0 +1,1 @@
+"""One run: its configuration, training, evaluation, checkpoints, meters, tracking and results."""

@@ -1,0 +1,1 @@
+"""Readers of the data folders that users already have."""
