@@ -21,6 +21,7 @@ class UsageError(UserError):
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     """A `UsageError` for `name`, naming the nearest of `choices` first and then all of them."""
     known = sorted(choices)
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    plain = {choice.lower(): choice for choice in known}
+    near = [plain[match] for match in difflib.get_close_matches(name.lower(), plain, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known)}")

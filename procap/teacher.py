@@ -1,0 +1,52 @@
+"""The frozen teacher: vanilla CLIP's text features over templates, and its image features.
+
+Shapes: B images, C classes, M templates, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from procap.clip import CLIP
+from procap.text import LabelSpace
+
+PROMPTS_AT_ONCE = 512
+"""Prompts per pass: 60 templates of 1,000 classes in one batch would not fit a GPU."""
+
+
+@torch.no_grad()
+def text_bank(
+    clip: CLIP,
+    space: LabelSpace,
+    templates: Sequence[str],
+    average: Literal["normalise-first", "average-first"] = "normalise-first",
+) -> Tensor:
+    """Text features [C, E] of every class, averaged over `templates`, normalised, float32, without gradient.
+
+    average: "normalise-first" is CLIP's own ensemble (Radford et al. 2021, section 3.1.4): templates count the same.
+        "average-first" is what PromptSRC's public code does: long features weigh more.
+    Raises UserError naming a class whose prompt is longer than the context.
+    """
+    if not templates:
+        raise ValueError("a text bank needs at least one template")
+    if average not in ("normalise-first", "average-first"):
+        raise ValueError(f"average {average!r} is neither normalise-first nor average-first")
+    total = torch.zeros(len(space.classnames), clip.geometry.embed_dim, device=clip.device)
+    # Banks are computed once and used in every step: full precision, whatever the step around them runs in.
+    with torch.autocast(clip.device.type, enabled=False):
+        for template in templates:
+            ids = clip.tokenize(space.prompts(template))
+            features = torch.cat([clip.encode_text(part) for part in ids.split(PROMPTS_AT_ONCE)]).float()
+            total += F.normalize(features, dim=-1) if average == "normalise-first" else features
+    return F.normalize(total, dim=-1)
+
+
+@torch.no_grad()
+def image_features(clip: CLIP, images: Tensor) -> Tensor:
+    """Vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
+    return F.normalize(clip.encode_image(images).float(), dim=-1)

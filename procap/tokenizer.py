@@ -1,0 +1,51 @@
+"""CLIP's byte-pair tokenizer, from open_clip's wheel; works offline.
+
+Shapes: C texts, T = context length.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from procap.errors import UserError
+
+
+@lru_cache(maxsize=1)
+def simple_tokenizer() -> Any:
+    """open_clip's `SimpleTokenizer`; UserError where open_clip is not installed."""
+    package = importlib.util.find_spec("open_clip")
+    if package is None or package.origin is None:
+        raise UserError("CLIP's tokenizer comes with open_clip, which is not installed: pip install open_clip_torch")
+    # Importing open_clip itself brings timm and every architecture along and takes seconds; its tokenizer needs none.
+    file = Path(package.origin).parent / "tokenizer.py"
+    spec = importlib.util.spec_from_file_location("procap_open_clip_tokenizer", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.SimpleTokenizer()
+
+
+def encode(text: str) -> list[int]:
+    """The token ids of `text` between the start and the end token, without either."""
+    return simple_tokenizer().encode(text)
+
+
+def tokenize(texts: Sequence[str], context_length: int = 77) -> Tensor:
+    """Token ids [C, T]: start, the text's tokens, end, zeros. UserError names a text too long; nothing is cut."""
+    tokenizer = simple_tokenizer()
+    ids = torch.zeros(len(texts), context_length, dtype=torch.long)
+    for row, text in zip(ids, texts, strict=True):
+        tokens = [tokenizer.sot_token_id, *tokenizer.encode(text), tokenizer.eot_token_id]
+        if len(tokens) > context_length:
+            raise UserError(f"text is {len(tokens)} tokens long, CLIP reads {context_length}: shorten {text!r}")
+        row[: len(tokens)] = torch.tensor(tokens)
+    return ids

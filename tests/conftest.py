@@ -1,0 +1,89 @@
+"""Shared fixtures: CLIPs small enough for a laptop, with a vision width that differs from the text width.
+
+Heads are 64 wide as in real CLIPs, so that a checkpoint of `tiny_clip` can be read back from its shapes alone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Bit-for-bit comparisons must not depend on how many cores the machine has."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_geometry():
+    from procap.clip import Geometry
+
+    return Geometry(
+        image_size=32,
+        patch_size=16,
+        vision_width=128,
+        vision_layers=12,
+        vision_heads=2,
+        text_width=64,
+        text_layers=12,
+        text_heads=1,
+        context_length=77,
+        vocab_size=49408,
+        embed_dim=48,
+        quick_gelu=True,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tiny_geometry):
+    """A random CLIP: 12 layers a tower, widths 128 and 64, 32-pixel images of 4 patches."""
+    from procap.clip import CLIP
+
+    return CLIP.random(tiny_geometry, seed=0, name="tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tiny_clip, tmp_path_factory) -> Path:
+    """`tiny_clip` as a safetensors file with open_clip's names: `load_clip(str(path))` gives it back."""
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_file(tiny_clip.state_dict(), path, metadata={"quick_gelu": "true"})
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_space():
+    """Five class names of different token lengths."""
+    from procap.text import LabelSpace
+
+    return LabelSpace(
+        classnames=("cat", "annual_crop_land", "red circle", "centrifuge tube", "a"),
+        template="a photo of a {}.",
+        templates=("a photo of a {}",),
+    )
+
+
+@pytest.fixture(scope="session")
+def few_digits(tmp_path_factory) -> Path:
+    """A data folder that holds a packing of some of the digit scans; leave it as it is."""
+    from dataclasses import replace
+    from itertools import islice
+
+    from shards.catalogue import find
+    from shards.pack import pack_source
+    from shards.records import source_of
+
+    root = tmp_path_factory.mktemp("data")
+    source, counts = source_of(find("digits")), {"train": 120, "val": 40, "test": 60}
+    pack_source(
+        replace(source, counts=counts, records=lambda split: islice(source.records(split), counts[split])), root
+    )
+    return root

@@ -1,0 +1,164 @@
+"""The frozen CLIP is CLIP: an empty plan equals open_clip's own encoders, and nothing about it ever changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from procap.clip import CLIP, Geometry, trim
+from procap.errors import UserError
+
+TEXTS = ["a photo of a dog.", "hi", "three small red circles on the left and a blue one", "a photo of a cat."]
+
+CONFIGS = {
+    "gelu": Geometry(32, 8, 64, 3, 2, 48, 2, 3, 77, 49408, 40, quick_gelu=False),
+    "quickgelu": Geometry(48, 16, 128, 2, 2, 64, 4, 1, 77, 49408, 64, quick_gelu=True),
+    "odd-mlp-and-heads": Geometry(28, 14, 88, 2, 1, 64, 2, 4, 32, 49408, 24, quick_gelu=False, vision_mlp=300),
+    "joint-wider-than-towers": Geometry(32, 32, 64, 1, 4, 32, 1, 2, 77, 49408, 96, quick_gelu=True),
+}
+FULL_SIZE = {
+    "ViT-B-32": Geometry(224, 32, 768, 12, 12, 512, 12, 8, 77, 49408, 512, quick_gelu=False),
+    "ViT-B-16-quickgelu": Geometry(224, 16, 768, 12, 12, 512, 12, 8, 77, 49408, 512, quick_gelu=True),
+}
+
+
+def open_clip_twin(clip: CLIP):
+    """open_clip's own model with the same weights, in training mode: there it takes our attention kernel."""
+    import open_clip
+
+    g = clip.geometry
+    model = open_clip.CustomTextCLIP(
+        embed_dim=g.embed_dim,
+        vision_cfg={
+            "layers": g.vision_layers,
+            "width": g.vision_width,
+            "head_width": g.vision_width // g.vision_heads,
+            "patch_size": g.patch_size,
+            "image_size": g.image_size,
+            "mlp_ratio": g.vision_mlp / g.vision_width,
+        },
+        text_cfg={
+            "context_length": g.context_length,
+            "vocab_size": g.vocab_size,
+            "width": g.text_width,
+            "heads": g.text_heads,
+            "layers": g.text_layers,
+        },
+        quick_gelu=g.quick_gelu,
+    )
+    model.load_state_dict(clip.state_dict())
+    return model.train()
+
+
+def assert_same_encoders(geometry: Geometry) -> None:
+    clip = CLIP.random(geometry, seed=3)
+    twin = open_clip_twin(clip)
+    images = torch.randn(3, 3, geometry.image_size, geometry.image_size, generator=torch.Generator().manual_seed(5))
+    ids = clip.tokenize(TEXTS)
+    with torch.no_grad():
+        assert torch.equal(clip.encode_image(images), twin.encode_image(images))
+        full = twin.encode_text(ids)
+        assert torch.equal(clip.encode_text(ids, truncate=False), full)
+        assert (clip.encode_text(ids) - full).abs().max() <= 1e-6 * full.abs().max()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_empty_plan_equals_open_clip_bit_for_bit(name):
+    assert_same_encoders(CONFIGS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_empty_plan_equals_open_clip_at_full_size(name):
+    assert_same_encoders(FULL_SIZE[name])
+
+
+def test_state_dict_names_are_open_clips(tiny_clip):
+    twin = open_clip_twin(tiny_clip)
+    assert set(tiny_clip.state_dict()) == set(twin.state_dict())
+
+
+def test_open_clips_evaluation_kernel_agrees_as_well(tiny_clip):
+    twin = open_clip_twin(tiny_clip).eval()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(tiny_clip.encode_image(images), twin.encode_image(images), atol=3e-6, rtol=0)
+
+
+def test_frozen_and_in_evaluation_mode_whatever_is_asked(tiny_clip):
+    holder = torch.nn.ModuleDict({"clip": tiny_clip}).train()
+    assert not tiny_clip.training and not any(module.training for module in tiny_clip.modules())
+    assert not any(p.requires_grad for p in holder.parameters())
+
+
+def test_prompts_get_gradients_through_frozen_towers_and_weights_get_none(tiny_clip):
+    from procap.plan import INPUT, TokenOp
+
+    tokens = torch.zeros(2, 64, requires_grad=True)
+    ids = tiny_clip.tokenize(["X X cat.", "X X dog."])
+    tiny_clip.encode_text(ids, (TokenOp(INPUT, "replace", tokens, start=1),)).sum().backward()
+    assert tokens.grad is not None and tokens.grad.abs().max() > 0
+    assert all(p.grad is None for p in tiny_clip.parameters())
+
+
+def test_random_weights_follow_the_seed_and_leave_the_global_state_alone(tiny_geometry):
+    small = replace(tiny_geometry, vision_layers=1, text_layers=1)
+    before = torch.get_rng_state()
+    first, again, other = (CLIP.random(small, seed=seed).digest() for seed in (1, 1, 2))
+    assert first == again != other
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_digest_sees_one_changed_weight_and_the_activation(tiny_geometry):
+    small = replace(tiny_geometry, vision_layers=1, text_layers=1)
+    clip = CLIP.random(small, seed=1)
+    state = {name: weight.clone() for name, weight in clip.state_dict().items()}
+    state["visual.proj"][0, 0] += 1e-3
+    assert CLIP.from_state(state, small).digest() != clip.digest()
+    assert CLIP.from_state(clip.state_dict(), replace(small, quick_gelu=False)).digest() != clip.digest()
+
+
+def test_bfloat16_autocast_stays_close_and_features_stay_float32(tiny_clip):
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    ids = tiny_clip.tokenize(TEXTS)
+    with torch.no_grad():
+        exact = [tiny_clip.encode_image(images), tiny_clip.encode_text(ids)]
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = [tiny_clip.encode_image(images), tiny_clip.encode_text(ids)]
+    for a, b in zip(exact, rough, strict=True):
+        assert b.dtype == torch.float32
+        assert not torch.equal(a, b), "autocast had no effect"
+        assert torch.nn.functional.cosine_similarity(a, b).min() > 0.999
+
+
+def test_weights_in_bfloat16_work_without_autocast(tiny_geometry):
+    clip = CLIP.random(replace(tiny_geometry, vision_layers=2, text_layers=2), seed=0)
+    images, ids = torch.randn(2, 3, 32, 32), clip.tokenize(TEXTS[:2])
+    exact = [clip.encode_image(images), clip.encode_text(ids)]
+    half = clip.to(torch.bfloat16)
+    for a, b in zip(exact, (half.encode_image(images), half.encode_text(ids)), strict=True):
+        assert b.dtype == torch.bfloat16
+        assert torch.nn.functional.cosine_similarity(a, b.float()).min() > 0.99
+
+
+def test_tokens_are_open_clips(tiny_clip):
+    import open_clip
+
+    texts = [*TEXTS, "", "Déjà vu &amp; <end_of_text>", "  MANY   spaces\n", "日本語 🙂"]
+    assert torch.equal(tiny_clip.tokenize(texts), open_clip.get_tokenizer("ViT-B-16")(texts))
+
+
+def test_a_text_too_long_is_named_and_never_cut(tiny_clip):
+    fits, long = "word " * 75, "word " * 76
+    assert int(tiny_clip.tokenize([fits]).argmax()) == 76
+    with pytest.raises(UserError, match=r"78 tokens long, CLIP reads 77.*word word"):
+        tiny_clip.tokenize(["fine", long])
+
+
+def test_trim_keeps_every_end_token_and_no_more(tiny_clip):
+    ids = tiny_clip.tokenize(TEXTS)
+    short = trim(ids)
+    assert short.shape[1] == int(ids.argmax(dim=1).max()) + 1
+    assert torch.equal(short.argmax(dim=1), ids.argmax(dim=1))

@@ -1,0 +1,333 @@
+"""Loading a CLIP: every format gives its weights with the right activation, and nothing in a file is ever run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from procap.clip import CLIP
+from procap.errors import UsageError, UserError
+from procap.loading import backbones, load_clip
+from procap.mini import EMBEDDED, VOCABULARY, expand_vocabulary
+
+BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_architecture(tmp_path_factory, tiny_geometry):
+    """open_clip learns the geometry of `tiny_clip` under the names tiny-vit and tiny-vit-quickgelu."""
+    import open_clip
+
+    g, folder = tiny_geometry, tmp_path_factory.mktemp("architectures")
+    config = {
+        "embed_dim": g.embed_dim,
+        "vision_cfg": {"image_size": 32, "layers": g.vision_layers, "width": 128, "patch_size": 16},
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": g.text_layers},
+    }
+    (folder / "tiny-vit.json").write_text(json.dumps(config))
+    (folder / "tiny-vit-quickgelu.json").write_text(json.dumps({**config, "quick_gelu": True}))
+    open_clip.add_model_config(folder)
+
+
+def openai_names(clip: CLIP) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("text."): weight for name, weight in clip.state_dict().items()}
+
+
+def torchscript_archive(clip: CLIP, path: Path) -> None:
+    """What OpenAI published: a traced model in half precision with its bookkeeping entries."""
+    import open_clip
+
+    model = open_clip.create_model("tiny-vit-quickgelu", pretrained_image=False)
+    model.load_state_dict(openai_names(clip))
+    for name, value in BOOKKEEPING.items():
+        if hasattr(model, name):
+            delattr(model, name)
+        model.register_buffer(name, torch.tensor(value))
+    model = model.eval().half()
+    images = torch.zeros(1, 3, 32, 32, dtype=torch.float16)
+    torch.jit.trace_module(model, {"encode_image": images}, check_trace=False).save(str(path))
+
+
+FORMATS = {
+    "custom-text.safetensors": lambda clip, path: save_file(clip.state_dict(), path),
+    "open-clip.pt": lambda clip, path: torch.save(openai_names(clip), path),
+    "training.pt": lambda clip, path: torch.save({"epoch": 3, "state_dict": openai_names(clip)}, path),
+    "distributed.bin": lambda clip, path: torch.save({f"module.{k}": v for k, v in openai_names(clip).items()}, path),
+    "half.pt": lambda clip, path: torch.save({k: v.half() for k, v in openai_names(clip).items()}, path),
+    "openai.pt": lambda clip, path: torch.save(
+        openai_names(clip) | {k: torch.tensor(v) for k, v in BOOKKEEPING.items()}, path
+    ),
+    "legacy.pt": lambda clip, path: torch.save(openai_names(clip), path, _use_new_zipfile_serialization=False),
+    "torchscript.pt": torchscript_archive,
+}
+HALF = {"half.pt", "torchscript.pt"}
+OPENAI = {"openai.pt", "torchscript.pt"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("file", FORMATS)
+def test_every_format_gives_the_same_frozen_float32_model(tiny_clip, tmp_path, file):
+    path = tmp_path / file
+    FORMATS[file](tiny_clip, path)
+    loaded = load_clip("tiny-vit-quickgelu", str(path))
+    weights = {k: v.half() for k, v in tiny_clip.state_dict().items()} if file in HALF else tiny_clip.state_dict()
+    assert loaded.digest() == CLIP.from_state(weights, tiny_clip.geometry).digest()
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    assert not any(p.requires_grad for p in loaded.parameters())
+    assert (loaded.name, loaded.pretrained) == ("tiny-vit-quickgelu", str(path))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("file", sorted(OPENAI))
+def test_openais_files_need_quickgelu_under_any_name(tiny_clip, tmp_path, file):
+    path = tmp_path / file
+    FORMATS[file](tiny_clip, path)
+    for loaded in (load_clip("tiny-vit", str(path)), load_clip(str(path))):
+        assert loaded.geometry == tiny_clip.geometry and loaded.geometry.quick_gelu
+
+
+def test_the_name_decides_the_activation_of_a_plain_state_dict(tiny_clip, tmp_path):
+    path = tmp_path / "plain.pt"
+    FORMATS["open-clip.pt"](tiny_clip, path)
+    assert not load_clip("tiny-vit", str(path)).geometry.quick_gelu
+    assert load_clip("tiny-vit-quickgelu", str(path)).geometry.quick_gelu
+    with pytest.raises(UsageError, match="which activation"):
+        load_clip(str(path))
+
+
+def test_open_clips_own_loader_agrees(tiny_clip, tmp_path):
+    import open_clip
+
+    path = tmp_path / "plain.pt"
+    FORMATS["open-clip.pt"](tiny_clip, path)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for name in ("tiny-vit", "tiny-vit-quickgelu"):
+        theirs = open_clip.create_model(name, pretrained=str(path)).train()
+        assert torch.equal(load_clip(name, str(path)).encode_image(images), theirs.encode_image(images).detach())
+
+
+def test_a_checkpoint_that_says_its_activation_needs_no_name(tiny_clip, tiny_checkpoint):
+    loaded = load_clip(str(tiny_checkpoint))
+    assert loaded.digest() == tiny_clip.digest()
+    with pytest.raises(UsageError, match="name the backbone tiny-vit-quickgelu"):
+        load_clip("tiny-vit", str(tiny_checkpoint))
+
+
+def test_random_weights_come_by_name_and_seed(tiny_geometry):
+    first, again, other = (load_clip("tiny-vit-quickgelu", "random", seed=seed) for seed in (0, 0, 1))
+    assert first.digest() == again.digest() != other.digest()
+    assert (first.pretrained, first.geometry) == ("random", tiny_geometry)
+
+
+class Bomb:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def code_in_a_pickle(path: Path, marker: Path) -> None:
+    path.write_bytes(pickle.dumps({"visual.proj": Bomb(marker)}, protocol=2))
+
+
+def code_in_a_checkpoint(path: Path, marker: Path) -> None:
+    torch.save({"visual.proj": Bomb(marker)}, path)
+
+
+def code_in_torchscript(path: Path, marker: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Bomb(marker), protocol=2))
+        archive.writestr("archive/constants.pkl", b"")
+
+
+@pytest.mark.parametrize("write", [code_in_a_pickle, code_in_a_checkpoint, code_in_torchscript])
+def test_code_in_a_file_is_refused_and_never_run(tmp_path, write):
+    path, marker = tmp_path / "bomb.pt", tmp_path / "exploded"
+    write(path, marker)
+    with pytest.raises(UserError, match="refused") as caught:
+        load_clip("tiny-vit", str(path))
+    assert "\n" not in str(caught.value)
+    assert not marker.exists()
+
+
+def broken_file(kind: str, folder: Path, clip: CLIP) -> Path:
+    path = folder / ("cut.safetensors" if kind == "cut-safetensors" else "weights.pt")
+    match kind:
+        case "folder":
+            path = folder
+            (folder / "model.safetensors").write_bytes(b"x")
+        case "empty":
+            path.write_bytes(b"")
+        case "text":
+            path.write_text("not a checkpoint\n")
+        case "lfs":
+            path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+        case "cut-pt" | "cut-safetensors":
+            FORMATS["open-clip.pt" if kind == "cut-pt" else "custom-text.safetensors"](clip, path)
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        case "list":
+            torch.save([torch.zeros(2)], path)
+        case "transformers":
+            torch.save({"vision_model.embeddings.class_embedding": torch.zeros(2)}, path)
+        case "resnet":
+            torch.save({"visual.layer1.0.conv1.weight": torch.zeros(2)}, path)
+        case "prompts-only":
+            torch.save({"context": torch.zeros(4, 64)}, path)
+        case "one-missing":
+            torch.save({k: v for k, v in openai_names(clip).items() if k != "ln_final.bias"}, path)
+        case "one-extra":
+            torch.save(openai_names(clip) | {"adapter.weight": torch.zeros(2)}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("folder", r"is a folder.*model\.safetensors"),
+        ("missing", "no weights file at"),
+        ("empty", "is empty"),
+        ("text", "is no checkpoint"),
+        ("lfs", "Git LFS pointer"),
+        ("cut-pt", "cut short"),
+        ("cut-safetensors", "cut short"),
+        ("list", "holds a list, not a state dict"),
+        ("transformers", "transformers' CLIPModel"),
+        ("resnet", "ResNet"),
+        ("prompts-only", "is no ViT CLIP checkpoint"),
+        ("one-missing", r"does not fit tiny-vit: it lacks text\.ln_final\.bias"),
+        ("one-extra", r"does not fit tiny-vit: it has unknown adapter\.weight"),
+    ],
+)
+def test_a_file_that_is_no_clip_is_refused_in_one_line_by_name(tiny_clip, tmp_path, kind, message):
+    path = broken_file(kind, tmp_path, tiny_clip)
+    with pytest.raises(UserError, match=message) as caught:
+        load_clip("tiny-vit", str(path))
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_another_architectures_weights_are_refused_with_what_differs(tiny_checkpoint):
+    with pytest.raises(UsageError, match="does not fit ViT-B-16-quickgelu: it has image_size 32 instead of 224"):
+        load_clip("ViT-B-16-quickgelu", str(tiny_checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "message"),
+    [
+        ("ViT-B-61", None, "unknown backbone .ViT-B-61.: .*ViT-B-16,"),
+        ("ViT-B/16", "opnai", "did you mean openai"),
+        ("ViT-B-16", "metaclip_400m", "name the backbone ViT-B-16-quickgelu"),
+        ("ViT-B-16-quickgelu", "laion400m_e32", "name the backbone ViT-B-16"),
+        ("ViT-H-14-quickgelu", "dfn5b", "squashed"),
+        ("ViT-H-14", None, "no OpenAI weights: name one of laion2b_s32b_b79k"),
+        ("ViT-S-16", None, "no published weights"),
+        ("ViT-B-16-SigLIP", None, "timm.*such as mini, ViT-B-16"),
+        ("RN50", None, "ResNet.*such as mini, ViT-B-16"),
+        ("coca_ViT-B-32", None, "CoCa"),
+        ("ViT-H-14-CLIPA", None, "tokenizer"),
+        ("roberta-ViT-B-32", None, "transformers"),
+        ("ViT-M-16-alt", None, "differs from CLIP in ls_init_value"),
+        ("mini", "openai", "weights of mini 'openai'"),
+        ("weights.safetensors", "openai", "is a file already"),
+    ],
+)
+def test_names_that_cannot_work_are_answered_with_what_would(name, pretrained, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        load_clip(name, pretrained)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("offline", ["1", None])
+def test_absent_weights_say_where_to_put_them_and_nothing_is_fetched(monkeypatch, tmp_path, offline):
+    def no_network(*args: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE") if offline is None else monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+    with pytest.raises(UserError) as caught:
+        load_clip("ViT-B/16")
+    message = str(caught.value)
+    place = f"{tmp_path}/weights/ViT-B-16-openai.safetensors"
+    for part in ("'openai' of ViT-B-16", place, "--pretrained PATH", "timm/vit"):
+        assert part in message
+    assert "\n" not in message
+
+
+def test_weights_put_in_the_named_place_are_found_with_their_tags_settings(monkeypatch, tmp_path, tiny_clip):
+    import open_clip.pretrained
+
+    entry = {"url": "", "hf_hub": "", "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.1), "resize_mode": "shortest"}
+    tags = {"openai": {**entry, "quick_gelu": True}, "ours": entry}
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "tiny-vit", tags)
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
+    (tmp_path / "weights").mkdir()
+    for tag in tags:
+        save_file(tiny_clip.state_dict(), tmp_path / "weights" / f"tiny-vit-{tag}.safetensors")
+    default, ours = load_clip("tiny/vit"), load_clip("tiny-vit", "ours")
+    assert (default.pretrained, default.geometry.quick_gelu) == ("openai", True)
+    assert (ours.pretrained, ours.geometry.quick_gelu) == ("ours", False)
+    assert default.image_mean == (0.5, 0.4, 0.3) and default.image_std == (0.2, 0.2, 0.1)
+
+
+def test_every_listed_backbone_has_a_geometry_and_its_activation():
+    rows = {name: (tags, note) for name, tags, note in backbones()}
+    assert "openai" in rows["ViT-B-16"][0] and "224 px, patch 16, widths 768/512" in rows["ViT-B-16"][1]
+    assert "QuickGELU" in rows["ViT-B-16-quickgelu"][1]
+    assert next(iter(rows)) == "mini" and not {"RN50", "ViT-B-16-SigLIP", "coca_ViT-B-32"} & rows.keys()
+
+
+@pytest.fixture
+def mini_file(tiny_clip, tmp_path) -> Path:
+    """A file in mini's format: half precision, OpenAI's names, three vocabulary rows."""
+    rows = torch.tensor([5, 49406, 49407])
+    state = {name: weight.half().clone() for name, weight in openai_names(tiny_clip).items()}
+    state["token_embedding.weight"] = state["token_embedding.weight"][rows].clone()
+    path = tmp_path / "small.safetensors"
+    save_file(state | {"token_rows": rows}, path, metadata={"format": "mini-clip", "quick_gelu": "true"})
+    return path
+
+
+def test_minis_stored_rows_expand_to_the_whole_vocabulary(mini_file, tiny_clip):
+    loaded = load_clip("mini", str(mini_file))
+    table, source = loaded.text.token_embedding.weight, tiny_clip.text.token_embedding.weight.half().float()
+    stored = source[[5, 49406, 49407]]
+    assert table.shape == (VOCABULARY, 64) and loaded.geometry == tiny_clip.geometry
+    assert torch.equal(table[[5, 49406, 49407]], stored)
+    torch.testing.assert_close(table[[0, 6, 30000]], stored.mean(0).expand(3, -1))
+
+
+def test_minis_rows_that_do_not_match_are_refused(mini_file):
+    with pytest.raises(UserError, match="2 row numbers for 3 rows"):
+        expand_vocabulary(torch.zeros(3, 4), torch.tensor([1, 2]))
+    with pytest.raises(UserError, match="do not match"):
+        expand_vocabulary(torch.zeros(1, 4), torch.tensor([VOCABULARY]))
+
+
+def test_a_file_that_is_not_in_minis_format_is_refused(tiny_checkpoint):
+    with pytest.raises(UserError, match="not in mini's format"):
+        load_clip("mini", str(tiny_checkpoint))
+
+
+@pytest.mark.skipif(not EMBEDDED.exists(), reason="the embedded weights are not built yet")
+def test_the_embedded_mini_is_small_complete_and_offline():
+    clip = load_clip()
+    g = clip.geometry
+    assert (clip.name, clip.pretrained) == ("mini", "embedded")
+    assert EMBEDDED.stat().st_size < 12_000_000
+    assert g.quick_gelu and g.vision_width != g.text_width and g.vocab_size == VOCABULARY
+    assert (g.vision_layers, g.text_layers) == (12, 12)
+    assert 1 < float(clip.logit_scale.exp()) < 100.5
+    features = clip.encode_text(clip.tokenize(["a photo of a red circle.", "an unheard of word: quetzal"]))
+    assert torch.isfinite(features).all()
+    assert torch.isfinite(clip.encode_image(torch.zeros(1, 3, g.image_size, g.image_size))).all()

@@ -1,0 +1,194 @@
+"""Plans do what they say: the fast towers equal the plain reference in features and in gradients, for any plan."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from procap import reference
+from procap.clip import CLIP, Geometry
+from procap.errors import UserError
+from procap.plan import INPUT, Plan, TokenOp
+
+LAYERS = 4
+WORDS = ("cat", "annual crop land", "centrifuge", "red", "photo of a small", "dog and horse and cow and sheep")
+
+
+@pytest.fixture(scope="module")
+def clip() -> CLIP:
+    return CLIP.random(Geometry(24, 8, 96, LAYERS, 3, 64, LAYERS, 2, 77, 49408, 40, quick_gelu=True), seed=11)
+
+
+Mode = Literal["replace", "insert", "append"]
+MODES: tuple[Mode, ...] = ("replace", "insert", "append")
+
+
+def draw_plan(chance: random.Random, width: int, rows: int, length: int, modes: tuple[Mode, ...] = MODES) -> Plan:
+    """Some operations on the first `length` rows of a sequence; the first of all is never replaced."""
+    ops = []
+    for layer in sorted(chance.choices(range(INPUT, LAYERS), k=chance.randint(1, 5))):
+        mode = chance.choice(modes)
+        count = chance.randint(1, 3)
+        start = chance.randint(1, length - count) if mode == "replace" else chance.randint(0, length)
+        shape = (count, width) if chance.random() < 0.5 else (rows, count, width)
+        tokens = torch.randn(shape, generator=torch.Generator().manual_seed(chance.randrange(2**31)))
+        ops.append(TokenOp(layer, mode, tokens.requires_grad_(), start))
+        length += 0 if mode == "replace" else count
+    return tuple(ops)
+
+
+def gradients(features: Tensor, plan: Plan) -> tuple[Tensor, ...]:
+    weight = torch.linspace(-1, 1, features.numel()).view_as(features)
+    tokens = [op.tokens for op in plan]
+    found = torch.autograd.grad((features * weight).sum(), tokens, allow_unused=True, retain_graph=True)
+    return tuple(torch.zeros_like(op.tokens) if g is None else g for op, g in zip(plan, found, strict=True))
+
+
+def assert_equal_with_gradients(fast: Tensor, plain: Tensor, plan: Plan) -> None:
+    assert (fast - plain).abs().max() <= 1e-5 * plain.abs().max()
+    for ours, theirs in zip(gradients(fast, plan), gradients(plain, plan), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_vision_tower_equals_reference(clip, seed):
+    chance = random.Random(seed)
+    images = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(seed))
+    plan = draw_plan(chance, width=96, rows=3, length=clip.visual.num_tokens)
+    assert_equal_with_gradients(clip.encode_image(images, plan), reference.encode_image(clip, images, plan), plan)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_text_tower_equals_reference_truncated_and_in_full(clip, seed):
+    chance = random.Random(seed)
+    ids = clip.tokenize([f"X X X X {chance.choice(WORDS)}." for _ in range(3)])
+    # Six rows hold the start token, four placeholders and a word: no operation may overwrite an end token.
+    plan = draw_plan(chance, width=64, rows=3, length=6, modes=("replace", "insert"))
+    plain = reference.encode_text(clip, ids, plan)
+    assert_equal_with_gradients(clip.encode_text(ids, plan, truncate=True), plain, plan)
+    assert_equal_with_gradients(clip.encode_text(ids, plan, truncate=False), plain, plan)
+
+
+def test_maple_slots_equal_reference(clip):
+    """Appended visual and replaced text tokens at the input and at deeper blocks: the plan of the MaPLe family."""
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(2, 3, 24, 24, generator=draw)
+    vision = [torch.randn(2, 96, generator=draw).requires_grad_() for _ in range(3)]
+    text = [torch.randn(2, 64, generator=draw).requires_grad_() for _ in range(3)]
+    behind = clip.visual.num_tokens
+    image_plan = (
+        TokenOp(INPUT, "append", vision[0]),
+        *(TokenOp(layer, "replace", vision[layer], behind) for layer in (1, 2)),
+    )
+    text_plan = tuple(TokenOp(layer or INPUT, "replace", text[layer], 1) for layer in range(3))
+    ids = clip.tokenize([f"X X {word}." for word in WORDS])
+    plain = reference.encode_image(clip, images, image_plan)
+    assert_equal_with_gradients(clip.encode_image(images, image_plan), plain, image_plan)
+    plain = reference.encode_text(clip, ids, text_plan)
+    assert_equal_with_gradients(clip.encode_text(ids, text_plan), plain, text_plan)
+
+
+def test_the_phrases_own_embeddings_as_prompts_give_zero_shot(clip):
+    ids = clip.tokenize(["a photo of a cat.", "a photo of a red."])
+    own = clip.token_embedding(ids)[0, 1:5]
+    assert torch.equal(clip.encode_text(ids, (TokenOp(INPUT, "replace", own, 1),)), clip.encode_text(ids))
+
+
+def test_inserted_words_equal_written_words(clip):
+    """Insertion at the input shifts positions and the end token: the same as tokenizing the longer text."""
+    short = clip.tokenize(["cat.", "red circle."])
+    long = clip.tokenize(["a photo of a cat.", "a photo of a red circle."])
+    words = clip.token_embedding(long)[0, 1:5]
+    features = clip.encode_text(short, (TokenOp(INPUT, "insert", words, 1),))
+    torch.testing.assert_close(features, clip.encode_text(long), atol=3e-6, rtol=0)
+
+
+def test_one_set_per_row_equals_one_row_at_a_time(clip):
+    tokens = torch.randn(3, 2, 96, generator=torch.Generator().manual_seed(4))
+    images = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(5))
+    together = clip.encode_image(images, (TokenOp(INPUT, "append", tokens),))
+    alone = [clip.encode_image(images[i : i + 1], (TokenOp(INPUT, "append", tokens[i]),)) for i in range(3)]
+    torch.testing.assert_close(together, torch.cat(alone), atol=3e-6, rtol=0)
+
+
+def test_rows_name_where_tokens_ended_up(clip):
+    """Tokens inserted before the last block can be found among the inputs of that block, whatever was shifted since."""
+    images = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(6))
+    plan = (
+        TokenOp(1, "insert", torch.zeros(2, 96), 4),
+        TokenOp(INPUT, "append", torch.zeros(3, 96)),
+        TokenOp(2, "replace", torch.zeros(2, 96), 4),
+        TokenOp(3, "insert", torch.zeros(1, 96), 0),
+    )
+    out = clip.visual(images, plan)
+    n = clip.visual.num_tokens
+    assert out.rows == (slice(5, 7), slice(n + 3, n + 6), slice(5, 7), slice(0, 1))
+    assert out.tokens.shape == (1, n + 6, 96)
+
+
+def test_read_out_row_follows_tokens_put_before_it(clip):
+    """The feature is the class token's or the end token's state, also when rows come before it at the last block."""
+    images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(7))
+    out = clip.visual(images, (TokenOp(LAYERS - 1, "insert", torch.ones(3, 96), 0),))
+    expected = clip.visual.ln_post(out.tokens[:, 3]) @ clip.visual.proj
+    torch.testing.assert_close(out.features, expected)
+    ids = clip.tokenize(["cat", "photo of a small cat"])
+    text = clip.text(ids, (TokenOp(LAYERS - 1, "insert", torch.ones(2, 64), 1),))
+    ends = torch.stack([text.tokens[0, 2 + 2], text.tokens[1, 6 + 2]])
+    torch.testing.assert_close(text.features, clip.text.ln_final(ends) @ clip.text.text_projection)
+
+
+def test_prompts_beyond_the_context_are_refused_and_padding_is_not(clip):
+    ids = clip.tokenize(["cat", "word " * 70])
+    room = 77 - (int(ids.argmax(dim=1).max()) + 1)
+    fits = (TokenOp(INPUT, "insert", torch.zeros(room, 64), 1),)
+    for truncate in (True, False):
+        assert clip.encode_text(ids, fits, truncate=truncate).shape == (2, 40)
+        with pytest.raises(UserError, match="a prompt needs 78 tokens, CLIP reads 77"):
+            clip.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(room + 1, 64), 1),), truncate=truncate)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        TokenOp(LAYERS, "append", torch.zeros(1, 96)),
+        TokenOp(-2, "append", torch.zeros(1, 96)),
+        TokenOp(0, "replace", torch.zeros(2, 96), start=9),
+        TokenOp(0, "insert", torch.zeros(2, 96), start=11),
+        TokenOp(0, "replace", torch.zeros(2, 96), start=-1),
+    ],
+)
+def test_operations_that_do_not_fit_are_refused(clip, op):
+    with pytest.raises(ValueError, match=r"does not fit|the tower has blocks"):
+        clip.encode_image(torch.zeros(1, 3, 24, 24), (op,))
+
+
+def test_reference_logits_equal_the_classifiers(tiny_clip, tiny_space):
+    """The whole method over the plain encoders: cached and trimmed text changes no logit."""
+    from procap.methods import build_method
+
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(8))
+    for name in ("coop", "maple", "procap"):
+        method = build_method(name, tiny_clip, tiny_space, {}, torch.Generator().manual_seed(1))
+        fast, plain = method.classifier()(images), reference.reference_logits(method, images)
+        assert fast.shape == (3, 5) and (fast - plain).abs().max() < 1e-4, name
+
+
+def test_reference_training_gives_the_same_loss_and_gradients(tiny_clip, tiny_space):
+    from procap.methods import build_method
+
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(9))
+    labels = torch.tensor([0, 1, 3, 4])
+    method = build_method("maple", tiny_clip, tiny_space, {}, torch.Generator().manual_seed(1))
+    found = []
+    for runner in (method, reference.plain(method)):
+        total = torch.stack(list(runner.loss(images, labels, torch.Generator().manual_seed(2)).values())).sum()
+        found.append((total, torch.autograd.grad(total, list(method.parameters()), allow_unused=True)))
+    (fast, fast_grads), (plain, plain_grads) = found
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=0)
+    for ours, theirs in zip(fast_grads, plain_grads, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
