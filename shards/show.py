@@ -1,0 +1,114 @@
+"""A contact sheet: a few images of every class on one page, to see what a data set holds before training on it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from shards.errors import DataError, DataUsageError
+from shards.reader import Split, open_dataset
+
+# Inches. One class is a strip of square images under its name; strips fill the page in columns.
+IMAGE = 0.72
+NAME = 0.26
+GAP = 0.28
+TITLE = 0.62
+# Pixels of an image on the page, and the white seam between two.
+PIXELS, SEAM = 112, 4
+PAPER, INK, FAINT = "#ffffff", "#1f2430", "#6b7280"
+
+
+def contact_sheet(
+    data_root: Path,
+    name: str,
+    split: str = "test",
+    out: Path | None = None,
+    *,
+    per_class: int = 6,
+    max_classes: int = 120,
+) -> Path:
+    """Write a PNG with the first `per_class` images of each class and return its path (default: `<name>-<split>.png`).
+
+    Raises DataError when the data set is not packed or broken or the file cannot be written.
+    """
+    if per_class < 1 or max_classes < 1:
+        raise DataUsageError("a contact sheet needs at least one image of one class")
+    shards = open_dataset(data_root, name)
+    images = shards.split(split)
+    shown = min(len(shards.classnames), max_classes)
+    target = out or Path(f"{name}-{split}.png")
+    more = f", first {shown} shown" if shown < len(shards.classnames) else ""
+    subtitle = f"{split}: {len(images):,} images, {len(shards.classnames)} classes{more}"
+    try:
+        _draw(images, shards.classnames[:shown], name, subtitle, per_class, target)
+    except OSError as error:
+        raise DataError(
+            f"{target} cannot be written ({error.strerror or error}); name another file with --out"
+        ) from error
+    return target
+
+
+def _draw(images: Split, classnames: tuple[str, ...], title: str, subtitle: str, per_class: int, target: Path) -> None:
+    # matplotlib takes a second to import, and a Figure of its own leaves the global state of pyplot alone.
+    from matplotlib.figure import Figure
+
+    columns = _columns(len(classnames), per_class)
+    rows = -(-len(classnames) // columns)
+    strip = per_class * IMAGE
+    width = columns * (strip + GAP) + GAP
+    height = TITLE + rows * (IMAGE + NAME) + GAP / 2
+    figure = Figure(figsize=(width, height), facecolor=PAPER)
+
+    def text(x: float, y: float, words: str, size: float, colour: str, weight: str = "normal") -> None:
+        figure.text(x / width, 1 - y / height, words, size=size, color=colour, weight=weight, va="baseline")
+
+    text(GAP, TITLE - 0.26, title, 15, INK, "bold")
+    text(GAP + 0.135 * len(title) + 0.35, TITLE - 0.26, subtitle, 9, FAINT)
+    for label, classname in enumerate(classnames):
+        left = GAP + (label // rows) * (strip + GAP)
+        top = TITLE + (label % rows) * (IMAGE + NAME) + NAME
+        text(left, top - 0.07, _fitted(classname.replace("_", " "), strip), 8.5, INK)
+        axes = figure.add_axes((left / width, 1 - (top + IMAGE) / height, strip / width, IMAGE / height))
+        axes.imshow(_strip(images, label, per_class), interpolation="nearest", aspect="auto")
+        axes.set_axis_off()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        figure.savefig(part, format="png", dpi=150, facecolor=PAPER)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _columns(classes: int, per_class: int) -> int:
+    """The number of strips side by side that brings the page nearest to 4 : 3."""
+
+    def stretch(columns: int) -> float:
+        width = columns * (per_class * IMAGE + GAP)
+        return abs(width / (TITLE + -(-classes // columns) * (IMAGE + NAME)) - 4 / 3)
+
+    return min(range(1, classes + 1), key=stretch)
+
+
+def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:
+    """The first `count` images of a class, cut to their centre square, side by side."""
+    strip = np.full((PIXELS, count * PIXELS, 3), 255, np.uint8)
+    for k, i in enumerate(np.flatnonzero(images.labels == label)[:count]):
+        image = images.image(int(i))
+        side = min(image.size)
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        # Tiny scans stay crisp pixels, photos are reduced smoothly.
+        smooth = Image.Resampling.NEAREST if side < 32 else Image.Resampling.LANCZOS
+        square = image.resize((PIXELS - SEAM, PIXELS - SEAM), smooth, (left, top, left + side, top + side))
+        strip[SEAM:, k * PIXELS : (k + 1) * PIXELS - SEAM] = np.asarray(square)
+    return strip
+
+
+def _fitted(words: str, inches: float) -> str:
+    """`words`, cut with an ellipsis to what fits above a strip."""
+    room = max(4, int(inches / 0.068))
+    return words if len(words) <= room else words[: room - 1].rstrip() + "…"

@@ -1,0 +1,148 @@
+"""Batches for training and evaluation, read by position: seeded, resumable, each test image exactly once.
+
+What a batch holds depends on (seed, epoch, position) alone, never on the number of workers or processes. Workers are
+threads: decoding and resizing release the interpreter lock, and threads share the decoded images and start at once.
+Shapes: B images, S = image size, N = images of a split.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from shards.errors import DataUsageError
+from shards.reader import Split
+from shards.streams import generator
+from shards.transforms import EvalTransform, TrainAugment
+
+CACHE_BYTES = 2**30
+BATCHES_AHEAD = 2
+
+
+class DecodedImages:
+    """The images of a split, kept decoded once read until `limit_bytes` are in memory (4 bytes a pixel)."""
+
+    def __init__(self, split: Split, limit_bytes: int = CACHE_BYTES) -> None:
+        self.split = split
+        self._room = limit_bytes
+        self._kept: dict[int, Image] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, i: int) -> Image:
+        kept = self._kept.get(i)
+        if kept is not None:
+            return kept
+        image = self.split.image(i)
+        size = 4 * image.width * image.height
+        with self._lock:
+            if i not in self._kept and size <= self._room:
+                self._room -= size
+                self._kept[i] = image
+        return image
+
+
+class TrainStream:
+    """The training images in a new seeded order and augmentation each epoch.
+
+    batch_size is the global batch. With `world_size` processes each gets its part of every global batch, so that their
+    union is the batch of a single process. The last incomplete batch is dropped only when there is a complete one
+    (Dassl's rule), so an epoch has max(1, N // batch_size) steps.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        augment: TrainAugment,
+        seed: int,
+        workers: int = 0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        if not len(split):
+            raise DataUsageError("there are no training images of these classes")
+        self.split, self.batch_size, self.augment = split, batch_size, augment
+        self.seed, self.workers, self.rank, self.world_size = seed, workers, rank, world_size
+        self.labels = torch.from_numpy(split.labels)
+        self._images = DecodedImages(split, cache_bytes)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.split) // self.batch_size)
+
+    def order(self, epoch: int) -> list[int]:
+        """The permutation of the N images that `epoch` walks through."""
+        return torch.randperm(len(self.split), generator=generator(self.seed, "order", epoch)).tolist()
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images [B, 3, S, S] float32, labels [B] int64) of every step from `start_step` on.
+
+        Resuming in the middle gives exactly the batches that the uninterrupted epoch would have given.
+        """
+        order = self.order(epoch)
+
+        def pixels(i: int) -> Tensor:
+            return self.augment.pixels(self._images[i], generator(self.seed, "augment", epoch, i))
+
+        steps = range(start_step, self.steps_per_epoch)
+        batches = (order[step * self.batch_size : (step + 1) * self.batch_size] for step in steps)
+        shares = (batch[self.rank :: self.world_size] for batch in batches)
+        for indices, stacked in _batches(shares, pixels, self.workers):
+            yield self.augment.normalise(stacked), self.labels[indices]
+
+
+def evaluation_batches(
+    split: Split,
+    transform: EvalTransform,
+    batch_size: int,
+    workers: int = 0,
+    limit: int | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(images [B, 3, S, S] float32, labels [B] int64, indices [B] int64), list order, each image exactly once.
+
+    `limit` stops after that many images. With `world_size` processes each gets every `world_size`-th image.
+    """
+    count = len(split) if limit is None else min(limit, len(split))
+    mine = range(rank, count, world_size)
+    labels = torch.from_numpy(split.labels)
+    batches = (list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size))
+    for indices, stacked in _batches(batches, lambda i: transform.pixels(split.image(i)), workers):
+        yield transform.normalise(stacked), labels[indices], torch.tensor(indices)
+
+
+def _batches(
+    batches: Iterable[list[int]], pixels: Callable[[int], Tensor], workers: int
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Each list of indices with its stacked uint8 pixels, prepared up to `BATCHES_AHEAD` batches early by threads."""
+    if not workers:
+        for indices in batches:
+            yield indices, _stack([pixels(i) for i in indices])
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
+    ahead: deque[tuple[list[int], list[Future[Tensor]]]] = deque()
+    try:
+        for indices in batches:
+            ahead.append((indices, [pool.submit(pixels, i) for i in indices]))
+            if len(ahead) > BATCHES_AHEAD:
+                ready, futures = ahead.popleft()
+                yield ready, _stack([future.result() for future in futures])
+        for ready, futures in ahead:
+            yield ready, _stack([future.result() for future in futures])
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _stack(pixels: list[Tensor]) -> Tensor:
+    # A process can be left without a share of a short last batch; its batch then has no image but keeps its place.
+    return torch.stack(pixels) if pixels else torch.empty((0, 3, 1, 1), dtype=torch.uint8)

@@ -1,0 +1,197 @@
+"""Few-shot picks and halves: the draws of CoOp, proven on the published split files where they are at hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_shards import CLASSNAMES, COUNTS, label, toy_source
+
+from shards.errors import DataUsageError
+from shards.fewshot import class_choice, class_half, evaluation_labels, evaluation_split, few_shot, pick, select
+from shards.manifest import lines_digest
+from shards.pack import pack_source
+from shards.reader import ShardSet, open_dataset
+
+SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
+
+
+@dataclass
+class Published:
+    """A published split file."""
+
+    paths: dict[str, list[str]]
+    labels: dict[str, list[int]]
+
+
+def published(name: str) -> Published:
+    file = SPLITS / f"split_zhou_{name}.json"
+    if not file.exists():
+        pytest.skip(f"{file.name} is not beside the project")
+    splits = json.loads(file.read_text())
+    return Published(
+        {split: [path for path, _, _ in rows] for split, rows in splits.items()},
+        {split: [int(label) for _, label, _ in rows] for split, rows in splits.items()},
+    )
+
+
+def blocks(*sizes: int) -> list[int]:
+    return [label for label, size in enumerate(sizes) for _ in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "train", "val"),
+    [
+        (1, [[4, 18, 2, 8], [15, 63, 97, 57], [967, 777, 429, 192]], [[7, 0, 3, 5], [38, 0, 28, 17]]),
+        (2, [[1, 2, 18, 11], [21, 94, 85, 39], [515, 1240, 434, 1242]], [[0, 4, 5, 1], [27, 25, 32, 23]]),
+    ],
+)
+def test_draws_are_those_of_python_random_train_then_val_from_one_stream(seed, train, val):
+    train_picks, val_picks = few_shot(blocks(20, 100, 1300), blocks(8, 40), 4, seed)
+    starts = np.repeat([0, 20, 120], 4)
+    assert (np.array(train_picks) - starts).reshape(3, 4).tolist() == train
+    assert (np.array(val_picks) - np.repeat([0, 8], 4)).reshape(2, 4).tolist() == val
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "val"),
+    [
+        ("Caltech101", "e60a836bd33cbba3", "53555d3fce94587d"),
+        ("DescribableTextures", "daf3b28e531fbc4b", "9ef81bd9b8f31885"),
+        ("EuroSAT", "ad260707da9107f1", "f171ab42c4e4c55c"),
+    ],
+)
+def test_sixteen_shots_of_seed_one_are_the_published_images(name, train, val):
+    split = published(name)
+    train_picks, val_picks = few_shot(split.labels["train"], split.labels["val"], 16, 1)
+    assert lines_digest(split.paths["train"][i] for i in train_picks) == train
+    assert lines_digest(split.paths["val"][i] for i in val_picks) == val
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "train", "val", "test"),
+    [
+        ("Caltech101", (50, 50), (2594, 1534), (1036, 613), (1549, 916)),
+        ("OxfordPets", (19, 18), (1508, 1436), (377, 359), (1881, 1788)),
+        ("StanfordCars", (98, 98), (3240, 3269), (812, 823), (4002, 4039)),
+        ("OxfordFlowers", (51, 51), (1744, 2349), (696, 937), (1053, 1410)),
+        ("DescribableTextures", (24, 23), (1440, 1380), (576, 552), (864, 828)),
+        ("EuroSAT", (5, 5), (7000, 6500), (2800, 2600), (4200, 3900)),
+        ("UCF101", (51, 50), (3926, 3713), (975, 923), (1934, 1849)),
+    ],
+)
+def test_halves_have_the_published_sizes(name, classes, train, val, test):
+    labels = published(name).labels
+    for k, half in enumerate(("base", "new")):
+        chosen = class_half(labels["train"], half)
+        assert len(chosen) == classes[k]
+        for split, sizes in (("train", train), ("val", val), ("test", test)):
+            assert sum(label in set(chosen) for label in labels[split]) == sizes[k]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.integers(0, 20), st.integers(0, 3))
+def test_every_class_gives_its_shots_without_repetition_in_order_of_appearance(labels, shots, seed):
+    picks, none = few_shot(labels, [], shots, seed)
+    assert none == [] and len(set(picks)) == len(picks)
+    counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
+    expected = counts if shots == 0 else {label: min(shots, count) for label, count in counts.items()}
+    assert {label: [labels[i] for i in picks].count(label) for label in counts} == expected
+    if shots:
+        assert list(dict.fromkeys(labels[i] for i in picks)) == list(counts)
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_halves_part_the_labels_and_base_gets_the_odd_one(labels):
+    base, novel = class_half(labels, "base"), class_half(labels, "novel")
+    assert base + novel == sorted(labels) == class_half(labels, "all")
+    assert 0 <= len(base) - len(novel) <= 1
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> ShardSet:
+    root = tmp_path_factory.mktemp("toy")
+    pack_source(toy_source(), root)
+    return open_dataset(root, "toy")
+
+
+def test_seed_zero_is_a_seed_and_the_global_stream_is_left_alone(toy):
+    import random
+
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    assert pick(toy, 2, 0).picks == pick(toy, 2, 0).picks != pick(toy, 2, 1).picks
+    assert random.random() == expected
+
+
+def test_picks_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
+    everything, base, novel = (pick(toy, 2, 1, classes) for classes in ("all", "base", "novel"))
+    assert everything.digest == lines_digest(everything.picks) == "020599b08bb8b514"
+    chosen = set(base.picks) | set(novel.picks)
+    assert chosen == set(everything.picks)
+    assert [path for path in everything.picks if path in base.picks] == base.picks
+    assert base.classnames == CLASSNAMES[:3] and novel.classnames == CLASSNAMES[3:]
+    assert novel.labels == (3, 4) and sorted(set(novel.train.labels.tolist())) == [0, 1]
+    for path, new in zip(novel.train.paths, novel.train.labels, strict=True):
+        assert CLASSNAMES.index(path.split("/")[1]) == novel.labels[new]
+
+
+def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
+    train, val = (np.bincount([label(i) for i in range(COUNTS[split])]) for split in ("train", "val"))
+    assert train.min() < 5 < train.max() and val.min() < 4 < val.max()
+    drawn = pick(toy, 5, 1)
+    assert np.bincount(drawn.train.labels).tolist() == np.minimum(train, 5).tolist()
+    assert np.bincount(drawn.val.labels).tolist() == np.minimum(val, 4).tolist()
+
+
+def test_zero_shots_means_every_image_in_list_order(toy):
+    assert pick(toy, 0, 1).picks == toy.split("train").paths
+
+
+@pytest.mark.parametrize(
+    ("shots", "classes", "message"),
+    [
+        (64, "all", r"--shots 64: the largest class of 'toy' has 6 training images"),
+        (-1, "all", r"--shots -1"),
+        (2, "odd", r"unknown choice of classes 'odd': known: all, base, novel"),
+    ],
+)
+def test_impossible_requests_are_answered(toy, shots, classes, message):
+    with pytest.raises(DataUsageError, match=message):
+        pick(toy, shots, 1, classes)
+
+
+def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
+    test = toy.split("test")
+    for classes in ("all", "base", "new"):
+        selection = evaluation_split(toy, classes)
+        assert list(selection.labels) == evaluation_labels(toy, classes)
+        kept = [i for i in range(len(test)) if test.labels[i] in selection.labels]
+        assert selection.images.paths == [test.paths[i] for i in kept]
+        assert [selection.labels[new] for new in selection.images.labels] == [test.labels[i] for i in kept]
+        assert selection.classnames == tuple(CLASSNAMES[label] for label in selection.labels)
+
+
+def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
+    pack_source(toy_source(counts={"test": 17}), tmp_path)
+    shards = open_dataset(tmp_path, "toy")
+    assert shards.test_only and len(evaluation_split(shards).images) == 17
+    with pytest.raises(DataUsageError, match="test set without halves"):
+        evaluation_split(shards, "base")
+    with pytest.raises(DataUsageError, match="no images to train on"):
+        pick(shards, 16, 1)
+
+
+def test_new_is_another_word_for_novel(toy):
+    assert class_choice("new") == "novel"
+    assert pick(toy, 2, 1, "new").picks == pick(toy, 2, 1, "novel").picks
+
+
+def test_select_drops_other_classes(toy):
+    train = toy.split("train")
+    assert set(select(train, range(len(train)), [4, 2]).labels.tolist()) <= {0, 1}

@@ -1,0 +1,227 @@
+"""Packing: the public convention, the same bytes each time, and nothing half done that looks finished."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_records, toy_source
+
+from shards.catalogue import CATALOGUE, find
+from shards.errors import DataError, DataUsageError
+from shards.manifest import lines_digest
+from shards.pack import pack, pack_source
+from shards.reader import open_dataset, verify
+from shards.records import Record, source_of
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_packing_twice_gives_the_same_bytes(tmp_path):
+    pack_source(toy_source(), tmp_path / "a", per_shard=5)
+    time.sleep(1.1)  # a time of writing would show now
+    pack_source(toy_source(), tmp_path / "b", per_shard=5)
+    first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
+    assert first == second
+    assert len(first) == 2 + 1 + 3 * 2 + 5 + 5 + 4
+
+
+def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_path):
+    pack("shapes-v2", tmp_path / "a")
+    code = f"from pathlib import Path; from shards.pack import pack; pack('Shapes_V2', Path({str(tmp_path / 'b')!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_layout_is_the_clip_benchmark_convention(tmp_path):
+    pack_source(toy_source(), tmp_path, per_shard=5)
+    root = tmp_path / "toy"
+    assert (root / "classnames.txt").read_text().splitlines() == list(CLASSNAMES)
+    templates = (root / "zeroshot_classification_templates.txt").read_text().splitlines()
+    assert templates[0].format(c="kite") == "a photo of a kite."
+    for split, count in COUNTS.items():
+        shards = int((root / split / "nshards.txt").read_text())
+        assert shards == -(-count // 5) == len(list((root / split).glob("*.tar")))
+        assert all((root / split / f"{i}.tar").is_file() for i in range(shards))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_webdataset_library_reads_our_shards(tmp_path):
+    wds = pytest.importorskip("webdataset")
+    pack_source(toy_source(), tmp_path, per_shard=5)
+    urls = [str(tmp_path / "toy/test" / f"{i}.tar") for i in range(4)]
+    samples = list(wds.WebDataset(urls, shardshuffle=False, empty_check=False))
+    assert [sample["__key__"] for sample in samples] == [f"s{i:07d}" for i in range(COUNTS["test"])]
+    for i, sample in enumerate(samples):
+        assert int(sample["cls"]) == label(i)
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["png"]))), pixels("test", i))
+
+
+def test_split_digest_is_that_of_the_published_list_format(tmp_path):
+    manifest = pack_source(toy_source(), tmp_path)
+    lines = [f"test/{CLASSNAMES[label(i)]}/{i}.png\t{label(i)}\t{CLASSNAMES[label(i)]}" for i in range(COUNTS["test"])]
+    assert manifest.splits["test"].digest == lines_digest(lines)
+
+
+def refuse(split: str) -> Iterator[Record]:
+    raise AssertionError("a valid set must not be packed again")
+    yield
+
+
+def test_a_valid_set_is_kept_and_force_packs_again(tmp_path):
+    first = pack_source(toy_source(), tmp_path)
+    assert pack_source(toy_source(records=refuse), tmp_path) == first
+    with pytest.raises(AssertionError, match="valid set"):
+        pack_source(toy_source(records=refuse), tmp_path, force=True)
+    assert open_dataset(tmp_path, "toy").manifest == first, "a failed --force must leave the old set"
+
+
+def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
+    first = pack_source(toy_source(), tmp_path)
+    (tmp_path / "toy/test/0.tar").write_bytes(b"")
+    assert pack_source(toy_source(), tmp_path) == first
+    assert verify(tmp_path, "toy").ok
+    renamed = pack_source(toy_source(classnames=("a", "b", "c", "d", "e")), tmp_path)
+    assert open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
+
+
+def pack_slowly(root: Path) -> None:
+    def slow(split: str) -> Iterator[Record]:
+        for record in toy_records(split):
+            time.sleep(0.05)
+            yield record
+
+    pack_source(toy_source(records=slow), root, per_shard=5)
+
+
+def test_a_killed_packing_leaves_nothing_that_looks_finished(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=pack_slowly, args=(tmp_path,))
+    process.start()
+    while not list(tmp_path.glob(".toy.partial/*/0.tar")):
+        time.sleep(0.02)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    with pytest.raises(DataError, match="no shards of 'toy'"):
+        open_dataset(tmp_path, "toy")
+    pack_source(toy_source(), tmp_path)
+    assert verify(tmp_path, "toy").ok
+    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
+
+
+def test_two_processes_packing_at_once_both_end_well(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=pack_slowly, args=(tmp_path,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert verify(tmp_path, "toy").ok
+
+
+def test_a_folder_of_raw_images_is_never_replaced(tmp_path):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy/cat.jpg").write_bytes(b"mine")
+    for force in (False, True):
+        with pytest.raises(DataError, match="holds no packed data set"):
+            pack_source(toy_source(), tmp_path, force=force)
+    assert (tmp_path / "toy/cat.jpg").read_bytes() == b"mine"
+
+
+def test_an_unwritable_root_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError) as error:
+        pack_source(toy_source(), tmp_path / "file")
+    assert "\n" not in str(error.value) and "--data" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Record("test/x/0.png", 0, b"not an image"), "test/x/0.png is not a readable image"),
+        (Record("test/x/0.png", 5, next(toy_records("test")).data), "label 5, labels go from 0 to 4"),
+    ],
+)
+def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
+    def records(split: str) -> Iterator[Record]:
+        yield from islice(toy_records(split), COUNTS[split] - 1)
+        yield broken
+
+    with pytest.raises(DataError, match=message):
+        pack_source(toy_source(records=records), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
+    with pytest.raises(DataError, match="gave 23 images, its list says 24"):
+        pack_source(toy_source(counts={"train": 24}, records=lambda split: toy_records("train")), tmp_path)
+
+
+def test_every_catalogue_entry_can_be_packed_as_it_says():
+    for dataset in CATALOGUE.values():
+        source = source_of(dataset)
+        assert len(source.classnames) == dataset.classes == len(set(source.classnames))
+        assert dataset.template.count("{}") == 1 and dataset.template.endswith(".")
+        assert len(dataset.templates) == 2
+        assert all(t.count("{}") == 1 and not t.endswith(".") for t in dataset.templates)
+        first = next(iter(source.records("test")))
+        assert Image.open(io.BytesIO(first.data)).size[0] >= 8
+
+
+def test_digit_scans_are_split_50_20_30_per_class_without_overlap(tmp_path):
+    sklearn_datasets = pytest.importorskip("sklearn.datasets")
+    scans = sklearn_datasets.load_digits()
+    manifest = pack("digits", tmp_path)
+    assert {name: split.count for name, split in manifest.splits.items()} == dict(find("digits").counts)
+    shards = open_dataset(tmp_path, "digits")
+    seen: dict[int, str] = {}
+    for name, share in (("train", 0.5), ("val", 0.2), ("test", 0.3)):
+        split = shards.split(name)
+        present = np.bincount(split.labels)
+        assert np.all(np.abs(present - share * np.bincount(scans.target)) <= 1)
+        for i, path in enumerate(split.paths):
+            position = int(Path(path).stem)
+            assert position not in seen and scans.target[position] == split.labels[i]
+            seen[position] = name
+            if i % 50 == 0:
+                grey = np.asarray(split.image(i))[..., 0]
+                assert np.array_equal(np.rint(grey / (255 / 16)), scans.images[position])
+    assert len(seen) == len(scans.target)
+
+
+def test_names_are_found_by_alias_and_case_and_typos_are_answered():
+    assert find("Colored_Shapes").name == "coloured-shapes"
+    assert find("SHAPES v2").name == "shapes-v2"
+    with pytest.raises(DataUsageError, match=r"unknown data set 'shaeps': did you mean shapes"):
+        find("shaeps")
+
+
+def test_listing_and_packing_do_not_import_torch(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; import shards.catalogue, shards.fewshot; from shards.pack import pack;"
+        f"pack('digits', Path({str(tmp_path)!r})); assert not {{'torch', 'matplotlib'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_manifest_says_what_is_on_disk(tmp_path):
+    pack_source(toy_source(), tmp_path, per_shard=5)
+    manifest = json.loads((tmp_path / "toy/manifest.json").read_text())
+    for name, split in manifest["splits"].items():
+        assert split["count"] == COUNTS[name] == sum(shard["count"] for shard in split["shards"])
+        for shard in split["shards"]:
+            assert (tmp_path / "toy" / shard["file"]).stat().st_size == shard["size"]

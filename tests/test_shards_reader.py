@@ -1,0 +1,239 @@
+"""Reading: what was packed comes back by position, and damage is refused by name before it can change a number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_shards import CLASSNAMES, COUNTS, SIZE, label, pixels, toy_source
+
+from shards import checks
+from shards.errors import DataError, DataUsageError
+from shards.manifest import Shard
+from shards.pack import pack_source
+from shards.reader import Split, open_dataset, verify
+from shards.stamps import Stamps
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("packed")
+    pack_source(toy_source(), root, per_shard=5)
+    return root
+
+
+@pytest.fixture
+def root(packed, tmp_path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(packed, tmp_path / "data"))
+
+
+def test_labels_paths_and_pixels_come_back_in_list_order(packed):
+    shards = open_dataset(packed, "toy")
+    assert shards.classnames == CLASSNAMES
+    for name, count in COUNTS.items():
+        split = shards.split(name)
+        assert len(split) == count
+        assert split.labels.dtype == np.int64 and split.labels.tolist() == [label(i) for i in range(count)]
+        assert split.paths == [f"{name}/{CLASSNAMES[label(i)]}/{i}.png" for i in range(count)]
+        for i in reversed(range(count)):
+            assert np.array_equal(np.asarray(split.image(i)), pixels(name, i))
+
+
+def test_a_subset_keeps_its_images_and_relabels(packed):
+    split = open_dataset(packed, "toy").split("test")
+    picks = [i for i in (16, 2, 9, 3, 3) if label(i) in (2, 3, 4)]
+    subset = split.subset(picks, {2: 0, 3: 1, 4: 2})
+    again = subset.subset([len(picks) - 1, 0])
+    assert subset.labels.tolist() == [label(i) - 2 for i in picks]
+    assert again.paths == [split.paths[picks[-1]], split.paths[picks[0]]]
+    assert np.array_equal(np.asarray(again.image(0)), pixels("test", picks[-1]))
+    assert len(split.subset([])) == 0
+
+
+def colour_sum(split: Split, i: int) -> int:
+    return int(np.asarray(split.image(i)).sum())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_split_is_read_by_other_processes(packed, method):
+    split = open_dataset(packed, "toy").split("train")
+    split.image(0)  # a file is open already when the process starts
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        sums = pool.starmap(colour_sum, [(split, i) for i in range(len(split))])
+    assert sums == [int(pixels("train", i).sum()) for i in range(len(split))]
+
+
+def test_threads_share_a_split_without_mixing_images_or_leaking_files(packed):
+    before = len(os.listdir("/proc/self/fd"))
+    split = open_dataset(packed, "toy").split("train")
+    with ThreadPoolExecutor(8) as pool:
+        sums = list(pool.map(colour_sum, [split] * 400, [i % len(split) for i in range(400)]))
+    assert sums == [int(pixels("train", i % len(split)).sum()) for i in range(400)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 5
+    del split
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_pickled_splits_carry_no_open_file(packed):
+    split = open_dataset(packed, "toy").split("val")
+    split.image(0)
+    assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(split)).image(3)), pixels("val", 3))
+
+
+def cut(size: int) -> Callable[[Path], None]:
+    return lambda file: os.truncate(file, size)
+
+
+def member_start(file: Path, member: int) -> int:
+    with tarfile.open(file) as tar:
+        return tar.getmembers()[member].offset
+
+
+def flip_pixel_byte(file: Path) -> None:
+    with tarfile.open(file) as tar:
+        place = tar.getmembers()[5].offset_data + 50
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+DAMAGE = {
+    "cut at the header of a sample": (lambda file: os.truncate(file, member_start(file, 6)), "truncated"),
+    "cut inside a header": (lambda file: os.truncate(file, member_start(file, 6) + 200), "truncated"),
+    "cut between members of a sample": (lambda file: os.truncate(file, member_start(file, 7)), "truncated"),
+    "cut inside a member": (lambda file: os.truncate(file, member_start(file, 8) + 530), "truncated"),
+    "only the end mark gone": (lambda file: os.truncate(file, file.stat().st_size - 1024), "truncated"),
+    "zero bytes": (cut(0), "truncated"),
+    "missing": (Path.unlink, "missing"),
+    "a folder in its place": (lambda file: (file.unlink(), file.mkdir()), "truncated|altered"),
+    "longer": (lambda file: file.write_bytes(file.read_bytes() + b"\0" * 512), "altered"),
+    "garbage of the same size": (lambda file: file.write_bytes(b"x" * file.stat().st_size), "altered"),
+    "one bit": (flip_pixel_byte, "altered"),
+    "another shard of the same size": (lambda file: shutil.copy(file.with_name("0.tar"), file), "altered"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
+    damage, verdict = DAMAGE[kind]
+    damage(root / "toy/test/1.tar")
+    with pytest.raises(DataError, match=rf"'toy' test: .*test/1\.tar is ({verdict}).*5 images.* 17 images") as error:
+        open_dataset(root, "toy").split("test")
+    assert "\n" not in str(error.value) and "procap data pack toy --force" in str(error.value)
+    report = verify(root, "toy")
+    assert not report.ok
+    broken = {split.name: split for split in report.splits if split.problems}
+    assert list(broken) == ["test"] and "test/1.tar" in broken["test"].problems[0]
+    assert broken["test"].readable <= broken["test"].images == 17
+    assert len(broken["test"].problems) <= 5, "a report must stay readable however many images are gone"
+    assert broken["test"].shards_found == (3 if kind in ("missing", "a folder in its place") else 4)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("manifest.json", Path.unlink, "no shards of 'toy'"),
+        ("manifest.json", lambda file: file.write_text(file.read_text()[:300]), "damaged"),
+        ("manifest.json", lambda file: file.write_bytes(b"\xff\xfe"), "cannot be read"),
+        ("manifest.json", lambda file: file.write_text("[]"), "schema None, this version reads schema 1"),
+        ("manifest.json", lambda file: edit(file, schema_version=9), "schema 9, this version reads schema 1"),
+        ("manifest.json", lambda file: edit(file, dataset="other"), "holds the data set 'other', not 'toy'"),
+        ("manifest.json", lambda file: edit(file, splits={"test": {}}), "damaged"),
+        ("test/index.json", Path.unlink, "index.json is not usable"),
+        ("test/index.json", lambda file: edit(file, label=[0] * 17), "index.json is not usable"),
+    ],
+)
+def test_a_wrong_manifest_or_index_is_refused_in_one_line(root, file, change, message):
+    change(root / "toy" / file)
+    with pytest.raises(DataError, match=message) as error:
+        open_dataset(root, "toy").split("test")
+    assert "\n" not in str(error.value)
+    assert not verify(root, "toy").ok
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_an_undecodable_image_is_refused_when_it_is_read(root):
+    """A shard that was packed broken has the right hash; the image itself must speak up."""
+    file = root / "toy/test/1.tar"
+    data = bytearray(file.read_bytes())
+    with tarfile.open(file) as tar:
+        image = tar.getmembers()[5]
+    data[image.offset_data + 45 : image.offset_data + image.size] = b"\0" * (image.size - 45)
+    file.write_bytes(data)
+    manifest = json.loads((root / "toy/manifest.json").read_text())
+    manifest["splits"]["test"]["shards"][1]["sha256"] = hashlib.sha256(data).hexdigest()
+    (root / "toy/manifest.json").write_text(json.dumps(manifest))
+
+    split = open_dataset(root, "toy").split("test")
+    split.image(5)
+    with pytest.raises(DataError, match=r"'toy': .*test/1\.tar: member s0000006 .* undecodable .*image 7 of 17"):
+        split.image(6)
+    report = verify(root, "toy")
+    assert [split.readable for split in report.splits] == [23, 21, 16]
+
+
+def test_a_shard_cut_while_it_is_being_read_is_refused(root):
+    split = open_dataset(root, "toy").split("test")
+    os.truncate(root / "toy/test/1.tar", 1000)
+    with pytest.raises(DataError, match=r"1\.tar was cut short while in use"):
+        split.image(7)
+
+
+def test_verify_reports_a_whole_set_and_text_files_that_other_readers_use(root):
+    report = verify(root, "toy")
+    assert report.ok and [(split.readable, split.images) for split in report.splits] == [(23, 23), (21, 21), (17, 17)]
+    (root / "toy/classnames.txt").write_text("kite\n")
+    (root / "toy/test/nshards.txt").write_text("3\n")
+    report = verify(root, "toy")
+    assert "classnames.txt" in report.problems[0]
+    assert "nshards.txt" in report.splits[2].problems[0]
+    assert not verify(root, "nothing").ok
+
+
+def test_an_unknown_split_names_those_there_are(packed):
+    with pytest.raises(DataUsageError, match="no split 'dev'; it has: train, val, test"):
+        open_dataset(packed, "toy").split("dev")
+
+
+def test_a_stamp_ends_with_any_write_to_the_shard(root):
+    file = root / "toy/test/0.tar"
+    shard = Shard(file="test/0.tar", sha256="0" * 64, size=file.stat().st_size, count=5)
+    stamps = Stamps(root / "toy")
+    assert not stamps.vouches(shard)
+    stamps.add(shard)
+    stamps.save()
+    assert Stamps(root / "toy").vouches(shard)
+    before = file.stat()
+    flip_pixel_byte(file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not Stamps(root / "toy").vouches(shard), "restoring the time of a changed file must not fool the check"
+
+
+def test_a_large_split_is_hashed_once_and_again_when_it_changes(root, monkeypatch):
+    monkeypatch.setattr(checks, "ALWAYS_HASH_BYTES", 0)
+    open_dataset(root, "toy").split("test")
+    assert len(json.loads((root / "toy/verified.json").read_text())) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "file_sha256", lambda file: pytest.fail(f"{file} was hashed again"))
+        open_dataset(root, "toy").split("test")
+    flip_pixel_byte(root / "toy/test/2.tar")
+    with pytest.raises(DataError, match=r"2\.tar is altered"):
+        open_dataset(root, "toy").split("test")
+
+
+def test_image_size_is_kept(packed):
+    assert open_dataset(packed, "toy").split("test").image(0).size == (SIZE[1], SIZE[0])

@@ -1,0 +1,30 @@
+"""The contact sheet shows the images it says it shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from toy_shards import COUNTS, pixels, toy_source
+
+from shards.errors import DataError
+from shards.pack import pack_source
+from shards.show import contact_sheet
+
+
+def test_a_contact_sheet_holds_every_test_image(tmp_path):
+    pack_source(toy_source(), tmp_path)
+    sheet = contact_sheet(tmp_path, "toy", "test", tmp_path / "sheets/toy.png", per_class=COUNTS["test"])
+    page = np.asarray(Image.open(sheet).convert("RGB"))
+    assert page.shape[0] > 300 and page.shape[1] > 300
+    colours = {tuple(colour) for colour in page.reshape(-1, 3).tolist()}
+    assert all(tuple(pixels("test", i)[0, 0].tolist()) in colours for i in range(COUNTS["test"]))
+    assert [file.name for file in sheet.parent.iterdir()] == ["toy.png"]
+
+
+def test_a_sheet_that_cannot_be_written_is_one_line(tmp_path):
+    pack_source(toy_source(), tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written") as error:
+        contact_sheet(tmp_path, "toy", "test", tmp_path / "file/toy.png")
+    assert "\n" not in str(error.value)

@@ -1,0 +1,172 @@
+"""Streams: the same batches whatever the workers, processes or interruptions, and each test image exactly once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from toy_shards import pixels, toy_source
+
+from shards.errors import DataError, DataUsageError
+from shards.pack import pack_source
+from shards.reader import Split, open_dataset
+from shards.stream import DecodedImages, TrainStream, evaluation_batches
+from shards.transforms import TrainAugment, eval_transform
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+AUGMENT = TrainAugment(8, MEAN, STD, (0.3, 1.0), colour_jitter=0.2, rotation=5)
+TRANSFORM = eval_transform(8, MEAN, STD)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("toy")
+    pack_source(toy_source(), root, per_shard=5)
+    return root
+
+
+@pytest.fixture
+def train(root) -> Split:
+    return open_dataset(root, "toy").split("train")
+
+
+@pytest.fixture
+def test(root) -> Split:
+    return open_dataset(root, "toy").split("test")
+
+
+def same(first, second) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a, b) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("batch", "steps", "sizes"), [(4, 5, {4}), (23, 1, {23}), (22, 1, {22}), (24, 1, {23})])
+def test_the_last_batch_is_dropped_only_when_there_is_a_full_one(train, batch, steps, sizes):
+    stream = TrainStream(train, batch, AUGMENT, seed=1)
+    batches = list(stream.epoch(0))
+    assert len(batches) == stream.steps_per_epoch == steps
+    assert {len(labels) for _, labels in batches} == sizes
+    images, labels = batches[0]
+    assert images.shape[1:] == (3, 8, 8) and images.dtype == torch.float32 and labels.dtype == torch.int64
+
+
+def test_an_epoch_visits_images_once_in_an_order_of_seed_and_epoch(train):
+    stream = TrainStream(train, 4, AUGMENT, seed=1)
+    orders = [tuple(stream.order(epoch)) for epoch in range(4)]
+    assert all(sorted(order) == list(range(23)) for order in orders) and len(set(orders)) == 4
+    assert orders == [tuple(TrainStream(train, 9, AUGMENT, seed=1).order(epoch)) for epoch in range(4)]
+    assert TrainStream(train, 4, AUGMENT, seed=2).order(0) != list(orders[0])
+    labels = torch.cat([labels for _, labels in stream.epoch(0)])
+    assert labels.tolist() == train.labels[list(orders[0][:20])].tolist()
+
+
+def test_images_carry_their_own_labels(train):
+    plain = TrainAugment(8, (0, 0, 0), (1, 1, 1), (1.0, 1.0), flip=False)
+    stream = TrainStream(train, 23, plain, seed=1)
+    ((images, labels),) = stream.epoch(0)
+    for image, label, i in zip(images, labels, stream.order(0), strict=True):
+        assert label == train.labels[i]
+        assert (image[:, 4, 4] * 255).round().tolist() == pixels("train", i)[0, 0].tolist()
+
+
+def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train):
+    small, large = TrainStream(train, 4, AUGMENT, seed=1), TrainStream(train, 20, AUGMENT, seed=1)
+    assert torch.equal(torch.cat([images for images, _ in small.epoch(3)]), next(large.epoch(3))[0])
+    one = {i: image for i, image in zip(small.order(0), torch.cat([x for x, _ in small.epoch(0)]), strict=False)}
+    two = {i: image for i, image in zip(small.order(1), torch.cat([x for x, _ in small.epoch(1)]), strict=False)}
+    assert sum(torch.equal(one[i], two[i]) for i in one.keys() & two.keys()) < 3
+
+
+def test_resuming_in_the_middle_gives_the_same_later_batches(train):
+    whole = list(TrainStream(train, 4, AUGMENT, seed=1).epoch(2))
+    for start in range(6):
+        assert same(list(TrainStream(train, 4, AUGMENT, seed=1).epoch(2, start)), whole[start:])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_workers_change_nothing(train, test, workers):
+    alone, helped = TrainStream(train, 4, AUGMENT, seed=1), TrainStream(train, 4, AUGMENT, seed=1, workers=workers)
+    for epoch in range(2):
+        assert same(list(alone.epoch(epoch)), list(helped.epoch(epoch)))
+    plain = list(evaluation_batches(test, TRANSFORM, 5))
+    assert same(list(evaluation_batches(test, TRANSFORM, 5, workers)), plain)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_processes_share_the_batch_of_one(train, test, world_size):
+    whole = list(TrainStream(train, 4, AUGMENT, seed=1).epoch(0))
+    parts = [
+        list(TrainStream(train, 4, AUGMENT, seed=1, rank=rank, world_size=world_size).epoch(0))
+        for rank in range(world_size)
+    ]
+    for step, (images, labels) in enumerate(whole):
+        for rank in range(world_size):
+            mine, my_labels = parts[rank][step]
+            assert my_labels.tolist() == labels[rank::world_size].tolist()
+            assert not len(my_labels) or torch.equal(mine, images[rank::world_size])
+    seen = Counter(
+        i
+        for rank in range(world_size)
+        for _, _, indices in evaluation_batches(test, TRANSFORM, 3, rank=rank, world_size=world_size)
+        for i in indices.tolist()
+    )
+    assert seen == Counter(range(17))
+
+
+@pytest.mark.parametrize("batch", [1, 5, 17, 100])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_test_image_is_seen_exactly_once_in_list_order(test, batch, workers):
+    batches = list(evaluation_batches(test, TRANSFORM, batch, workers))
+    assert [i for _, _, indices in batches for i in indices.tolist()] == list(range(17))
+    assert torch.cat([labels for _, labels, _ in batches]).tolist() == test.labels.tolist()
+    images = torch.cat([images for images, _, _ in batches])
+    assert torch.equal(images, torch.stack([TRANSFORM(test.image(i)) for i in range(17)]))
+
+
+def test_a_limit_takes_the_first_images(test):
+    for limit in (0, 1, 7, 17, 99):
+        indices = [i for _, _, batch in evaluation_batches(test, TRANSFORM, 5, limit=limit) for i in batch.tolist()]
+        assert indices == list(range(min(limit, 17)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_stops_the_evaluation(tmp_path, workers):
+    pack_source(toy_source(), tmp_path, per_shard=5)
+    split = open_dataset(tmp_path, "toy").split("test")
+    (tmp_path / "toy/test/2.tar").write_bytes(b"")
+    with pytest.raises(DataError, match=r"2\.tar was cut short"):
+        list(evaluation_batches(split, TRANSFORM, 4, workers))
+
+
+def test_threads_end_when_a_stream_is_left_early(train):
+    before = threading.active_count()
+    stream = TrainStream(train, 4, AUGMENT, seed=1, workers=3).epoch(0)
+    next(stream)
+    assert threading.active_count() > before
+    del stream
+    assert threading.active_count() == before
+
+
+def test_decoded_images_are_kept_up_to_a_bound(train):
+    size = 4 * 9 * 7
+    for room in (0, 3 * size, 100 * size):
+        images = DecodedImages(train, room)
+        first, second = ([images[i] for i in range(23)] for _ in range(2))
+        assert sum(a is b for a, b in zip(first, second, strict=True)) == min(23, room // size)
+        bounded = TrainStream(train, 4, AUGMENT, seed=1, cache_bytes=room)
+        assert same(list(bounded.epoch(0)), list(TrainStream(train, 4, AUGMENT, seed=1).epoch(0)))
+
+
+def test_no_training_images_is_said(train):
+    with pytest.raises(DataUsageError, match="no training images"):
+        TrainStream(train.subset([]), 4, AUGMENT, seed=1)
+
+
+def test_different_seeds_give_different_batches(train):
+    firsts = [next(TrainStream(train, 23, AUGMENT, seed=seed).epoch(0))[0] for seed in range(3)]
+    assert not any(torch.equal(a, b) for a, b in pairwise(firsts))
