@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class Recipe(BaseModel):
@@ -18,20 +18,27 @@ class Recipe(BaseModel):
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = Field(gt=0, description="peak learning rate")
-    weight_decay: float = Field(5e-4, ge=0)
-    momentum: float = Field(0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW only")
+    weight_decay: float = Field(default=5e-4, ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW only")
     epochs: int = Field(ge=0)
     batch_size: int = Field(ge=1, description="global batch: images per optimizer step over all processes")
     warmup: Literal["none", "constant", "linear"] = "constant"
-    warmup_epochs: int = Field(1, ge=0)
-    warmup_lr: float = Field(1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first epoch")
-    grad_clip: float | None = Field(None, gt=0, description="largest norm of the gradient; None leaves it alone")
-    crop_scale: tuple[float, float] = Field((0.08, 1.0), description="RandomResizedCrop's range of area")
-    flip: bool = Field(True, description="random horizontal flip")
-    colour_jitter: float = Field(0.0, ge=0, le=1, description="strength of brightness, contrast, saturation jitter")
-    rotation: float = Field(0.0, ge=0, le=180, description="largest random rotation, degrees")
-    test_batch_size: int = Field(100, ge=1)
+    warmup_epochs: int = Field(default=1, ge=0)
+    warmup_lr: float = Field(default=1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first epoch")
+    grad_clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient, or no limit")
+    crop_scale: tuple[float, float] = Field(default=(0.08, 1.0), description="RandomResizedCrop's range of area")
+    flip: bool = Field(default=True, description="random horizontal flip")
+    colour_jitter: float = Field(default=0.0, ge=0, le=1, description="strength for brightness, contrast, saturation")
+    rotation: float = Field(default=0.0, ge=0, le=180, description="largest random rotation, degrees")
+    test_batch_size: int = Field(default=100, ge=1)
+
+    @field_validator("crop_scale")
+    @classmethod
+    def _a_range_of_area(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError("a range of the image's area, such as 0.08 to 1")
+        return scale
 
 
 def learning_rate(recipe: Recipe, epoch: int) -> float:

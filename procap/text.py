@@ -12,11 +12,13 @@ class LabelSpace:
     classnames: raw names; underscores are read as spaces in prompts.
     template: the hand-written template of the CoOp family, with its full stop and one `{}`.
     templates: the templates that initialise ProCAP's tokens, without full stop, one `{}` each.
+    dataset: the data set's name, where a published rule depends on it (zero-shot's ensemble treats "imagenet" apart).
     """
 
     classnames: tuple[str, ...]
     template: str = "a photo of a {}."
     templates: tuple[str, ...] = ("a photo of a {}",)
+    dataset: str = ""
 
     def __post_init__(self) -> None:
         for template in (self.template, *self.templates):

@@ -1,0 +1,58 @@
+"""What inference needs of a trained method: prompts and class features computed once, then images to logits.
+
+Shapes: B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from procap.plan import Plan
+
+if TYPE_CHECKING:
+    from procap.clip import CLIP
+
+
+def unit(features: Tensor) -> Tensor:
+    """Rows of `features` [..., E] at length one, in float32; no epsilon, as in CLIP."""
+    features = features.float()
+    return features / features.norm(dim=-1, keepdim=True)
+
+
+def cosine_logits(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
+    """`scale * cos(image, text)` for encoder outputs `image` [B, E] and `text` [C, E]; [B, C] in float32.
+
+    Autocast is left aside: at CLIP's scale of 100 the eight bits of bfloat16 would move logits by whole tenths.
+    """
+    with torch.autocast(image.device.type, enabled=False):
+        return scale.float() * unit(image) @ unit(text).t()
+
+
+class Classifier:
+    """Images [B, 3, H, W] to logits [B, C] under fixed prompts and class names; draws no random number.
+
+    A snapshot: training the method further does not change it. Works under autocast, never records gradients.
+    """
+
+    depends_on_image = False
+
+    def __init__(self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor) -> None:
+        """`class_features` [C, E] of any length (stored normalised); `scale` multiplies the cosine (CLIP: 100)."""
+        self.clip = clip
+        self.image_plan = tuple(replace(op, tokens=op.tokens.detach().clone()) for op in image_plan)
+        self.class_features = unit(class_features.detach())
+        self.scale = scale.detach().float().clone()
+        self.num_classes = class_features.shape[0]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self.logits(self.clip.encode_image(images, self.image_plan))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits [B, C] of image features [B, E] that `clip.encode_image(images, image_plan)` gave."""
+        with torch.autocast(features.device.type, enabled=False):
+            return self.scale * unit(features) @ self.class_features.t()

@@ -1,0 +1,49 @@
+"""ProCAP's three auxiliary losses, as plain functions of tensors; everything is computed in float32.
+
+Shapes: B images, C classes, H InfoNCE width, P prompt tokens, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tensor) -> Tensor:
+    """The symmetric supervised InfoNCE term of ProCAP (its section on the loss), a scalar.
+
+    image: [B, H] and text: [C, H], both of unit length; labels: [B] int64 in 0..C-1; log_temperature: log of tau_p.
+
+    Image to class: cross-entropy of `image . text / tau_p` over all C classes, mean over the batch. Class to image: for
+    each class present in the batch, minus the log of the share that its own images have among all images of the batch;
+    images of one class are positives together; mean over the classes present. The result is the mean of the two.
+    The batch must be the global one: under data parallelism gather `image` and `labels` over the ranks first.
+    """
+    with torch.autocast(image.device.type, enabled=False):
+        similarity = image.float() @ text.float().t() * torch.exp(-log_temperature.float())
+        image_to_class = F.cross_entropy(similarity, labels)
+        own = F.one_hot(labels, text.shape[0]).bool()
+        present = own.any(dim=0)
+        # A finite fill keeps the gradient of absent classes at zero, where -inf would make it NaN; keeping their
+        # columns, rather than selecting those present, keeps every shape fixed and the host out of it.
+        positives = similarity.masked_fill(~own, torch.finfo(similarity.dtype).min)
+        deficit = similarity.logsumexp(dim=0) - positives.logsumexp(dim=0)
+        class_to_image = torch.where(present, deficit, 0.0).sum() / present.sum()
+        return (image_to_class + class_to_image) / 2
+
+
+def kl_to_standard_normal(mu: Tensor, logvar: Tensor) -> Tensor:
+    """KL(N(mu, exp(logvar)) || N(0, 1)) summed over every element of `mu` and `logvar` (same shape), a scalar.
+
+    Pass the log-variance that is sampled from, that is, after clamping.
+    """
+    with torch.autocast(mu.device.type, enabled=False):
+        mu, logvar = mu.float(), logvar.float()
+        return 0.5 * (logvar.exp() + mu.square() - 1 - logvar).sum()
+
+
+def l2(mu: Tensor) -> Tensor:
+    """Sum over all tokens of the squared norm of `mu` [..., P, D], a scalar."""
+    with torch.autocast(mu.device.type, enabled=False):
+        return mu.float().square().sum()

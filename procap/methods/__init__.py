@@ -1,0 +1,108 @@
+"""The prompt methods by name, one file each.
+
+A package of somebody else adds its own through the entry-point group "procap.methods": a name and a `Method` subclass.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from procap.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+    from procap.clip import CLIP
+    from procap.methods.method import Method
+    from procap.text import LabelSpace
+
+GROUP = "procap.methods"
+
+METHODS: dict[str, str] = {
+    "zeroshot": "procap.methods.zeroshot:ZeroShot",
+    "coop": "procap.methods.coop:CoOp",
+    "cocoop": "procap.methods.cocoop:CoCoOp",
+    "maple": "procap.methods.maple:MaPLe",
+    "procap": "procap.methods.procap:ProCAP",
+}
+"""Our own methods: where each class lives. Nothing is imported before a method is asked for."""
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """One row of a listing of methods."""
+
+    name: str
+    path: str
+    summary: str
+
+
+def method_paths() -> dict[str, str]:
+    """Name and `module:class` of every method, ours first; a plug-in never takes one of our names."""
+    plugins = {point.name: point.value for point in entry_points(group=GROUP)}
+    return METHODS | {name: path for name, path in plugins.items() if name not in METHODS}
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method; UsageError for an unknown name or a plug-in that cannot be used."""
+    from procap.methods.method import Method
+
+    paths = method_paths()
+    if name not in paths:
+        raise unknown_name("method", name, paths)
+    module, _, attribute = paths[name].partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        if name in METHODS:
+            raise
+        raise UsageError(f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UsageError(f"method '{name}': {paths[name]} is not a subclass of procap.methods.method.Method")
+    return found
+
+
+def method_specs() -> list[MethodSpec]:
+    """Every method with its one-line summary; a plug-in that cannot be loaded says so in its place."""
+    specs = []
+    for name, path in method_paths().items():
+        try:
+            summary = method_class(name).summary
+        except UsageError as error:
+            summary = str(error)
+        specs.append(MethodSpec(name, path, summary))
+    return specs
+
+
+def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
+    """The method's options with defaults filled in; UsageError names the first wrong field and what would work."""
+    from pydantic import ValidationError
+
+    model = method_class(name).Options
+    try:
+        return model(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise unknown_name(f"option of {name}", field, model.model_fields) from error
+        message = first["msg"].removeprefix("Value error, ")
+        given = f"option {field} = {first['input']!r}: " if field else ""
+        raise UsageError(f"{name}: {given}{message[:1].lower()}{message[1:]}") from error
+
+
+def build_method(
+    name: str, clip: CLIP, space: LabelSpace, options: Mapping[str, Any], seed_generator: torch.Generator
+) -> Method:
+    """A method at its initial values, on the device of `clip`; the values come from `seed_generator` (CPU) alone.
+
+    Raises UsageError for an unknown name or option, or one that does not fit the towers; UserError for a class name
+    whose prompt is too long.
+    """
+    filled = method_options(name, options)
+    return method_class(name)(clip, space, filled, seed_generator).to(clip.device)

@@ -1,0 +1,125 @@
+"""CoCoOp: CoOp's context, shifted for each image by a small network of its feature.
+
+Source: Zhou et al. 2022, "Conditional Prompt Learning for Vision-Language Models", section 3.2, and its public code.
+Learns 35,360 parameters on ViT-B/16: 4 context tokens and a meta-network of width E/16.
+
+Shapes: B images, C classes, P context tokens, D text width, E joint embedding, R = B x C text rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field, model_validator
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from procap.classifier import Classifier, unit
+from procap.clip import CLIP, trim
+from procap.methods.method import STRICT, Method, check_task
+from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_words, initial_context, linear, tokenize_classes
+from procap.plan import INPUT, Plan, TokenOp
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+TEXT_ROWS = 512
+"""Prompts that go through the text tower at once: B x C of them have no bound."""
+
+
+class CoCoOpOptions(BaseModel):
+    model_config = STRICT
+
+    n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
+    ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
+
+    @model_validator(mode="after")
+    def _words_fit(self) -> CoCoOpOptions:
+        check_words(self.ctx_init, self.n_ctx)
+        return self
+
+
+class CoCoOp(Method):
+    """Conditional context optimization."""
+
+    Options = CoCoOpOptions
+    summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
+    options: CoCoOpOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: CoCoOpOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        width, embed = clip.geometry.text_width, clip.geometry.embed_dim
+        hidden = max(1, embed // 16)
+        self.context = nn.Parameter(initial_context(clip, options.ctx_init, options.n_ctx, generator))
+        self.meta_net = nn.Sequential(linear(embed, hidden, generator), nn.ReLU(), linear(hidden, width, generator))
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """SGD 0.002, one image per step, 10 epochs, for every task (the paper's section 4 and its public code)."""
+        check_task(task)
+        return Recipe(optimizer="sgd", lr=0.002, epochs=10, batch_size=1)
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        """[SOS] context <class name> . [EOS]."""
+        names = space.names()
+        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
+        return ClassPrompts(tokenize_classes(self.clip, names, [f"{free} {name}." for name in names]))
+
+    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+        """The unshifted context; `conditional_logits` adds each image's shift."""
+        return (), (TokenOp(INPUT, "replace", self.context, start=1),)
+
+    def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
+        image = self.clip.encode_image(images)
+        logits = conditional_logits(self.clip, image, self.class_ids, self.context, self.meta_net, self.scale())
+        return {"ce": F.cross_entropy(logits, labels)}
+
+    def classifier(self, space: LabelSpace | None = None) -> CoCoOpClassifier:
+        return CoCoOpClassifier(self, trim(self.class_prompts(space or self.space).ids))
+
+
+class CoCoOpClassifier(Classifier):
+    """Encodes every class anew for every image; nothing but the weights and the tokenized names can be kept."""
+
+    depends_on_image = True
+
+    def __init__(self, method: CoCoOp, ids: Tensor) -> None:
+        self.clip = method.clip
+        self.image_plan = ()
+        self.scale = method.scale().detach().float().clone()
+        self.num_classes = len(ids)
+        self.ids = ids
+        self.context = method.context.detach().clone()
+        self.meta_net = copy.deepcopy(method.meta_net).requires_grad_(False)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return conditional_logits(self.clip, features, self.ids, self.context, self.meta_net, self.scale)
+
+
+def conditional_logits(
+    clip: CLIP, image: Tensor, ids: Tensor, context: Tensor, meta_net: nn.Module, scale: Tensor
+) -> Tensor:
+    """Logits [B, C] of image features [B, E] against the classes `ids` [C, T] under each image's own context.
+
+    At most `TEXT_ROWS` prompts are in the text tower at once; when there are more, training recomputes each chunk in
+    the backward pass instead of keeping its activations.
+    """
+    image = unit(image)
+    shifted = context + meta_net(image)[:, None]
+    batch, classes = len(image), len(ids)
+
+    def encode(rows: Tensor) -> Tensor:
+        tokens = shifted[rows // classes]
+        return clip.encode_text(ids[rows % classes], (TokenOp(INPUT, "replace", tokens, start=1),), truncate=False)
+
+    chunks = torch.arange(batch * classes, device=ids.device).split(TEXT_ROWS)
+    recompute = len(chunks) > 1 and shifted.requires_grad and torch.is_grad_enabled()
+    encoded = (
+        checkpoint(encode, rows, use_reentrant=False, preserve_rng_state=False) if recompute else encode(rows)
+        for rows in chunks
+    )
+    text = unit(torch.cat(list(encoded))).view(batch, classes, -1)
+    with torch.autocast(image.device.type, enabled=False):
+        return scale.float() * torch.einsum("be,bce->bc", image, text)

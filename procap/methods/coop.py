@@ -1,0 +1,112 @@
+"""CoOp: learned context words before (or around) the class name, text side only.
+
+Source: Zhou et al. 2022, "Learning to Prompt for Vision-Language Models", section 3.2, and its public code.
+Learns n_ctx vectors of the text width: 2,048 parameters with 4 tokens on ViT-B/16, times C when class-specific.
+
+Shapes: C classes, P context tokens, T token ids per prompt, D text width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, Field, model_validator
+from torch import Tensor, nn
+
+from procap.clip import CLIP
+from procap.errors import UsageError
+from procap.methods.method import STRICT, Method, check_task
+from procap.methods.prompts import (
+    PLACEHOLDER,
+    ClassPrompts,
+    check_words,
+    context_op,
+    initial_context,
+    normal,
+    tokenize_classes,
+)
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+
+class CoOpOptions(BaseModel):
+    model_config = STRICT
+
+    n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
+    ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
+    class_position: Literal["end", "middle", "front"] = Field("end", description="where the class name stands")
+    csc: bool = Field(False, description="class-specific context: its own tokens for each class, ctx_init empty")
+
+    @model_validator(mode="after")
+    def _words_fit(self) -> CoOpOptions:
+        check_words(self.ctx_init, self.n_ctx)
+        if self.csc and self.ctx_init.strip():
+            raise ValueError("csc starts at random: it needs an empty ctx_init")
+        return self
+
+
+class CoOp(Method):
+    """Context optimization."""
+
+    Options = CoOpOptions
+    summary: ClassVar[str] = "CoOp (Zhou et al. 2022): learned context words before the class name"
+    options: CoOpOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: CoOpOptions, generator: torch.Generator) -> None:
+        super().__init__(clip, space, options, generator)
+        if options.csc:
+            context = normal((len(space.classnames), options.n_ctx, clip.geometry.text_width), generator)
+        else:
+            context = initial_context(clip, options.ctx_init, options.n_ctx, generator)
+        self.context = nn.Parameter(context)
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """SGD 0.002, batch 32; 50 epochs on ImageNet, else 200, fewer with under 8 shots in the few-shot task.
+
+        Source: CoOp's section 4.1 (few-shot), the CoCoOp paper's comparison (base to novel, transfer from ImageNet).
+        """
+        check_task(task)
+        epochs = 200
+        if task == "few-shot":
+            epochs = 50 if shots == 1 else 100 if 1 < shots < 8 else 200
+        if dataset.lower() == "imagenet" or task in ("cross-dataset", "domain-generalization"):
+            epochs = 50
+        return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=32)
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Few-shot learning starts 16 tokens at random; every other task 4 from "a photo of a"."""
+        check_task(task)
+        return {"n_ctx": 16, "ctx_init": ""} if task == "few-shot" else {}
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        """[SOS] context <class name> . [EOS], with the context moved for the positions "middle" and "front"."""
+        if self.options.csc and space.classnames != self.space.classnames:
+            raise UsageError("coop with csc = true has learned one context per class: it knows no other class names")
+        n_ctx = self.options.n_ctx
+        names = space.names()
+        free = " ".join([PLACEHOLDER] * n_ctx)
+        ids = tokenize_classes(self.clip, names, [f"{free} {name}." for name in names])
+        if self.options.class_position == "end":
+            return ClassPrompts(ids)
+        before = n_ctx // 2 if self.options.class_position == "middle" else 0
+        lengths = self.clip.tokenize(names).argmax(dim=1, keepdim=True) - 1
+        slot = torch.arange(n_ctx, device=ids.device)
+        slots = 1 + slot + torch.where(slot < before, 0, lengths)
+        return ClassPrompts(move_names(ids, lengths, n_ctx, before), slots)
+
+    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+        return (), (context_op(self.clip, prompts, self.context),)
+
+
+def move_names(ids: Tensor, lengths: Tensor, n_ctx: int, before: int) -> Tensor:
+    """`ids` [C, T] with each class name (`lengths` [C, 1] tokens) moved in front of all but `before` context tokens."""
+    row = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+    first = 1 + before
+    in_name = (row >= first) & (row < first + lengths)
+    in_context = (row >= first + lengths) & (row < 1 + n_ctx + lengths)
+    source = torch.where(in_name, row + n_ctx - before, torch.where(in_context, row - lengths, row))
+    return ids.gather(1, source)

@@ -1,0 +1,109 @@
+"""The one base class of prompt methods: what training and inference ask of any of them.
+
+A method supplies learnable parameters, the text of its class prompts and, once per step, the token operations (`plans`)
+for both frozen towers. Loss and classifier follow from these; a method with more to say overrides them.
+
+Shapes: B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from procap.classifier import Classifier, cosine_logits
+from procap.clip import CLIP, trim
+from procap.errors import unknown_name
+from procap.methods.prompts import ClassPrompts
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
+"""The tasks that published recipes tell apart."""
+
+STRICT = ConfigDict(frozen=True, extra="forbid")
+"""Configuration of every `Options`: a value never changes, an unknown field is refused."""
+
+
+class Method(nn.Module):
+    """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else."""
+
+    Options: ClassVar[type[BaseModel]]
+    summary: ClassVar[str]
+    class_ids: Tensor
+    class_slots: Tensor | None
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
+        """Parameters start from `generator` (CPU) alone.
+
+        Raises UsageError for options that do not fit the towers, UserError naming a class whose prompt is too long.
+        """
+        super().__init__()
+        # A tuple hides the towers from the module registry: they are shared, frozen, and saved by nobody.
+        self._held = (clip,)
+        self.space = space
+        self.options = options
+        prompts = self.class_prompts(space)
+        self.register_buffer("class_ids", trim(prompts.ids), persistent=False)
+        self.register_buffer("class_slots", prompts.slots, persistent=False)
+
+    @property
+    def clip(self) -> CLIP:
+        return self._held[0]
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """The method's own published recipe for one of `TASKS`."""
+        raise NotImplementedError
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Options of the published recipe for `task` where they differ from the defaults."""
+        check_task(task)
+        return {}
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        """The tokenized prompts of `space`, at the full context length; reads `clip` and `options` only."""
+        raise NotImplementedError
+
+    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+        """Image plan and text plan of the current weights; `noise` is None in inference and nothing is drawn then."""
+        raise NotImplementedError
+
+    def scale(self) -> Tensor:
+        """What cosines are multiplied with: CLIP's own frozen temperature, inverted."""
+        return self.clip.logit_scale.exp()
+
+    def features(self, images: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Image features [B, E] and class features [C, E] of one training step, not normalised."""
+        prompts = ClassPrompts(self.class_ids, self.class_slots)
+        image_plan, text_plan = self.plans(prompts, noise)
+        image = self.clip.encode_image(images, image_plan)
+        return image, self.clip.encode_text(prompts.ids, text_plan, truncate=False)
+
+    def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
+        """Weighted terms whose sum is trained on, "ce" first; images [B, 3, H, W], labels [B] int64."""
+        image, text = self.features(images, noise)
+        return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
+
+    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        """A snapshot for inference on the classes of `space` (those trained on by default); needs no retraining.
+
+        Raises UserError naming a class whose prompt is too long.
+        """
+        prompts = self.class_prompts(space or self.space)
+        with torch.no_grad():
+            image_plan, text_plan = self.plans(prompts)
+            text = self.clip.encode_text(prompts.ids, text_plan)
+            return Classifier(self.clip, image_plan, text, self.scale())
+
+
+def check_task(task: str) -> None:
+    """An unknown name's UsageError for a task that no published recipe speaks of."""
+    if task not in TASKS:
+        raise unknown_name("task", task, TASKS)

@@ -1,0 +1,121 @@
+"""Prompt tokens: how they start, what text surrounds them, and in which rows of the towers they go.
+
+Shapes: C classes, P prompt tokens, T token ids per prompt, K prompted layers, D width (Dt text, Dv vision).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from procap.clip import CLIP
+from procap.errors import UsageError, UserError
+from procap.plan import INPUT, Plan, TokenOp
+
+PLACEHOLDER = "X"
+"""A word of exactly one token that keeps a learned token's row free."""
+
+
+@dataclass(frozen=True)
+class ClassPrompts:
+    """One tokenized prompt per class, ids [C, T], and the rows [C, P] of its learned tokens (None: 1..P)."""
+
+    ids: Tensor
+    slots: Tensor | None = None
+
+
+def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> Tensor:
+    """Token ids [C, T] of `texts`; UserError names the class whose prompt is too long."""
+    try:
+        return clip.tokenize(texts)
+    except UserError:
+        for name, text in zip(names, texts, strict=True):
+            try:
+                clip.tokenize([text])
+            except UserError as error:
+                raise UserError(f"class '{name}': {error}") from error
+        raise
+
+
+def context_op(clip: CLIP, prompts: ClassPrompts, context: Tensor) -> TokenOp:
+    """The operation that puts `context` [P, Dt] or [C, P, Dt] into its rows of the text input."""
+    if prompts.slots is None:
+        return TokenOp(INPUT, "replace", context, start=1)
+    last = int(prompts.slots.max())
+    words = clip.token_embedding(prompts.ids[:, 1 : last + 1])
+    rows = (prompts.slots - 1)[..., None].expand(-1, -1, words.shape[-1])
+    return TokenOp(INPUT, "replace", words.scatter(1, rows, context.to(words.dtype).expand(rows.shape)), start=1)
+
+
+def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> tuple[Plan, Plan]:
+    """Image and text plan of K layers of prompts, tokens [P, Dv] and [P, Dt] per layer, in MaPLe's slots.
+
+    Vision: behind the patches, after their positions and before `ln_pre`; text: right after the start token, before the
+    positions. The blocks 1..K-1 get their own tokens in the same rows; from block K on the rows flow on unreplaced.
+    """
+    behind = clip.visual.num_tokens
+    image_plan = [TokenOp(INPUT, "append", vision[0])]
+    image_plan += [TokenOp(layer, "replace", vision[layer], start=behind) for layer in range(1, len(vision))]
+    text_plan = [TokenOp(layer or INPUT, "replace", tokens, start=1) for layer, tokens in enumerate(text)]
+    return tuple(image_plan), tuple(text_plan)
+
+
+def check_depth(clip: CLIP, depth: int) -> None:
+    """UsageError when more layers are to be prompted than a tower has."""
+    for tower, layers in (("text", clip.geometry.text_layers), ("vision", clip.geometry.vision_layers)):
+        if depth > layers:
+            raise UsageError(
+                f"depth = {depth}, but the {tower} tower of {clip.name} has {layers} layers: give at most {layers}"
+            )
+
+
+def phrase_tokens(clip: CLIP, phrase: str) -> Tensor:
+    """Embeddings [P, Dt] of the tokens of `phrase`, none for an empty one."""
+    ids = clip.tokenize([phrase])[0]
+    return clip.token_embedding(ids[1 : int(ids.argmax())]).detach().clone()
+
+
+def check_words(phrase: str, n_ctx: int) -> None:
+    """ValueError (for an options model) when `phrase` has words, but not one per token."""
+    words = len(words_of(phrase))
+    if words and words != n_ctx:
+        raise ValueError(
+            f"ctx_init '{phrase}' has {words} words but n_ctx = {n_ctx}: "
+            f"give n_ctx = {words}, or an empty ctx_init for a random start"
+        )
+
+
+def initial_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Generator) -> Tensor:
+    """CoOp's start [P, Dt]: the embeddings of `phrase`, or N(0, 0.02^2) where it is empty.
+
+    Raises UsageError for a word of several tokens.
+    """
+    words = words_of(phrase)
+    if not words:
+        return normal((n_ctx, clip.geometry.text_width), generator)
+    tokens = phrase_tokens(clip, " ".join(words))
+    if len(tokens) != n_ctx:
+        raise UsageError(f"ctx_init '{phrase}' is {len(tokens)} tokens, not {n_ctx}: use words of one token each")
+    return tokens
+
+
+def words_of(phrase: str) -> list[str]:
+    """The words of a phrase, in which underscores count as spaces."""
+    return phrase.replace("_", " ").split()
+
+
+def normal(shape: Sequence[int], generator: torch.Generator, std: float = 0.02) -> Tensor:
+    """A draw of N(0, std^2) from `generator`."""
+    return std * torch.randn(tuple(shape), generator=generator)
+
+
+def linear(inputs: int, outputs: int, generator: torch.Generator, bias: bool = True) -> nn.Linear:
+    """A linear layer with torch's default initialisation, drawn from `generator` and not from the global state."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
+    return layer

@@ -1,0 +1,73 @@
+"""Zero-shot CLIP: hand-written templates, nothing learned.
+
+Source: Radford et al. 2021, section 3.1; templates as in the public code of CoOp (its two zero-shot trainers).
+Learns 0 parameters. Shapes: B images, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from procap.classifier import Classifier
+from procap.methods.method import STRICT, Method, check_task
+from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.teacher import text_bank
+from procap.text import LabelSpace
+
+ENSEMBLE = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+"""The seven templates that Radford et al. chose for ImageNet."""
+
+
+class ZeroShotOptions(BaseModel):
+    model_config = STRICT
+
+    templates: Literal["single", "ensemble"] = Field(
+        "single",
+        description="the data set's own template, or the mean over seven general ones and it (on ImageNet: the seven)",
+    )
+
+
+class ZeroShot(Method):
+    """Zero-shot CLIP."""
+
+    Options = ZeroShotOptions
+    summary: ClassVar[str] = "zero-shot CLIP: hand-written templates, nothing is trained"
+    options: ZeroShotOptions
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """No training at all: zero epochs."""
+        check_task(task)
+        return Recipe(lr=1e-3, epochs=0, batch_size=32)
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts()))
+
+    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+        return (), ()
+
+    def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
+        """The cross-entropy as a number to look at; it has no gradient."""
+        return {"ce": F.cross_entropy(self.classifier()(images), labels)}
+
+    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        space = space or self.space
+        if self.options.templates == "single":
+            return super().classifier(space)
+        own = () if space.dataset.lower() == "imagenet" else (space.template,)
+        return Classifier(self.clip, (), text_bank(self.clip, space, (*ENSEMBLE, *own)), self.scale())

@@ -1,0 +1,466 @@
+"""Each method equals its published definition: parameters, their start, their rows, gradients, options, plug-ins."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from procap.clip import CLIP, Geometry
+from procap.errors import UsageError, UserError
+from procap.methods import METHODS, build_method, method_class, method_options, method_specs
+from procap.methods.zeroshot import ENSEMBLE
+from procap.text import LabelSpace
+
+TRAINED = ("coop", "cocoop", "maple", "procap")
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def build(name, clip, space, seed=0, **options):
+    return build_method(name, clip, space, options, seeded(seed))
+
+
+def pictures(count=3, seed=1):
+    return torch.randn(count, 3, 32, 32, generator=seeded(seed))
+
+
+@pytest.fixture
+def space(tiny_space):
+    return tiny_space
+
+
+def normed(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def words(clip, text):
+    """Embeddings [P, D] of the tokens of `text`."""
+    ids = clip.tokenize([text])[0]
+    return clip.text.token_embedding.weight[ids[1 : int(ids.argmax())]]
+
+
+def text_by_definition(clip, ids, levels, first=1):
+    """Text features [C, E]: rows first..first+P-1 are replaced at the input and on entering blocks 1..K-1."""
+    tower, count = clip.text, levels[0].shape[-2]
+    x = tower.token_embedding(ids)
+
+    def put(x, tokens):
+        return torch.cat([x[:, :first], tokens.expand(len(ids), -1, -1), x[:, first + count :]], dim=1)
+
+    x = put(x, levels[0]) + tower.positional_embedding
+    for i, block in enumerate(tower.transformer.resblocks):
+        x = block(put(x, levels[i]) if 1 <= i < len(levels) else x, True)
+    return tower.ln_final(x[torch.arange(len(ids)), ids.argmax(-1)]) @ tower.text_projection
+
+
+def image_by_definition(clip, images, levels):
+    """Image features [B, E]: tokens join after the positions and before ln_pre; blocks 1..K-1 get fresh ones."""
+    tower, count = clip.visual, levels[0].shape[-2]
+    x = tower.conv1(images).flatten(2).transpose(1, 2)
+    x = torch.cat([tower.class_embedding.expand(len(x), 1, -1), x], dim=1) + tower.positional_embedding
+    x = tower.ln_pre(torch.cat([x, levels[0].expand(len(x), -1, -1)], dim=1))
+    for i, block in enumerate(tower.transformer.resblocks):
+        if 1 <= i < len(levels):
+            x = torch.cat([x[:, :-count], levels[i].expand(len(x), -1, -1)], dim=1)
+        x = block(x, False)
+    return tower.ln_post(x[:, 0]) @ tower.proj
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base16():
+    """ViT-B/16 with uninitialised weights: sizes are all that is asked of it."""
+    geometry = Geometry(224, 16, 768, 12, 12, 512, 12, 8, 77, 49408, 512, quick_gelu=True)
+    with torch.device("meta"):
+        clip = CLIP(geometry, name="ViT-B-16")
+    return clip.to_empty(device="cpu").requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "name, options, count",
+    [
+        ("zeroshot", {}, 0),
+        ("coop", {}, 2_048),
+        ("coop", {"n_ctx": 16, "ctx_init": ""}, 8_192),
+        ("coop", {"csc": True, "ctx_init": ""}, 5 * 2_048),
+        ("cocoop", {}, 35_360),
+        ("maple", {}, 3_555_072),
+        ("maple", {"depth": 3}, 1_185_024),
+        ("procap", {}, 22_497_025),
+        ("procap", {"deep_tokens": "independent"}, 22_497_025 + 8 * 10_240),
+        ("procap", {"learn_logit_scale": True}, 22_497_026),
+    ],
+)
+def test_trainable_parameters_at_vit_b_16(base16, space, name, options, count):
+    assert sum(p.numel() for p in build(name, base16, space, **options).parameters() if p.requires_grad) == count
+
+
+def test_procaps_docstring_states_its_count():
+    import procap.methods.procap as module
+
+    assert "22,497,025 parameters on ViT-B/16" in (module.__doc__ or "")
+
+
+# --- every method -----------------------------------------------------------------------------------------------------
+
+VARIANTS = [
+    ("coop", {}),
+    ("coop", {"class_position": "middle"}),
+    ("coop", {"csc": True, "ctx_init": "", "n_ctx": 3}),
+    ("cocoop", {}),
+    ("maple", {}),
+    ("maple", {"fp16_rounding": True, "depth": 12}),
+    ("procap", {"zero_output": False}),
+    ("procap", {"zero_output": False, "deep_tokens": "independent", "norm": "none", "learn_logit_scale": True}),
+    ("procap", {"zero_output": False, "norm": "post", "n_ctx": 2, "depth": 1, "class_prompt": "template"}),
+    ("procap", {"cross_attention": False, "gaussian": False, "infonce": False, "l2": False}),
+]
+
+
+@pytest.mark.parametrize("name, options", VARIANTS)
+def test_gradient_reaches_every_learnable_and_nothing_else(tiny_clip, space, name, options):
+    method = build(name, tiny_clip, space, **options)
+    terms = method.loss(pictures(), torch.tensor([0, 1, 1]), seeded(2))
+    assert next(iter(terms)) == "ce" and all(term.isfinite() and term.dim() == 0 for term in terms.values())
+    sum(terms.values()).backward()
+    for parameter, tensor in method.named_parameters():
+        assert tensor.grad is not None and tensor.grad.isfinite().all(), parameter
+        assert tensor.grad.abs().sum() > 0, parameter
+    assert all(p.grad is None and not p.requires_grad for p in tiny_clip.parameters())
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_state_holds_the_learnables_and_nothing_else(tiny_clip, space, name):
+    method = build(name, tiny_clip, space)
+    assert set(method.state_dict()) == {name for name, _ in method.named_parameters()}
+    frozen = {p.data_ptr() for p in tiny_clip.parameters()}
+    assert not frozen & {t.data_ptr() for t in method.state_dict().values()}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_batch_of_one_can_be_trained_on(tiny_clip, space, name):
+    terms = build(name, tiny_clip, space).loss(pictures(1), torch.tensor([3]), seeded())
+    sum(terms.values()).backward()
+    assert all(term.isfinite() for term in terms.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_start_comes_from_the_given_generator_alone(tiny_clip, space, name):
+    torch.manual_seed(5)
+    state, first = torch.get_rng_state(), build(name, tiny_clip, space, seed=7)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(6)
+    again, other = build(name, tiny_clip, space, seed=7), build(name, tiny_clip, space, seed=8)
+    for key, tensor in first.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[key])
+    if name in ("cocoop", "maple", "procap"):
+        assert any(not torch.equal(t, other.state_dict()[key]) for key, t in first.state_dict().items())
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_loss_draws_from_the_noise_generator_alone(tiny_clip, space, name):
+    method, labels = build(name, tiny_clip, space), torch.tensor([0, 1, 2])
+    state = torch.get_rng_state()
+    first = sum(method.loss(pictures(), labels, seeded(3)).values())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first == sum(method.loss(pictures(), labels, seeded(3)).values())
+    assert (first == sum(method.loss(pictures(), labels, seeded(4)).values())) == (name != "procap")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_few_steps_lower_the_loss(tiny_clip, space, name):
+    method, images, labels = build(name, tiny_clip, space), pictures(6), torch.tensor([0, 1, 2, 3, 4, 0])
+    optimizer = torch.optim.AdamW(method.parameters(), lr=3e-3)
+    losses = []
+    for step in range(6):
+        loss = sum(method.loss(images, labels, seeded(step)).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_bfloat16_training_stays_near_float32(tiny_clip, space, name):
+    method, labels = build(name, tiny_clip, space), torch.tensor([0, 1, 2])
+    plain = sum(method.loss(pictures(), labels, seeded()).values()).item()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = sum(method.loss(pictures(), labels, seeded()).values())
+    cast.backward()
+    assert cast.item() == pytest.approx(plain, abs=0.15)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters())
+
+
+# --- zero-shot and CoOp -----------------------------------------------------------------------------------------------
+
+
+def test_zero_shot_is_clip_with_the_data_sets_template(tiny_clip):
+    space = LabelSpace(("cat", "big_dog"), template="a photo of a {}, a type of pet.")
+    ids = tiny_clip.tokenize(["a photo of a cat, a type of pet.", "a photo of a big dog, a type of pet."])
+    image, text = tiny_clip.encode_image(pictures()), tiny_clip.encode_text(ids)
+    expected = tiny_clip.logit_scale.exp() * normed(image) @ normed(text).T
+    assert torch.equal(build("zeroshot", tiny_clip, space).classifier()(pictures()), expected)
+
+
+@pytest.mark.parametrize("dataset, count", [("imagenet", 7), ("imagenet-v2", 8), ("dtd", 8)])
+def test_zero_shot_ensemble_averages_unit_features(tiny_clip, dataset, count):
+    space = LabelSpace(("cat", "big_dog"), template="{} texture.", dataset=dataset)
+    templates = [*ENSEMBLE, "{} texture."][:count]
+    banks = [normed(tiny_clip.encode_text(tiny_clip.tokenize(space.prompts(template)))) for template in templates]
+    classifier = build("zeroshot", tiny_clip, space, templates="ensemble").classifier()
+    torch.testing.assert_close(classifier.class_features, normed(sum(banks) / count), rtol=0, atol=1e-6)
+
+
+def test_coop_starts_as_zero_shot_with_its_words(tiny_clip, space):
+    coop, zeroshot = build("coop", tiny_clip, space), build("zeroshot", tiny_clip, space)
+    assert torch.equal(coop.classifier()(pictures()), zeroshot.classifier()(pictures()))
+    assert torch.equal(coop.context, words(tiny_clip, "a photo of a"))
+
+
+@pytest.mark.parametrize("position", ["end", "middle", "front"])
+@pytest.mark.parametrize("csc", [False, True])
+def test_coops_context_stands_where_the_position_says(tiny_clip, space, position, csc):
+    method = build("coop", tiny_clip, space, n_ctx=3, ctx_init="", class_position=position, csc=csc)
+    before = {"end": 3, "middle": 1, "front": 0}[position]
+    tower, features = tiny_clip.text, []
+    for index, name in enumerate(space.names()):
+        ctx = method.context[index] if csc else method.context
+        sos, dot, eot = tower.token_embedding.weight[tiny_clip.tokenize(["."])[0, :3]].split(1)
+        x = torch.cat([sos, ctx[:before], words(tiny_clip, name), ctx[before:], dot, eot])[None]
+        x = x + tower.positional_embedding[: x.shape[1]]
+        for block in tower.transformer.resblocks:
+            x = block(x, True)
+        features.append(tower.ln_final(x[:, -1]) @ tower.text_projection)
+    expected = normed(torch.cat(features))
+    torch.testing.assert_close(method.classifier().class_features, expected.detach(), rtol=0, atol=1e-5)
+
+
+def test_class_specific_context_knows_its_own_classes_only(tiny_clip, space):
+    method = build("coop", tiny_clip, space, ctx_init="", csc=True)
+    assert method.context.shape[0] == 5
+    method.classifier(LabelSpace(space.classnames, template="{} texture."))
+    with pytest.raises(UsageError, match="no other class names"):
+        method.classifier(LabelSpace(("dog", "cat")))
+
+
+# --- CoCoOp -----------------------------------------------------------------------------------------------------------
+
+
+def test_cocoop_shifts_the_context_by_each_images_feature(tiny_clip, space):
+    method, images = build("cocoop", tiny_clip, space), pictures()
+    first, _, second = method.meta_net
+    ids = tiny_clip.tokenize([f"a photo of a {name}." for name in space.names()])
+    rows = []
+    for image in normed(tiny_clip.encode_image(images)):
+        hidden = (first.weight @ image + first.bias).clamp(min=0)
+        context = words(tiny_clip, "a photo of a") + second.weight @ hidden + second.bias
+        text = normed(text_by_definition(tiny_clip, ids, [context]))
+        rows.append(tiny_clip.logit_scale.exp() * text @ image)
+    torch.testing.assert_close(method.classifier()(images), torch.stack(rows).detach(), rtol=0, atol=2e-4)
+
+
+def test_cocoop_is_the_same_in_chunks(tiny_clip, space, monkeypatch):
+    """Chunked (and, in training, recomputed) text rows change neither logits nor gradients."""
+    import procap.methods.cocoop as module
+
+    method, images, labels = build("cocoop", tiny_clip, space), pictures(), torch.tensor([0, 4, 2])
+
+    def run():
+        method.zero_grad()
+        loss = method.loss(images, labels, seeded())["ce"]
+        loss.backward()
+        return [method.classifier()(images), loss.detach(), *(p.grad.clone() for p in method.parameters())]
+
+    whole = run()
+    monkeypatch.setattr(module, "TEXT_ROWS", 4)
+    for one, other in zip(whole, run(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+# --- MaPLe ------------------------------------------------------------------------------------------------------------
+
+
+def perturbed(method, seed=9, std=0.05):
+    """The method as after some training: every parameter moved."""
+    generator = seeded(seed)
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter += std * torch.randn(parameter.shape, generator=generator)
+    return method
+
+
+@pytest.mark.parametrize("depth", [1, 3, 9, 12])
+def test_maple_is_its_definition(tiny_clip, space, depth):
+    method = perturbed(build("maple", tiny_clip, space, depth=depth))
+    text = [method.context, *method.deep_context]
+    layers = [method.projection, *method.deep_projection]
+    vision = [tokens @ layer.weight.T + layer.bias for layer, tokens in zip(layers, text, strict=True)]
+    ids = tiny_clip.tokenize([f"a photo of a {name}." for name in space.names()])
+    expected = text_by_definition(tiny_clip, ids, text), image_by_definition(tiny_clip, pictures(), vision)
+    classifier = method.classifier()
+    torch.testing.assert_close(classifier.class_features, normed(expected[0]).detach(), rtol=0, atol=1e-5)
+    features = tiny_clip.encode_image(pictures(), classifier.image_plan)
+    torch.testing.assert_close(features, expected[1].detach(), rtol=0, atol=2e-5)
+
+
+@contextlib.contextmanager
+def entering(tower):
+    """The states that enter each block of `tower` while the context is open."""
+    seen = []
+    hooks = [b.register_forward_pre_hook(lambda _, x: seen.append(x[0].detach())) for b in tower.transformer.resblocks]
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
+def test_maples_tokens_enter_up_to_the_depth_and_then_flow_on(tiny_clip, space):
+    """Blocks 1..K-1 see fresh tokens in rows behind the patches; block K sees what block K-1 made of them."""
+    method, depth, behind = build("maple", tiny_clip, space, depth=3), 3, tiny_clip.visual.num_tokens
+    image_plan = method.classifier().image_plan
+    with entering(tiny_clip.visual) as seen:
+        output = tiny_clip.visual(pictures(), image_plan)
+    assert output.tokens.shape[1] == behind + 2
+    for layer in range(1, depth):
+        layer_tokens = method.deep_projection[layer - 1](method.deep_context[layer - 1])
+        torch.testing.assert_close(seen[layer][:, behind:], layer_tokens.detach().expand(3, -1, -1))
+    blocks = tiny_clip.visual.transformer.resblocks
+    for layer in range(depth, 12):
+        assert torch.equal(seen[layer], blocks[layer - 1](seen[layer - 1], False))
+    with entering(tiny_clip.text) as seen:
+        method.classifier()
+    for layer in range(1, depth):
+        assert torch.equal(seen[layer][:, 1:3], method.deep_context[layer - 1].detach().expand(5, -1, -1))
+    assert torch.equal(seen[depth], tiny_clip.text.transformer.resblocks[depth - 1](seen[depth - 1], True))
+
+
+def test_maple_learns_the_first_words_and_keeps_the_rest(tiny_clip, space):
+    method = build("maple", tiny_clip, space, n_ctx=2)
+    assert torch.equal(method.context, words(tiny_clip, "a photo"))
+    expected = tiny_clip.tokenize([f"a photo of a {name}." for name in space.names()])
+    assert torch.equal(method.class_prompts(space).ids[:, 3:], expected[:, 3:])
+
+
+def test_maple_with_more_than_four_tokens_starts_at_random(tiny_clip, space):
+    method = build("maple", tiny_clip, space, n_ctx=5)
+    assert method.context.std().item() == pytest.approx(0.02, rel=0.2)
+    expected = tiny_clip.tokenize([f"X X X X X {name}." for name in space.names()])
+    assert torch.equal(method.class_prompts(space).ids, expected)
+
+
+def test_maples_deep_projections_start_as_one_layer_and_learn_apart(tiny_clip, space):
+    method = build("maple", tiny_clip, space)
+    first, *others = method.deep_projection
+    assert all(torch.equal(first.weight, o.weight) and torch.equal(first.bias, o.bias) for o in others)
+    assert not torch.equal(first.weight, method.projection.weight)
+    assert len({o.weight.data_ptr() for o in method.deep_projection}) == 8
+    bound = tiny_clip.geometry.text_width**-0.5
+    assert bound * 0.95 < first.weight.abs().max() <= bound
+    deep = torch.stack(list(method.deep_context))
+    assert deep.std().item() == pytest.approx(0.02, rel=0.1) and abs(deep.mean().item()) < 0.002
+
+
+def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
+    plain, rounded = (build("maple", tiny_clip, space, fp16_rounding=flag) for flag in (False, True))
+    exact, half = plain.plans(None), rounded.plans(None)
+    assert torch.equal(exact[1][0].tokens, half[1][0].tokens)
+    for one, other in (*zip(exact[0], half[0], strict=True), *zip(exact[1][1:], half[1][1:], strict=True)):
+        assert torch.equal(other.tokens, one.tokens.half().float()) and not torch.equal(other.tokens, one.tokens)
+
+
+# --- wrong input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("mapel", {}, "unknown method 'mapel': did you mean maple"),
+        ("maple", {"n_ctx": 0}, "option n_ctx = 0: input should be greater than or equal to 1"),
+        ("maple", {"depht": 3}, "unknown option of maple 'depht': did you mean depth"),
+        ("maple", {"depth": 13}, "depth = 13, but the text tower of tiny has 12 layers"),
+        ("maple", {"ctx_init": "photo"}, "has 1 tokens, fewer than n_ctx = 2"),
+        ("procap", {"depth": 13}, "depth = 13, but the text tower of tiny has 12 layers"),
+        ("procap", {"depth": "deep"}, "option depth = 'deep'"),
+        ("procap", {"class_prompt": "mapel"}, "should be 'maple' or 'template'"),
+        ("procap", {"init_templates": "a {} and a {}"}, "needs words and one {}"),
+        ("procap", {"init_templates": "a photo of a {} ||"}, "needs words and one {}"),
+        ("procap", {"logvar_init": 3}, "logvar_init = 3.0 is outside its clamp"),
+        ("procap", {"nce_temperature": 0}, "option nce_temperature = 0"),
+        ("coop", {"n_ctx": 16}, "has 4 words but n_ctx = 16"),
+        ("coop", {"csc": True}, "csc starts at random"),
+        ("coop", {"ctx_init": "the centrifuges", "n_ctx": 2}, "use words of one token each"),
+        ("cocoop", {"n_ctx": 2}, "has 4 words but n_ctx = 2"),
+        ("zeroshot", {"templates": "all"}, "should be 'single' or 'ensemble'"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(tiny_clip, space, name, options, message):
+    with pytest.raises(UsageError) as caught:
+        build(name, tiny_clip, space, **options)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_class_name_that_does_not_fit_is_named(tiny_clip, name):
+    long = "very " * 80 + "long_name"
+    with pytest.raises(UserError, match=r"class 'very very .*' *: .*CLIP reads 77"):
+        build(name, tiny_clip, LabelSpace(("cat", long)))
+
+
+def test_every_option_is_described_and_strict():
+    for name in METHODS:
+        model = method_class(name).Options
+        assert all(field.description for field in model.model_fields.values())
+        assert model.model_config["frozen"] and model.model_config["extra"] == "forbid"
+    assert method_options("procap", {"n_ctx": "8"}).model_dump()["n_ctx"] == 8
+
+
+# --- plug-ins ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypatch):
+    (tmp_path / "their_method.py").write_text(
+        "from procap.methods.coop import CoOp\n"
+        "class Theirs(CoOp):\n    summary = 'their own method'\n"
+        "class NotAMethod:\n    pass\n"
+    )
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[procap.methods]\ntheirs = their_method:Theirs\nbroken = no_such_module:Theirs\n"
+        "odd = their_method:NotAMethod\nmaple = their_method:Theirs\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    method = build("theirs", tiny_clip, space)
+    assert type(method).__name__ == "Theirs" and method.classifier()(pictures()).shape == (3, 5)
+    assert method_class("maple").__name__ == "MaPLe"
+    for name, message in (("broken", "cannot be loaded from no_such_module:Theirs"), ("odd", "is not a subclass")):
+        with pytest.raises(UsageError, match=message):
+            method_class(name)
+    summaries = {spec.name: spec.summary for spec in method_specs()}
+    assert set(summaries) == {*METHODS, "theirs", "broken", "odd"}
+    assert summaries["theirs"] == "their own method" and "cannot be loaded" in summaries["broken"]
+
+
+def test_listed_methods_have_one_line_each():
+    specs = method_specs()
+    assert [spec.name for spec in specs][:5] == ["zeroshot", "coop", "cocoop", "maple", "procap"]
+    assert all(spec.summary and "\n" not in spec.summary and len(spec.summary) < 110 for spec in specs)
+
+
+def test_cross_entropy_comes_first_and_alone_for_the_baselines(tiny_clip, space):
+    labels = torch.tensor([1, 0, 3])
+    for name in ("coop", "cocoop", "maple"):
+        method = build(name, tiny_clip, space)
+        terms = method.loss(pictures(), labels, seeded())
+        assert list(terms) == ["ce"]
+        expected = F.cross_entropy(method.classifier()(pictures()), labels)
+        assert math.isclose(terms["ce"].item(), expected.item(), rel_tol=1e-5)

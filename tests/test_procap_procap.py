@@ -1,0 +1,307 @@
+"""ProCAP equals its definition: Gaussian tokens, simultaneous cross-attention, slots, loss terms, every ablation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from procap.losses import info_nce
+from procap.methods import build_method
+from procap.reference import encode_image, encode_text
+from procap.text import LabelSpace
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def build(clip, space, seed=0, **options):
+    return build_method("procap", clip, space, options, seeded(seed))
+
+
+def trained(clip, space, **options):
+    """ProCAP away from its start: every parameter moved, log-variances on both sides of the clamp."""
+    method = build(clip, space, **options)
+    generator = seeded(9)
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return method
+
+
+def pictures(count=3, seed=1):
+    return torch.randn(count, 3, 32, 32, generator=seeded(seed))
+
+
+def normed(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def words(clip, text):
+    ids = clip.tokenize([text])[0]
+    return clip.text.token_embedding.weight[ids[1 : int(ids.argmax())]]
+
+
+@pytest.fixture
+def space(tiny_space):
+    return tiny_space
+
+
+# --- Gaussian tokens --------------------------------------------------------------------------------------------------
+
+
+def test_text_tokens_start_at_the_templates_first_words(tiny_clip):
+    space = LabelSpace(("cat", "dog"), templates=("a centered satellite photo of a {}",))
+    method = build(tiny_clip, space)
+    assert torch.equal(method.text_mu[0], words(tiny_clip, "a centered satellite photo"))
+    assert method.vision_mu.shape == (1, 4, 128)
+    assert method.vision_mu.std().item() == pytest.approx(0.02, rel=0.15)
+    assert (method.text_logvar == -9).all() and (method.vision_logvar == -9).all()
+
+
+def test_several_templates_start_at_their_mean_and_are_split_before_tokenizing(tiny_clip):
+    given = LabelSpace(("cat", "dog"), templates=("a photo of a {}", "some close up picture of {}"))
+    expected = (words(tiny_clip, "a photo of a") + words(tiny_clip, "some close up picture")) / 2
+    torch.testing.assert_close(build(tiny_clip, given).text_mu[0].detach(), expected)
+    text = "a photo of a {} || some close up picture of {}."
+    configured = build(tiny_clip, LabelSpace(("cat", "dog"), templates=("unused {}",)), init_templates=text)
+    torch.testing.assert_close(configured.text_mu[0].detach(), expected)
+    first = build(tiny_clip, given, template_init_combine="first")
+    assert torch.equal(first.text_mu[0], words(tiny_clip, "a photo of a"))
+
+
+def test_positions_beyond_a_short_template_are_random(tiny_clip):
+    space = LabelSpace(("cat", "dog"), templates=("a photo of {}",))
+    one, two = (build(tiny_clip, space, seed, n_ctx=64) for seed in (0, 1))
+    assert torch.equal(one.text_mu[0, :3], words(tiny_clip, "a photo of"))
+    assert torch.equal(one.text_mu[0, :3], two.text_mu[0, :3])
+    assert one.text_mu[0, 3:].std().item() == pytest.approx(0.02, rel=0.1)
+    assert not torch.equal(one.text_mu[0, 3:], two.text_mu[0, 3:])
+
+
+def test_training_samples_and_inference_takes_the_means(tiny_clip, space):
+    method = build(tiny_clip, space)
+    with torch.no_grad():
+        method.text_logvar[0, 0], method.text_logvar[0, 1], method.text_logvar[0, 2] = -2, -40, 9
+    noise = seeded(0)
+    draws = torch.stack([method.tokens(noise)[1][0].detach() for _ in range(800)])
+    spread = (draws - method.text_mu[0].detach()).square().mean(dim=(0, 2)).sqrt()
+    expected = [math.exp(-1), math.exp(-6), math.exp(1), math.exp(-4.5)]
+    assert spread.tolist() == pytest.approx(expected, rel=0.03)
+    vision, text = method.tokens(None)
+    assert torch.equal(vision, method.vision_mu) and torch.equal(text, method.text_mu)
+
+
+# --- cross-attention --------------------------------------------------------------------------------------------------
+
+
+def attention_by_hand(module, x, y):
+    """Pre-norm multi-head attention, one head and one query at a time."""
+
+    def norm(x, layer):
+        return F.layer_norm(x, x.shape[-1:], layer.weight, layer.bias)
+
+    x, y = norm(x, module.norm_query), norm(y, module.norm_other)
+    q, k, v = module.query(x), y @ module.key.weight.T, module.value(y)
+    width = q.shape[-1] // module.heads
+    rows = []
+    for i in range(len(q)):
+        heads = []
+        for h in range(module.heads):
+            part = slice(h * width, (h + 1) * width)
+            weights = torch.softmax(torch.stack([q[i, part] @ key[part] for key in k]) / math.sqrt(width), dim=0)
+            heads.append(sum(w * value[part] for w, value in zip(weights, v, strict=True)))
+        rows.append(torch.cat(heads))
+    return torch.stack(rows) @ module.output.weight.T + module.output.bias
+
+
+def stack_by_hand(method, v, t):
+    """Algorithm 1: both updates of a level read the level below, W_p is one for all levels."""
+    vision, text = [v], [t]
+    for level in range(method.options.depth):
+        below_v, below_t = vision[-1], text[-1]
+        projected = below_v @ method.vision_to_text.weight.T + method.vision_to_text.bias
+        vision.append(below_v + attention_by_hand(method.vision_attention[level], below_v, below_t))
+        text.append(below_t + attention_by_hand(method.text_attention[level], below_t, projected))
+    return vision[1:], text[1:]
+
+
+def test_levels_are_those_of_the_algorithm(tiny_clip, space):
+    method = trained(tiny_clip, space, depth=4, heads=3, head_width=16)
+    vision, text = method.refine(*method.tokens(None))
+    expected = stack_by_hand(method, method.vision_mu[0], method.text_mu[0])
+    assert len(vision) == len(text) == 4
+    for got, want in (*zip(vision, expected[0], strict=True), *zip(text, expected[1], strict=True)):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(vision[0], vision[1], atol=1e-3)
+
+
+def test_independent_levels_are_refined_once_each(tiny_clip, space):
+    method = trained(tiny_clip, space, depth=3, deep_tokens="independent")
+    assert method.text_mu.shape == (3, 4, 64) and method.vision_logvar.shape == (3, 4, 128)
+    vision, _ = method.refine(*method.tokens(None))
+    for level in range(3):
+        own, other = method.vision_mu[level], method.text_mu[level]
+        want = own + attention_by_hand(method.vision_attention[level], own, other)
+        torch.testing.assert_close(vision[level], want, rtol=1e-4, atol=1e-5)
+
+
+def test_training_starts_at_the_template(tiny_clip, space):
+    """With output projections at zero every level is its start, V_l = V_0 and T_l = T_0, samples included."""
+    method = build(tiny_clip, space)
+    for noise in (None, 4):
+        start = method.tokens(None if noise is None else seeded(noise))
+        for tokens, levels in zip(start, method.refine(*start), strict=True):
+            assert len(levels) == 9 and all(torch.equal(level, tokens[0]) for level in levels)
+    other = build(tiny_clip, space, zero_output=False)
+    assert not torch.equal(other.refine(*other.tokens(None))[0][0], other.vision_mu[0])
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+def test_norm_reading_places_the_layer_norms(tiny_clip, space, norm):
+    method = trained(tiny_clip, space, norm=norm, depth=2)
+    block, x, y = method.vision_attention[0], method.vision_mu[0], method.text_mu[0]
+    inner = block.attend(block.norm_query(x), block.norm_other(y)) if norm == "pre" else block.attend(x, y)
+    expected = block.norm_output(x + inner) if norm == "post" else x + inner
+    torch.testing.assert_close(block(x, y), expected)
+    norms = [name for name, _ in method.named_parameters() if "norm" in name]
+    assert len(norms) == {"pre": 16, "post": 8, "none": 0}[norm]
+
+
+def test_layer_i_gets_level_i_plus_one(tiny_clip, space):
+    """The input of both towers gets level 1 and block i level i + 1, in the rows that MaPLe uses."""
+    method = trained(tiny_clip, space, depth=5)
+    vision, text = method.refine(*method.tokens(None))
+    image_plan, text_plan = method.plans(None)
+    assert [op.layer for op in image_plan] == [op.layer for op in text_plan] == [-1, 1, 2, 3, 4]
+    assert [(op.mode, op.start) for op in text_plan] == [("replace", 1)] * 5
+    assert image_plan[0].mode == "append"
+    assert [(op.mode, op.start) for op in image_plan[1:]] == [("replace", tiny_clip.visual.num_tokens)] * 4
+    for plan, levels in ((image_plan, vision), (text_plan, text)):
+        assert all(torch.equal(op.tokens, tokens) for op, tokens in zip(plan, levels, strict=True))
+
+
+# --- class prompts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "templates, class_prompt, expected",
+    [
+        (("a photo of a {}",), "maple", "X X X X red circle."),
+        (("a photo of a {} flower", "a close-up photo of a {} flower"), "maple", "X X X X red circle flower."),
+        (("a centered satellite photo of a {}",), "maple", "X X X X red circle."),
+        (("a photo of a {} flower",), "template", "X X X X a photo of a red circle flower."),
+    ],
+)
+def test_class_prompt_readings(tiny_clip, templates, class_prompt, expected):
+    space = LabelSpace(("red_circle",), templates=templates)
+    method = build(tiny_clip, space, class_prompt=class_prompt)
+    assert torch.equal(method.class_prompts(space).ids, tiny_clip.tokenize([expected]))
+    elsewhere = LabelSpace(("cat",), templates=("an image of {} here",))
+    there = {"maple": "X X X X cat here.", "template": "X X X X an image of cat here."}[class_prompt]
+    assert torch.equal(method.class_prompts(elsewhere).ids, tiny_clip.tokenize([there]))
+
+
+# --- loss and ablations -----------------------------------------------------------------------------------------------
+
+
+def test_terms_are_the_papers_sum(tiny_clip, space):
+    """Every term recomputed from the sampled tokens with the plain encoders, weights included."""
+    method = trained(tiny_clip, space, kl_weight=0.03, l2_weight=0.02, nce_weight=0.5)
+    images, labels = pictures(4), torch.tensor([0, 2, 2, 1])
+    got = method.loss(images, labels, seeded(5))
+    with torch.no_grad():
+        noise = seeded(5)
+        v, t = (
+            mu + torch.exp(logvar / 2) * torch.randn(mu.shape, generator=noise)
+            for mu, logvar in ((method.vision_mu, method.vision_logvar), (method.text_mu, method.text_logvar))
+        )
+        image_plan, text_plan = method.plans(None)
+        vision, text = stack_by_hand(method, v[0], t[0])
+        image_plan = [type(op)(op.layer, op.mode, x, op.start) for op, x in zip(image_plan, vision, strict=True)]
+        text_plan = [type(op)(op.layer, op.mode, x, op.start) for op, x in zip(text_plan, text, strict=True)]
+        image = encode_image(tiny_clip, images, tuple(image_plan))
+        classes = encode_text(tiny_clip, method.class_prompts(space).ids, tuple(text_plan))
+        ce = F.cross_entropy(tiny_clip.logit_scale.exp() * normed(image) @ normed(classes).T, labels)
+        z, c = normed(method.image_head(image)), normed(method.text_head(classes))
+        gaussians = [
+            torch.distributions.kl_divergence(
+                torch.distributions.Normal(mu, torch.exp(logvar / 2)), torch.distributions.Normal(0.0, 1.0)
+            ).sum()
+            for mu, logvar in ((method.vision_mu, method.vision_logvar), (method.text_mu, method.text_logvar))
+        ]
+        means = method.vision_mu.square().sum() + method.text_mu.square().sum()
+        expected = {
+            "ce": ce,
+            "nce": 0.5 * info_nce(z, c, labels, method.log_temperature),
+            "kl": 0.03 * sum(gaussians),
+            "l2": 0.02 * means,
+        }
+    assert list(got) == list(expected)
+    for name, term in expected.items():
+        assert got[name].item() == pytest.approx(term.item(), rel=2e-4), name
+
+
+def test_default_weights_and_temperature_are_the_papers(tiny_clip, space):
+    method = build(tiny_clip, space)
+    o = method.options
+    assert (o.nce_weight, o.kl_weight, o.l2_weight, o.nce_width) == (0.01, 1e-5, 1e-6, 256)
+    assert method.log_temperature.exp().item() == pytest.approx(0.07)
+    head = method.image_head
+    assert [tuple(layer.weight.shape) for layer in (head[0], head[2])] == [(48, 48), (256, 48)]
+
+
+ABLATIONS = {
+    "cross_attention": ({"vision_to_text", "vision_attention", "text_attention"}, set()),
+    "gaussian": ({"vision_logvar", "text_logvar"}, {"kl"}),
+    "kl": (set(), {"kl"}),
+    "l2": (set(), {"l2"}),
+    "infonce": ({"image_head", "text_head", "log_temperature"}, {"nce"}),
+}
+
+
+@pytest.mark.parametrize("switch", ABLATIONS)
+def test_a_switch_removes_its_parameters_and_terms_and_moves_nothing_else(tiny_clip, space, switch):
+    parameters, terms = ABLATIONS[switch]
+    full, less = build(tiny_clip, space), build(tiny_clip, space, **{switch: False})
+    whole, rest = full.state_dict(), less.state_dict()
+    assert {name.split(".")[0] for name in set(whole) - set(rest)} == parameters
+    assert set(rest) <= set(whole) and all(torch.equal(whole[name], tensor) for name, tensor in rest.items())
+    labels = torch.tensor([0, 1, 2])
+    lost, kept = full.loss(pictures(), labels, seeded()), less.loss(pictures(), labels, seeded())
+    assert set(lost) - set(kept) == terms
+    if switch not in ("gaussian", "cross_attention"):
+        assert all(torch.equal(lost[name], term) for name, term in kept.items())
+
+
+def test_without_gaussians_training_draws_nothing(tiny_clip, space):
+    method, noise = build(tiny_clip, space, gaussian=False), seeded(3)
+    state = noise.get_state()
+    method.loss(pictures(), torch.tensor([0, 1, 2]), noise)
+    assert torch.equal(noise.get_state(), state)
+
+
+@pytest.mark.parametrize("deep_tokens, sets", [("refined", 1), ("independent", 4)])
+def test_with_everything_off_plain_tokens_enter_every_layer(tiny_clip, space, deep_tokens, sets):
+    off = dict.fromkeys(ABLATIONS, False)
+    method = build(tiny_clip, space, depth=4, deep_tokens=deep_tokens, **off)
+    shapes = {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
+    assert shapes == {"text_mu": (sets, 4, 64), "vision_mu": (sets, 4, 128)}
+    assert list(method.loss(pictures(), torch.tensor([0, 1, 2]), seeded())) == ["ce"]
+    image_plan, text_plan = method.plans(None)
+    for layer in range(4):
+        assert torch.equal(image_plan[layer].tokens, method.vision_mu[min(layer, sets - 1)])
+        assert torch.equal(text_plan[layer].tokens, method.text_mu[min(layer, sets - 1)])
+
+
+def test_clips_temperature_is_frozen_unless_asked_for(tiny_clip, space):
+    frozen, learned = build(tiny_clip, space), build(tiny_clip, space, learn_logit_scale=True)
+    assert "logit_scale" not in frozen.state_dict()
+    torch.testing.assert_close(frozen.classifier()(pictures()), learned.classifier()(pictures()))
+    with torch.no_grad():
+        learned.logit_scale += math.log(2)
+    torch.testing.assert_close(2 * frozen.classifier()(pictures()), learned.classifier()(pictures()))
+    assert learned.logit_scale is not tiny_clip.logit_scale
