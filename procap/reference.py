@@ -80,7 +80,7 @@ class PlainCLIP:
 
 
 Row = tuple[int, Tensor]
-"""The place of a row in the sequence before any operation, -1 for a prompt token, and its states [N, D]."""
+"""The place of a row in the sequence before any operation, -1 for an added one, and its states [N, D]."""
 
 
 def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:
@@ -91,12 +91,13 @@ def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:
             continue
         tokens = op.tokens if op.tokens.dim() == 3 else op.tokens.expand(batch, *op.tokens.shape)
         new = [(-1, token) for token in tokens.unbind(dim=1)]
-        if op.mode == "append":
+        if op.mode == "replace":
+            over = slice(op.start, op.start + len(new))
+            rows[over] = [(place, token) for (place, _), (_, token) in zip(rows[over], new, strict=True)]
+        elif op.mode == "append":
             rows = rows + new
-        elif op.mode == "insert":
-            rows = rows[: op.start] + new + rows[op.start :]
         else:
-            rows = rows[: op.start] + new + rows[op.start + len(new) :]
+            rows = rows[: op.start] + new + rows[op.start :]
     return rows
 
 
