@@ -1,0 +1,102 @@
+"""What training and evaluation build: the frozen model, the method on it, the space of its classes, the data stream."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from procap.clip import CLIP
+from procap.errors import UsageError
+from procap.loading import load_clip
+from procap.methods import build_method
+from procap.methods.method import Method
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+from runner.checkpoint import CheckpointCard
+from runner.config import RunConfig
+from shards.fewshot import FewShot, evaluation_labels, pick
+from shards.manifest import Manifest
+from shards.reader import open_dataset
+from shards.stream import TrainStream
+from shards.streams import generator
+from shards.transforms import TrainAugment
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A method at its seeded start. Without epochs there is nothing to stream and no image is picked."""
+
+    method: Method
+    card: CheckpointCard
+    stream: TrainStream | None
+    fewshot: FewShot | None
+
+
+def set_up(config: RunConfig, data: Path, device: torch.device, workers: int) -> Setup:
+    """Open the data, load the backbone and build the method; raises the user's errors of all three."""
+    shards = open_dataset(data, config.dataset)
+    clip = load_backbone(config, device)
+    fewshot = stream = None
+    if config.recipe.epochs:
+        fewshot = pick(shards, config.shots, config.seed, config.classes)
+        augment = train_augment(config.recipe, clip)
+        stream = TrainStream(fewshot.train, config.recipe.batch_size, augment, config.seed, workers=workers)
+    labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
+    space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
+    method = make_method(config, clip, space)
+    if stream and not any(parameter.requires_grad for parameter in method.parameters()):
+        raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
+    card = CheckpointCard(
+        config=config,
+        dataset=shards.name,
+        classnames=space.classnames,
+        template=space.template,
+        templates=space.templates,
+        backbone_digest=clip.digest(),
+        manifest_digest=shards.manifest.digest,
+    )
+    return Setup(method, card, stream, fewshot)
+
+
+def load_backbone(config: RunConfig, device: torch.device) -> CLIP:
+    """The frozen CLIP of a run, on `device`."""
+    return load_clip(config.backbone, config.pretrained).to(device)
+
+
+def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
+    """The method at its seeded start, on the device of `clip`."""
+    method = build_method(config.method, clip, space, config.options, generator(config.seed, "init"))
+    return method.to(clip.device)
+
+
+def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over everything that the method learns."""
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(method.parameters(), recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay)
+    return torch.optim.SGD(method.parameters(), recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+
+
+def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
+    """The recipe's augmentation at the backbone's image size and normalisation."""
+    return TrainAugment(
+        clip.geometry.image_size,
+        clip.image_mean,
+        clip.image_std,
+        crop_scale=recipe.crop_scale,
+        flip=recipe.flip,
+        colour_jitter=recipe.colour_jitter,
+        rotation=recipe.rotation,
+    )
+
+
+def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:
+    """What the text side is told about some classes of a packed data set."""
+    return LabelSpace(classnames, manifest.template, manifest.templates, dataset=manifest.dataset)
+
+
+def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
+    """The precision of a run; parameters and optimizer stay in float32 under both."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()

@@ -1,0 +1,227 @@
+"""Prompts-only checkpoints, and the state an interrupted run goes on from; safetensors both, nothing is unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as dump_tensors
+from torch import Tensor, nn
+
+from procap.errors import UserError
+from procap.text import LabelSpace
+from runner.config import RunConfig
+from runner.results import EpochLog, write_bytes
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+KEPT_STATES = 2
+STATE_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
+
+
+class CheckpointCard(BaseModel):
+    """What a checkpoint says about itself: enough to evaluate it without the data it was trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    checkpoint_schema: int = SCHEMA
+    config: RunConfig
+    dataset: str
+    classnames: tuple[str, ...]
+    template: str
+    templates: tuple[str, ...]
+    backbone_digest: str
+    manifest_digest: str
+
+    @property
+    def space(self) -> LabelSpace:
+        """The classes the prompts were trained on."""
+        return LabelSpace(self.classnames, self.template, self.templates, self.dataset)
+
+
+def save_prompts(path: Path, method: nn.Module, card: CheckpointCard) -> str:
+    """Write the method's learned tensors and `card`; gives the file's SHA-256. Equal trainings write equal bytes."""
+    return write_bytes(path, _pack(_tensors(method), card.model_dump(mode="json")))
+
+
+def read_prompts(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
+    """The tensors and the card of a checkpoint. Raises UserError for a missing, altered, broken or foreign file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise UserError(f"{path} is not the file that training wrote (its SHA-256 differs); train again with --force")
+    try:
+        tensors, plain = _unpack(data)
+        return tensors, CheckpointCard.model_validate(plain)
+    except (SafetensorError, ValueError) as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
+        raise UserError(f"{path} is no checkpoint of schema {SCHEMA} ({reason}); train again with --force") from error
+
+
+def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Fill every learnable of `method`; names and shapes must agree exactly. Raises UserError naming what differs."""
+    own = method.state_dict()
+    missing, foreign = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    reshaped = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
+    if missing or foreign or reshaped:
+        parts = [
+            f"{word} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+            for word, names in (("lacks", missing), ("has unknown", foreign), ("differs in shape:", sorted(reshaped)))
+            if names
+        ]
+        raise UserError(f"{source} does not fit this method and backbone: it {'; '.join(parts)}")
+    method.load_state_dict(dict(tensors))
+
+
+@dataclass
+class TrainState:
+    """Where a training stands; everything that decides how it goes on, besides parameters and optimizer."""
+
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    images: int = 0
+    epoch_images: int = 0
+    epoch_began: float = 0.0
+    term_sums: dict[str, float] = field(default_factory=dict)
+    epochs: list[EpochLog] = field(default_factory=list)
+    meter: dict[str, Any] = field(default_factory=dict)
+    resumed: int = 0
+
+    def count(self, images: int, terms: Mapping[str, float]) -> None:
+        """Book one step."""
+        self.step += 1
+        self.step_in_epoch += 1
+        self.images += images
+        self.epoch_images += images
+        for name, value in terms.items():
+            self.term_sums[name] = self.term_sums.get(name, 0.0) + value
+
+    def close_epoch(self, lr: float, clock: float) -> None:
+        """Turn the sums into the epoch's log entry and begin the next; `clock` is the seconds in steps so far."""
+        seconds = clock - self.epoch_began
+        means = {name: value / self.step_in_epoch for name, value in self.term_sums.items()}
+        rate = self.epoch_images / seconds if seconds > 0 else None
+        self.epochs.append(EpochLog(epoch=self.epoch, lr=lr, terms=means, seconds=seconds, images_per_second=rate))
+        self.epoch, self.step_in_epoch, self.epoch_images = self.epoch + 1, 0, 0
+        self.term_sums, self.epoch_began = {}, clock
+
+
+class StateKeeper:
+    """Saves and finds the states of one run; the last two are kept, each named by its step and its own hash.
+
+    identity: facts that must be the same when a run goes on (config hash, digests of data and backbone).
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.identity = dict(identity)
+
+    def save(self, state: TrainState, method: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+        """Write everything. Raises UserError, and keeps what is on disk, when a tensor is no longer finite."""
+        tensors = {f"param/{name}": value for name, value in _tensors(method).items()}
+        for name, slot in _optimizer_slots(method, optimizer).items():
+            tensors[f"optim/{name}"] = slot.detach().cpu().contiguous()
+        check_finite(tensors, f"after step {state.step}")
+        plain = asdict(state) | {"epochs": [log.model_dump() for log in state.epochs]}
+        data = _pack(tensors, {"state_schema": SCHEMA, "identity": self.identity, "state": plain})
+        path = self.folder / f"step-{state.step:08d}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
+        write_bytes(path, data)
+        for old in [other for other in self._newest_first() if other != path][KEPT_STATES - 1 :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def restore(self, method: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState | None:
+        """Fill method and optimizer from the newest sound state; a broken one is named and passed over.
+
+        Raises UserError when a sound state belongs to other data, another backbone or another configuration.
+        """
+        for path in self._newest_first():
+            try:
+                data = path.read_bytes()
+                match = STATE_NAME.fullmatch(path.name)
+                if match is None or hashlib.sha256(data).hexdigest()[:16] != match[2]:
+                    raise ValueError("its hash is not the one in its name")
+                tensors, plain = _unpack(data)
+                if plain["state_schema"] != SCHEMA:
+                    raise ValueError(f"it has schema {plain['state_schema']}")
+            except (OSError, SafetensorError, ValueError, KeyError) as error:
+                logger.warning("%s cannot be used (%s); going back to the state before it", path, error)
+                continue
+            for name, value in self.identity.items():
+                if plain["identity"].get(name) != value:
+                    raise UserError(
+                        f"cannot go on from {path}: its {name.replace('_', ' ')} is {plain['identity'].get(name)}, "
+                        f"here it is {value}; start over with --force"
+                    )
+            load_into(method, _below("param/", tensors), path)
+            _fill_optimizer(method, optimizer, _below("optim/", tensors))
+            state = TrainState(**plain["state"])
+            state.epochs = [EpochLog.model_validate(log) for log in plain["state"]["epochs"]]
+            return state
+        return None
+
+    def _newest_first(self) -> list[Path]:
+        found = [path for path in self.folder.glob("step-*.safetensors") if STATE_NAME.fullmatch(path.name)]
+        return sorted(found, key=lambda path: (path.name[:13], path.stat().st_mtime_ns), reverse=True)
+
+
+def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
+    """Raise UserError naming the first tensor that holds a NaN or an infinity."""
+    for name, value in tensors.items():
+        if not torch.isfinite(value).all():
+            raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _tensors(method: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
+
+
+def _optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}/{slot}": value
+        for name, parameter in method.named_parameters()
+        for slot, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _fill_optimizer(method: nn.Module, optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
+    names = {parameter: name for name, parameter in method.named_parameters()}
+    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in slots.items():
+        name, _, slot = key.rpartition("/")
+        state.setdefault(order.index(name), {})[slot] = value.clone()
+    # The optimizer's own loader puts each slot on the device and in the type that the slot needs.
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _pack(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+    # One metadata entry only: safetensors writes several in an order that differs from process to process.
+    return dump_tensors(tensors, {"procap": json.dumps(plain, sort_keys=True, allow_nan=False)})
+
+
+def _unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors = load_tensors(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    if "procap" not in header.get("__metadata__", {}):
+        raise ValueError("it carries no description of this program")
+    return tensors, json.loads(header["__metadata__"]["procap"])

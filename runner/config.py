@@ -1,0 +1,254 @@
+"""A run is data: what is trained, its identity, where it happens, and what it is evaluated on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+
+from procap.errors import UsageError, unknown_name
+from procap.recipe import Recipe
+
+IDENTITY_SCHEMA = 1
+
+Classes = Literal["base", "all", "novel"]
+RecipeName = Literal["own", "procap", "custom"]
+Precision = Literal["fp32", "bf16"]
+
+
+class RunConfig(BaseModel):
+    """One training, resolved: defaults filled, names in their one spelling. Make one with `plan_run`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    options: dict[str, Any] = Field(default_factory=dict, description="the method's own, every one of them")
+    recipe: Recipe
+    recipe_name: RecipeName = Field(default="own", description="for people; the recipe itself is what counts")
+    backbone: str = "mini"
+    pretrained: str | None = Field(
+        default=None, description="weights tag, a local file, or None for the backbone's own"
+    )
+    dataset: str
+    classes: Classes = "all"
+    shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
+    seed: int = Field(default=1, ge=0)
+    precision: Precision = "fp32"
+
+    @field_validator("options")
+    @classmethod
+    def _finite(cls, options: dict[str, Any]) -> dict[str, Any]:
+        for name, value in options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number")
+        return options
+
+    @field_validator("recipe")
+    @classmethod
+    def _finite_recipe(cls, recipe: Recipe) -> Recipe:
+        cls._finite(recipe.model_dump())
+        return recipe
+
+    def identity(self) -> dict[str, Any]:
+        """What changes the trained weights, and nothing else.
+
+        The recipe's name, the test batch and what the chosen optimizer and warm-up never read are left out, so that
+        equal trainings are one run under every name.
+        """
+        plain = self.model_dump(mode="json", exclude={"recipe_name"})
+        recipe = plain["recipe"]
+        unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
+        if self.recipe.warmup == "none":
+            unread |= {"warmup_epochs", "warmup_lr"}
+        plain["recipe"] = {name: recipe[name] for name in recipe if name not in unread} if self.recipe.epochs else None
+        return {"schema": IDENTITY_SCHEMA, **plain}
+
+    def canonical_json(self) -> str:
+        """The identity in one spelling: sorted keys, no spaces, shortest round-trip floats."""
+        return json.dumps(self.identity(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the identity, 64 hex digits."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
+
+    @property
+    def hash(self) -> str:
+        """The first 8 hex digits of `digest`, as paths and results show it."""
+        return self.digest[:8]
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def path(self) -> str:
+        """The run's folder below the results, readable and unique: base/shapes/maple/mini/16shot/seed1-3fa29c10."""
+        shots = f"{self.shots}shot" if self.shots else "fullshot"
+        backbone = Path(self.backbone).stem if "/" in self.backbone else self.backbone
+        return f"{self.classes}/{self.dataset}/{self.method}/{backbone}/{shots}/seed{self.seed}-{self.hash}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a trained run is tested on: a half of a data set's classes and a split."""
+
+    dataset: str
+    classes: Classes = "all"
+    split: str = "test"
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read `shapes`, `shapes:novel` or `shapes:novel:test`; "new" is novel. Raises UsageError for anything else."""
+        from shards.catalogue import find
+
+        name, *rest = text.split(":")
+        if len(rest) > 2 or not all((name, *rest)):
+            raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")
+        classes = _classes(rest[0]) if rest else "all"
+        dataset = find(name)
+        split = rest[1] if len(rest) == 2 else "test"
+        if split not in dataset.counts:
+            raise unknown_name(f"split of {dataset.name}", split, dataset.counts)
+        return cls(dataset.name, classes, split)
+
+    @property
+    def file(self) -> str:
+        return f"{self.dataset}-{self.classes}-{self.split}.json"
+
+    def __str__(self) -> str:
+        return f"{self.dataset}:{self.classes}:{self.split}"
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where and how a run happens; nothing here changes what comes out of it."""
+
+    data: Path
+    results: Path
+    device: str = "auto"
+    workers: int = 0
+    checkpoint_seconds: float = 30.0
+    limit: int | None = None
+    tracking_uri: str | None = None
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise UsageError(f"workers = {self.workers}: 0 or more processes can decode images")
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit = {self.limit}: at least 1 image is needed")
+
+
+def plan_run(
+    *,
+    method: str,
+    dataset: str,
+    classes: str = "base",
+    shots: int = 16,
+    seed: int = 1,
+    backbone: str = "mini",
+    pretrained: str | None = None,
+    precision: str = "fp32",
+    recipe: str = "own",
+    task: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Resolve names, defaults and recipes into a `RunConfig`.
+
+    recipe: "own" is the method's published recipe for `task`, "procap" is ProCAP's for a same-recipe control;
+        `overrides` then change single fields of it. A method that trains nothing stays at zero epochs under both.
+    task: whose published recipe and options count; None: "few-shot" on all classes, else "base-to-novel".
+    options: the method's own fields; the rest take the values published for `task` (recipe "own"), else defaults.
+    Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range.
+    """
+    from procap.methods import method_class, method_options
+    from shards.catalogue import find
+
+    if recipe not in ("own", "procap"):
+        raise unknown_name("recipe", recipe, ("own", "procap"))
+    kind = method_class(method)
+    found = find(dataset)
+    task = task or ("few-shot" if _classes(classes) == "all" else "base-to-novel")
+    own = kind.recipe(task, shots, found.name)
+    base = own if recipe == "own" else method_class("procap").recipe(task, shots, found.name)
+    changes = dict(overrides or {})
+    if own.epochs == 0:
+        changes["epochs"] = 0
+    try:
+        resolved = Recipe.model_validate({**base.model_dump(), **changes})
+    except ValidationError as error:
+        raise explain(error, Recipe, "recipe") from error
+    published = kind.task_options(task, shots, found.name) if recipe == "own" else {}
+    filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
+    backbone, pretrained = _weights(backbone, pretrained)
+    custom = resolved != base and own.epochs > 0
+    fields = {
+        "method": method,
+        "options": filled,
+        "recipe": resolved,
+        "recipe_name": "custom" if custom else recipe,
+        "backbone": backbone,
+        "pretrained": pretrained,
+        "dataset": found.name,
+        "classes": _classes(classes),
+        "shots": shots,
+        "seed": seed,
+        "precision": precision,
+    }
+    try:
+        return RunConfig.model_validate(fields)
+    except ValidationError as error:
+        raise explain(error, RunConfig, "run") from error
+
+
+def explain(error: ValidationError, model: type[BaseModel], what: str) -> UsageError:
+    """Pydantic's report as one line: the first wrong field, what it was given, and the nearest known name."""
+    first, *others = error.errors()
+    path = [str(part) for part in first["loc"]]
+    more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(model, path[:-1])
+        return UsageError(f"{unknown_name(f'{what} field', path[-1], known)}{more}")
+    if first["type"] == "missing":
+        return UsageError(f"{what}: {'.'.join(path)} is missing{more}")
+    message = first["msg"].removeprefix("Value error, ")
+    where = f"{what}: {'.'.join(path)} = {first['input']!r}" if path else what
+    return UsageError(f"{where}: {message[:1].lower()}{message[1:]}{more}")
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    for name in path:
+        field: FieldInfo | None = model.model_fields.get(name)
+        inner = None if field is None else field.annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model = inner
+    return list(model.model_fields)
+
+
+def _weights(backbone: str, pretrained: str | None) -> tuple[str, str | None]:
+    """One spelling for names that load the same weights: defaults are left out, files are absolute."""
+    if (file := Path(backbone).expanduser()).is_file():
+        return str(file.resolve()), pretrained
+    name = "mini" if backbone.lower() == "mini" else backbone.replace("/", "-")
+    if pretrained is None or pretrained.lower() == ("embedded" if name == "mini" else "openai"):
+        return name, None
+    file = Path(pretrained).expanduser()
+    return name, str(file.resolve()) if file.is_file() else pretrained
+
+
+def _classes(name: str) -> Classes:
+    if name == "new":
+        return "novel"
+    for known in get_args(Classes):
+        if name == known:
+            return known
+    raise unknown_name("classes", name, get_args(Classes))

@@ -1,0 +1,106 @@
+"""Where a run happens: versions and hardware for the record, the device by name, libraries kept off the network."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from procap.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("procap-bench", "torch", "torchvision", "open_clip_torch", "numpy", "safetensors", "webdataset", "pydantic")
+
+OFFLINE_DEFAULTS = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "DS_LOG_LEVEL": "warning",
+}
+
+
+def offline_defaults() -> None:
+    """Keep libraries from calling home. What the user has set stays; call it before they are imported."""
+    for name, value in OFFLINE_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """The torch device called `name`; "auto" is the first GPU, else the CPU. Raises UsageError for one not here."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device '{name}' is not supported: use auto, cpu, cuda or cuda:N")
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= here:
+        raise UsageError(f"device '{name}' is not here (torch sees {here} of its kind): use --device cpu or auto")
+    return device
+
+
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """Versions and hardware of this process, as plain JSON."""
+    import torch
+
+    gpu = device is not None and device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": None if device is None else str(device),
+        "cpu": {"name": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "cuda": torch.version.cuda if gpu else None,
+        "gpu": torch.cuda.get_device_name(device) if gpu else None,
+        "git": source_state(),
+        "packages": _versions(),
+    }
+
+
+def source_state(folder: Path | None = None) -> dict[str, Any] | None:
+    """Commit and cleanliness of the source tree this program runs from; None when it is an installed copy."""
+    root = folder or Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    # Git would otherwise refresh the index: two runs at once would fight for its lock.
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,159 @@
+"""Evaluation of a trained run: every image of a target once, counted in whole numbers.
+
+Shapes: B images, C classes, N images of the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from procap.clip import CLIP
+from procap.errors import UserError
+from procap.methods.method import Method
+from runner.assemble import autocast, label_space, load_backbone, make_method
+from runner.checkpoint import CheckpointCard, load_into, read_prompts
+from runner.config import RunConfig, Target, Workplace
+from runner.environment import environment, resolve_device
+from runner.meters import Machine, Meter
+from runner.progress import ProgressDisplay
+from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
+from runner.signals import StopRequest
+from runner.track import tracker_for
+from shards.fewshot import Selection, evaluation_split
+from shards.reader import open_dataset
+from shards.stream import evaluation_batches
+from shards.transforms import eval_transform
+
+WARMUP_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run in memory, so that many targets need one loading."""
+
+    config: RunConfig
+    training: TrainResult
+    card: CheckpointCard
+    clip: CLIP
+    method: Method
+
+
+def load_trained(config: RunConfig, place: Workplace) -> Trained:
+    """Load a finished run. Raises UserError when it is not finished, was altered, or its backbone is another here."""
+    folder = RunFolder(place.results / config.path)
+    training = _training(folder, config)
+    tensors, card = read_prompts(folder.checkpoint_file, training.checkpoint_sha256)
+    clip = load_backbone(config, resolve_device(place.device))
+    if (digest := clip.digest()) != training.backbone_digest:
+        raise UserError(
+            f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, here are {digest}: "
+            "name the weights it was trained on, or train again with --force"
+        )
+    method = make_method(config, clip, card.space)
+    load_into(method, tensors, folder.checkpoint_file)
+    return Trained(config, training, card, clip, method)
+
+
+def evaluate(
+    config: RunConfig, target: Target, place: Workplace, *, force: bool = False, trained: Trained | None = None
+) -> EvalResult:
+    """Count what a finished run gets right on `target` and give what `eval/<target>.json` says.
+
+    A result of the same checkpoint is read, not repeated, unless `force`, or a limit that made it smaller than asked.
+    `trained` saves loading when several targets follow each other. Draws no random number.
+    Raises UserError when the run is not finished or the data set is not the one it was trained on, DataError for an
+    image or shard that cannot be read: no image is ever left out.
+    """
+    folder = RunFolder(place.results / config.path)
+    training = _training(folder, config)
+    known = None if force else folder.evaluation(target)
+    if known and known.checkpoint_sha256 == training.checkpoint_sha256 and known.limit in (None, place.limit):
+        return known
+    with StopRequest() as stop:
+        result = _evaluate(config, target, place, trained or load_trained(config, place), stop)
+        write_json(folder.eval_file(target), result)
+        stop.check(f"evaluated {config.path} on {target}")
+    tracker_for(folder, place).close()
+    return result
+
+
+def _training(folder: RunFolder, config: RunConfig) -> TrainResult:
+    training = folder.train()
+    if training is None:
+        raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
+    return training
+
+
+def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trained, stop: StopRequest) -> EvalResult:
+    clip, device = trained.clip, trained.clip.device
+    shards = open_dataset(place.data, target.dataset)
+    manifest = shards.manifest
+    if target.dataset == config.dataset and manifest.digest != trained.training.manifest_digest:
+        raise UserError(
+            f"{config.path} was trained on other content of {target.dataset} ({trained.training.manifest_digest}) than "
+            f"is in {place.data} ({manifest.digest}): pack that again, or train again with --force"
+        )
+    selection = evaluation_split(shards, target.classes, target.split)
+    meter, machine = Meter(device, WARMUP_BATCHES), Machine(device)
+    with meter.phase("classes", rated=False), autocast(config, device):
+        classifier = trained.method.classifier(label_space(manifest, selection.classnames))
+    predictions: list[torch.Tensor] = []
+    finite: list[torch.Tensor] = []
+    order: list[NDArray[np.int64]] = []
+    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+    wanted = min(len(selection.images), place.limit or len(selection.images))
+    batches = evaluation_batches(
+        selection.images, transform, config.recipe.test_batch_size, workers=place.workers, limit=place.limit
+    )
+    with ProgressDisplay(f"{config.method} on {target}", wanted, unit="images", quiet=place.quiet) as display:
+        for images, _, indices in meter.each("data", batches):
+            # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
+            with meter.phase("model"), autocast(config, device):
+                logits = classifier(images.to(device, non_blocking=True))
+                predictions.append(logits.argmax(dim=1))
+                finite.append(torch.isfinite(logits).all())
+            meter.step(len(images))
+            machine.sample()
+            order.append(np.asarray(indices))
+            display.update(sum(map(len, order)))
+            stop.check(f"stopped the evaluation of {config.path} on {target}; it starts over when repeated")
+    meter.settle()
+    if not torch.stack(finite).all():
+        raise UserError(f"{config.path} gives logits on {target} that are not finite: try --precision fp32")
+    if not np.array_equal(np.concatenate(order), np.arange(wanted)):
+        raise RuntimeError(f"{target}: not every image was seen exactly once")
+    correct, total = per_class_counts(torch.cat(predictions).cpu().numpy(), selection, wanted)
+    return EvalResult(
+        config_hash=config.hash,
+        target=str(target),
+        correct=sum(correct),
+        total=sum(total),
+        per_class=PerClass(correct=correct, total=total),
+        limit=place.limit,
+        dataset_size=len(selection.images),
+        num_classes=len(selection.classnames),
+        precision=config.precision,
+        seconds=meter.seconds,
+        images_per_second=meter.images_per_second(),
+        images_per_second_model=meter.images_per_second("model"),
+        warmup_batches=meter.warmup_steps,
+        phases=meter.with_other(),
+        peak_memory_bytes=machine.peak_memory(),
+        use=machine.use(),
+        manifest_digest=manifest.digest,
+        backbone_digest=trained.training.backbone_digest,
+        checkpoint_sha256=trained.training.checkpoint_sha256,
+        environment=environment(device),
+    )
+
+
+def per_class_counts(predictions: NDArray[np.int64], selection: Selection, seen: int) -> tuple[list[int], list[int]]:
+    """Images that were right, and all images, of each of the C classes among the first `seen` of the list."""
+    labels = selection.images.labels[:seen]
+    classes = len(selection.classnames)
+    correct = np.bincount(labels[predictions == labels], minlength=classes)
+    return correct.tolist(), np.bincount(labels, minlength=classes).tolist()

@@ -1,0 +1,219 @@
+"""What a run costs: phases of time, images per second, peak memory, and how busy CPU and GPU were."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+from runner.results import PeakMemory, Use
+
+Item = TypeVar("Item")
+Mark = float | torch.cuda.Event
+
+
+class Meter:
+    """A stopwatch with named phases, counted in steps.
+
+    On CUDA the marks are events in the stream, read when `settle` is called: the time is the device's own, and
+    measuring never makes the host wait. Phases outside a step (load, checkpoint) never enter a rate.
+    """
+
+    def __init__(self, device: torch.device, warmup: int, phases: Sequence[str] = ()) -> None:
+        """warmup: steps at the start of this process that rates leave out; phases: names reported even at zero."""
+        self.device = device
+        self.warmup = warmup
+        self.phases = dict.fromkeys(phases, 0.0)
+        self.seconds = 0.0
+        self.step_seconds = 0.0
+        self._rated: dict[str, float] = {}
+        self._rated_images = 0
+        self._warm: dict[str, float] = {}
+        self._warm_images = 0
+        self._warm_before = 0
+        self._steps = 0
+        self._spans: list[tuple[str, bool | None, Mark, Mark]] = []
+        self._last = time.perf_counter()
+
+    def _mark(self) -> Mark:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    @contextmanager
+    def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
+        """Time the block under `name`; with `rated` it belongs to the running step."""
+        start = self._mark()
+        try:
+            yield
+        finally:
+            self._spans.append((name, self._steps >= self.warmup if rated else None, start, self._mark()))
+
+    def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
+        """Pass `items` on, timing how long each one is waited for."""
+        waiting = iter(items)
+        while True:
+            with self.phase(name):
+                try:
+                    item = next(waiting)
+                except StopIteration:
+                    return
+            yield item
+
+    def step(self, images: int) -> None:
+        """One step over `images` images is done."""
+        if self._steps >= self.warmup:
+            self._rated_images += images
+        else:
+            self._warm_images += images
+        self._steps += 1
+
+    def settle(self) -> None:
+        """Read all marks (on CUDA after waiting for the device) and add the time since the last call to `seconds`."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for name, counted, start, end in self._spans:
+            seconds = _between(start, end)
+            self.phases[name] = self.phases.get(name, 0.0) + seconds
+            if counted is not None:
+                book = self._rated if counted else self._warm
+                book[name] = book.get(name, 0.0) + seconds
+                self.step_seconds += seconds
+        self._spans.clear()
+        now = time.perf_counter()
+        self.seconds += now - self._last
+        self._last = now
+
+    def state(self) -> dict[str, Any]:
+        """Plain figures from which a later process goes on; call `settle` first."""
+        return {
+            "phases": dict(self.phases),
+            "seconds": self.seconds,
+            "step_seconds": self.step_seconds,
+            "rated": dict(self._rated),
+            "rated_images": self._rated_images,
+            "warmup_steps": self.warmup_steps,
+        }
+
+    def go_on(self, before: Mapping[str, Any]) -> None:
+        """Add what an earlier process had measured; this one warms up again."""
+        for book, name in ((self.phases, "phases"), (self._rated, "rated")):
+            for phase, seconds in before[name].items():
+                book[phase] = book.get(phase, 0.0) + seconds
+        self.seconds += before["seconds"]
+        self.step_seconds += before["step_seconds"]
+        self._rated_images += before["rated_images"]
+        self._warm_before += before["warmup_steps"]
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps that rates leave out; none where nothing came after them."""
+        return self._warm_before + min(self._steps, self.warmup) if self._rated_images else 0
+
+    def images_per_second(self, *phases: str) -> float | None:
+        """Images over the seconds of `phases` (default: whole steps), warm-up left out unless there is nothing else."""
+        images, book = (self._rated_images, self._rated) if self._rated_images else (self._warm_images, self._warm)
+        seconds = sum(value for name, value in book.items() if not phases or name in phases)
+        return images / seconds if images and seconds > 0 else None
+
+    def with_other(self) -> dict[str, float]:
+        """All phases and what they leave of `seconds`, as "other"."""
+        return {**self.phases, "other": max(0.0, self.seconds - sum(self.phases.values()))}
+
+
+class Machine:
+    """How busy this process kept CPU and GPU since the meter was made. GPU figures need NVIDIA's library, else None."""
+
+    SAMPLE_SECONDS = 1.0
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._process = psutil.Process()
+        self._begun = self._sampled = time.perf_counter()
+        self._cpu_before = self._cpu_seconds()
+        self._gpu = _nvml_handle(device)
+        self._joules_before = self._joules()
+        self._samples: list[int] = []
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def sample(self) -> None:
+        """Look at the GPU's utilisation, at most once a second; cheap enough for every step."""
+        now = time.perf_counter()
+        if self._gpu is None or now - self._sampled < self.SAMPLE_SECONDS:
+            return
+        self._sampled = now
+        import pynvml
+
+        try:
+            self._samples.append(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+        except pynvml.NVMLError:
+            self._gpu = None
+
+    def use(self) -> Use:
+        wall = time.perf_counter() - self._begun
+        joules = self._joules()
+        watts = None if joules is None or self._joules_before is None else (joules - self._joules_before) / wall
+        gpu = sum(self._samples) / len(self._samples) if self._samples else None
+        cpu = 100 * (self._cpu_seconds() - self._cpu_before) / wall
+        return Use(cpu_percent=cpu, gpu_percent=gpu, gpu_watts=watts)
+
+    def peak_memory(self) -> PeakMemory:
+        gpu = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return PeakMemory(process=_peak_resident_bytes(), gpu=gpu)
+
+    def _cpu_seconds(self) -> float:
+        """Of this process and of those it has waited for (workers that have ended)."""
+        times = self._process.cpu_times()
+        return times.user + times.system + times.children_user + times.children_system
+
+    def _joules(self) -> float | None:
+        if self._gpu is None:
+            return None
+        import pynvml
+
+        try:
+            return pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1000
+        except pynvml.NVMLError:
+            return None
+
+
+def _peak_resident_bytes() -> int:
+    # Linux hands `ru_maxrss` down from the parent, so that a small run started by a large process would look large.
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _between(start: Mark, end: Mark) -> float:
+    if isinstance(start, float) or isinstance(end, float):
+        assert isinstance(start, float) and isinstance(end, float)
+        return end - start
+    return start.elapsed_time(end) / 1000
+
+
+def _nvml_handle(device: torch.device) -> Any:
+    """NVML's handle of a CUDA device, found by its UUID because NVML does not obey CUDA_VISIBLE_DEVICES; else None."""
+    if device.type != "cuda":
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except (pynvml.NVMLError, AttributeError):
+        return None

@@ -1,0 +1,79 @@
+"""What a person sees while a run works: a bar on a terminal, a line now and then elsewhere. Always on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+class ProgressDisplay:
+    """Shows how far a piece of work is; `with ProgressDisplay("training", total=100) as display: display.update(1)`."""
+
+    PLAIN_SECONDS = 10.0
+
+    def __init__(self, what: str, total: int, *, done: int = 0, unit: str = "steps", quiet: bool = False) -> None:
+        self.what = what
+        self.total = total
+        self.done = done
+        self.unit = unit
+        self.quiet = quiet
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._shown = time.monotonic()
+
+    def __enter__(self) -> ProgressDisplay:
+        if not self.quiet and sys.stderr.isatty():
+            self._bar = _rich_bar(self.unit)
+            self._task = self._bar.add_task(self.what, total=self.total, completed=self.done, facts="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, **facts: float | str) -> None:
+        """`done` of the total are done now; `facts` are shown beside it."""
+        self.done = done
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in facts.items())
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, facts=shown)
+        elif not self.quiet and time.monotonic() - self._shown >= self.PLAIN_SECONDS:
+            self._shown = time.monotonic()
+            self.say(f"{self.what}: {done}/{self.total} {self.unit}  {shown}".rstrip())
+
+    def say(self, line: str) -> None:
+        """One line of text, above the bar where there is one; nothing when quiet."""
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def _rich_bar(unit: str) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[facts]}", style="dim"),
+        console=Console(stderr=True),
+        transient=True,
+    )

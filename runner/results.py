@@ -1,0 +1,297 @@
+"""A result is a file: schemas of what a run leaves behind, its folder, and writes that are all or nothing.
+
+<results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
+                        eval/<target>.json  tracking.json  state/ (while running)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from procap.errors import UserError
+from runner.config import RunConfig, Target
+
+SCHEMA: Literal[1] = 1
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EpochLog(_Record):
+    """One epoch; `terms` are means over its steps, as weighted in the loss."""
+
+    epoch: int = Field(ge=0, description="0-based")
+    lr: float
+    terms: dict[str, float]
+    seconds: float = Field(description="in steps: checkpoints excluded")
+    images_per_second: float | None
+
+
+class PeakMemory(_Record):
+    process: int = Field(description="bytes, the largest resident size of this process so far")
+    gpu: int | None = Field(description="bytes that tensors held at once; None on the CPU")
+
+
+class Use(_Record):
+    cpu_percent: float | None = Field(description="100 is one core kept busy")
+    gpu_percent: float | None = Field(default=None, description="mean over samples of NVML's utilisation")
+    gpu_watts: float | None = Field(default=None, description="mean power from NVML's energy counter")
+
+
+class FewShotRecord(_Record):
+    shots: int
+    seed: int
+    digest: str = Field(description="of the picked training images, in order")
+    picks: list[str] = Field(description="paths of the picked training images")
+
+
+class TrainResult(_Record):
+    """`train.json`, written last: where it exists, the training is finished."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    config_hash: str
+    status: Literal["finished"] = "finished"
+    steps: int
+    images: int
+    epochs: list[EpochLog]
+    seconds: float = Field(description="of training, checkpoints included, loading and lost work excluded")
+    images_per_second: float | None = Field(description="warm-up steps and checkpoints left out")
+    warmup_steps: int = Field(description="steps left out of `images_per_second`")
+    phases: dict[str, float] = Field(description="seconds: load, data, forward, backward, optimizer, checkpoint, other")
+    peak_memory_bytes: PeakMemory
+    use: Use
+    trainable_parameters: int
+    fewshot: FewShotRecord | None = Field(description="None when nothing was trained")
+    manifest_digest: str = Field(description="of the packed training set")
+    checkpoint_sha256: str
+    backbone_digest: str
+    environment: dict[str, Any]
+    resumed: int = Field(default=0, description="how often the run went on from a saved state")
+
+
+class Progress(_Record):
+    """`progress.json`, the state of a run that has not finished."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    config_hash: str
+    status: Literal["running", "interrupted", "failed"] = "running"
+    step: int
+    steps: int
+    epochs: list[EpochLog]
+    seconds: float
+    resumed: int = 0
+    environment: dict[str, Any]
+
+
+class PerClass(_Record):
+    correct: list[int]
+    total: list[int]
+
+
+class EvalResult(_Record):
+    """`eval/<target>.json`: integer counts, from which every table is computed."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    config_hash: str
+    target: str = Field(description="dataset:classes:split")
+    correct: int
+    total: int
+    per_class: PerClass
+    limit: int | None = Field(description="only the first so many images were asked for; None: all of them")
+    dataset_size: int = Field(description="images of the target without a limit")
+    num_classes: int
+    precision: str
+    seconds: float = Field(description="class features and all images, warm-up included")
+    images_per_second: float | None = Field(description="decoding included, warm-up left out")
+    images_per_second_model: float | None = Field(description="decoding excluded, warm-up left out")
+    warmup_batches: int = Field(description="batches left out of the rates, never of the counts")
+    phases: dict[str, float] = Field(default_factory=dict)
+    peak_memory_bytes: PeakMemory
+    use: Use
+    manifest_digest: str
+    backbone_digest: str
+    checkpoint_sha256: str
+    environment: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        """Per-image accuracy in percent."""
+        return 100.0 * self.correct / self.total
+
+    @property
+    def limited(self) -> bool:
+        """Whether images of the target were left out on request."""
+        return self.total < self.dataset_size
+
+
+def write_bytes(path: Path, data: bytes) -> str:
+    """Replace `path` by `data` or leave it as it was; gives the SHA-256 of `data`. Raises UserError when it cannot."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"cannot write {path}: {reason}; make room there or name another --results") from error
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
+    """`write_bytes` of strict JSON (no NaN), one stable layout."""
+    plain = document.model_dump(mode="json", by_alias=True) if isinstance(document, BaseModel) else dict(document)
+    text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
+    return write_bytes(path, (text + "\n").encode())
+
+
+def read_document(path: Path, model: type[Document]) -> Document | None:
+    """The document at `path`, None where there is none. Raises UserError for a broken one or another schema."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(
+            f"{path} is no {model.__name__} of schema {SCHEMA} ({where}: {first['msg'].lower()}); repeat with --force"
+        ) from error
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run; reading never creates anything."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def progress_file(self) -> Path:
+        return self.path / "progress.json"
+
+    @property
+    def train_file(self) -> Path:
+        return self.path / "train.json"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def tracking_file(self) -> Path:
+        return self.path / "tracking.json"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    def eval_file(self, target: Target) -> Path:
+        return self.path / "eval" / target.file
+
+    def config(self) -> RunConfig | None:
+        return read_document(self.config_file, RunConfig)
+
+    def progress(self) -> Progress | None:
+        return read_document(self.progress_file, Progress)
+
+    def train(self) -> TrainResult | None:
+        """The finished training, None while there is none."""
+        return read_document(self.train_file, TrainResult)
+
+    def evaluation(self, target: Target) -> EvalResult | None:
+        return read_document(self.eval_file(target), EvalResult)
+
+    def eval_files(self) -> list[Path]:
+        return sorted((self.path / "eval").glob("*.json"))
+
+    def evaluations(self) -> list[EvalResult]:
+        """Every evaluation of the run, in the order of their file names."""
+        found = (read_document(path, EvalResult) for path in self.eval_files())
+        return [result for result in found if result is not None]
+
+    def clear(self) -> None:
+        """Forget the run. `train.json` goes first, so that a kill half-way leaves a run that is not finished."""
+        try:
+            for file in (
+                self.train_file,
+                self.config_file,
+                self.checkpoint_file,
+                self.progress_file,
+                self.tracking_file,
+            ):
+                file.unlink(missing_ok=True)
+            for folder in (self.path / "eval", self.state):
+                if folder.exists():
+                    shutil.rmtree(folder)
+        except OSError as error:
+            raise UserError(f"cannot clear {self.path}: {error.strerror or error}") from error
+
+    def forget_progress(self) -> None:
+        """Remove what only an unfinished run needs."""
+        self.progress_file.unlink(missing_ok=True)
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what a killed writer left half-written; only the holder of the lock may."""
+        names = (self.config_file, self.progress_file, self.train_file, self.checkpoint_file, self.state / "*")
+        for name in names:
+            for leftover in name.parent.glob(f".{name.name}.*.tmp"):
+                leftover.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run against other processes; a lock dies with its process. Raises UserError when it is held."""
+        lock = self.path / ".lock"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot write to {self.path}: {reason}; name another folder with --results") from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(handle, 32, 0).decode(errors="replace").strip()
+                raise UserError(
+                    f"the run {self.path} is held by another process ({owner or 'unknown'}); wait for it or stop it"
+                ) from None
+            self._sweep()
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+
+def find_runs(results_root: Path) -> list[RunFolder]:
+    """Every run below `results_root`, finished or not, ordered by path; the copies that MLflow keeps are no runs."""
+    return [RunFolder(file.parent) for file in sorted(results_root.rglob("seed*-*/config.json"))]

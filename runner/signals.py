@@ -1,0 +1,54 @@
+"""Stopping politely: a signal asks, the loop finishes its step, writes a checkpoint and leaves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from procap.errors import UserError
+
+
+class Interrupted(UserError):
+    """A signal stopped the run after a checkpoint; `exit_code` is 128 plus the signal's number."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signum
+
+
+class StopRequest:
+    """Holds SIGINT and SIGTERM back while it is entered; `signum` is the one that came, or None.
+
+    A second signal acts at once. Outside the main thread, where Python takes no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _ask(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        self._restore()
+
+    def _restore(self) -> None:
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def check(self, message: str) -> None:
+        """Raise `Interrupted` when a signal has come."""
+        if self.signum is not None:
+            raise Interrupted(f"{message} after {signal.Signals(self.signum).name}", self.signum)

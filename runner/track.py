@@ -1,0 +1,205 @@
+"""MLflow beside a run and after it: a tracker that never hurts the run, and the sending of what was missed.
+
+Nothing is sent that is not in a result file first, so that a tracker that is down loses nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from procap.errors import UserError
+from runner.config import Workplace
+from runner.results import RunFolder, find_runs, read_document
+from runner.track_outbox import Delivery, Tracking, sync, tracking_of
+from runner.track_record import read_record
+from runner.track_store import Destination, Store, TrackingError, check_answers, first_line, open_store
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a store has not got of one run."""
+
+    run: str
+    epochs: int
+    files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        parts = [f"{self.epochs} epoch{'s' * (self.epochs != 1)}"] if self.epochs else []
+        return f"{self.run}: {', '.join([*parts, *self.files]) or 'its state'}"
+
+
+@dataclass
+class Summary:
+    """What `sync_all` did; `failed` holds the run and the reason."""
+
+    destination: str
+    sent: list[str] = field(default_factory=list)
+    up_to_date: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+def pending(results_root: Path, uri: str | None = None) -> list[Missing]:
+    """What every run below `results_root` has not sent yet, by its own `tracking.json`; asks no store, needs no MLflow.
+
+    Raises UserError for a broken result file.
+    """
+    destination = Destination.choose(results_root, uri)
+    gone = destination.file is not None and not destination.file.exists()
+    missing = []
+    for folder in find_runs(results_root):
+        record = read_record(folder)
+        if record is None or record.attempt is None:
+            continue
+        tracking = tracking_of(folder, record)
+        there = None if gone else tracking.stores.get(destination.label)
+        if there is None or not there.covers(record):
+            last, sent = (there.last_epoch, there.files) if there else (-1, {})
+            epochs = sum(epoch.epoch > last for epoch in record.epochs)
+            files = tuple(name for name, digest in record.files.items() if sent.get(name) != digest)
+            missing.append(Missing(_name(folder, results_root), epochs, files))
+    return missing
+
+
+def sync_all(results_root: Path, uri: str | None = None, on_run: Callable[[str, bool], None] | None = None) -> Summary:
+    """Send what is missing of every run below `results_root`; `on_run(run, sent)` after each.
+
+    A run with a broken file is reported in the summary and the others go on. Raises TrackingError when the store cannot
+    be reached or stops answering, UsageError for a URI that is none.
+    """
+    destination = Destination.choose(results_root, uri)
+    summary = Summary(destination.address)
+    folders = find_runs(results_root)
+    store = open_store(destination) if folders else None
+    for folder in folders:
+        assert store is not None
+        name = _name(folder, results_root)
+        try:
+            sent = sync(folder, destination, store)
+        except TrackingError:
+            raise
+        except UserError as error:
+            summary.failed.append((name, str(error)))
+            continue
+        if sent:
+            summary.sent.append(name)
+        else:
+            summary.up_to_date += 1
+        if on_run is not None:
+            on_run(name, sent)
+    return summary
+
+
+def deliveries(results_root: Path, uri: str | None = None) -> dict[str, Delivery]:
+    """Where each run of `results_root` is in the store, by its path below `results_root`."""
+    label = Destination.choose(results_root, uri).label
+    found = {}
+    for folder in find_runs(results_root):
+        tracking = read_document(folder.tracking_file, Tracking)
+        if tracking is not None and label in tracking.stores:
+            found[_name(folder, results_root)] = tracking.stores[label]
+    return found
+
+
+class Sender:
+    """Sends the runs of this process to one destination and keeps trouble away from them: `send` never raises.
+
+    After a failure it says so once, leaves the store alone for a while (RETRY_SECONDS, and ten times what the failure
+    took), and tries a last time when the process ends; a run that was missed goes with the next one that succeeds.
+    """
+
+    RETRY_SECONDS = 60.0
+
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        self._store: Store | None = None
+        self._waiting: dict[Path, RunFolder] = {}
+        self._down = False
+        self._retry = 0.0
+        self._said = False
+
+    def send(self, folder: RunFolder) -> None:
+        self._waiting[folder.path] = folder
+        if not self._down or time.monotonic() >= self._retry:
+            self._try()
+
+    def _try(self) -> None:
+        began = time.monotonic()
+        self._waiting = {path: folder for path, folder in self._waiting.items() if folder.config_file.exists()}
+        missed = len(self._waiting) - 1
+        if not self._waiting:
+            return
+        try:
+            if self._store is None:
+                self._store = open_store(self.destination)
+            else:
+                check_answers(self.destination)
+            # The newest first: an older run that cannot be sent must not hold it up.
+            for path, folder in reversed(list(self._waiting.items())):
+                sync(folder, self.destination, self._store)
+                del self._waiting[path]
+        except Exception as error:
+            self._down, now = True, time.monotonic()
+            self._retry = now + max(self.RETRY_SECONDS, 10 * (now - began))
+            if not self._said:
+                self._said = True
+                atexit.register(self._last_try)
+                self._say(
+                    f"{first_line(error)}; the run goes on, "
+                    f"send it later with `procap track sync --results {self.destination.results}`"
+                )
+            return
+        if self._down:
+            self._down = False
+            self._say(f"{self.destination.address} is back; {missed + 1} run{'s' * (missed > 0)} sent")
+
+    def _last_try(self) -> None:
+        with suppress(KeyboardInterrupt):
+            self._try()
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            print(f"tracking: {text}", file=sys.stderr, flush=True)
+
+
+class Tracker:
+    """Keeps MLflow up to date with one run; never raises, and with no `sender` does nothing."""
+
+    LIVE_SECONDS = 30.0
+
+    def __init__(self, folder: RunFolder, sender: Sender | None) -> None:
+        self.folder = folder
+        self.sender = sender
+        self._sent = time.monotonic()
+
+    def sync(self) -> None:
+        """Let people watch a long run: sends every LIVE_SECONDS at most; a short run is sent only at its end."""
+        if time.monotonic() - self._sent >= self.LIVE_SECONDS:
+            self.close()
+
+    def close(self) -> None:
+        """Send everything that is missing."""
+        if self.sender is not None:
+            self.sender.send(self.folder)
+        self._sent = time.monotonic()
+
+
+def tracker_for(folder: RunFolder, place: Workplace) -> Tracker:
+    """The tracker of a run at `place`; `place.tracking_uri` "off" gives one that does nothing."""
+    if place.tracking_uri == "off":
+        return Tracker(folder, None)
+    return Tracker(folder, _sender(Destination.choose(place.results, place.tracking_uri)))
+
+
+# One sender per store and process: a store is opened once, and its failure said once, for all the runs of a command.
+_sender = functools.cache(Sender)
+
+
+def _name(folder: RunFolder, results_root: Path) -> str:
+    return folder.path.relative_to(results_root).as_posix()

@@ -1,0 +1,188 @@
+"""Sending one run to MLflow: its folder is the outbox, `tracking.json` in it says what has been sent where.
+
+Sending again sends only what is missing. What the store already has is asked of the store, not only of `tracking.json`:
+a process killed between the two leaves neither a second run nor a doubled point.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from procap.errors import UserError
+from runner.results import RunFolder, read_document, write_json
+from runner.track_record import Point, Record, read_record
+from runner.track_store import Destination, Store, TrackingError, first_line, held, quiet_libraries
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+KEY_TAG = "procap.key"
+METRICS_PER_BATCH = 1000
+NAMES_PER_BATCH = 100
+
+
+class Delivery(BaseModel):
+    """What one store has of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    experiment_id: str
+    run_id: str
+    last_epoch: int = Field(default=-1, description="0-based; -1 before the first")
+    files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of each file that was attached")
+    status: str = ""
+
+    def covers(self, record: Record) -> bool:
+        """Whether nothing of `record` is missing."""
+        epochs_there = not record.epochs or self.last_epoch >= record.epochs[-1].epoch
+        return epochs_there and self.files == record.files and self.status == record.status
+
+
+class Tracking(BaseModel):
+    """`tracking.json`. `key` finds the run again in a store that has it, `attempt` is the training it belongs to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
+    key: str
+    attempt: str
+    stores: dict[str, Delivery] = Field(default_factory=dict)
+
+
+def sync(folder: RunFolder, destination: Destination, store: Store) -> bool:
+    """Send what `store` lacks of the run in `folder`; gives whether there was anything to send.
+
+    Raises UserError for a broken result file, TrackingError when the store refuses or goes away.
+    """
+    with held(folder.path / ".tracking.lock"):
+        record = read_record(folder)
+        if record is None or record.attempt is None:
+            return False
+        tracking = tracking_of(folder, record)
+        try:
+            with quiet_libraries():
+                run = _find_run(store, tracking, tracking.stores.get(destination.label))
+                known = _known_delivery(tracking.stores.get(destination.label), run)
+                if run is not None and known is not None and known.covers(record):
+                    return False
+                # The key goes to disk before a run carries it: killed in between, the next one finds that run.
+                write_json(folder.tracking_file, tracking)
+                run = run or _create_run(store, tracking, record)
+                delivery = _send(store, run, record, folder, known)
+        except UserError:
+            raise
+        except Exception as error:
+            reason = f"{destination.address} did not take {folder.path.name}: {first_line(error)}"
+            raise TrackingError(reason) from error
+        stores = {**tracking.stores, destination.label: delivery}
+        write_json(folder.tracking_file, tracking.model_copy(update={"stores": stores}))
+        return True
+
+
+def tracking_of(folder: RunFolder, record: Record) -> Tracking:
+    """What was sent of this attempt, or a new beginning when `tracking.json` is of another one."""
+    assert record.attempt is not None
+    found = read_document(folder.tracking_file, Tracking)
+    if found is not None and found.attempt == record.attempt:
+        return found
+    return Tracking(key=uuid.uuid4().hex, attempt=record.attempt)
+
+
+def _find_run(store: Store, tracking: Tracking, delivery: Delivery | None) -> Run | None:
+    from mlflow.exceptions import MlflowException
+
+    if delivery is not None:
+        try:
+            run = store.client.get_run(delivery.run_id)
+            if run.info.lifecycle_stage == "active" and run.data.tags.get(KEY_TAG) == tracking.key:
+                return run
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+    found = store.client.search_runs([store.experiment_id], f"tags.`{KEY_TAG}` = '{tracking.key}'", max_results=1)
+    return found[0] if found else None
+
+
+def _known_delivery(delivery: Delivery | None, run: Run | None) -> Delivery | None:
+    # A store that lost or moved the run has none of its files either.
+    return delivery if delivery is not None and run is not None and delivery.run_id == run.info.run_id else None
+
+
+def _create_run(store: Store, tracking: Tracking, record: Record) -> Run:
+    tags = {KEY_TAG: tracking.key, **record.tags}
+    return store.client.create_run(store.experiment_id, start_time=record.start, tags=tags, run_name=record.name)
+
+
+def _send(store: Store, run: Run, record: Record, folder: RunFolder, known: Delivery | None) -> Delivery:
+    from mlflow.entities import Dataset, DatasetInput, Metric, Param, RunTag
+
+    client, run_id, there = store.client, run.info.run_id, run.data
+    params = [Param(name, value) for name, value in record.params.items() if name not in there.params]
+    tags = [RunTag(name, value) for name, value in record.tags.items() if there.tags.get(name) != value]
+    for chunk in _chunks(params, NAMES_PER_BATCH):
+        client.log_batch(run_id, params=chunk)
+    for chunk in _chunks(tags, NAMES_PER_BATCH):
+        client.log_batch(run_id, tags=chunk)
+
+    if record.manifest_digest and not (run.inputs and run.inputs.dataset_inputs):
+        dataset = Dataset(record.dataset, record.manifest_digest[:16], "procap", record.dataset)
+        client.log_inputs(run_id, [DatasetInput(dataset)])
+
+    sent_files = known.files if known else {}
+    fresh = [name for name in record.points if sent_files.get(name) != record.files[name]]
+    points = _not_there(store, run, [point for name in fresh for point in record.points[name]])
+    last_there = max((metric.step for metric in _history(store, run, "loss")), default=-1)
+    epochs = list(record.epoch_points(after=last_there))
+    for batch in _batches([*epochs, *([point] for point in points)]):
+        client.log_batch(run_id, metrics=[Metric(point.key, point.value, point.when, point.step) for point in batch])
+
+    for name, digest in record.files.items():
+        if sent_files.get(name) != digest:
+            parent = Path(name).parent.as_posix()
+            client.log_artifact(run_id, str(folder.path / name), None if parent == "." else parent)
+    if record.end is not None and run.info.status != record.status:
+        client.set_terminated(run_id, record.status, record.end)
+    elif run.info.status != record.status:
+        client.update_run(run_id, record.status)
+    last = record.epochs[-1].epoch if record.epochs else -1
+    return Delivery(
+        experiment_id=run.info.experiment_id, run_id=run_id, last_epoch=last, files=record.files, status=record.status
+    )
+
+
+def _not_there(store: Store, run: Run, points: Iterable[Point]) -> list[Point]:
+    """`points` without those the store has; one that replaces an older value becomes its metric's next step."""
+    new: dict[str, Point] = {}
+    for point in points:
+        history = _history(store, run, point.key)
+        if not any(metric.timestamp == point.when for metric in history):
+            new[point.key] = Point(point.key, point.value, point.when, step=len(history))
+    return list(new.values())
+
+
+def _history(store: Store, run: Run, key: str) -> Sequence:
+    return store.client.get_metric_history(run.info.run_id, key) if key in run.data.metrics else ()
+
+
+def _batches(groups: Iterable[list[Point]]) -> Iterator[list[Point]]:
+    # An epoch is never torn apart: the store takes a batch as a whole, so its last epoch is always complete.
+    batch: list[Point] = []
+    for group in groups:
+        if batch and len(batch) + len(group) > METRICS_PER_BATCH:
+            yield batch
+            batch = []
+        batch = [*batch, *group]
+    if batch:
+        yield batch
+
+
+def _chunks(items: Sequence, size: int) -> Iterator[list]:
+    source = iter(items)
+    while chunk := list(itertools.islice(source, size)):
+        yield chunk

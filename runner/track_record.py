@@ -1,0 +1,214 @@
+"""What a tracker is told about a run, from the files of its folder alone: parameters, tags, curves, final figures."""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config import RunConfig
+from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, read_document
+
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric; `when` is in milliseconds since 1970."""
+
+    key: str
+    value: float
+    when: int
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything there is to send of one run.
+
+    dataset, manifest_digest: what was trained on; the digest is None before the training has finished.
+    attempt: tells this training from another one of the same configuration; None while there is nothing to send.
+    points: final figures by the file they come from, relative to the run's folder.
+    files: SHA-256 of each file to attach, by its path relative to the run's folder.
+    status: MLflow's word for the state of the run. start, end: milliseconds since 1970.
+    """
+
+    name: str
+    dataset: str
+    manifest_digest: str | None
+    params: dict[str, str]
+    tags: dict[str, str]
+    attempt: str | None
+    epochs: list[EpochLog]
+    points: dict[str, list[Point]]
+    files: dict[str, str]
+    status: str
+    start: int
+    end: int | None
+
+    def epoch_points(self, after: int) -> Iterator[list[Point]]:
+        """The metrics of each epoch later than epoch `after`, on the clock that the epochs' own seconds make."""
+        clock = float(self.start)
+        for epoch in self.epochs:
+            clock += 1000 * epoch.seconds
+            if epoch.epoch > after:
+                yield [Point(key, value, int(clock), epoch.epoch) for key, value in _epoch_metrics(epoch).items()]
+
+
+def read_record(folder: RunFolder) -> Record | None:
+    """The record of `folder`, None where no run was begun. Raises UserError for a broken file."""
+    config = folder.config()
+    if config is None:
+        return None
+    train = folder.train()
+    progress = None if train else folder.progress()
+    if train is None and progress is None:
+        # The run may have finished, and its progress gone, between the two looks.
+        train = folder.train()
+    said: TrainResult | Progress | None = train or progress
+    epochs = list(said.epochs) if said else []
+    start = _modified(folder.config_file)
+    points: dict[str, list[Point]] = {}
+    files = {folder.config_file.name: _sha256(folder.config_file)}
+    if train:
+        when = _modified(folder.train_file)
+        points[folder.train_file.name] = [Point(key, value, when) for key, value in _train_metrics(train).items()]
+        files[folder.train_file.name] = _sha256(folder.train_file)
+        if folder.checkpoint_file.exists():
+            files[folder.checkpoint_file.name] = _sha256(folder.checkpoint_file)
+        points |= _eval_points(config, folder)
+        files |= {name: _sha256(folder.path / name) for name in points if name not in files}
+    return Record(
+        name=f"{config.method} · {config.dataset} · {config.classes} · seed {config.seed}",
+        dataset=config.dataset,
+        manifest_digest=train.manifest_digest if train else None,
+        params=dict(_flat(config.model_dump(mode="json"))),
+        tags=_tags(config, folder, said.environment if said else {}),
+        attempt=_attempt(epochs, files.get(folder.train_file.name)),
+        epochs=epochs,
+        points=points,
+        files=files,
+        status=_status(train, progress),
+        start=start,
+        end=_modified(folder.train_file) if train else None,
+    )
+
+
+def _attempt(epochs: list[EpochLog], train_digest: str | None) -> str | None:
+    # The first epoch's row keeps its measured seconds when a run goes on after a kill; no second attempt repeats them.
+    if epochs:
+        return hashlib.sha256(epochs[0].model_dump_json().encode()).hexdigest()
+    return train_digest
+
+
+def _status(train: TrainResult | None, progress: Progress | None) -> str:
+    if train:
+        return "FINISHED"
+    said = progress.status if progress else "running"
+    return {"running": "RUNNING", "interrupted": "KILLED", "failed": "FAILED"}[said]
+
+
+def _epoch_metrics(epoch: EpochLog) -> dict[str, float]:
+    metrics = {"loss": sum(epoch.terms.values()), **{f"loss/{name}": value for name, value in epoch.terms.items()}}
+    metrics |= {"lr": epoch.lr, "epoch_seconds": epoch.seconds}
+    return metrics | _known({"images_per_second": epoch.images_per_second})
+
+
+def _train_metrics(train: TrainResult) -> dict[str, float]:
+    use, peak = train.use, train.peak_memory_bytes
+    return _known(
+        {
+            "train_seconds": train.seconds,
+            "train_images_per_second": train.images_per_second,
+            "trainable_parameters": train.trainable_parameters,
+            **{f"phase/{name}_seconds": seconds for name, seconds in train.phases.items()},
+            "system/cpu_percent": use.cpu_percent,
+            "system/gpu_percent": use.gpu_percent,
+            "system/gpu_watts": use.gpu_watts,
+            "system/peak_memory_megabytes": peak.process / MEGABYTE,
+            "system/peak_gpu_memory_megabytes": None if peak.gpu is None else peak.gpu / MEGABYTE,
+        }
+    )
+
+
+def _eval_points(config: RunConfig, folder: RunFolder) -> dict[str, list[Point]]:
+    points: dict[str, list[Point]] = {}
+    own: dict[str, tuple[str, EvalResult, int]] = {}
+    for path in folder.eval_files():
+        result = read_document(path, EvalResult)
+        if result is None:
+            continue
+        name, when = f"eval/{path.name}", _modified(path)
+        dataset, classes, split = result.target.split(":")
+        points[name] = [Point(key, value, when) for key, value in _eval_metrics(result).items()]
+        if (dataset, split) == (config.dataset, "test") and not result.limited:
+            own[classes] = (name, result, when)
+            points[name].append(Point(classes, result.accuracy, when))
+    if "base" in own and "novel" in own:
+        base, novel = (own[half][1].accuracy for half in ("base", "novel"))
+        mean = 2 * base * novel / (base + novel) if base + novel else 0.0
+        # Whichever half comes second brings the mean with it, and a repeated half renews it.
+        for name, _, _ in (own["base"], own["novel"]):
+            points[name].append(Point("hm", mean, max(own["base"][2], own["novel"][2])))
+    return points
+
+
+def _eval_metrics(result: EvalResult) -> dict[str, float]:
+    target = result.target.replace(":", "-")
+    # A part of the test images is another figure than all of them and must not stand in the same column.
+    first = f"-first-{result.total}" if result.limited else ""
+    return _known(
+        {
+            f"accuracy/{target}{first}": result.accuracy,
+            f"fps/{target}{first}": result.images_per_second,
+            f"fps_model/{target}{first}": result.images_per_second_model,
+        }
+    )
+
+
+def _tags(config: RunConfig, folder: RunFolder, environment: Mapping[str, Any]) -> dict[str, str]:
+    git = environment.get("git") or {}
+    tags = {
+        "method": config.method,
+        "dataset": config.dataset,
+        "classes": config.classes,
+        "shots": config.shots,
+        "seed": config.seed,
+        "backbone": config.backbone,
+        "recipe": config.recipe_name,
+        "config_hash": config.hash,
+        "device": environment.get("gpu") or environment.get("device"),
+        "commit": git.get("commit") and git["commit"] + ("+changes" if git.get("dirty") else ""),
+        "folder": folder.path.resolve(),
+        "mlflow.source.name": "procap",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": git.get("commit"),
+    }
+    with suppress(KeyError, OSError, ImportError):
+        tags["mlflow.user"] = getpass.getuser()
+    return {name: str(value) for name, value in tags.items() if value is not None}
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
+
+
+def _known(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns // 1_000_000
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,174 @@
+"""Checkpoints and resumable states: what is written comes back, what is broken is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from procap.errors import UserError
+from procap.recipe import Recipe
+from runner.checkpoint import (
+    CheckpointCard,
+    StateKeeper,
+    TrainState,
+    load_into,
+    read_prompts,
+    save_prompts,
+)
+from runner.config import RunConfig
+
+CARD = CheckpointCard(
+    config=RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits"),
+    dataset="digits",
+    classnames=("zero", "one"),
+    template="a photo of the digit {}.",
+    templates=("a photo of the digit {}",),
+    backbone_digest="00",
+    manifest_digest="11",
+)
+IDENTITY = {"config_hash": "aa", "backbone_digest": "bb"}
+
+
+class Small(nn.Module):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.tokens = nn.Parameter(torch.randn(4, 8, generator=draw))
+        self.scale = nn.Parameter(torch.randn((), generator=draw))
+
+
+def make(seed: int = 0) -> Small:
+    return Small(seed)
+
+
+def walk(method: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.stack([((parameter - 1) ** 4).sum() for parameter in method.parameters()]).sum().backward()
+        optimizer.step()
+
+
+def optimizers():
+    yield lambda method: torch.optim.SGD(method.parameters(), 1e-3, momentum=0.9, weight_decay=0.1)
+    yield lambda method: torch.optim.AdamW(method.parameters(), 1e-2, weight_decay=0.1)
+
+
+def test_prompts_come_back_bit_for_bit_with_their_card(tmp_path):
+    method = make()
+    sha256 = save_prompts(tmp_path / "c.safetensors", method, CARD)
+    tensors, card = read_prompts(tmp_path / "c.safetensors", sha256)
+    assert card == CARD
+    other = make(seed=1)
+    load_into(other, tensors, tmp_path / "c.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(method.parameters(), other.parameters(), strict=True))
+
+
+def test_another_process_writes_the_same_bytes(tmp_path):
+    save_prompts(tmp_path / "here.safetensors", make(), CARD)
+    code = (
+        "import sys, pathlib; sys.path.insert(0, 'tests'); import test_runner_checkpoint as t\n"
+        "t.save_prompts(pathlib.Path(sys.argv[1]), t.make(), t.CARD)"
+    )
+    there = tmp_path / "there.safetensors"
+    subprocess.run([sys.executable, "-c", code, str(there)], cwd=Path(__file__).parent.parent, check=True)
+    assert there.read_bytes() == (tmp_path / "here.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: data[:-1], lambda data: data[:-1] + b"?"])
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path, damage):
+    file = tmp_path / "c.safetensors"
+    sha256 = save_prompts(file, make(), CARD)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=str(file)):
+        read_prompts(file, sha256)
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_without_a_hash_too(tmp_path):
+    from safetensors.torch import save_file
+
+    file = tmp_path / "c.safetensors"
+    save_file({"tokens": torch.zeros(1)}, file)
+    with pytest.raises(UserError, match=r"no checkpoint of schema 1"):
+        read_prompts(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda tensors: tensors.pop("scale"), "lacks scale"),
+        (lambda tensors: tensors.update(more=torch.zeros(1)), "unknown more"),
+        (lambda tensors: tensors.update(tokens=torch.zeros(4, 9)), "shape: tokens"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_method_are_named(change, word):
+    tensors = dict(make().state_dict())
+    change(tensors)
+    with pytest.raises(UserError, match=word):
+        load_into(make(), tensors, Path("c.safetensors"))
+
+
+@pytest.mark.parametrize("build", optimizers())
+def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, build):
+    straight, stopped, resumed = make(), make(), make(seed=1)
+    walk(straight, build(straight), 7)
+    optimizer = build(stopped)
+    walk(stopped, optimizer, 4)
+    keeper = StateKeeper(tmp_path, IDENTITY)
+    keeper.save(TrainState(step=4), stopped, optimizer)
+    optimizer = build(resumed)
+    keeper.restore(resumed, optimizer)
+    walk(resumed, optimizer, 3)
+    assert torch.equal(resumed.tokens, straight.tokens)
+    assert not torch.equal(stopped.tokens, straight.tokens)
+
+
+def test_everything_a_state_says_comes_back(tmp_path):
+    method, state = make(), TrainState(epoch=1, step=5)
+    optimizer = torch.optim.SGD(method.parameters(), 0.1)
+    for images in (4, 3):
+        state.count(images, {"ce": 0.1 + 0.2, "kl": 1e-300})
+    state.close_epoch(0.1, 0.7)
+    state.count(2, {"ce": 1 / 3})
+    keeper = StateKeeper(tmp_path, IDENTITY)
+    keeper.save(state, method, optimizer)
+    assert keeper.restore(method, optimizer) == state
+
+
+def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
+    method = make()
+    optimizer = torch.optim.SGD(method.parameters(), 0.1)
+    keeper = StateKeeper(tmp_path, IDENTITY)
+    paths = [keeper.save(TrainState(step=step), method, optimizer) for step in (1, 2, 3)]
+    assert sorted(tmp_path.iterdir()) == paths[1:]
+    paths[2].write_bytes(paths[2].read_bytes()[:-3])
+    state = keeper.restore(method, optimizer)
+    assert state is not None
+    assert state.step == 2
+    assert str(paths[2]) in caplog.text
+    paths[1].write_bytes(b"")
+    assert keeper.restore(method, optimizer) is None
+
+
+def test_a_state_of_other_data_is_refused(tmp_path):
+    method = make()
+    optimizer = torch.optim.SGD(method.parameters(), 0.1)
+    StateKeeper(tmp_path, IDENTITY).save(TrainState(step=1), method, optimizer)
+    with pytest.raises(UserError, match=r"backbone digest is bb, here it is cc"):
+        StateKeeper(tmp_path, {**IDENTITY, "backbone_digest": "cc"}).restore(method, optimizer)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    method = make()
+    optimizer = torch.optim.SGD(method.parameters(), 0.1)
+    keeper = StateKeeper(tmp_path, IDENTITY)
+    good = keeper.save(TrainState(step=1), method, optimizer)
+    with torch.no_grad():
+        method.tokens[0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"tokens is not finite after step 2"):
+        keeper.save(TrainState(step=2), method, optimizer)
+    assert list(tmp_path.iterdir()) == [good]

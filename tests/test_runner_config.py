@@ -1,0 +1,187 @@
+"""Configurations: what makes two runs the same run, and what a user reads when something in one is wrong."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from procap.errors import UsageError, UserError
+from procap.recipe import Recipe
+from runner.config import RunConfig, Target, Workplace, explain, plan_run
+from shards.errors import DataUsageError
+
+RECIPE = Recipe(lr=0.0035, epochs=5, batch_size=4)
+FIXED = RunConfig(
+    method="coop", options={"n_ctx": 4, "depth": 9, "std": 0.02}, recipe=RECIPE, dataset="shapes", classes="base"
+)
+
+
+def test_identity_of_a_fixed_run_never_changes():
+    # Results on people's disks are found by this number.
+    assert FIXED.hash == "c93afa81"
+    assert FIXED.path == "base/shapes/coop/mini/16shot/seed1-c93afa81"
+
+
+def test_order_of_fields_and_options_is_irrelevant():
+    plain = FIXED.model_dump(mode="json")
+    draw = random.Random(0)
+    for _ in range(20):
+        names = draw.sample(list(plain), len(plain))
+        shuffled = {name: plain[name] for name in names}
+        shuffled["options"] = dict(draw.sample(list(plain["options"].items()), len(plain["options"])))
+        shuffled["recipe"] = dict(draw.sample(list(plain["recipe"].items()), len(plain["recipe"])))
+        assert RunConfig.model_validate(shuffled).digest == FIXED.digest
+
+
+def test_json_brings_back_the_same_run():
+    again = RunConfig.model_validate_json(FIXED.model_dump_json())
+    assert again == FIXED
+    assert again.digest == FIXED.digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "maple"},
+        {"options": {"n_ctx": 5, "depth": 9, "std": 0.02}},
+        {"recipe": RECIPE.model_copy(update={"lr": 0.0036})},
+        {"recipe": RECIPE.model_copy(update={"momentum": 0.8})},
+        {"recipe": RECIPE.model_copy(update={"flip": False})},
+        {"backbone": "ViT-B-16"},
+        {"pretrained": "openai"},
+        {"dataset": "digits"},
+        {"classes": "all"},
+        {"shots": 8},
+        {"seed": 2},
+        {"precision": "bf16"},
+    ],
+)
+def test_everything_that_changes_weights_changes_the_identity(change):
+    assert FIXED.model_copy(update=change).digest != FIXED.digest
+
+
+@pytest.mark.parametrize("change", [{"test_batch_size": 7}, {"betas": (0.5, 0.5)}])
+def test_what_sgd_training_never_reads_is_no_part_of_the_identity(change):
+    assert FIXED.model_copy(update={"recipe": RECIPE.model_copy(update=change)}).digest == FIXED.digest
+
+
+def test_equal_trainings_are_one_run_under_every_name_of_their_recipe():
+    own = plan_run(method="procap", dataset="shapes")
+    same = plan_run(method="procap", dataset="shapes", recipe="procap", overrides={"lr": own.recipe.lr})
+    assert own.recipe_name == "own"
+    assert same.path == own.path
+
+
+def test_defaults_written_out_are_the_same_run():
+    short = plan_run(method="coop", dataset="shapes")
+    full = plan_run(
+        method="coop",
+        dataset=short.dataset.upper(),
+        classes="base",
+        shots=16,
+        seed=1,
+        backbone="mini",
+        pretrained="embedded",
+        precision="fp32",
+        overrides=short.recipe.model_dump(),
+        options=short.options,
+    )
+    assert full == short
+    assert plan_run(method="coop", dataset="shapes", overrides={"lr": "2e-3"}) == plan_run(
+        method="coop", dataset="shapes", overrides={"lr": 0.002}
+    )
+
+
+def test_other_spellings_of_a_backbone_are_the_same_run():
+    plain = plan_run(method="coop", dataset="shapes", backbone="ViT-B-16")
+    assert plan_run(method="coop", dataset="shapes", backbone="ViT-B/16", pretrained="openai") == plain
+    assert "/ViT-B-16/" in plain.path
+
+
+def test_same_recipe_control_and_overrides_are_told_apart():
+    own = plan_run(method="maple", dataset="shapes")
+    control = plan_run(method="maple", dataset="shapes", recipe="procap")
+    changed = plan_run(method="maple", dataset="shapes", overrides={"epochs": 2})
+    assert control.recipe == plan_run(method="procap", dataset="shapes").recipe
+    assert [run.recipe_name for run in (own, control, changed)] == ["own", "procap", "custom"]
+    assert len({run.path for run in (own, control, changed)}) == 3
+
+
+def test_training_on_all_classes_takes_the_published_few_shot_settings():
+    few, halves = (plan_run(method="coop", dataset="shapes", classes=classes) for classes in ("all", "base"))
+    assert few == plan_run(method="coop", dataset="shapes", classes="all", task="few-shot")
+    assert (few.options["n_ctx"], halves.options["n_ctx"]) == (16, 4)
+
+
+def test_a_method_that_learns_nothing_keeps_zero_epochs():
+    runs = [
+        plan_run(method="zeroshot", dataset="shapes", **more)
+        for more in ({}, {"overrides": {"epochs": 3, "lr": 1.0}}, {"recipe": "procap"})
+    ]
+    assert {run.recipe.epochs for run in runs} == {0}
+    assert len({run.path for run in runs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"method": "copo"}, ["copo", "coop"]),
+        ({"overrides": {"epoch": 3}}, ["'epoch'", "did you mean epochs"]),
+        ({"overrides": {"epochs": "many"}}, ["epochs = 'many'", "integer"]),
+        ({"overrides": {"batch_size": 0}}, ["batch_size = 0", "greater"]),
+        ({"overrides": {"lr": float("inf")}}, ["lr", "finite"]),
+        ({"options": {"nctx": 3}}, ["'nctx'", "did you mean n_ctx"]),
+        ({"options": {"n_ctx": "four"}}, ["n_ctx", "integer"]),
+        ({"recipe": "maple"}, ["recipe 'maple'", "own"]),
+        ({"precision": "fp16"}, ["precision = 'fp16'", "bf16"]),
+        ({"classes": "bas"}, ["'bas'", "did you mean base"]),
+        ({"shots": -1}, ["shots = -1"]),
+        ({"seed": "x"}, ["seed = 'x'"]),
+        ({"task": "base-to-new"}, ["base-to-new", "base-to-novel"]),
+    ],
+)
+def test_a_wrong_field_is_answered_in_one_line_that_helps(more, words):
+    with pytest.raises(UsageError) as caught:
+        plan_run(**{"method": "coop", "dataset": "shapes", **more})
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_an_unknown_field_of_a_config_file_is_refused_with_the_nearest_name():
+    plain = json.loads(FIXED.model_dump_json())
+    plain["recipe"]["epoch"] = 3
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate(plain)
+    assert "did you mean epochs" in str(explain(caught.value, RunConfig, "run"))
+
+
+def test_unknown_data_set_names_the_nearest():
+    with pytest.raises(DataUsageError, match="did you mean shapes"):
+        plan_run(method="coop", dataset="shape")
+
+
+def test_targets_are_read_and_named():
+    assert Target.parse("shapes:new") == Target("shapes", "novel", "test")
+    assert str(Target.parse("Digits")) == "digits:all:test"
+    assert Target.parse("shapes:novel:test").file == "shapes-novel-test.json"
+
+
+@pytest.mark.parametrize("text", ["", "shapes:", "shapes:novel:test:x", "shapes:some", "shapes:all:trian", "shap3s"])
+def test_a_wrong_target_is_refused_in_one_line(text):
+    with pytest.raises((UserError, DataUsageError)) as caught:
+        Target.parse(text)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, UserError | DataUsageError)
+    assert caught.value.exit_code == 2
+
+
+def test_where_a_run_happens_is_no_part_of_it():
+    assert not set(Workplace.__dataclass_fields__) & set(RunConfig.model_fields)
+    with pytest.raises(UsageError, match="limit = 0"):
+        Workplace(Path("data"), Path("results"), limit=0)

@@ -1,0 +1,241 @@
+"""Killed anywhere and started again, a run ends with the same bits; asked to stop, it saves and says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procap.errors import UserError
+from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.evaluate import evaluate
+from runner.results import RunFolder, TrainResult, write_json
+from runner.train import train
+
+# Imports once and forks for every training, so that a kill costs milliseconds instead of an interpreter's start.
+FORGE = """
+import json, os, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from procap.errors import UserError
+from runner.config import RunConfig, Workplace
+from runner.train import train
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if not child:
+        code = 0
+        try:
+            place = Workplace(Path(order["data"]), Path(order["results"]), device="cpu", tracking_uri="off", quiet=True,
+                              checkpoint_seconds=order["every"])
+            train(RunConfig.model_validate(order["config"]), place)
+        except UserError as error:
+            print(error, file=sys.stderr, flush=True)
+            code = error.exit_code
+        os._exit(code)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+STEPS, STEPS_PER_EPOCH = 12, 4
+SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8}
+
+
+class Forge:
+    """Trains in processes that may be killed."""
+
+    def __init__(self, data: Path, errors: Path) -> None:
+        self.data, self.errors = data, errors
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FORGE],
+            cwd=Path(__file__).parent.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors.open("w"),
+            text=True,
+        )
+
+    def _line(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def start(self, config: RunConfig, results: Path, every: float = 0.0) -> int:
+        """Begin a training that saves its state `every` so many seconds; gives its process."""
+        order = {"config": config.model_dump(mode="json"), "data": str(self.data), "results": str(results)}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({**order, "every": every}) + "\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def end(self) -> int:
+        """Wait for the training's exit code, the negative signal when one killed it."""
+        return self._line()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def forge(few_digits, tmp_path_factory) -> Iterator[Forge]:
+    forge = Forge(few_digits, tmp_path_factory.mktemp("forge") / "errors.txt")
+    yield forge
+    forge.close()
+
+
+@pytest.fixture(scope="module")
+def configs(tiny_checkpoint) -> dict[str, RunConfig]:
+    """AdamW with sampled tokens, and SGD with momentum; 12 steps in 3 epochs."""
+    quick = {"epochs": 3, "batch_size": 5}
+    fields: dict[str, Any] = {"dataset": "digits", "shots": 4, "backbone": str(tiny_checkpoint), "overrides": quick}
+    return {
+        "adamw": plan_run(method="procap", options=SMALL_PROCAP, **fields),
+        "sgd": plan_run(method="maple", options={"depth": 3}, **fields),
+    }
+
+
+def wait_for_step(folder: RunFolder, step: int, pid: int) -> None:
+    """Until a state of `step` or a later one is on disk."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if any(int(path.name[5:13]) >= step for path in folder.state.glob("step-*.safetensors")):
+            return
+        os.kill(pid, 0)
+        time.sleep(0.002)
+    raise AssertionError(f"no step {step} in {folder.path}")
+
+
+def outcome(config: RunConfig, place: Workplace) -> tuple[bytes, list, list]:
+    """Everything of a run that must not depend on where it was interrupted."""
+    folder = RunFolder(place.results / config.path)
+    result = folder.train()
+    assert result is not None
+    logs = [(log.epoch, log.lr, log.terms) for log in result.epochs]
+    counts = [evaluate(config, Target("digits", half), place).per_class for half in ("base", "novel")]
+    return folder.checkpoint_file.read_bytes(), logs, counts
+
+
+@pytest.fixture(scope="module")
+def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[Workplace, TrainResult]]:
+    """Where each configuration was trained without interruption, and what came out."""
+    place = Workplace(few_digits, tmp_path_factory.mktemp("straight"), device="cpu", tracking_uri="off", quiet=True)
+    return lambda name: (place, train(configs[name], place))
+
+
+@pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 6, 9)), ("sgd", (5,))])
+def test_killed_at_any_moment_it_ends_with_the_same_bits(forge, configs, straight, few_digits, tmp_path, name, kills):
+    config = configs[name]
+    undisturbed, wanted = straight(name)
+    assert wanted.steps == STEPS
+    folder = RunFolder(tmp_path / config.path)
+    draw = random.Random(name)
+    for step in kills:
+        pid = forge.start(config, tmp_path)
+        if step:
+            wait_for_step(folder, step, pid)
+        time.sleep(draw.uniform(0, 0.01))
+        os.kill(pid, signal.SIGKILL)
+        assert forge.end() == -signal.SIGKILL
+        assert folder.train() is None
+    forge.start(config, tmp_path)
+    assert forge.end() == 0, forge.errors.read_text()
+    assert outcome(config, replace(undisturbed, results=tmp_path)) == outcome(config, undisturbed)
+    result = folder.train()
+    assert result is not None
+    assert result.resumed == sum(step > 0 for step in kills)
+    assert (result.steps, result.images) == (wanted.steps, wanted.images)
+    assert not folder.state.exists()
+    assert not folder.progress_file.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_the_step_and_goes_on_from_there(forge, configs, straight, tmp_path, number):
+    config = configs["sgd"]
+    folder = RunFolder(tmp_path / config.path)
+    pid = forge.start(config, tmp_path, every=3600)
+    # Nothing is saved at this pace, so the state that is found is the signal's.
+    while not folder.progress_file.exists():
+        os.kill(pid, 0)
+        time.sleep(0.002)
+    time.sleep(random.Random(number).uniform(0, 0.02))
+    os.kill(pid, number)
+    assert forge.end() == 128 + number
+    progress = folder.progress()
+    assert progress is not None
+    assert progress.status == "interrupted"
+    assert 1 <= progress.step < STEPS
+    assert max(int(path.name[5:13]) for path in folder.state.iterdir()) == progress.step
+    assert f"stopped {config.path} at step {progress.step} of {STEPS}" in forge.errors.read_text()
+    forge.start(config, tmp_path)
+    assert forge.end() == 0
+    result = folder.train()
+    assert result is not None
+    assert (result.resumed, result.checkpoint_sha256) == (1, straight("sgd")[1].checkpoint_sha256)
+
+
+@pytest.fixture
+def stopped(forge, configs, tmp_path) -> tuple[RunConfig, RunFolder]:
+    """A run that was killed inside its second epoch."""
+    config = configs["sgd"]
+    folder = RunFolder(tmp_path / config.path)
+    pid = forge.start(config, tmp_path)
+    wait_for_step(folder, STEPS_PER_EPOCH + 1, pid)
+    os.kill(pid, signal.SIGKILL)
+    forge.end()
+    return config, folder
+
+
+def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
+    config, folder = stopped
+    from shards.manifest import read_manifest
+
+    data = tmp_path / "data"
+    (data / "digits").mkdir(parents=True)
+    for path in (few_digits / "digits").iterdir():
+        (data / "digits" / path.name).symlink_to(path)
+    manifest = read_manifest(few_digits / "digits")
+    (data / "digits" / "manifest.json").unlink()
+    other = manifest.model_copy(update={"template": "another {}."})
+    (data / "digits" / "manifest.json").write_text(other.to_json())
+    states = sorted(folder.state.iterdir())
+    with pytest.raises(UserError, match=r"cannot go on from .* manifest digest is .*--force"):
+        train(config, Workplace(data, tmp_path, device="cpu", tracking_uri="off", quiet=True))
+    assert sorted(folder.state.iterdir()) == states
+
+
+def test_a_broken_newest_state_costs_a_step_and_changes_nothing(stopped, straight, few_digits, tmp_path, caplog):
+    config, folder = stopped
+    newest = max(folder.state.glob("step-*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    place = Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    result = train(config, place)
+    assert str(newest) in caplog.text
+    assert result.resumed == 1
+    assert result.checkpoint_sha256 == straight("sgd")[1].checkpoint_sha256
+
+
+def test_a_run_in_progress_is_not_started_twice(forge, configs, few_digits, tmp_path):
+    config = configs["adamw"]
+    pid = forge.start(config, tmp_path)
+    wait_for_step(RunFolder(tmp_path / config.path), 1, pid)
+    with pytest.raises(UserError, match=f"held by another process .pid {pid}"):
+        train(config, Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True))
+    assert forge.end() == 0
+
+
+def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, few_digits, tmp_path):
+    place = Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    write_json(RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
+    with pytest.raises(UserError, match=r"--force"):
+        train(configs["adamw"], place)

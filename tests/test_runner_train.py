@@ -1,0 +1,249 @@
+"""Training and evaluating one run in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from procap.errors import UserError
+from procap.recipe import learning_rate
+from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.evaluate import evaluate, load_trained
+from runner.results import EvalResult, RunFolder, TrainResult
+from runner.train import train
+from shards.catalogue import find
+from shards.errors import DataError
+from shards.fewshot import evaluation_split
+from shards.pack import pack_source
+from shards.reader import open_dataset
+from shards.records import source_of
+from shards.transforms import eval_transform
+
+BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
+
+
+@pytest.fixture(scope="module")
+def place(few_digits, tmp_path_factory) -> Workplace:
+    results = tmp_path_factory.mktemp("results")
+    return Workplace(few_digits, results, device="cpu", tracking_uri="off", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_checkpoint):
+    """Plans a run of a few steps; words change it."""
+
+    def make(method: str = "coop", *, overrides: dict | None = None, **more) -> RunConfig:
+        quick = {"epochs": 2, "batch_size": 5, **(overrides or {})}
+        fields = {"dataset": "digits", "shots": 2, "backbone": str(tiny_checkpoint), "overrides": quick, **more}
+        return plan_run(method=method, **fields)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def finished(plan, place) -> tuple[RunConfig, TrainResult]:
+    config = plan(overrides={"lr": 0.1, "warmup": "none"})
+    return config, train(config, place)
+
+
+def test_what_training_says_of_itself(finished, place):
+    config, result = finished
+    assert (result.steps, result.images) == (4, 20)
+    assert [log.lr for log in result.epochs] == [learning_rate(config.recipe, epoch) for epoch in range(2)]
+    assert all(log.terms["ce"] > 0 and log.images_per_second for log in result.epochs)
+    assert result.fewshot is not None
+    assert len(result.fewshot.picks) == 10
+    assert result.trainable_parameters == 4 * 64
+    assert {"load", "data", "forward", "backward", "optimizer", "checkpoint", "other"} == result.phases.keys()
+    assert sum(result.phases.values()) - result.phases["load"] == pytest.approx(result.seconds, rel=0.02)
+    assert result.peak_memory_bytes.process > 50e6
+    folder = RunFolder(place.results / config.path)
+    left = {path.name for path in folder.path.iterdir()} - {"eval"}
+    assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors"}
+    assert folder.config() == config
+
+
+def test_training_learns(plan, place):
+    by_heart = {"lr": 1.0, "warmup": "none", "epochs": 8, "batch_size": 10, "crop_scale": (1, 1), "flip": False}
+    losses = [log.terms["ce"] for log in train(plan(overrides=by_heart), place).epochs]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_a_finished_run_is_read_and_not_repeated(finished, place):
+    config, result = finished
+    file = RunFolder(place.results / config.path).checkpoint_file
+    before = file.stat().st_mtime_ns
+    assert train(config, place) == result
+    assert file.stat().st_mtime_ns == before
+
+
+def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, place):
+    config = plan(seed=5)
+    first = train(config, place)
+    evaluate(config, BASE, place)
+    again = train(config, place, force=True)
+    assert again.seconds != first.seconds
+    assert again.checkpoint_sha256 == first.checkpoint_sha256
+    assert not RunFolder(place.results / config.path).eval_files()
+
+
+def test_where_a_run_happens_changes_no_bit(finished, place, tmp_path):
+    config, result = finished
+    other = dataclasses.replace(place, results=tmp_path, workers=2, checkpoint_seconds=0.0)
+    assert train(config, other).checkpoint_sha256 == result.checkpoint_sha256
+
+
+def test_global_randomness_is_neither_read_nor_moved(finished, place, tmp_path):
+    config, result = finished
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    there = dataclasses.replace(place, results=tmp_path)
+    assert train(config, there).checkpoint_sha256 == result.checkpoint_sha256
+    evaluate(config, NOVEL, there)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def count_plainly(config: RunConfig, target: Target, place: Workplace) -> tuple[list[int], list[int]]:
+    """One image after the other, no batches, no meters."""
+    trained = load_trained(config, place)
+    selection = evaluation_split(open_dataset(place.data, target.dataset), target.classes)
+    space = dataclasses.replace(trained.card.space, classnames=selection.classnames)
+    classifier = trained.method.classifier(space)
+    transform = eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
+    correct, total = [0] * len(selection.classnames), [0] * len(selection.classnames)
+    for i, label in enumerate(selection.images.labels.tolist()):
+        logits = classifier(transform(selection.images.image(i))[None])
+        total[label] += 1
+        correct[label] += int(logits.argmax()) == label
+    return correct, total
+
+
+@pytest.mark.parametrize("target", [BASE, NOVEL], ids=str)
+def test_counts_are_those_of_a_plain_loop(finished, place, target):
+    config, _ = finished
+    result = evaluate(config, target, place)
+    correct, total = count_plainly(config, target, place)
+    assert (result.per_class.correct, result.per_class.total) == (correct, total)
+    assert (result.correct, result.total) == (sum(correct), sum(total))
+    assert result.total == result.dataset_size
+    assert not result.limited
+    assert result.images_per_second
+    assert result.images_per_second_model
+    assert result.images_per_second_model > result.images_per_second > 0
+
+
+def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, place, tmp_path):
+    config, _ = finished
+    target = Target("digits", "all")
+    place = dataclasses.replace(place, results=tmp_path)
+    train(config, place)
+    part = evaluate(config, target, dataclasses.replace(place, limit=7))
+    assert (part.total, part.limit, part.limited) == (7, 7, True)
+    full = evaluate(config, target, place)
+    assert full.total == full.dataset_size > 7
+    assert full.per_class.total[0] > 0
+    assert evaluate(config, target, dataclasses.replace(place, limit=7)) == full
+    assert evaluate(config, target, place, force=True).seconds != full.seconds
+
+
+def test_zero_shot_trains_nothing_and_is_evaluated_like_the_rest(plan, place):
+    config = plan("zeroshot")
+    result = train(config, place)
+    assert (result.steps, result.epochs, result.fewshot, result.trainable_parameters) == (0, [], None, 0)
+    counts = evaluate(config, BASE, place)
+    assert (counts.per_class.correct, counts.per_class.total) == count_plainly(config, BASE, place)
+
+
+@pytest.mark.parametrize("method", ["maple", "cocoop", "procap"])
+def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, place, method):
+    config = plan(method, shots=1, precision="bf16")
+    result = train(config, place)
+    assert all(log.terms["ce"] > 0 for log in result.epochs)
+    trained = load_trained(config, place)
+    assert {parameter.dtype for parameter in trained.method.parameters()} == {torch.float32}
+    counts: EvalResult = evaluate(config, NOVEL, place, trained=trained)
+    assert counts.precision == "bf16"
+    assert 0 <= counts.correct <= counts.total
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(plan, place):
+    config = plan("maple", overrides={"lr": 1e30, "warmup": "none", "epochs": 3})
+    eager = dataclasses.replace(place, checkpoint_seconds=0.0)
+    with pytest.raises(UserError, match=r"step 2 of 6 .* not finite") as caught:
+        train(config, eager)
+    assert "\n" not in str(caught.value)
+    folder = RunFolder(place.results / config.path)
+    progress = folder.progress()
+    assert progress is not None
+    assert progress.status == "failed"
+    assert folder.train() is None
+    assert not folder.checkpoint_file.exists()
+    assert [path.name[:13] for path in folder.state.glob("*.safetensors")] == ["step-00000001"]
+
+
+def test_what_was_not_trained_cannot_be_evaluated(plan, place):
+    with pytest.raises(UserError, match="no finished training"):
+        evaluate(plan(seed=77), BASE, place)
+
+
+def test_an_altered_checkpoint_is_refused(plan, place, tmp_path):
+    config, place = plan(seed=6), dataclasses.replace(place, results=tmp_path)
+    train(config, place)
+    file = RunFolder(tmp_path / config.path).checkpoint_file
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="SHA-256"):
+        evaluate(config, BASE, place)
+
+
+def test_other_weights_under_the_same_name_are_refused(plan, place, tiny_geometry, tmp_path):
+    from safetensors.torch import save_file
+
+    from procap.clip import CLIP
+
+    file = tmp_path / "weights.safetensors"
+    for seed in (1, 2):
+        save_file(CLIP.random(tiny_geometry, seed=seed).state_dict(), file, metadata={"quick_gelu": "true"})
+        config = plan(backbone=str(file), seed=3)
+        if seed == 1:
+            train(config, dataclasses.replace(place, results=tmp_path))
+    with pytest.raises(UserError, match="was trained on weights"):
+        evaluate(config, BASE, dataclasses.replace(place, results=tmp_path))
+
+
+def test_other_content_under_the_same_data_set_name_is_refused(finished, place, tmp_path):
+    config, _ = finished
+    source = source_of(find("digits"))
+    counts = {"train": 60, "val": 40, "test": 60}
+    part = dataclasses.replace(
+        source, counts=counts, records=lambda split: itertools.islice(source.records(split), counts[split])
+    )
+    pack_source(part, tmp_path)
+    with pytest.raises(UserError, match="other content of digits"):
+        evaluate(config, BASE, dataclasses.replace(place, data=tmp_path), force=True)
+
+
+def test_missing_data_is_said_in_one_line_and_leaves_no_run_behind(plan, place, tmp_path):
+    with pytest.raises(DataError, match="procap data pack digits"):
+        train(plan(), Workplace(tmp_path / "none", tmp_path, device="cpu", tracking_uri="off", quiet=True))
+    assert not list(Path(tmp_path).rglob("*.json"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, place, tmp_path, precision):
+    config = plan("procap", precision=precision)
+    there = dataclasses.replace(place, results=tmp_path, device="cuda", checkpoint_seconds=0.0)
+    result = train(config, there)
+    assert result.peak_memory_bytes.gpu
+    assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "checkpoint"))
+    assert sum(result.phases.values()) - result.phases["load"] == pytest.approx(result.seconds, rel=0.1)
+    counts = evaluate(config, BASE, there)
+    assert counts.total == counts.dataset_size
+    assert counts.images_per_second_model

@@ -1,0 +1,119 @@
+"""Run folders as training and evaluation leave them, with figures made up: what a tracker has to send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from procap.recipe import Recipe
+from runner.config import RunConfig
+from runner.results import (
+    EpochLog,
+    EvalResult,
+    PeakMemory,
+    PerClass,
+    Progress,
+    RunFolder,
+    TrainResult,
+    Use,
+    write_bytes,
+    write_json,
+)
+
+ENVIRONMENT = {"device": "cpu", "gpu": None, "git": {"commit": "0123abcd" * 5, "dirty": True}}
+PEAK = PeakMemory(process=512_000_000, gpu=None)
+USE = Use(cpu_percent=150.0)
+
+
+def begin(results: Path, seed: int = 1, method: str = "maple") -> RunFolder:
+    """A run that has just been begun."""
+    config = RunConfig(
+        method=method,
+        options={"tokens": 2, "depth": 9},
+        recipe=Recipe(lr=0.0035, epochs=5, batch_size=4),
+        dataset="shapes",
+        classes="base",
+        seed=seed,
+    )
+    folder = RunFolder(results / config.path)
+    write_json(folder.config_file, config)
+    return folder
+
+
+def rows(epochs: int, attempt: float = 0.0) -> list[EpochLog]:
+    """`attempt` stands for the measured times, which no second training repeats."""
+    return [
+        EpochLog(
+            epoch=epoch,
+            lr=0.0035 / (epoch + 1),
+            terms={"ce": 2.0 / (epoch + 1), "kl": 0.5 / (epoch + 1)},
+            seconds=2.0 + attempt,
+            images_per_second=100.0,
+        )
+        for epoch in range(epochs)
+    ]
+
+
+def go_on(folder: RunFolder, epochs: int, attempt: float = 0.0) -> None:
+    """The run has `epochs` epochs behind it."""
+    progress = Progress(
+        config_hash=_hash(folder),
+        step=10 * epochs,
+        steps=50,
+        epochs=rows(epochs, attempt),
+        seconds=2.0 * epochs,
+        environment=ENVIRONMENT,
+    )
+    write_json(folder.progress_file, progress)
+
+
+def finish(folder: RunFolder, epochs: int = 5, attempt: float = 0.0) -> None:
+    digest = write_bytes(folder.checkpoint_file, b"weights" * 100)
+    train = TrainResult(
+        config_hash=_hash(folder),
+        steps=10 * epochs,
+        images=40 * epochs,
+        epochs=rows(epochs, attempt),
+        seconds=10.5 + attempt,
+        images_per_second=98.5,
+        warmup_steps=5,
+        phases={"data": 1.0, "forward": 4.0, "backward": 5.0},
+        peak_memory_bytes=PEAK,
+        use=USE,
+        trainable_parameters=4096,
+        fewshot=None,
+        manifest_digest="ab" * 32,
+        checkpoint_sha256=digest,
+        backbone_digest="cd" * 8,
+        environment=ENVIRONMENT,
+    )
+    write_json(folder.train_file, train)
+    folder.forget_progress()
+
+
+def evaluate(folder: RunFolder, classes: str, correct: int, total: int = 80, size: int = 80) -> None:
+    result = EvalResult(
+        config_hash=_hash(folder),
+        target=f"shapes:{classes}:test",
+        correct=correct,
+        total=total,
+        per_class=PerClass(correct=[correct], total=[total]),
+        limit=total if total < size else None,
+        dataset_size=size,
+        num_classes=1,
+        precision="fp32",
+        seconds=1.0,
+        images_per_second=300.0,
+        images_per_second_model=400.0,
+        warmup_batches=1,
+        peak_memory_bytes=PEAK,
+        use=USE,
+        manifest_digest="ab" * 32,
+        backbone_digest="cd" * 8,
+        checkpoint_sha256="ef" * 32,
+        environment=ENVIRONMENT,
+    )
+    write_json(folder.path / "eval" / f"shapes-{classes}-test.json", result)
+
+
+def _hash(folder: RunFolder) -> str:
+    return folder.path.name.rpartition("-")[2]
