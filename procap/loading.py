@@ -5,8 +5,9 @@ Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights c
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from procap.mini import load_mini
 from procap.weights import SUFFIXES, Weights, geometry_of, read_weights
 
 EXAMPLES = "mini, ViT-B-16, ViT-B-32, ViT-L-14"
+OPENAI = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
 COMPARED = ("image_size", "patch_size", "vision_width", "vision_layers", "text_width", "text_layers", "context_length",
             "vocab_size", "embed_dim", "vision_mlp", "text_mlp")  # fmt: skip
 
@@ -35,7 +37,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
         return _load_mini(pretrained, seed)
     architecture = None if _is_path(name) else _architecture(name)
     if architecture is None:
-        if not _is_path(name) and not Path(name).exists():
+        if not _names_file(name):
             raise unknown_name("backbone", name, ["mini", *supported_architectures()])
         if pretrained is not None:
             raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
@@ -48,6 +50,23 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
         return _load_tag(architecture, config, tag)
     assert pretrained is not None
     return _load_file(architecture, config, Path(pretrained).expanduser())
+
+
+def canonical(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
+    """One spelling of backbone and weights for all that `load_clip` reads alike; nothing is imported or checked.
+
+    A backbone's own weights, those it has when none are named, are None; the path of a file is absolute.
+    """
+    backbone = _spelling(name, ["mini", *_listed()])
+    if backbone is None:
+        return (_absolute(name) if _names_file(name) else name), pretrained
+    if pretrained is None or _tag_spelling(pretrained) == ("embedded" if backbone == "mini" else "openai"):
+        # OpenAI's weights bring QuickGELU under either name of their architecture.
+        plain = backbone.removesuffix("-quickgelu")
+        return (plain if plain in OPENAI else backbone), None
+    # A folder that happens to be called like a tag is not meant.
+    is_file = _is_path(pretrained) or Path(pretrained).is_file()
+    return backbone, _absolute(pretrained) if is_file else _tag_spelling(pretrained)
 
 
 def backbones() -> list[tuple[str, tuple[str, ...], str]]:
@@ -79,7 +98,7 @@ def _load_mini(pretrained: str | None, seed: int) -> CLIP:
         return load_mini()
     if pretrained == "random":
         return CLIP.random(load_mini().geometry, seed, name="mini", pretrained="random")
-    if not _is_path(pretrained) and not Path(pretrained).exists():
+    if not _names_file(pretrained):
         raise unknown_name("weights of mini", pretrained, ["embedded", "random", "or a file's path"])
     return load_mini(Path(pretrained).expanduser())
 
@@ -139,13 +158,33 @@ def _architecture(name: str) -> str | None:
     """open_clip's spelling of `name`, None where there is none such; UsageError for one that does not fit."""
     import open_clip
 
-    known = {model.lower(): model for model in open_clip.list_models()}
-    found = known.get(name.replace("/", "-").replace("@336px", "-336").lower())
+    found = _spelling(name, open_clip.list_models())
     if found is None:
         return None
     if obstacle := _obstacle(_config(found)):
         raise UsageError(f"backbone '{found}' {obstacle}: prompts go into plain ViT CLIPs, such as {EXAMPLES}")
     return found
+
+
+def _listed() -> list[str]:
+    """The architectures that open_clip ships, without the seconds that importing it takes."""
+    package = importlib.util.find_spec("open_clip")
+    folders = package.submodule_search_locations if package else None
+    return [file.stem for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
+
+
+def _spelling(name: str, known: Iterable[str]) -> str | None:
+    """`name` as `known` has it, None where it is not among them."""
+    return {model.lower(): model for model in known}.get(_dashed(name).lower())
+
+
+def _dashed(name: str) -> str:
+    """OpenAI's "ViT-L/14@336px" with open_clip's dashes."""
+    return name.replace("/", "-").replace("@336px", "-336")
+
+
+def _tag_spelling(tag: str) -> str:
+    return tag.lower().replace("-", "_")
 
 
 def _obstacle(config: Mapping[str, Any]) -> str | None:
@@ -173,8 +212,6 @@ def _config(architecture: str) -> Mapping[str, Any]:
     config = open_clip.get_model_config(architecture)
     assert config is not None, architecture
     return config
-
-
 
 
 def _geometry(config: Mapping[str, Any], quick_gelu: bool | None = None) -> Geometry:
@@ -227,16 +264,25 @@ def _tag(architecture: str, pretrained: str | None) -> str | None:
             return "openai"
         have = f"no OpenAI weights: name one of {', '.join(tags)}," if tags else "no published weights: name"
         raise UsageError(f"backbone '{architecture}' has {have} a checkpoint's path, or 'random'")
-    tag = pretrained.lower().replace("-", "_")
+    tag = _tag_spelling(pretrained)
     if tag in tags:
         return tag
-    if _is_path(pretrained) or Path(pretrained).exists():
+    if _names_file(pretrained):
         return None
     if tag in list_pretrained_tags_by_model(_twin(architecture)) and tag in _tags(_twin(architecture)):
         raise UsageError(f"weights '{tag}' need the other activation: name the backbone {_twin(architecture)}")
     if tag in list_pretrained_tags_by_model(architecture):
         raise UsageError(f"weights '{tag}' of {architecture} need images squashed to a square; here they are cropped")
     raise unknown_name(f"weights of {architecture}", pretrained, [*tags, "random", "or a checkpoint's path"])
+
+
+def _names_file(text: str) -> bool:
+    return _is_path(text) or Path(text).exists()
+
+
+def _absolute(file: str) -> str:
+    # A link stays a link: in Hugging Face's cache only the link has the ending that names the format.
+    return os.path.abspath(Path(file).expanduser())
 
 
 def _is_path(text: str) -> bool:

@@ -33,6 +33,13 @@ class Recipe(BaseModel):
     rotation: float = Field(default=0.0, ge=0, le=180, description="largest random rotation, degrees")
     test_batch_size: int = Field(default=100, ge=1)
 
+    @field_validator("betas")
+    @classmethod
+    def _decays(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("two decay rates from 0 up to, not including, 1, such as 0.9 and 0.999")
+        return betas
+
     @field_validator("crop_scale")
     @classmethod
     def _a_range_of_area(cls, scale: tuple[float, float]) -> tuple[float, float]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
 from shards import digits
-from shards.errors import DataUsageError
+from shards.errors import unknown_name
 from shards.world import FAMILIES, Family
 
 
@@ -85,7 +84,5 @@ def find(name: str) -> Dataset:
     for dataset in CATALOGUE.values():
         if wanted in (dataset.name, *dataset.aliases):
             return dataset
-    known = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise DataUsageError(f"unknown data set '{name}': {hint}known: {', '.join(sorted(CATALOGUE))}")
+    spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
+    raise unknown_name("data set", name, spellings, sorted(CATALOGUE))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class DataError(Exception):
     """Data that is missing, broken or altered; the command line prints the message alone and exits with `exit_code`."""
@@ -13,3 +16,11 @@ class DataUsageError(DataError):
     """A wrong data set, split or number asked for: nothing was started."""
 
     exit_code = 2
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str], known: Iterable[str] = ()) -> DataUsageError:
+    """A `DataUsageError` for `name`, naming the nearest of `choices` first and then `known` (default: `choices`)."""
+    choices = list(choices)
+    near = difflib.get_close_matches(name.lower(), choices, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return DataUsageError(f"unknown {kind} '{name}': {hint}known: {', '.join(known or choices)}")

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import DataUsageError
+from shards.errors import DataUsageError, unknown_name
 from shards.manifest import lines_digest
 from shards.reader import ShardSet, Split
 
@@ -27,7 +27,7 @@ def class_choice(name: str) -> Classes:
     for known in HALVES:
         if choice == known:
             return known
-    raise DataUsageError(f"unknown choice of classes '{name}': known: {', '.join(HALVES)}")
+    raise unknown_name("choice of classes", name, (*HALVES, "new"), HALVES)
 
 
 def few_shot(train_labels: Labels, val_labels: Labels, shots: int, seed: int) -> tuple[list[int], list[int]]:
@@ -119,13 +119,13 @@ def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test"
     Raises DataUsageError when a test-only set is asked for a half: halves are defined by the training list.
     """
     images = shards.split(split)
-    labels = evaluation_labels(shards, classes, split)
+    labels = evaluation_labels(shards, classes)
     return Selection(
         select(images, range(len(images)), labels), tuple(shards.classnames[label] for label in labels), tuple(labels)
     )
 
 
-def evaluation_labels(shards: ShardSet, classes: str = "all", split: str = "test") -> list[int]:
+def evaluation_labels(shards: ShardSet, classes: str = "all") -> list[int]:
     """The labels that `evaluation_split` keeps, without reading an image."""
     if "train" in shards.manifest.splits:
         return class_half(shards.labels("train").tolist(), classes)

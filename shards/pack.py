@@ -55,18 +55,19 @@ def pack_source(
     """Pack any source of records; see `pack`.
 
     Everything is written to a hidden folder beside the final one and renamed when it is complete, so an interrupted
-    packing leaves nothing that looks finished and the next call starts it again.
+    packing leaves nothing that looks finished, a set that was there before stays, and the next call starts it again.
     """
     folder = data_root / source.name
     try:
         data_root.mkdir(parents=True, exist_ok=True)
         with _only_packer(data_root):
+            partial = data_root / f".{source.name}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            _put_back(folder)
             kept = None if force else _still_valid(source, data_root)
             if kept is not None:
                 return kept
             _refuse_foreign(folder)
-            partial = data_root / f".{source.name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
             try:
                 manifest = _write(source, partial, per_shard, on_progress)
                 _swap(partial, folder)
@@ -172,12 +173,27 @@ def _refuse_broken(source: Source, split: str, record: Record) -> None:
 
 def _swap(partial: Path, folder: Path) -> None:
     """Put the finished folder in its place; the old one goes only when the new one is complete."""
-    old = partial.with_name(f".{folder.name}.old")
+    old = _displaced(folder)
     shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(partial, folder)
+    try:
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(partial, folder)
+    except BaseException:
+        _put_back(folder)
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    """Undo a swap that was stopped between its two renames."""
+    old = _displaced(folder)
+    if (old / FILE).exists() and not folder.exists():
+        os.rename(old, folder)
+
+
+def _displaced(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
 
 
 def _reason(error: OSError, data_root: Path) -> str:

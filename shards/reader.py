@@ -128,10 +128,6 @@ class ShardSet:
     def classnames(self) -> tuple[str, ...]:
         return self.manifest.classnames
 
-    @property
-    def test_only(self) -> bool:
-        return set(self.manifest.splits) == {"test"}
-
     def labels(self, name: str) -> NDArray[np.int64]:
         """Labels [N] of a split, without touching its images."""
         return np.array(self._index(name).label, np.int64)

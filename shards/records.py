@@ -36,6 +36,7 @@ class Record:
 class Source:
     """Everything that packing needs to know of a data set.
 
+    origin: what made the images, with its version: a set packed from another origin is packed again.
     counts: images per split; `records(split)` yields exactly that many, in the order that few-shot draws rest on.
     """
 
@@ -50,6 +51,7 @@ class Source:
 
 def source_of(dataset: Dataset) -> Source:
     """How a data set of the catalogue is packed."""
+    from shards.world import VERSION
 
     def records(split: str) -> Iterator[Record]:
         if dataset.source == "scans":
@@ -63,7 +65,7 @@ def source_of(dataset: Dataset) -> Source:
         dataset.classnames,
         dataset.template,
         dataset.templates,
-        dataset.source,
+        f"world {VERSION}" if dataset.source == "world" else dataset.source,
         dict(dataset.counts),
         records,
     )

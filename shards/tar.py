@@ -37,7 +37,6 @@ class Index(BaseModel):
 class Sample:
     """One sample as read back from a tar: where its image's bytes lie, and what its side members say."""
 
-    key: str
     offset: int
     size: int
     label: int
@@ -104,7 +103,7 @@ def read_samples(file: Path) -> Iterator[Sample]:
                 raise ValueError(f"members of {member.name!r} are not side by side")
             image = next(part for extension, part in parts.items() if extension not in ("cls", "json"))
             side = json.loads(_content(tar, parts["json"]))
-            yield Sample(key, image.offset_data, image.size, int(_content(tar, parts["cls"])), str(side["path"]))
+            yield Sample(image.offset_data, image.size, int(_content(tar, parts["cls"])), str(side["path"]))
             parts = {}
         if parts:
             raise ValueError(f"the last sample lacks members (has {', '.join(sorted(parts))})")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
 import socket
+import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from safetensors.torch import save_file
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.loading import backbones, load_clip
+from procap.loading import backbones, canonical, load_clip
 from procap.mini import EMBEDDED, VOCABULARY, expand_vocabulary
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
@@ -72,11 +75,23 @@ HALF = {"half.pt", "torchscript.pt"}
 OPENAI = {"openai.pt", "torchscript.pt"}
 
 
+@pytest.fixture(scope="module")
+def written(tiny_clip, tmp_path_factory) -> Callable[[str], Path]:
+    """`tiny_clip` in one of the formats, written once: tracing a model takes its time."""
+    folder = tmp_path_factory.mktemp("formats")
+
+    @functools.cache
+    def write(file: str) -> Path:
+        FORMATS[file](tiny_clip, folder / file)
+        return folder / file
+
+    return write
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", FORMATS)
-def test_every_format_gives_the_same_frozen_float32_model(tiny_clip, tmp_path, file):
-    path = tmp_path / file
-    FORMATS[file](tiny_clip, path)
+def test_every_format_gives_the_same_frozen_float32_model(tiny_clip, written, file):
+    path = written(file)
     loaded = load_clip("tiny-vit-quickgelu", str(path))
     weights = {k: v.half() for k, v in tiny_clip.state_dict().items()} if file in HALF else tiny_clip.state_dict()
     assert loaded.digest() == CLIP.from_state(weights, tiny_clip.geometry).digest()
@@ -87,27 +102,24 @@ def test_every_format_gives_the_same_frozen_float32_model(tiny_clip, tmp_path, f
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", sorted(OPENAI))
-def test_openais_files_need_quickgelu_under_any_name(tiny_clip, tmp_path, file):
-    path = tmp_path / file
-    FORMATS[file](tiny_clip, path)
+def test_openais_files_need_quickgelu_under_any_name(tiny_clip, written, file):
+    path = written(file)
     for loaded in (load_clip("tiny-vit", str(path)), load_clip(str(path))):
         assert loaded.geometry == tiny_clip.geometry and loaded.geometry.quick_gelu
 
 
-def test_the_name_decides_the_activation_of_a_plain_state_dict(tiny_clip, tmp_path):
-    path = tmp_path / "plain.pt"
-    FORMATS["open-clip.pt"](tiny_clip, path)
+def test_the_name_decides_the_activation_of_a_plain_state_dict(written):
+    path = written("open-clip.pt")
     assert not load_clip("tiny-vit", str(path)).geometry.quick_gelu
     assert load_clip("tiny-vit-quickgelu", str(path)).geometry.quick_gelu
     with pytest.raises(UsageError, match="which activation"):
         load_clip(str(path))
 
 
-def test_open_clips_own_loader_agrees(tiny_clip, tmp_path):
+def test_open_clips_own_loader_agrees(written):
     import open_clip
 
-    path = tmp_path / "plain.pt"
-    FORMATS["open-clip.pt"](tiny_clip, path)
+    path = written("open-clip.pt")
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for name in ("tiny-vit", "tiny-vit-quickgelu"):
         theirs = open_clip.create_model(name, pretrained=str(path)).train()
@@ -278,6 +290,52 @@ def test_weights_put_in_the_named_place_are_found_with_their_tags_settings(monke
     assert (default.pretrained, default.geometry.quick_gelu) == ("openai", True)
     assert (ours.pretrained, ours.geometry.quick_gelu) == ("ours", False)
     assert default.image_mean == (0.5, 0.4, 0.3) and default.image_std == (0.2, 0.2, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "spelling"),
+    [
+        ("MINI", "Embedded", ("mini", None)),
+        ("mini", "random", ("mini", "random")),
+        ("vit-b/16", None, ("ViT-B-16", None)),
+        ("ViT-B-16", "OpenAI", ("ViT-B-16", None)),
+        ("vit-b-16-QuickGELU", "openai", ("ViT-B-16", None)),
+        ("ViT-B-16-quickgelu", "metaclip_400m", ("ViT-B-16-quickgelu", "metaclip_400m")),
+        ("ViT-L/14@336px", None, ("ViT-L-14-336", None)),
+        ("ViT-B/32", "LAION2B-s34b-b79k", ("ViT-B-32", "laion2b_s34b_b79k")),
+        ("ViT-H-14-quickgelu", None, ("ViT-H-14-quickgelu", None)),
+        ("here.pt", None, ("{cwd}/here.pt", None)),
+        ("./sub/../here.pt", None, ("{cwd}/here.pt", None)),
+        ("ViT-B/16", "link.pt", ("ViT-B-16", "{cwd}/link.pt")),
+        ("ViT-B/16", "here.pt", ("ViT-B-16", "{cwd}/here.pt")),
+        ("ViT-B/61", "openai", ("ViT-B/61", "openai")),
+    ],
+)
+def test_names_for_the_same_weights_have_one_spelling(monkeypatch, tmp_path, name, pretrained, spelling):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.pt").write_bytes(b"weights")
+    (tmp_path / "link.pt").symlink_to("here.pt")
+    (tmp_path / "random").mkdir()
+    backbone, weights = spelling
+    expected = (backbone.format(cwd=tmp_path), weights and weights.format(cwd=tmp_path))
+    assert canonical(name, pretrained) == expected == canonical(*expected)
+
+
+def test_spellings_are_known_without_the_seconds_of_importing_open_clip(monkeypatch):
+    for module in [name for name in sys.modules if name.partition(".")[0] == "open_clip"]:
+        monkeypatch.delitem(sys.modules, module)
+    assert canonical("vit-l/14") == ("ViT-L-14", None)
+    assert "open_clip" not in sys.modules
+
+
+def test_openais_weights_are_the_same_under_both_names_of_their_architecture():
+    from open_clip.pretrained import get_pretrained_cfg
+
+    from procap.loading import OPENAI
+
+    for plain in OPENAI:
+        one, other = (get_pretrained_cfg(name, "openai") for name in (plain, f"{plain}-quickgelu"))
+        assert one == other and one["quick_gelu"]
 
 
 def test_every_listed_backbone_has_a_geometry_and_its_activation():

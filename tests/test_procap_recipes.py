@@ -79,6 +79,12 @@ def test_a_crop_that_is_no_range_of_area_is_refused(scale):
         Recipe(lr=0.1, epochs=1, batch_size=1, crop_scale=scale)
 
 
+@pytest.mark.parametrize("betas", [(1.5, 2.0), (0.9, 1.0), (-0.1, 0.999), (math.nan, 0.9)])
+def test_decay_rates_that_adamw_cannot_use_are_refused(betas):
+    with pytest.raises(ValidationError, match="decay rates from 0 up to, not including, 1"):
+        Recipe(lr=0.1, epochs=1, batch_size=1, optimizer="adamw", betas=betas)
+
+
 def test_maple_learns_at_five_rates():
     rates = [learning_rate(method_class("maple").recipe(), epoch) for epoch in range(5)]
     assert rates == pytest.approx([1e-5, 3.5e-3, 3.16578e-3, 2.29078e-3, 1.20922e-3], rel=1e-5)

@@ -22,10 +22,12 @@ def test_one_template_is_zero_shot_clip_under_either_policy(tiny_clip, tiny_spac
 
 
 def test_policies_average_what_they_say_and_differ(tiny_clip, tiny_space):
-    each = torch.stack([
-        tiny_clip.encode_text(tiny_clip.tokenize([template.format(name) for name in tiny_space.names()]))
-        for template in TEMPLATES
-    ])
+    each = torch.stack(
+        [
+            tiny_clip.encode_text(tiny_clip.tokenize([template.format(name) for name in tiny_space.names()]))
+            for template in TEMPLATES
+        ]
+    )
     first = text_bank(tiny_clip, tiny_space, TEMPLATES, "normalise-first")
     later = text_bank(tiny_clip, tiny_space, TEMPLATES, "average-first")
     torch.testing.assert_close(first, normalize(normalize(each, dim=-1).mean(0), dim=-1), atol=3e-6, rtol=0)

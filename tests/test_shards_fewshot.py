@@ -158,7 +158,8 @@ def test_zero_shots_means_every_image_in_list_order(toy):
     [
         (64, "all", r"--shots 64: the largest class of 'toy' has 6 training images"),
         (-1, "all", r"--shots -1"),
-        (2, "odd", r"unknown choice of classes 'odd': known: all, base, novel"),
+        (2, "odd", r"unknown choice of classes 'odd': known: all, base, novel$"),
+        (2, "Novell", r"unknown choice of classes 'Novell': did you mean novel\? known: all, base, novel$"),
     ],
 )
 def test_impossible_requests_are_answered(toy, shots, classes, message):
@@ -180,7 +181,7 @@ def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
 def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
     pack_source(toy_source(counts={"test": 17}), tmp_path)
     shards = open_dataset(tmp_path, "toy")
-    assert shards.test_only and len(evaluation_split(shards).images) == 17
+    assert len(evaluation_split(shards).images) == 17
     with pytest.raises(DataUsageError, match="test set without halves"):
         evaluation_split(shards, "base")
     with pytest.raises(DataUsageError, match="no images to train on"):

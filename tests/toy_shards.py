@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from shards.records import Record, Source, png
+from shards.catalogue import find
+from shards.pack import pack_source
+from shards.records import Record, Source, png, source_of, world_records
 
 CLASSNAMES = ("red_ball", "left-handed teapot", "crane (floating)", "potter's wheel", "kite")
 COUNTS = {"train": 23, "val": 21, "test": 17}
@@ -40,3 +44,13 @@ def toy_source(**changes: object) -> Source:
         "records": toy_records,
     }
     return Source(**(fields | changes))  # type: ignore[arg-type]
+
+
+def pack_some_shapes(root: Path) -> None:
+    """The first 40 test images of a generated family."""
+    source = source_of(find("shapes-v2"))
+
+    def records(split: str) -> Iterator[Record]:
+        return world_records(source.name, source.classnames, split, 40)
+
+    pack_source(replace(source, counts={"test": 40}, records=records), root)

@@ -13,14 +13,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel, Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP, trim
-from procap.methods.method import STRICT, Method, check_task
-from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_words, initial_context, linear, tokenize_classes
+from procap.methods.method import Method, check_task
+from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, linear, tokenize_classes
 from procap.plan import INPUT, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -29,26 +28,14 @@ TEXT_ROWS = 512
 """Prompts that go through the text tower at once: B x C of them have no bound."""
 
 
-class CoCoOpOptions(BaseModel):
-    model_config = STRICT
-
-    n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
-    ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
-
-    @model_validator(mode="after")
-    def _words_fit(self) -> CoCoOpOptions:
-        check_words(self.ctx_init, self.n_ctx)
-        return self
-
-
 class CoCoOp(Method):
     """Conditional context optimization."""
 
-    Options = CoCoOpOptions
+    Options = ContextOptions
     summary: ClassVar[str] = "CoCoOp (Zhou et al. 2022): context shifted for each image, text never cached"
-    options: CoCoOpOptions
+    options: ContextOptions
 
-    def __init__(self, clip: CLIP, space: LabelSpace, options: CoCoOpOptions, generator: torch.Generator) -> None:
+    def __init__(self, clip: CLIP, space: LabelSpace, options: ContextOptions, generator: torch.Generator) -> None:
         super().__init__(clip, space, options, generator)
         width, embed = clip.geometry.text_width, clip.geometry.embed_dim
         hidden = max(1, embed // 16)

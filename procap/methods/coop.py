@@ -11,16 +11,16 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError
-from procap.methods.method import STRICT, Method, check_task
+from procap.methods.method import Method, check_task
 from procap.methods.prompts import (
     PLACEHOLDER,
     ClassPrompts,
-    check_words,
+    ContextOptions,
     context_op,
     initial_context,
     normal,
@@ -31,17 +31,12 @@ from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 
-class CoOpOptions(BaseModel):
-    model_config = STRICT
-
-    n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
-    ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
+class CoOpOptions(ContextOptions):
     class_position: Literal["end", "middle", "front"] = Field("end", description="where the class name stands")
     csc: bool = Field(False, description="class-specific context: its own tokens for each class, ctx_init empty")
 
     @model_validator(mode="after")
-    def _words_fit(self) -> CoOpOptions:
-        check_words(self.ctx_init, self.n_ctx)
+    def _own_tokens_start_at_random(self) -> CoOpOptions:
         if self.csc and self.ctx_init.strip():
             raise ValueError("csc starts at random: it needs an empty ctx_init")
         return self

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from procap.clip import CLIP
@@ -17,6 +19,25 @@ from procap.plan import INPUT, Plan, TokenOp
 
 PLACEHOLDER = "X"
 """A word of exactly one token that keeps a learned token's row free."""
+
+
+class ContextOptions(BaseModel):
+    """What every method with CoOp's context lets the user choose."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n_ctx: int = Field(4, ge=1, description="learned context tokens; as many as ctx_init has words where it has any")
+    ctx_init: str = Field("a photo of a", description="words to start from; empty draws N(0, 0.02)")
+
+    @model_validator(mode="after")
+    def _words_fit(self) -> Self:
+        words = len(words_of(self.ctx_init))
+        if words and words != self.n_ctx:
+            raise ValueError(
+                f"ctx_init '{self.ctx_init}' has {words} words but n_ctx = {self.n_ctx}: "
+                f"give n_ctx = {words}, or an empty ctx_init for a random start"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -76,16 +97,6 @@ def phrase_tokens(clip: CLIP, phrase: str) -> Tensor:
     """Embeddings [P, Dt] of the tokens of `phrase`, none for an empty one."""
     ids = clip.tokenize([phrase])[0]
     return clip.token_embedding(ids[1 : int(ids.argmax())]).detach().clone()
-
-
-def check_words(phrase: str, n_ctx: int) -> None:
-    """ValueError (for an options model) when `phrase` has words, but not one per token."""
-    words = len(words_of(phrase))
-    if words and words != n_ctx:
-        raise ValueError(
-            f"ctx_init '{phrase}' has {words} words but n_ctx = {n_ctx}: "
-            f"give n_ctx = {words}, or an empty ctx_init for a random start"
-        )
 
 
 def initial_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Generator) -> Tensor:

@@ -1,0 +1,49 @@
+"""Muon (Jordan et al. 2024): momentum whose matrix updates are made orthogonal. It takes the embedded CLIP as far in
+four thousand pictures as AdamW in forty thousand. `torch.optim.Muon` iterates in bfloat16, slow on a processor, and
+takes the stacked query, key and value for one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def orthogonal(updates: Tensor) -> Tensor:
+    """The nearest (semi-)orthogonal matrices to [N, R, C], R <= C, roughly: five quintic Newton-Schulz steps."""
+    x = updates / (updates.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """For weight matrices only; a weight three times as tall as wide is a stacked query, key and value."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter with a gradient; matrices of one shape are orthogonalised together."""
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor, bool]]] = {}
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 1 - group["momentum"])
+                update = weight.grad.lerp(momentum, group["momentum"])
+                pieces = 3 if weight.shape[0] == 3 * weight.shape[1] else 1
+                for part, place in zip(update.chunk(pieces), weight.chunk(pieces), strict=True):
+                    tall = part.shape[0] > part.shape[1]
+                    flat = part.T if tall else part
+                    by_shape.setdefault((flat.shape[0], flat.shape[1]), []).append((flat, place, tall))
+            for items in by_shape.values():
+                steps = orthogonal(torch.stack([flat for flat, _, _ in items]))
+                for change, (_, place, tall) in zip(steps, items, strict=True):
+                    scale = max(1.0, place.shape[0] / place.shape[1]) ** 0.5
+                    place.mul_(1 - group["lr"] * group["decay"])
+                    place.add_(change.T if tall else change, alpha=-group["lr"] * scale)

@@ -1,0 +1,141 @@
+"""The generated world: pictures that depend on their own numbers alone, in families that can be told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shards.world import FAMILIES, Style, captions, render, sample_seed
+
+FULL = [name for name, family in FAMILIES.items() if "train" in family.splits]
+STYLES: tuple[Style, ...] = ("own", "plain")
+
+
+def _some(family: str, count: int, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
+    labels = np.arange(count) % len(FAMILIES[family].classnames)
+    return labels, np.array([sample_seed(family, split, k) for k in range(count)], np.int64)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_picture_does_not_depend_on_its_batch(family, style):
+    labels, seeds = _some(family, 2 * len(FAMILIES[family].classnames) + 3)
+    together = render(family, labels, seeds, style)
+    order = np.random.default_rng(0).permutation(len(labels))
+    shuffled = render(family, labels[order], seeds[order], style)
+    alone = render(family, labels[5:6], seeds[5:6], style)
+    assert np.array_equal(together[order], shuffled)
+    assert np.array_equal(together[5], alone[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_class_gives_a_picture_with_something_in_it(family):
+    classes = len(FAMILIES[family].classnames)
+    for style in STYLES:
+        pictures = render(family, np.arange(classes), np.arange(classes), style)
+        assert pictures.shape == (classes, 64, 64, 3)
+        assert pictures.dtype == np.uint8
+        assert (pictures.std(axis=(1, 2)).max(axis=-1) > 4).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_label_seed_and_style_each_change_the_picture(family):
+    label, seed = np.array([1]), np.array([7])
+    picture = render(family, label, seed)
+    assert not np.array_equal(picture, render(family, label, seed + 1))
+    assert not np.array_equal(picture, render(family, label + 1, seed))
+    assert not np.array_equal(picture, render(family, label, seed, "plain"))
+
+
+def test_no_two_splits_families_or_worlds_share_a_seed():
+    seeds = [
+        sample_seed(family, split, index, world)
+        for family, about in FAMILIES.items()
+        for split, count in about.splits.items()
+        for index in range(count * len(about.classnames))
+        for world in (0, 1)
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert min(seeds) >= 0
+    assert max(seeds) < 2**63
+
+
+def test_seeds_and_pixels_stay_what_they_were():
+    """Packed data sets and the shipped weights were made from these very numbers."""
+    assert sample_seed("shapes", "train", 0) == 2921336399285272978
+    picture = render("shapes", np.array([0]), np.array([sample_seed("shapes", "train", 0)]), "plain")[0]
+    corners = picture[[0, 0, -1, -1], [0, -1, 0, -1]]
+    assert np.abs(corners.astype(int) - np.array([10, 12, 12])).max() <= 1
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_splits_hold_no_common_picture(family):
+    count = len(FAMILIES[family].classnames)
+    pictures = np.concatenate(
+        [render(family, *_some(family, count, split), "plain") for split in ("train", "val", "test")]
+    )
+    assert len(np.unique(pictures.reshape(len(pictures), -1), axis=0)) == len(pictures)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_are_plain_words_and_the_sizes_suit_a_demo(family):
+    about = FAMILIES[family]
+    names = about.classnames
+    assert len(set(names)) == len(names)
+    assert 10 <= len(names) <= 40
+    assert all(word.isalpha() for name in names for word in name.split())
+    assert about.template.count("{}") == 1
+    assert about.template.endswith(".")
+    assert all(template.count("{}") == 1 and not template.endswith(".") for template in about.templates)
+    assert 400 <= about.splits["test"] * len(names) <= 900
+    assert about.splits.get("train", 16) >= 16
+
+
+def test_the_shifted_sets_keep_the_classes_of_their_source_and_are_for_testing_only():
+    shifted = [about for name, about in FAMILIES.items() if name.startswith("shapes-")]
+    assert len(shifted) == 4
+    for about in shifted:
+        assert about.classnames == FAMILIES["shapes"].classnames
+        assert set(about.splits) == {"test"}
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_either_half_of_the_classes_uses_the_words_of_the_other_where_names_are_combined(family):
+    """Base-to-novel asks for new combinations, not for words nobody could have learned."""
+    names = FAMILIES[family].classnames
+    half = (len(names) + 1) // 2
+    base, novel = ({word for name in part for word in name.split()} for part in (names[:half], names[half:]))
+    if family in ("coloured-shapes", "petals"):
+        assert base == novel
+    else:
+        assert base != novel
+
+
+@pytest.mark.parametrize("family", FULL)
+def test_the_style_shift_is_the_same_for_every_picture_of_a_family(family):
+    """A prompt can learn only what is constant: between styles the mean colour moves one way for most classes."""
+    classes = len(FAMILIES[family].classnames)
+    labels = np.repeat(np.arange(classes), 6)
+    means = {style: render(family, labels, np.arange(len(labels)), style).mean(axis=(1, 2)) for style in STYLES}
+    moved = (means["own"] - means["plain"]).reshape(classes, 6, 3).mean(axis=1)
+    # Brightness has no fixed sign where grounds are light or dark; the spread that colours keep does.
+    contrast = {style: value.std(axis=0).mean() for style, value in means.items()}
+    assert np.abs(moved.mean(axis=0)).max() > 6 or contrast["own"] < 0.8 * contrast["plain"]
+
+
+def test_captions_name_the_class_and_repeat():
+    for family in FULL:
+        names = FAMILIES[family].classnames
+        for label in (0, len(names) - 1):
+            text = captions(family, label, 11)
+            assert names[label] in text
+            assert text == captions(family, label, 11)
+
+
+def test_a_caption_tells_the_colours_that_are_in_the_picture():
+    """The caption's background is the plain picture's corner."""
+    greens = [seed for seed in range(200) if captions("shapes", 0, seed).endswith("green background.")]
+    pictures = render("shapes", np.zeros(len(greens), int), np.array(greens), "plain")
+    corner = pictures[:, 0, 0].astype(int)
+    assert len(greens) > 4
+    assert (corner[:, 1] > corner[:, 0] + 40).all()
