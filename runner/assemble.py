@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from procap.clip import CLIP
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from procap.loading import load_clip
 from procap.methods import build_method
 from procap.methods.method import Method
@@ -18,7 +18,7 @@ from procap.text import LabelSpace
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig
 from shards.fewshot import FewShot, evaluation_labels, pick
-from shards.manifest import Manifest
+from shards.manifest import FILE, Manifest, read_manifest
 from shards.reader import open_dataset
 from shards.stream import TrainStream
 from shards.streams import generator
@@ -51,7 +51,6 @@ def set_up(config: RunConfig, data: Path, device: torch.device, workers: int) ->
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
     card = CheckpointCard(
         config=config,
-        dataset=shards.name,
         classnames=space.classnames,
         template=space.template,
         templates=space.templates,
@@ -63,13 +62,28 @@ def set_up(config: RunConfig, data: Path, device: torch.device, workers: int) ->
 
 def load_backbone(config: RunConfig, device: torch.device) -> CLIP:
     """The frozen CLIP of a run, on `device`."""
+    if device.type == "cuda":
+        # cuDNN's default for convolutions is TF32, ten bits of mantissa: less than fp32 is a choice made by name.
+        torch.backends.cudnn.allow_tf32 = False
     return load_clip(config.backbone, config.pretrained).to(device)
 
 
 def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
     """The method at its seeded start, on the device of `clip`."""
-    method = build_method(config.method, clip, space, config.options, generator(config.seed, "init"))
-    return method.to(clip.device)
+    return build_method(config.method, clip, space, config.options, generator(config.seed, "init"))
+
+
+def check_content(result: str, dataset: str, digest: str, data: Path, again: str) -> None:
+    """Raise UserError when `data` holds other content of `dataset` than `digest`, that of a finished `result`.
+
+    Where the data set is absent there is nothing to compare: results are read without it.
+    """
+    folder = data / dataset
+    if (folder / FILE).exists() and (here := read_manifest(folder).digest) != digest:
+        raise UserError(
+            f"{result} on other content of {dataset} ({digest}) than is in {data} ({here}): "
+            f"pack that again, or {again} again with --force"
+        )
 
 
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:

@@ -37,7 +37,6 @@ class CheckpointCard(BaseModel):
 
     checkpoint_schema: int = SCHEMA
     config: RunConfig
-    dataset: str
     classnames: tuple[str, ...]
     template: str
     templates: tuple[str, ...]
@@ -47,7 +46,7 @@ class CheckpointCard(BaseModel):
     @property
     def space(self) -> LabelSpace:
         """The classes the prompts were trained on."""
-        return LabelSpace(self.classnames, self.template, self.templates, self.dataset)
+        return LabelSpace(self.classnames, self.template, self.templates, self.config.dataset)
 
 
 def save_prompts(path: Path, method: nn.Module, card: CheckpointCard) -> str:

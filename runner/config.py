@@ -8,17 +8,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
+from shards.fewshot import Classes, class_choice
 
 IDENTITY_SCHEMA = 1
 
-Classes = Literal["base", "all", "novel"]
 RecipeName = Literal["own", "procap", "custom"]
 Precision = Literal["fp32", "bf16"]
 
@@ -46,7 +46,8 @@ class RunConfig(BaseModel):
     @classmethod
     def _finite(cls, options: dict[str, Any]) -> dict[str, Any]:
         for name, value in options.items():
-            if isinstance(value, float) and not math.isfinite(value):
+            numbers = value if isinstance(value, list | tuple) else [value]
+            if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
                 raise ValueError(f"{name} must be a finite number")
         return options
 
@@ -105,13 +106,16 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read `shapes`, `shapes:novel` or `shapes:novel:test`; "new" is novel. Raises UsageError for anything else."""
+        """Read `shapes`, `shapes:novel` or `shapes:novel:test`; "new" is novel.
+
+        Raises UsageError or DataUsageError for anything else.
+        """
         from shards.catalogue import find
 
         name, *rest = text.split(":")
         if len(rest) > 2 or not all((name, *rest)):
             raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")
-        classes = _classes(rest[0]) if rest else "all"
+        classes = class_choice(rest[0]) if rest else "all"
         dataset = find(name)
         split = rest[1] if len(rest) == 2 else "test"
         if split not in dataset.counts:
@@ -141,7 +145,7 @@ class Workplace:
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise UsageError(f"workers = {self.workers}: 0 or more processes can decode images")
+            raise UsageError(f"workers = {self.workers}: 0 or more threads can decode images")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit = {self.limit}: at least 1 image is needed")
 
@@ -167,8 +171,10 @@ def plan_run(
         `overrides` then change single fields of it. A method that trains nothing stays at zero epochs under both.
     task: whose published recipe and options count; None: "few-shot" on all classes, else "base-to-novel".
     options: the method's own fields; the rest take the values published for `task` (recipe "own"), else defaults.
-    Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range.
+    Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range,
+    DataUsageError for an unknown data set or choice of classes.
     """
+    from procap.loading import canonical
     from procap.methods import method_class, method_options
     from shards.catalogue import find
 
@@ -176,7 +182,7 @@ def plan_run(
         raise unknown_name("recipe", recipe, ("own", "procap"))
     kind = method_class(method)
     found = find(dataset)
-    task = task or ("few-shot" if _classes(classes) == "all" else "base-to-novel")
+    task = task or ("few-shot" if class_choice(classes) == "all" else "base-to-novel")
     own = kind.recipe(task, shots, found.name)
     base = own if recipe == "own" else method_class("procap").recipe(task, shots, found.name)
     changes = dict(overrides or {})
@@ -188,7 +194,7 @@ def plan_run(
         raise explain(error, Recipe, "recipe") from error
     published = kind.task_options(task, shots, found.name) if recipe == "own" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
-    backbone, pretrained = _weights(backbone, pretrained)
+    backbone, pretrained = canonical(backbone, pretrained)
     custom = resolved != base and own.epochs > 0
     fields = {
         "method": method,
@@ -198,7 +204,7 @@ def plan_run(
         "backbone": backbone,
         "pretrained": pretrained,
         "dataset": found.name,
-        "classes": _classes(classes),
+        "classes": class_choice(classes),
         "shots": shots,
         "seed": seed,
         "precision": precision,
@@ -232,23 +238,3 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
             break
         model = inner
     return list(model.model_fields)
-
-
-def _weights(backbone: str, pretrained: str | None) -> tuple[str, str | None]:
-    """One spelling for names that load the same weights: defaults are left out, files are absolute."""
-    if (file := Path(backbone).expanduser()).is_file():
-        return str(file.resolve()), pretrained
-    name = "mini" if backbone.lower() == "mini" else backbone.replace("/", "-")
-    if pretrained is None or pretrained.lower() == ("embedded" if name == "mini" else "openai"):
-        return name, None
-    file = Path(pretrained).expanduser()
-    return name, str(file.resolve()) if file.is_file() else pretrained
-
-
-def _classes(name: str) -> Classes:
-    if name == "new":
-        return "novel"
-    for known in get_args(Classes):
-        if name == known:
-            return known
-    raise unknown_name("classes", name, get_args(Classes))

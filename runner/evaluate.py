@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method
-from runner.assemble import autocast, label_space, load_backbone, make_method
+from runner.assemble import autocast, check_content, label_space, load_backbone, make_method
 from runner.checkpoint import CheckpointCard, load_into, read_prompts
 from runner.config import RunConfig, Target, Workplace
 from runner.environment import environment, resolve_device
@@ -65,13 +65,22 @@ def evaluate(
 
     A result of the same checkpoint is read, not repeated, unless `force`, or a limit that made it smaller than asked.
     `trained` saves loading when several targets follow each other. Draws no random number.
-    Raises UserError when the run is not finished or the data set is not the one it was trained on, DataError for an
-    image or shard that cannot be read: no image is ever left out.
+    Raises UserError when the run is not finished, when a data set has other content than the run was trained on or a
+    known result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
+    that cannot be read: no image is ever left out.
     """
     folder = RunFolder(place.results / config.path)
     training = _training(folder, config)
-    known = None if force else folder.evaluation(target)
-    if known and known.checkpoint_sha256 == training.checkpoint_sha256 and known.limit in (None, place.limit):
+    if target.dataset == config.dataset:
+        check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, place.data, "train")
+    known = _known(folder, target, training, force)
+    if known and force and not known.limited and place.limit and place.limit < known.total:
+        raise UserError(
+            f"{folder.eval_file(target)} counts all {known.total} images and --limit {place.limit} fewer: "
+            "leave out --limit, or name another --results"
+        )
+    if known and not force and known.limit in (None, place.limit):
+        check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, place.data, "evaluate")
         return known
     with StopRequest() as stop:
         result = _evaluate(config, target, place, trained or load_trained(config, place), stop)
@@ -88,27 +97,40 @@ def _training(folder: RunFolder, config: RunConfig) -> TrainResult:
     return training
 
 
+def _known(folder: RunFolder, target: Target, training: TrainResult, force: bool) -> EvalResult | None:
+    """The result on disk of these very weights; a broken file is as good as none when it is to be replaced anyway."""
+    try:
+        known = folder.evaluation(target)
+    except UserError:
+        if not force:
+            raise
+        return None
+    return known if known and known.checkpoint_sha256 == training.checkpoint_sha256 else None
+
+
 def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trained, stop: StopRequest) -> EvalResult:
     clip, device = trained.clip, trained.clip.device
     shards = open_dataset(place.data, target.dataset)
     manifest = shards.manifest
-    if target.dataset == config.dataset and manifest.digest != trained.training.manifest_digest:
-        raise UserError(
-            f"{config.path} was trained on other content of {target.dataset} ({trained.training.manifest_digest}) than "
-            f"is in {place.data} ({manifest.digest}): pack that again, or train again with --force"
-        )
     selection = evaluation_split(shards, target.classes, target.split)
-    meter, machine = Meter(device, WARMUP_BATCHES), Machine(device)
+    wanted = min(len(selection.images), place.limit or len(selection.images))
+    batch_size, size = config.recipe.test_batch_size, clip.geometry.image_size
+    meter, machine = Meter(device, warmup=0), Machine(device)
     with meter.phase("classes", rated=False), autocast(config, device):
         classifier = trained.method.classifier(label_space(manifest, selection.classnames))
+    with meter.phase("warm-up", rated=False), autocast(config, device):
+        # Blank images, so that none is decoded before the clock of the rates starts. Kernels and memory pools of a GPU
+        # are for one size of batch; a CPU has neither, and two whole batches there can cost as much as the evaluation.
+        blanks = min(batch_size, wanted) if device.type == "cuda" else 1
+        blank = torch.zeros(blanks, 3, size, size, device=device)
+        for _ in range(WARMUP_BATCHES):
+            classifier(blank)
+    meter.settle()
     predictions: list[torch.Tensor] = []
     finite: list[torch.Tensor] = []
     order: list[NDArray[np.int64]] = []
-    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
-    wanted = min(len(selection.images), place.limit or len(selection.images))
-    batches = evaluation_batches(
-        selection.images, transform, config.recipe.test_batch_size, workers=place.workers, limit=place.limit
-    )
+    transform = eval_transform(size, clip.image_mean, clip.image_std)
+    batches = evaluation_batches(selection.images, transform, batch_size, workers=place.workers, limit=place.limit)
     with ProgressDisplay(f"{config.method} on {target}", wanted, unit="images", quiet=place.quiet) as display:
         for images, _, indices in meter.each("data", batches):
             # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
@@ -137,10 +159,13 @@ def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trai
         dataset_size=len(selection.images),
         num_classes=len(selection.classnames),
         precision=config.precision,
+        batch_size=batch_size,
+        workers=place.workers,
+        device=str(device),
         seconds=meter.seconds,
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("model"),
-        warmup_batches=meter.warmup_steps,
+        warmup_batches=WARMUP_BATCHES,
         phases=meter.with_other(),
         peak_memory_bytes=machine.peak_memory(),
         use=machine.use(),

@@ -143,7 +143,12 @@ class Machine:
         self._gpu = _nvml_handle(device)
         self._joules_before = self._joules()
         self._samples: list[int] = []
+        # The kernel's mark is of the whole process: without this a small run would show what an earlier one took.
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
         if device.type == "cuda":
+            # An explicit cuda:0 can be the first that this process says to the driver, and resetting needs it awake.
+            torch.cuda.init()
             torch.cuda.reset_peak_memory_stats(device)
 
     def sample(self) -> None:
@@ -172,7 +177,7 @@ class Machine:
         return PeakMemory(process=_peak_resident_bytes(), gpu=gpu)
 
     def _cpu_seconds(self) -> float:
-        """Of this process and of those it has waited for (workers that have ended)."""
+        """Of this process with all its threads, decoding ones included, and of the processes it has waited for."""
         times = self._process.cpu_times()
         return times.user + times.system + times.children_user + times.children_system
 

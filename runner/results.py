@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from procap.errors import UserError
 from runner.config import RunConfig, Target
 
 SCHEMA: Literal[1] = 1
+WRITING_SECONDS = 60.0
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -43,7 +45,10 @@ class EpochLog(_Record):
 
 
 class PeakMemory(_Record):
-    process: int = Field(description="bytes, the largest resident size of this process so far")
+    process: int = Field(
+        description="bytes, the largest resident size of this process since the run began (where Linux can reset that "
+        "mark, else since the process began)"
+    )
     gpu: int | None = Field(description="bytes that tensors held at once; None on the CPU")
 
 
@@ -69,10 +74,13 @@ class TrainResult(_Record):
     steps: int
     images: int
     epochs: list[EpochLog]
-    seconds: float = Field(description="of training, checkpoints included, loading and lost work excluded")
+    seconds: float = Field(description="of training, checkpoints included; loading, tracking and lost work excluded")
     images_per_second: float | None = Field(description="warm-up steps and checkpoints left out")
+    images_per_second_model: float | None = Field(description="the same, waiting for images left out too")
     warmup_steps: int = Field(description="steps left out of `images_per_second`")
-    phases: dict[str, float] = Field(description="seconds: load, data, forward, backward, optimizer, checkpoint, other")
+    phases: dict[str, float] = Field(
+        description="seconds: load, data, forward, backward, optimizer, checkpoint, tracking, other"
+    )
     peak_memory_bytes: PeakMemory
     use: Use
     trainable_parameters: int
@@ -116,10 +124,13 @@ class EvalResult(_Record):
     dataset_size: int = Field(description="images of the target without a limit")
     num_classes: int
     precision: str
-    seconds: float = Field(description="class features and all images, warm-up included")
-    images_per_second: float | None = Field(description="decoding included, warm-up left out")
-    images_per_second_model: float | None = Field(description="decoding excluded, warm-up left out")
-    warmup_batches: int = Field(description="batches left out of the rates, never of the counts")
+    batch_size: int = Field(description="of the evaluation, on which its throughput depends")
+    workers: int = Field(description="threads that decoded images; 0: the one that evaluates")
+    device: str = Field(description="torch's name; `environment` says what it is")
+    seconds: float = Field(description="class features, warm-up and all images")
+    images_per_second: float | None = Field(description="all images, decoding included")
+    images_per_second_model: float | None = Field(description="all images, decoding excluded")
+    warmup_batches: int = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, float] = Field(default_factory=dict)
     peak_memory_bytes: PeakMemory
     use: Use
@@ -259,12 +270,26 @@ class RunFolder:
         self.progress_file.unlink(missing_ok=True)
         shutil.rmtree(self.state, ignore_errors=True)
 
+    def tidy(self) -> None:
+        """Remove what a kill left of a finished run's progress, unless somebody holds the run or nothing may change."""
+        if self.state.exists() or self.progress_file.exists():
+            with suppress(UserError), self.locked():
+                # Before the lock was ours, somebody may have begun it anew and stopped.
+                if self.train_file.exists():
+                    self.forget_progress()
+
     def _sweep(self) -> None:
         """Remove what a killed writer left half-written; only the holder of the lock may."""
         names = (self.config_file, self.progress_file, self.train_file, self.checkpoint_file, self.state / "*")
         for name in names:
             for leftover in name.parent.glob(f".{name.name}.*.tmp"):
                 leftover.unlink(missing_ok=True)
+        # Evaluations and trackers write without the lock; only what is old is surely nobody's.
+        for name in (self.path / "eval" / "*", self.tracking_file):
+            for leftover in name.parent.glob(f".{name.name}.*.tmp"):
+                with suppress(FileNotFoundError):
+                    if time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
+                        leftover.unlink()
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -125,6 +125,7 @@ def _train_metrics(train: TrainResult) -> dict[str, float]:
         {
             "train_seconds": train.seconds,
             "train_images_per_second": train.images_per_second,
+            "train_images_per_second_model": train.images_per_second_model,
             "trainable_parameters": train.trainable_parameters,
             **{f"phase/{name}_seconds": seconds for name, seconds in train.phases.items()},
             "system/cpu_percent": use.cpu_percent,

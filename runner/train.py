@@ -9,7 +9,7 @@ import torch
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
-from runner.assemble import Setup, autocast, set_up
+from runner.assemble import Setup, autocast, check_content, set_up
 from runner.checkpoint import TrainState, check_finite, save_prompts
 from runner.config import RunConfig, Workplace
 from runner.environment import environment, resolve_device
@@ -22,7 +22,7 @@ from runner.track import Tracker, tracker_for
 from shards.streams import generator
 
 WARMUP_STEPS = 5
-PHASES = ("load", "data", "forward", "backward", "optimizer", "checkpoint")
+PHASES = ("load", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 
 
 def train(config: RunConfig, place: Workplace, *, force: bool = False) -> TrainResult:
@@ -30,16 +30,18 @@ def train(config: RunConfig, place: Workplace, *, force: bool = False) -> TrainR
 
     A finished run is read, not repeated, unless `force` forgets it with its evaluations; an interrupted one goes on
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
-    Raises UserError when the run is held by another process, when data or weights are not those it began with, when a
-    result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
+    Raises UserError when the run is held by another process, when data or weights are not those it began with or was
+    finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
+    SIGTERM.
     """
     folder = RunFolder(place.results / config.path)
-    if not force and (done := _finished(folder, config)):
+    if not force and (done := _finished(folder, config, place)):
+        folder.tidy()
         return done
     with folder.locked():
         if force:
             folder.clear()
-        elif done := _finished(folder, config):
+        elif done := _finished(folder, config, place):
             return done
         with StopRequest() as stop:
             result = _train(config, place, folder, stop)
@@ -47,10 +49,12 @@ def train(config: RunConfig, place: Workplace, *, force: bool = False) -> TrainR
     return result
 
 
-def _finished(folder: RunFolder, config: RunConfig) -> TrainResult | None:
+def _finished(folder: RunFolder, config: RunConfig, place: Workplace) -> TrainResult | None:
     done = folder.train()
-    if done is not None and done.config_hash != config.hash:
-        raise UserError(f"{folder.train_file} is of run {done.config_hash}, not {config.hash}; repeat with --force")
+    if done is not None:
+        if done.config_hash != config.hash:
+            raise UserError(f"{folder.train_file} is of run {done.config_hash}, not {config.hash}; repeat with --force")
+        check_content(f"{config.path} was trained", config.dataset, done.manifest_digest, place.data, "train")
     return done
 
 
@@ -83,6 +87,12 @@ def _learn(
     with ProgressDisplay(config.path, journal.steps, done=state.step, quiet=place.quiet) as display:
         if state.resumed:
             display.say(f"going on with {config.path} from step {state.step} of {journal.steps}")
+        if recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
+            highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
+            display.say(
+                f"{config.path} hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead "
+                f"of {recipe.lr:g}; give more epochs than {recipe.warmup_epochs}"
+            )
         for epoch in range(state.epoch, recipe.epochs):
             lr = learning_rate(recipe, epoch)
             for group in optimizer.param_groups:
@@ -113,7 +123,8 @@ def _learn(
             state.close_epoch(lr, meter.step_seconds)
             if journal.due(place.checkpoint_seconds, epoch_end=True):
                 journal.save()
-            tracker.sync()
+            with meter.phase("tracking", rated=False):
+                tracker.sync()
     return state
 
 
@@ -141,8 +152,9 @@ def _finish(
         steps=state.step,
         images=state.images,
         epochs=state.epochs,
-        seconds=meter.seconds - meter.phases["load"],
+        seconds=meter.seconds - meter.phases["load"] - meter.phases["tracking"],
         images_per_second=meter.images_per_second(),
+        images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,
         phases=meter.with_other(),
         peak_memory_bytes=machine.peak_memory(),

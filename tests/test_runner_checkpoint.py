@@ -24,7 +24,6 @@ from runner.config import RunConfig
 
 CARD = CheckpointCard(
     config=RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits"),
-    dataset="digits",
     classnames=("zero", "one"),
     template="a photo of the digit {}.",
     templates=("a photo of the digit {}",),

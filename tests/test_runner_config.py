@@ -96,10 +96,20 @@ def test_defaults_written_out_are_the_same_run():
     )
 
 
-def test_other_spellings_of_a_backbone_are_the_same_run():
-    plain = plan_run(method="coop", dataset="shapes", backbone="ViT-B-16")
-    assert plan_run(method="coop", dataset="shapes", backbone="ViT-B/16", pretrained="openai") == plain
-    assert "/ViT-B-16/" in plain.path
+@pytest.mark.parametrize(
+    ("plain", "others"),
+    [
+        (("ViT-B-16", None), [("ViT-B/16", "openai"), ("vit-b/16", "OpenAI")]),
+        (("ViT-L-14-336", None), [("ViT-L/14@336px", None)]),
+        (("ViT-B-32", "laion2b_s34b_b79k"), [("vit-b-32", "LAION2B-s34b-b79k")]),
+    ],
+)
+def test_other_spellings_of_a_backbone_are_the_same_run(plain, others):
+    wanted = plan_run(method="coop", dataset="shapes", backbone=plain[0], pretrained=plain[1])
+    assert (wanted.backbone, wanted.pretrained) == plain
+    assert f"/{plain[0]}/" in wanted.path
+    for backbone, pretrained in others:
+        assert plan_run(method="coop", dataset="shapes", backbone=backbone, pretrained=pretrained) == wanted
 
 
 def test_same_recipe_control_and_overrides_are_told_apart():
@@ -145,12 +155,18 @@ def test_a_method_that_learns_nothing_keeps_zero_epochs():
     ],
 )
 def test_a_wrong_field_is_answered_in_one_line_that_helps(more, words):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises((UsageError, DataUsageError)) as caught:
         plan_run(**{"method": "coop", "dataset": "shapes", **more})
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), [0.5, float("inf")], (float("-inf"), 1.0)])
+def test_a_number_that_is_none_is_refused_alone_and_in_a_range(value):
+    with pytest.raises(ValidationError, match="scale must be a finite number"):
+        RunConfig.model_validate({**FIXED.model_dump(), "options": {"scale": value}})
 
 
 def test_an_unknown_field_of_a_config_file_is_refused_with_the_nearest_name():

@@ -105,6 +105,18 @@ def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
     assert machine.peak_memory().process > len(block)
 
 
+def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
+    size = 300_000_000
+    block = bytearray(os.urandom(1)) * size
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pytest.skip("this system keeps one mark for the whole process")
+    before = Machine(CPU).peak_memory().process
+    del block
+    assert Machine(CPU).peak_memory().process < before - size / 2
+
+
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
     with ProgressDisplay("training", 100) as display:
         display.update(1, loss=1.5)

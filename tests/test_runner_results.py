@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -102,6 +103,33 @@ def test_half_written_files_of_a_killed_writer_are_swept(tmp_path):
     assert sorted(path.name for path in folder.path.rglob("*")) == [".lock", "state"]
 
 
+def test_what_may_still_be_written_without_the_lock_is_swept_only_when_old(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    kept = [folder.path / ".tracking.json.1-2.tmp", folder.path / "eval" / ".a-all-test.json.1-2.tmp"]
+    dead = [folder.path / ".tracking.json.3-4.tmp", folder.path / "eval" / ".a-all-test.json.3-4.tmp"]
+    (folder.path / "eval").mkdir(parents=True)
+    for leftover in kept + dead:
+        leftover.write_bytes(b"half")
+    for leftover in dead:
+        os.utime(leftover, (0, 0))
+    with folder.locked():
+        pass
+    assert sorted(folder.path.rglob("*.tmp")) == sorted(kept)
+
+
+def test_progress_of_an_unfinished_run_or_of_one_that_is_held_is_never_cleared_away(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    write_json(folder.progress_file, PROGRESS)
+    folder.tidy()
+    assert folder.progress() == PROGRESS
+    write_bytes(folder.train_file, b"{}")
+    with folder.locked():
+        folder.tidy()
+    assert folder.progress() == PROGRESS
+    folder.tidy()
+    assert folder.progress() is None
+
+
 def test_runs_are_found_and_cleared(tmp_path):
     folder = RunFolder(tmp_path / CONFIG.path)
     write_json(folder.config_file, CONFIG)
@@ -150,7 +178,5 @@ def test_libraries_are_kept_offline_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
     offline_defaults()
-    import os
-
     assert os.environ["HF_HUB_OFFLINE"] == "0"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"

@@ -133,7 +133,7 @@ def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[Wor
     return lambda name: (place, train(configs[name], place))
 
 
-@pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 6, 9)), ("sgd", (5,))])
+@pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), ("sgd", (5,))])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(forge, configs, straight, few_digits, tmp_path, name, kills):
     config = configs[name]
     undisturbed, wanted = straight(name)

@@ -87,6 +87,7 @@ def test_a_finished_run_arrives_whole(store: Store, destination: Destination, fo
     (used,) = run.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("shapes", "ab" * 8)
     assert metrics["fps/shapes-novel-test"] == 300.0 and metrics["train_images_per_second"] == 98.5
+    assert metrics["train_images_per_second_model"] == 120.0
     assert metrics["system/cpu_percent"] == 150.0 and metrics["system/peak_memory_megabytes"] == 512.0
     halves = [f"eval/shapes-{half}-test.json" for half in ("base", "novel")]
     where = Path(run.info.artifact_uri.removeprefix("file://"))
