@@ -1,0 +1,273 @@
+"""The command line `procap`. Only typer is imported here: what a command needs is imported when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.answers import explain
+from benchmarks.flags import Doing, Output, Place, Selection, Training, flat
+from procap import __version__
+
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.", **PLAIN)
+data_app = typer.Typer(help="Pack data sets into shards, check them, look at them.", **PLAIN)
+track_app = typer.Typer(help="Send results to MLflow and see what it has not got yet.", **PLAIN)
+app.add_typer(data_app, name="data")
+app.add_typer(track_app, name="track")
+
+
+def examples(*lines: str) -> dict[str, Any]:
+    """The settings of a command whose help ends in example lines."""
+    return {"epilog": "\b\nexamples:\n" + "\n".join(f"  {line}" for line in lines), "context_settings": HELP_NAMES}
+
+
+def say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"procap {__version__}")
+        raise typer.Exit
+
+
+@app.callback(**examples("procap demo", "procap ls methods", "procap COMMAND --help"))
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=say_version, help="print the version")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(**examples("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json"))
+@flat
+def demo(
+    output: Output,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="everything the demo makes lands here")] = Path("demo"),
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="packed data sets [default: OUT/data]")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="one small data set and two epochs: does it run here?")
+    ] = False,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto",
+    tracking: Annotated[
+        str, typer.Option(metavar="off|URI", help="MLflow store [default: OUT/results/mlflow.db]")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(metavar="N", help="evaluate on the first N images only, marked")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
+) -> int:
+    """Walk the whole road in minutes, offline, on a CPU.
+
+    Zero-shot CLIP, CoOp, MaPLe and ProCAP, trained on base classes and tested on base and novel ones.
+    Stop it anywhere and start it again: what is finished is kept.
+    """
+    from benchmarks.demo import demo as run
+
+    return run(
+        out, data=data, quick=quick, device=device, tracking=tracking, limit=limit, dry_run=dry_run, output=output
+    )
+
+
+@app.command(**examples("procap ls methods", "procap ls datasets --json", "procap ls runs --results demo/results"))
+@flat
+def ls(
+    output: Output,
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|runs", help="what to list")],
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="packed data sets")] = None,
+) -> int:
+    """List methods, data sets, backbones or runs."""
+    from benchmarks.commands_ls import ls as run
+
+    return run(what, results=results, data=data, output=output)
+
+
+@app.command(
+    **examples(
+        "procap train --methods maple --datasets shapes",
+        "procap train --methods coop,procap --datasets shapes,digits --seeds 1,2,3 --epochs 10",
+        "procap train --methods procap --datasets petals --option infonce=false --dry-run",
+    )
+)
+@flat
+def train(selection: Selection, training: Training, place: Place, doing: Doing, output: Output) -> int:
+    """Train methods on data sets. Finished runs are kept, interrupted ones go on where they stopped."""
+    from benchmarks.commands_run import train as run
+
+    return run(selection, training, place, doing, output)
+
+
+@app.command(
+    name="eval",
+    **examples(
+        "procap eval results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
+        "procap eval --methods maple --datasets shapes --targets shapes-sketch,digits:all",
+        "procap eval --methods zeroshot --datasets tiles --limit 50",
+    ),
+)
+@flat
+def evaluate(
+    selection: Selection,
+    training: Training,
+    place: Place,
+    doing: Doing,
+    output: Output,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="run folders, instead of names")] = None,
+    targets: Annotated[
+        str,
+        typer.Option(
+            metavar="SET[:CLASSES[:SPLIT]]",
+            help="where to test, comma list [default: base and novel classes of the run's own data set]",
+        ),
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="the first N images only; the result is marked")
+    ] = None,
+) -> int:
+    """Evaluate trained runs on any target."""
+    from benchmarks.commands_run import evaluate as run
+
+    return run(runs or [], targets, limit, selection, training, place, doing, output)
+
+
+@app.command(
+    **examples(
+        "procap table --results demo/results",
+        "procap table --methods coop,procap --format latex > table.tex",
+    )
+)
+@flat
+def table(
+    selection: Selection,
+    output: Output,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    format: Annotated[str, typer.Option(metavar="md|csv|latex|json", help="how the table is written")] = "md",
+) -> int:
+    """Print base, novel, harmonic mean and speed from results.
+
+    Every number is computed from the integer counts of the result files.
+    """
+    from benchmarks.commands_table import table as run
+
+    return run(selection, results, format, output)
+
+
+@app.command(**examples("procap ui --results demo/results", "procap ui --port 5001"))
+@flat
+def ui(
+    output: Output,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="compare these, by part of path")] = None,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="port on 127.0.0.1")] = 5000,
+    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+) -> int:
+    """Look at the runs in MLflow, on this machine only."""
+    from benchmarks.commands_track import ui as run
+
+    return run(runs or [], results, tracking, port, open_browser)
+
+
+@data_app.command(**examples("procap data pack shapes digits", "procap data pack all --data /scratch/shards"))
+@flat
+def pack(
+    output: Output,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="data sets, or all")],
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where the shards go")] = None,
+    force: Annotated[bool, typer.Option("--force", help="pack again what is already there")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
+) -> int:
+    """Pack data sets into WebDataset shards with a manifest; packing twice gives the same bytes."""
+    from benchmarks.commands_data import pack as run
+
+    return run(names, data, force, dry_run, output)
+
+
+@data_app.command(**examples("procap data check all", "procap data check shapes --data demo/data"))
+@flat
+def check(
+    output: Output,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="data sets, or all that are packed")],
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where the shards are")] = None,
+) -> int:
+    """Check every shard's hash and decode every image."""
+    from benchmarks.commands_data import check as run
+
+    return run(names, data, output)
+
+
+@data_app.command(
+    name="show", **examples("procap data show petals --out petals.png", "procap data show shapes --split train")
+)
+@flat
+def show(
+    output: Output,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where the shards are")] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="train, val or test")] = "test",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="picture to write [default: NAME-SPLIT.png]")] = None,
+) -> int:
+    """Write a contact sheet: a few images of every class."""
+    from benchmarks.commands_data import show as run
+
+    return run(name, data, split, out, output)
+
+
+@track_app.command(
+    **examples("procap track sync --results demo/results", "procap track sync --tracking http://127.0.0.1:5000")
+)
+@flat
+def sync(
+    output: Output,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+) -> int:
+    """Send what MLflow has not got yet. Repeating it sends nothing twice."""
+    from benchmarks.commands_track import sync as run
+
+    return run(results, tracking, output)
+
+
+@track_app.command(**examples("procap track status --results demo/results"))
+@flat
+def status(
+    output: Output,
+    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+) -> int:
+    """Say which runs MLflow has not got completely."""
+    from benchmarks.commands_track import status as run
+
+    return run(results, tracking, output)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; gives the exit code (0 done, 1 failed, 2 wrong usage, 3 some runs failed, 128 + signal)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verbose = "-v" in arguments or "--verbose" in arguments
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
+        sys.stdout.flush()
+        # Typer turns Ctrl-C into this code and says nothing.
+        if code == 130:
+            print("procap: stopped", file=sys.stderr)
+        return int(code or 0)
+    except BrokenPipeError:
+        # The reader of a pipe left, e.g. `| head`; the interpreter must not complain about it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        message, exit_code = explain(error)
+        print(f"procap: {message}", file=sys.stderr)
+        return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""`procap table`: the results below a folder as one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.flags import Output, Selection
+from benchmarks.output import note, show, show_json
+from benchmarks.scores import read_scores
+from benchmarks.selection import matches
+from benchmarks.table_formats import FORMATS, as_json, render
+from benchmarks.tables import build_table
+from procap.errors import UserError, unknown_name
+
+
+def table(selection: Selection, results: Path, form: str, output: Output) -> int:
+    """See `procap table --help`."""
+    if form not in FORMATS:
+        raise unknown_name("format", form, FORMATS)
+    root = results.expanduser()
+    scores = read_scores(root, lambda config: matches(config, selection))
+    if not scores:
+        raise UserError(
+            f"no evaluated run below {root} fits; see `procap ls runs --results {root}`, evaluate with `procap eval`"
+        )
+    made = build_table(scores)
+    show(render(made, form))
+    if form == "csv":
+        for line in made.notes:
+            note(line)
+    if output.json and form != "json":
+        show_json(as_json(made))
+    return 0

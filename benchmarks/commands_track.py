@@ -1,0 +1,63 @@
+"""`procap track` and `procap ui`: what MLflow has got of the results, and a look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.flags import Output
+from benchmarks.output import columns, note, plural, show, show_json
+from procap.errors import UserError
+from runner.environment import offline_defaults
+
+
+def sync(results: Path, tracking: str, output: Output) -> int:
+    """Exit code 3 when some runs could not be read and 1 when none could; see `procap track sync --help`."""
+    from runner.track import sync_all
+
+    offline_defaults()
+    root = _results(results)
+    summary = sync_all(
+        root, tracking or None, on_run=lambda run, sent: note(f"{'sent' if sent else 'was there'}: {run}")
+    )
+    for run, why in summary.failed:
+        note(f"procap: failed: {run}: {why}")
+    show(f"{plural(len(summary.sent), 'run')} sent to {summary.destination}, {summary.up_to_date} up to date")
+    if output.json:
+        document = {"sent": summary.sent, "up_to_date": summary.up_to_date, "failed": dict(summary.failed)}
+        show_json({"destination": summary.destination, **document})
+    if not summary.failed:
+        return 0
+    return 3 if summary.sent or summary.up_to_date else 1
+
+
+def status(results: Path, tracking: str, output: Output) -> int:
+    """See `procap track status --help`."""
+    from runner.track import pending
+
+    root = _results(results)
+    missing = pending(root, tracking or None)
+    if missing:
+        show(columns(("run", "epochs", "files"), [(m.run, m.epochs, ", ".join(m.files) or "-") for m in missing]))
+        note(f"{plural(len(missing), 'run')} to send: procap track sync --results {root}")
+    else:
+        show("everything was sent")
+    if output.json:
+        show_json([{"run": m.run, "epochs": m.epochs, "files": list(m.files)} for m in missing])
+    return 0
+
+
+def ui(runs: Sequence[str], results: Path, tracking: str, port: int, open_browser: bool) -> int:
+    """See `procap ui --help`."""
+    from benchmarks.ui import ui as serve
+
+    offline_defaults()
+    serve(_results(results), tracking or None, port, open_browser, runs)
+    return 0
+
+
+def _results(results: Path) -> Path:
+    root = results.expanduser()
+    if not root.is_dir():
+        raise UserError(f"no results folder at {root}; name one with --results, or make one with `procap demo`")
+    return root

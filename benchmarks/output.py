@@ -1,0 +1,41 @@
+"""What commands print: results on stdout, words about the work on stderr, JSON last on stdout when asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def note(line: str = "") -> None:
+    """Tell the person at the terminal something that is not a result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Print a result."""
+    print(text, flush=True)
+
+
+def show_json(document: Any) -> None:
+    """Print `document` as one line of strict JSON."""
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A plain table with aligned columns; numbers to the right. The last column is not padded."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
+    numeric = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(row, widths, numeric, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

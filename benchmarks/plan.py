@@ -1,0 +1,123 @@
+"""What a list of runs would cost and what of it is done already: read from files, written to none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.output import columns, plural
+from runner.config import RunConfig, Target, Workplace
+from runner.results import RunFolder
+from shards.catalogue import CATALOGUE, find
+from shards.errors import DataError
+from shards.manifest import read_manifest
+
+TargetsOf = Callable[[RunConfig], list[Target]]
+
+
+@dataclass(frozen=True)
+class PlannedTarget:
+    """One evaluation; `images` is how many would be classified, 0 when its result is there."""
+
+    target: Target
+    done: bool
+    images: int
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run; `train_images` are epochs times images still to be trained on, an upper bound when resuming."""
+
+    config: RunConfig
+    state: str
+    train_images: int
+    targets: tuple[PlannedTarget, ...]
+
+    @property
+    def eval_images(self) -> int:
+        return sum(target.images for target in self.targets)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "run": self.config.path,
+            "state": self.state,
+            "train_images": self.train_images,
+            "targets": [{"target": str(t.target), "done": t.done, "images": t.images} for t in self.targets],
+        }
+
+
+def plan(
+    configs: Iterable[RunConfig], place: Workplace, targets_of: TargetsOf, *, force: bool = False
+) -> list[PlannedRun]:
+    """What would be done for `configs`, in their order."""
+    return [_planned(config, place, targets_of(config), force) for config in configs]
+
+
+def _planned(config: RunConfig, place: Workplace, targets: list[Target], force: bool) -> PlannedRun:
+    folder = RunFolder(place.results / config.path)
+    finished = folder.train() is not None
+    state = "finished" if finished else "resume" if folder.state.is_dir() else "new"
+    state = "repeat" if force and state != "new" else state
+    planned = []
+    for target in targets:
+        known = None if state == "repeat" else folder.evaluation(target)
+        done = known is not None and known.limit in (None, place.limit)
+        planned.append(PlannedTarget(target, done, 0 if done else _test_images(target, place.limit)))
+    return PlannedRun(config, state, 0 if state == "finished" else _train_images(config), tuple(planned))
+
+
+def _train_images(config: RunConfig) -> int:
+    dataset = CATALOGUE[config.dataset]
+    half = math.ceil(dataset.classes / 2)
+    classes = {"all": dataset.classes, "base": half, "novel": dataset.classes - half}[config.classes]
+    each = dataset.counts["train"] / dataset.classes
+    return round(config.recipe.epochs * classes * (min(config.shots, each) if config.shots else each))
+
+
+def _test_images(target: Target, limit: int | None) -> int:
+    dataset = CATALOGUE[target.dataset]
+    half = math.ceil(dataset.classes / 2)
+    classes = {"all": dataset.classes, "base": half, "novel": dataset.classes - half}[target.classes]
+    images = round(dataset.counts[target.split] * classes / dataset.classes)
+    return images if limit is None else min(limit, images)
+
+
+def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
+    """For every data set: how many shards are there, or what will be done about their absence."""
+    return {name: _data_state(name, data_root) for name in dict.fromkeys(names)}
+
+
+def _data_state(name: str, data_root: Path) -> str:
+    if not (data_root / name / "manifest.json").exists():
+        able = find(name).source != "folder"
+        return "to be packed" if able else "missing"
+    try:
+        manifest = read_manifest(data_root / name, name)
+    except DataError as error:
+        return f"broken: {error}"
+    return plural(sum(len(split.shards) for split in manifest.splits.values()), "shard")
+
+
+def describe(runs: list[PlannedRun], data: dict[str, str]) -> str:
+    """The plan for people."""
+    rows = [
+        (
+            run.state,
+            run.config.path,
+            run.train_images,
+            run.eval_images,
+            " ".join(f"{t.target}{'=done' if t.done else ''}" for t in run.targets) or "-",
+        )
+        for run in runs
+    ]
+    work = columns(("state", "run", "train images", "test images", "targets"), rows)
+    shards = columns(("data set", "shards"), list(data.items()))
+    todo = sum(run.state != "finished" for run in runs)
+    return (
+        f"{shards}\n\n{work}\n\n{plural(len(runs), 'run')}, {todo} to train; "
+        f"{sum(run.train_images for run in runs):,} images to train on, "
+        f"{sum(run.eval_images for run in runs):,} to evaluate. Nothing was written."
+    )

@@ -1,0 +1,172 @@
+"""From flags to runs: what a person types becomes `RunConfig`s, targets and a `Workplace`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.flags import Place, Selection, Training
+from procap.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from runner.config import RunConfig, Target, Workplace
+
+
+def names(text: str) -> list[str]:
+    """The names of a comma list, each once, in their order."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def numbers(text: str, flag: str) -> list[int]:
+    """Whole numbers of a comma list. Raises UsageError naming the flag and the part that is none."""
+    parts = names(text)
+    for part in parts:
+        if not part.isascii() or not part.isdigit():
+            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} 1,2,3")
+    return [int(part) for part in parts]
+
+
+def shot_count(text: str) -> int:
+    """Training images per class, 0 for all of them."""
+    if text.lower() in ("full", "all"):
+        return 0
+    values = numbers(text, "--shots")
+    if len(values) != 1:
+        raise UsageError(f"--shots {text}: one number is needed, or full for every image")
+    return values[0]
+
+
+def method_names(text: str) -> list[str]:
+    """The chosen methods; "all" is every one that is installed. Raises UsageError with the nearest known name."""
+    from procap.methods import method_class, method_paths
+
+    known = list(method_paths())
+    if not names(text):
+        raise UsageError(f"--methods is missing; for example --methods procap; known: {', '.join(known)}")
+    chosen = known if text == "all" else names(text)
+    for name in chosen:
+        method_class(name)
+    return chosen
+
+
+def dataset_names(text: str) -> list[str]:
+    """The chosen data sets to train on; "all" is every one with training images that needs no raw files."""
+    from shards.catalogue import CATALOGUE, find
+
+    able = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source != "folder"]
+    if not names(text):
+        raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
+    chosen = [find(name) for name in (able if text == "all" else names(text))]
+    for dataset in chosen:
+        if dataset.test_only:
+            raise UsageError(
+                f"'{dataset.name}' has test images only, nothing can be trained on it; "
+                f"test on it with `procap eval --targets {dataset.name}`, train on one of: {', '.join(able)}"
+            )
+    return [dataset.name for dataset in chosen]
+
+
+def option_values(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Options per method from `key=value` (for every chosen method) and `method.key=value`.
+
+    A value is JSON where it can be read as JSON (4, 0.5, false, null, [1, 2]), else the text itself.
+    """
+    options: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    for item in given:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--option {item}: write it as key=value, for example --option n_ctx=4")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        owner, dot, field = key.strip().partition(".")
+        if dot and owner not in options:
+            raise UsageError(f"--option {item}: method '{owner}' is not among the chosen: {', '.join(options)}")
+        for method in [owner] if dot else options:
+            options[method][field if dot else owner] = value
+    return options
+
+
+def overrides(training: Training) -> dict[str, Any]:
+    """The recipe fields that flags change."""
+    given = {"epochs": training.epochs, "batch_size": training.batch_size, "lr": training.lr}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def configs(selection: Selection, training: Training) -> list[RunConfig]:
+    """Every run that the flags describe, method by method within a data set, seeds innermost."""
+    from runner.config import plan_run
+
+    methods = method_names(selection.methods)
+    datasets = dataset_names(selection.datasets)
+    options = option_values(training.option or (), methods)
+    return [
+        plan_run(
+            method=method,
+            dataset=dataset,
+            classes=selection.classes or "base",
+            shots=shot_count(selection.shots or "16"),
+            seed=seed,
+            backbone=selection.backbone or "mini",
+            pretrained=selection.pretrained or None,
+            precision=selection.precision or "fp32",
+            recipe=training.recipe or "own",
+            overrides=overrides(training),
+            options=options[method],
+        )
+        for dataset in datasets
+        for method in methods
+        for seed in (numbers(selection.seeds, "--seeds") or [1])
+    ]
+
+
+def targets_of(config: RunConfig, text: str = "") -> list[Target]:
+    """The targets named in `text`; without any, the halves (or all classes) of the data set that was trained on."""
+    from runner.config import Target
+
+    if names(text):
+        return [Target.parse(part) for part in names(text)]
+    halves = ("all",) if config.classes == "all" else ("base", "novel")
+    return [Target.parse(f"{config.dataset}:{half}") for half in halves]
+
+
+def workplace(place: Place, limit: int | None = None) -> Workplace:
+    """Where and how the runs happen. Raises UsageError where a file is in the place of a folder."""
+    from runner.config import Workplace
+
+    data, results = place.data_root(), place.results.expanduser()
+    for flag, folder in (("--data", data), ("--results", results)):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{flag} {folder} is a file; name a folder")
+    return Workplace(
+        data=data,
+        results=results,
+        device=place.device,
+        workers=place.workers,
+        limit=limit,
+        tracking_uri=place.tracking or None,
+    )
+
+
+def matches(config: RunConfig, selection: Selection) -> bool:
+    """Whether a run that is there is among those that the flags select; a flag that was not given selects all."""
+    from procap.methods import method_paths
+    from shards.catalogue import find
+
+    wanted: Mapping[str, list[Any]] = {
+        "method": names(selection.methods),
+        "dataset": [find(name).name for name in names(selection.datasets)],
+        "seed": numbers(selection.seeds, "--seeds"),
+        "shots": [shot_count(selection.shots)] if selection.shots else [],
+        "classes": names(selection.classes),
+        "backbone": names(selection.backbone),
+        "pretrained": names(selection.pretrained),
+        "precision": names(selection.precision),
+    }
+    known = method_paths()
+    for name in wanted["method"]:
+        if name not in known:
+            raise unknown_name("method", name, known)
+    return all(not values or getattr(config, field) in values for field, values in wanted.items())

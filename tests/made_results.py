@@ -1,0 +1,102 @@
+"""Result folders with counts made up, as a finished run and its evaluations leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runner.config import RunConfig, Target, plan_run
+from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, RunFolder, TrainResult, Use, write_json
+
+PEAK = PeakMemory(process=512_000_000, gpu=None)
+USE = Use(cpu_percent=150.0)
+
+
+def put_run(
+    results: Path, method: str, dataset: str, *, seed: int = 1, seconds: float = 12.5, **plan: Any
+) -> RunConfig:
+    """A finished training; its losses fall from 2 towards 1."""
+    config = plan_run(method=method, dataset=dataset, seed=seed, **plan)
+    folder = RunFolder(results / config.path)
+    epochs = [
+        EpochLog(epoch=epoch, lr=0.1, terms={"ce": 1 + 1 / (epoch + 1)}, seconds=1.0, images_per_second=100.0)
+        for epoch in range(config.recipe.epochs)
+    ]
+    write_json(folder.config_file, config)
+    write_json(
+        folder.train_file,
+        TrainResult(
+            config_hash=config.hash,
+            steps=10 * len(epochs),
+            images=160 * len(epochs),
+            epochs=epochs,
+            seconds=seconds,
+            images_per_second=100.0 if epochs else None,
+            images_per_second_model=125.0 if epochs else None,
+            warmup_steps=0,
+            phases={},
+            peak_memory_bytes=PEAK,
+            use=USE,
+            trainable_parameters=2048,
+            fewshot=None,
+            manifest_digest="d" * 16,
+            checkpoint_sha256=f"{config.hash:0<64}",
+            backbone_digest="b" * 16,
+            environment={},
+        ),
+    )
+    return config
+
+
+def put_score(
+    results: Path,
+    config: RunConfig,
+    target: str,
+    correct: int,
+    total: int,
+    *,
+    of: int | None = None,
+    rate: float = 200.0,
+    checkpoint: str | None = None,
+) -> Path:
+    """An evaluation: `correct` of `total` images, which are the first of `of` where it is limited."""
+    at = Target.parse(target)
+    file = RunFolder(results / config.path).eval_file(at)
+    write_json(
+        file,
+        EvalResult(
+            config_hash=config.hash,
+            target=str(at),
+            correct=correct,
+            total=total,
+            per_class=PerClass(correct=[correct], total=[total]),
+            limit=total if of else None,
+            dataset_size=of or total,
+            num_classes=1,
+            precision="fp32",
+            batch_size=100,
+            workers=0,
+            device="cpu",
+            seconds=total / rate,
+            images_per_second=rate,
+            images_per_second_model=2 * rate,
+            warmup_batches=0,
+            peak_memory_bytes=PEAK,
+            use=USE,
+            manifest_digest="d" * 16,
+            backbone_digest="b" * 16,
+            checkpoint_sha256=checkpoint or f"{config.hash:0<64}",
+            environment={},
+        ),
+    )
+    return file
+
+
+def put_halves(
+    results: Path, method: str, dataset: str, base: tuple[int, int], novel: tuple[int, int], **plan: Any
+) -> RunConfig:
+    """A run with both halves evaluated: (correct, total) of each."""
+    config = put_run(results, method, dataset, **plan)
+    put_score(results, config, f"{dataset}:base", *base)
+    put_score(results, config, f"{dataset}:novel", *novel)
+    return config

@@ -1,0 +1,311 @@
+"""The command line: instant help, one-line answers to wrong input, exit codes, plans that write nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_results import put_halves, put_run
+
+from benchmarks.cli import main
+from benchmarks.flags import cache_home, data_home
+from runner.results import RunFolder
+from runner.signals import Interrupted
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = ("torch", "ray", "mlflow", "matplotlib", "numpy", "pydantic", "deepspeed", "open_clip")
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path, monkeypatch):
+    """Every test works in a folder of its own, with no settings of the person who runs it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("shards")
+    assert main(["data", "pack", "digits", "--data", str(root)]) == 0
+    return root
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_answers_at_once_without_heavy_libraries():
+    """The best of three, since other programs may be busy; the budget is half a second."""
+    program = (
+        "import sys, time; began = time.perf_counter();"
+        "from benchmarks.cli import main; code = main(['--help']); took = time.perf_counter() - began;"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules];"
+        "print(); print(repr((code, took, loaded)))"
+    )
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+        took.append(time.perf_counter() - began)
+        code, _, loaded = eval(done.stdout.strip().splitlines()[-1])
+        assert (code, loaded) == (0, [])
+    assert min(took) < 0.5
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "demo",
+        "ls",
+        "train",
+        "eval",
+        "table",
+        "ui",
+        "data pack",
+        "data check",
+        "data show",
+        "track sync",
+        "track status",
+    ],
+)
+def test_every_command_explains_itself_with_examples(capsys, command):
+    code, out, err = run(capsys, *command.split(), "--help")
+    assert code == 0 and not err
+    assert "examples:" in out and f"procap {command}" in out.split("examples:")[1]
+    assert {"--json", "--verbose"} <= set(out.replace(",", " ").split())
+
+
+WRONG: list[tuple[str, int, str]] = [
+    ("trian", 2, r"No such command 'trian'. Did you mean 'train'?"),
+    ("data pak", 2, "Did you mean 'pack'?"),
+    ("data", 2, "Missing command"),
+    ("train --method maple", 2, "--methods"),
+    ("train --methods mapel --datasets digits", 2, "did you mean maple?"),
+    ("train --methods maple --datasets digit", 2, "did you mean digits"),
+    ("train --datasets digits", 2, "--methods is missing"),
+    ("train --methods maple", 2, "--datasets is missing"),
+    ("train --methods maple --datasets shapes-v2", 2, "has test images only"),
+    ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
+    ("train --methods maple --datasets digits --seeds -1", 2, "'-1' is not a whole number"),
+    ("train --methods maple --datasets digits --shots many", 2, "'many' is not a whole number"),
+    ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),
+    ("train --methods maple --datasets digits --classes bases", 2, "did you mean base"),
+    ("train --methods maple --datasets digits --recipe mine", 2, "unknown recipe 'mine'"),
+    ("train --methods maple --datasets digits --precision fp16", 2, "precision"),
+    ("train --methods maple --datasets digits --epochs soon", 2, "--epochs"),
+    ("train --methods maple --datasets digits --epochs -3", 2, "epochs"),
+    ("train --methods maple --datasets digits --lr 0", 2, "lr"),
+    ("train --methods maple --datasets digits --option depth", 2, "write it as key=value"),
+    ("train --methods maple --datasets digits --option dept=3", 2, "did you mean depth?"),
+    ("train --methods maple --datasets digits --option depth=deep", 2, "depth"),
+    ("train --methods maple --datasets digits --option depth=99", 2, "depth"),
+    ("train --methods maple --datasets digits --option coop.n_ctx=4", 2, "method 'coop' is not among the chosen"),
+    ("train --methods maple --datasets digits --backbone vit-b-61", 2, "unknown backbone"),
+    ("train --methods maple --datasets digits --pretrained nowhere.safetensors", 1, "nowhere.safetensors"),
+    ("train --methods maple --datasets digits --device gpu", 2, "use auto, cpu, cuda"),
+    ("train --methods maple --datasets digits --workers -1", 2, "workers"),
+    ("eval nowhere", 2, "nowhere is not the folder of a run"),
+    ("eval --methods maple --datasets digits", 1, "was not trained; train it first: procap train --methods maple"),
+    ("eval --methods maple --datasets digits --targets digits:bse", 2, "did you mean base"),
+    ("eval --methods maple --datasets digits --targets digits:base:tset", 2, "did you mean test"),
+    ("eval --methods maple --datasets digits --limit 0", 2, "at least 1 image"),
+    ("eval nowhere --methods maple", 2, "not both"),
+    ("table", 1, "no results folder at results"),
+    ("table --format xml", 2, "unknown format 'xml'"),
+    ("ls methds", 2, "did you mean methods?"),
+    ("data pack shape", 2, "did you mean shapes"),
+    ("data check all", 1, "nothing is packed in"),
+    ("data show digits --data nowhere", 1, "procap data pack digits"),
+    ("track sync --results nowhere", 1, "no results folder at nowhere"),
+    ("track status --results nowhere", 1, "no results folder at nowhere"),
+    ("ui --results nowhere", 1, "no results folder at nowhere"),
+    ("ui --port 99999", 2, "--port"),
+    ("demo --out a-file", 1, "a-file is a file"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "says"), WRONG, ids=[line for line, _, _ in WRONG])
+def test_wrong_input_is_answered_in_one_line(capsys, tmp_path, shards, line, code, says):
+    (tmp_path / "a-file").write_text("")
+    place = ["--data", str(shards)] if line.split()[0] in ("train", "eval") else []
+    given, out, err = run(capsys, *line.split(), *place)
+    said = [text for text in err.splitlines() if text.startswith("procap: ")]
+    assert given == code, err
+    assert len(said) == 1 and says in said[0], err
+    assert "Traceback" not in err and not out
+
+
+def test_verbose_shows_the_traceback(capsys):
+    code, _, err = run(capsys, "table", "-v")
+    assert code == 1 and "Traceback" in err and err.splitlines()[-1].startswith("procap: error: no results folder")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_results_folder_that_cannot_be_written(capsys, tmp_path, shards):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    flags = ["--methods", "zeroshot", "--datasets", "digits", "--data", shards, "--results", closed / "results"]
+    code, _, err = run(capsys, "train", *flags)
+    assert code == 1 and "name another folder with --results" in err
+
+
+def test_results_below_a_file_are_refused_in_one_line(capsys, tmp_path, shards):
+    (tmp_path / "taken").write_text("")
+    flags = ["--methods", "zeroshot", "--datasets", "digits", "--data", shards, "--results", tmp_path / "taken"]
+    code, _, err = run(capsys, "train", *flags)
+    assert code == 2 and err.startswith("procap: error: --results") and err.endswith("is a file; name a folder\n")
+
+
+def test_a_broken_shard_is_named(capsys, tmp_path, shards):
+    data = tmp_path / "data"
+    subprocess.run(["cp", "-r", str(shards), str(data)], check=True)
+    shard = data / "digits" / "train" / "0.tar"
+    shard.write_bytes(shard.read_bytes()[:-2000])
+    code, out, err = run(capsys, "data", "check", "digits", "--data", data, "--json")
+    report = json.loads(out.splitlines()[-1])
+    assert code == 1 and not report["ok"] and "train/0.tar" in err and "procap data pack digits --force" in err
+    flags = ["--methods", "coop", "--datasets", "digits", "--data", data, "--tracking", "off"]
+    code, _, err = run(capsys, "train", *flags)
+    assert code == 1 and "train/0.tar" in err.splitlines()[-1]
+
+
+def test_an_unexpected_error_is_one_line(capsys, monkeypatch):
+    import benchmarks.commands_ls
+
+    def broken(*arguments: object, **flags: object) -> int:
+        raise RuntimeError("first\nsecond")
+
+    monkeypatch.setattr(benchmarks.commands_ls, "ls", broken)
+    code, _, err = run(capsys, "ls", "methods")
+    assert code == 1
+    assert err == "procap: internal error: RuntimeError: first second (run with -v for the traceback)\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted("stopped at step 3", signal.SIGTERM), 143)]
+)
+def test_signals_end_with_their_code(capsys, monkeypatch, error, code):
+    import benchmarks.commands_ls
+
+    def stopped(*arguments: object, **flags: object) -> int:
+        raise error
+
+    monkeypatch.setattr(benchmarks.commands_ls, "ls", stopped)
+    given, _, err = run(capsys, "ls", "methods")
+    assert given == code and err.startswith("procap: stopped") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["methods", "datasets", "backbones", "runs"])
+def test_listings_are_readable_and_json(capsys, what):
+    put_run(Path("results"), "coop", "digits")
+    code, out, _ = run(capsys, "ls", what, "--json")
+    *table, last = out.splitlines()
+    rows = json.loads(last)
+    assert code == 0 and len(table) == len(rows) + 2
+    assert all(str(row.get("name", row.get("run"))) in line for row, line in zip(rows, table[2:], strict=True))
+
+
+def test_dry_runs_write_nothing_and_load_no_tracker(capsys, tmp_path, shards):
+    put_halves(Path("results"), "coop", "digits", (5, 10), (5, 10), overrides={"epochs": 2})
+    before = snapshot(tmp_path)
+    common = ["--methods", "coop,maple", "--datasets", "digits,tiles", "--epochs", "2", "--data", shards, "--dry-run"]
+    for command in (["train", *common], ["eval", *common], ["demo", "--dry-run"]):
+        code, out, _ = run(capsys, *command, "--json")
+        assert code == 0 and "Nothing was written." in out
+    code, out, _ = run(capsys, "eval", *common, "--json")
+    document = json.loads(out.splitlines()[-1])
+    assert document["data"] == {"digits": "9 shards", "tiles": "to be packed"}
+    states = {run["run"].split("/seed")[0]: run for run in document["runs"]}
+    assert states["base/digits/coop/mini/16shot"]["state"] == "finished"
+    assert states["base/digits/coop/mini/16shot"]["train_images"] == 0
+    assert states["base/digits/maple/mini/16shot"]["train_images"] == 2 * 5 * 16
+    assert states["base/tiles/maple/mini/16shot"]["state"] == "new"
+    assert [target["done"] for target in states["base/digits/coop/mini/16shot"]["targets"]] == [True, True]
+    assert run(capsys, "data", "pack", "tiles", "--dry-run")[0] == 0
+    assert snapshot(tmp_path) == before
+    program = "import sys; from benchmarks.cli import main; main(sys.argv[1:]); print('mlflow' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "train", *map(str, common)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_data_is_looked_for_where_the_environment_says(monkeypatch, tmp_path):
+    assert data_home() == tmp_path / "home" / "data"
+    monkeypatch.setenv("PROCAP_DATA", str(tmp_path / "shards"))
+    assert data_home() == tmp_path / "shards"
+    monkeypatch.delenv("PROCAP_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_home() == tmp_path / "xdg" / "procap"
+
+
+def test_packing_checking_showing(capsys, tmp_path, shards):
+    code, out, err = run(capsys, "data", "check", "all", "--data", shards)
+    assert code == 0 and "898/898" in out and not err
+    code, out, _ = run(capsys, "data", "show", "digits", "--data", shards, "--out", tmp_path / "x.png")
+    assert code == 0 and (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    before = snapshot(shards)
+    code, out, _ = run(capsys, "data", "pack", "digits", "--data", shards, "--json")
+    assert code == 0 and set(json.loads(out.splitlines()[-1])["datasets"]) == {"digits"}
+    assert snapshot(shards) == before
+
+
+def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
+    """The road of a user: train two methods, evaluate by folder and by name, read the table; repeating does nothing."""
+    place = ["--data", shards, "--tracking", "off"]
+    chosen = ["--methods", "zeroshot,coop", "--datasets", "digits", "--shots", "2", "--epochs", "1", *place]
+    code, out, err = run(capsys, "train", *chosen, "--json")
+    trained = json.loads(out.splitlines()[-1])
+    assert code == 0 and len(trained["trained"]) == 2 and not trained["failed"]
+    assert "next: procap eval" in err
+    code, out, err = run(capsys, "train", *chosen)
+    assert code == 0 and err.count("already finished") == 2
+    folders = [Path("results") / entry["run"] for entry in trained["trained"]]
+    code, out, _ = run(capsys, "eval", folders[1], "--limit", "20", *place, "--json")
+    evaluated = json.loads(out.splitlines()[-1])["evaluated"]
+    assert code == 0 and [entry["total"] for entry in evaluated] == [20, 20] and "†" in out
+    code, out, _ = run(capsys, "eval", *chosen, "--targets", "digits:novel", "--limit", "15", "--json")
+    assert code == 0 and {entry["total"] for entry in json.loads(out.splitlines()[-1])["evaluated"]} == {15}
+    code, out, _ = run(capsys, "table")
+    assert code == 0 and "CoOp" in out and "†" in out and "never averaged" in out
+    before = snapshot(tmp_path)
+    assert run(capsys, "eval", *chosen, "--targets", "digits:novel", "--limit", "15")[0] == 0
+    assert snapshot(tmp_path) == before
+
+
+def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
+    blocked = put_run(Path("results"), "coop", "digits", shots=2, overrides={"epochs": 1})
+    folder = RunFolder(Path("results") / blocked.path)
+    folder.train_file.write_text("{}")
+    flags = ["--datasets", "digits", "--shots", "2", "--epochs", "1", "--data", shards, "--tracking", "off"]
+    code, out, err = run(capsys, "train", "--methods", "coop,zeroshot", *flags, "--json")
+    document = json.loads(out.splitlines()[-1])
+    assert code == 3
+    assert [entry["run"].split("/")[2] for entry in document["trained"]] == ["zeroshot"]
+    assert list(document["failed"]) == [blocked.path]
+    assert "1 done, 1 failed" in err and err.splitlines()[-1].strip().startswith(blocked.path)
+
+
+def test_a_pipe_that_closes_early_is_no_error():
+    command = f"{sys.executable} -m benchmarks.cli ls datasets | head -1"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("data set") and "Traceback" not in done.stderr and "internal" not in done.stderr

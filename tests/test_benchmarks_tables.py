@@ -1,0 +1,269 @@
+"""Tables: every number follows from integer counts, and nothing is averaged that does not belong together."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from fractions import Fraction
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+from made_results import put_halves, put_run, put_score
+
+from benchmarks.cli import main
+from benchmarks.scores import harmonic_mean, read_scores
+from benchmarks.table_formats import FORMATS, as_json, render
+from benchmarks.tables import Table, build_table
+from procap.errors import UserError
+from runner.results import RunFolder
+
+
+def table_of(results: Path) -> Table:
+    return build_table(read_scores(results))
+
+
+def row_of(table: Table, method: str, dataset: str) -> Any:
+    [row] = [row for row in (*table.rows, *table.averages) if (row.method, row.dataset) == (method, dataset)]
+    return row
+
+
+def exact_hm(base: Fraction, novel: Fraction) -> Fraction:
+    """The definition: the reciprocal of the mean of reciprocals."""
+    return 1 / ((1 / base + 1 / novel) / 2)
+
+
+def test_harmonic_mean_is_the_reciprocal_of_the_mean_reciprocal():
+    rng = random.Random(0)
+    for _ in range(50):
+        base, novel = rng.randint(1, 400), rng.randint(1, 400)
+        expected = exact_hm(Fraction(base, 4), Fraction(novel, 4))
+        assert harmonic_mean(base / 4, novel / 4) == pytest.approx(float(expected))
+    assert harmonic_mean(0, 0) == 0 and harmonic_mean(50, 0) == 0
+
+
+def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(tmp_path):
+    """Three seeds, two methods, three data sets of different sizes, in exact fractions."""
+    rng = random.Random(7)
+    counts: dict = {}
+    for dataset in ("shapes", "tiles", "digits"):
+        for method in ("coop", "procap"):
+            for seed in (1, 2, 3):
+                base_total, novel_total = rng.randint(100, 400), rng.randint(100, 400)
+                pair = ((rng.randint(30, base_total), base_total), (rng.randint(30, novel_total), novel_total))
+                counts[dataset, method, seed] = pair
+                put_halves(tmp_path, method, dataset, *pair, seed=seed, recipe="procap", overrides={"epochs": 2})
+    table = table_of(tmp_path)
+
+    def percent(dataset, method, seed, half):
+        return Fraction(100 * counts[dataset, method, seed][half][0], counts[dataset, method, seed][half][1])
+
+    def check(row, base, novel):
+        """`base` and `novel` are values by seed."""
+        mean_base, mean_novel = sum(base) / 3, sum(novel) / 3
+        assert row.base.mean == pytest.approx(float(mean_base))
+        assert row.novel.mean == pytest.approx(float(mean_novel))
+        assert row.base.std == pytest.approx(stdev(map(float, base)))
+        assert row.hm.mean == pytest.approx(float(exact_hm(mean_base, mean_novel)))
+        assert row.hm.std == pytest.approx(stdev(float(exact_hm(b, n)) for b, n in zip(base, novel, strict=True)))
+
+    for method in ("coop", "procap"):
+        for dataset in table.datasets:
+            halves = [[percent(dataset, method, seed, half) for seed in (1, 2, 3)] for half in (0, 1)]
+            check(row_of(table, method, dataset), *halves)
+        averaged = [
+            [sum(percent(dataset, method, seed, half) for dataset in table.datasets) / 3 for seed in (1, 2, 3)]
+            for half in (0, 1)
+        ]
+        check(row_of(table, method, "Average"), *averaged)
+        [entry] = [entry for entry in as_json(table)["averages"] if entry["method"] == method]
+        assert entry["mean_of_hms"]["mean"] == pytest.approx(
+            mean(row_of(table, method, dataset).hm.mean for dataset in table.datasets)
+        )
+    assert any("ddof = 1" in note for note in table.notes)
+    assert any("n = 3: seeds 1, 2, 3" in note for note in table.notes)
+
+
+def test_average_hm_is_of_the_averages_and_the_other_reading_is_named(tmp_path):
+    put_halves(tmp_path, "zeroshot", "shapes", (90, 100), (10, 100))
+    put_halves(tmp_path, "zeroshot", "tiles", (10, 100), (90, 100))
+    table = table_of(tmp_path)
+    assert row_of(table, "zeroshot", "Average").hm.mean == pytest.approx(50)
+    [note] = [note for note in table.notes if "mean of the data sets' HMs" in note]
+    assert "CLIP (zero-shot) 18.00" in note
+
+
+def test_a_missing_cell_is_a_dash_and_takes_hm_and_average_with_it(tmp_path):
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_halves(tmp_path, "zeroshot", "shapes", (60, 100), (60, 100))
+    put_halves(tmp_path, "zeroshot", "tiles", (60, 100), (60, 100))
+    only_base = put_run(tmp_path, "coop", "tiles")
+    put_score(tmp_path, only_base, "tiles:base", 70, 100)
+    table = table_of(tmp_path)
+    tiles, average = row_of(table, "coop", "tiles"), row_of(table, "coop", "Average")
+    assert tiles.base.mean == 70 and tiles.novel is None and tiles.hm is None
+    assert average.base.mean == 75 and average.novel is None and average.hm is None
+    assert row_of(table, "zeroshot", "Average").hm.mean == pytest.approx(60)
+    [line] = [line for line in render(table, "md").splitlines() if "CoOp" in line and "70.00" in line]
+    assert line.split("|")[4].strip() == "-" and line.split("|")[5].strip() == "-"
+
+
+def test_a_data_set_that_a_method_never_saw_takes_its_average(tmp_path):
+    put_halves(tmp_path, "zeroshot", "shapes", (60, 100), (60, 100))
+    put_halves(tmp_path, "zeroshot", "tiles", (60, 100), (60, 100))
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    average = row_of(table_of(tmp_path), "coop", "Average")
+    assert (average.base, average.novel, average.hm, average.images_per_second) == (None, None, None, None)
+
+
+def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), seed=1)
+    second = put_run(tmp_path, "coop", "shapes", seed=2)
+    put_score(tmp_path, second, "shapes:base", 60, 100)
+    assert config.hash != second.hash
+    table = table_of(tmp_path)
+    row = row_of(table, "coop", "shapes")
+    assert row.base.mean == 70 and row.base.seeds == (1, 2) and row.novel.seeds == (1,) and row.hm is None
+    text = render(table, "md")
+    assert "(n=2)" in text and "(n=1)" in text
+
+
+@pytest.mark.parametrize("form", ["md", "latex"])
+def test_limited_results_carry_a_dagger_and_a_note(tmp_path, form):
+    config = put_run(tmp_path, "coop", "shapes")
+    put_score(tmp_path, config, "shapes:base", 8, 10, of=300)
+    put_score(tmp_path, config, "shapes:novel", 5, 10, of=300)
+    text = render(table_of(tmp_path), form)
+    mark = {"md": "†", "latex": r"$^\dagger$"}[form]
+    assert f"80.00 {mark}" in text and f"61.54 {mark}" in text and f"{mark} limited" in text
+
+
+def test_limited_results_are_never_averaged_with_whole_ones(tmp_path):
+    """Not over seeds, not between the halves, not over data sets."""
+    whole = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), seed=1)
+    limited = put_run(tmp_path, "coop", "shapes", seed=2)
+    put_score(tmp_path, limited, "shapes:base", 1, 10, of=100)
+    put_score(tmp_path, limited, "shapes:novel", 1, 10, of=100)
+    table = table_of(tmp_path)
+    row = row_of(table, "coop", "shapes")
+    assert (row.base.mean, row.base.seeds, row.base.limited) == (80, (whole.seed,), False)
+    assert "†" not in render(table, "md")
+    mixed = put_run(tmp_path, "coop", "tiles", seed=1)
+    put_score(tmp_path, mixed, "tiles:base", 70, 100)
+    put_score(tmp_path, mixed, "tiles:novel", 5, 10, of=100)
+    table = table_of(tmp_path)
+    assert row_of(table, "coop", "tiles").hm is None
+    assert row_of(table, "coop", "Average").base.mean == 75
+    assert row_of(table, "coop", "Average").novel is None
+
+
+def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
+    put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), shots=16)
+    put_halves(tmp_path, "maple", "shapes", (50, 100), (50, 100), shots=4)
+    put_halves(tmp_path, "maple", "shapes", (90, 100), (90, 100), shots=16, recipe="procap")
+    put_halves(tmp_path, "maple", "shapes", (20, 100), (20, 100), shots=16, options={"n_ctx": 3})
+    table = table_of(tmp_path)
+    assert sorted(row.base.mean for row in table.rows if row.base) == [20, 50, 80, 90]
+    assert len(set(table.titles)) == 4
+    assert {"shots 4", "recipe procap", "n_ctx 3"} <= {part for t in table.titles for part in t[7:-1].split(", ")}
+
+
+def test_zero_shot_is_one_row_beside_any_recipe(tmp_path):
+    put_halves(tmp_path, "zeroshot", "shapes", (60, 100), (60, 100))
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), recipe="procap", overrides={"epochs": 3})
+    table = table_of(tmp_path)
+    assert table.titles == ["CLIP (zero-shot)", "CoOp"]
+    assert row_of(table, "zeroshot", "shapes").train_seconds is None
+    assert any("not the published recipes" in note and "epochs 3" in note for note in table.notes)
+
+
+def test_a_recipe_that_differs_between_methods_is_in_the_notes_and_within_one_in_the_title(tmp_path):
+    for method, lr in (("coop", 0.005), ("maple", 0.0005)):
+        put_halves(tmp_path, method, "shapes", (80, 100), (40, 100), recipe="procap", overrides={"lr": lr})
+    table = table_of(tmp_path)
+    assert table.titles == ["CoOp", "MaPLe"]
+    assert any("lr 0.005 (CoOp) / 0.0005 (MaPLe)" in note for note in table.notes)
+    put_halves(tmp_path, "coop", "shapes", (70, 100), (40, 100), recipe="procap", overrides={"lr": 0.05})
+    assert table_of(tmp_path).titles == ["CoOp (lr 0.005)", "CoOp (lr 0.05)", "MaPLe"]
+
+
+def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
+    config = put_run(tmp_path, "coop", "shapes")
+    put_score(tmp_path, config, "shapes:base", 50, 100, rate=100.0)
+    put_score(tmp_path, config, "shapes:novel", 50, 300, rate=50.0)
+    row = row_of(table_of(tmp_path), "coop", "shapes")
+    assert row.images_per_second == pytest.approx(400 / (100 / 100 + 300 / 50))
+    assert row.images_per_second_model == pytest.approx(2 * row.images_per_second)
+
+
+def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_score(tmp_path, config, "shapes-sketch", 33, 100)
+    table = table_of(tmp_path)
+    [other] = table.others
+    assert (other.trained_on, other.target, other.accuracy.mean) == ("shapes:base", "shapes-sketch:all:test", 33)
+    assert row_of(table, "coop", "shapes").base.mean == 80
+    for form in FORMATS:
+        assert "33.00" in render(table, form) or json.loads(render(table, form))["others"]
+
+
+def test_different_packings_of_a_target_are_called_out(tmp_path):
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_halves(tmp_path, "zeroshot", "shapes", (60, 90), (40, 100))
+    [note] = [note for note in table_of(tmp_path).notes if "do not compare" in note]
+    assert note.startswith("shapes:base:test")
+
+
+def test_an_unfinished_run_has_no_number(tmp_path):
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    RunFolder(tmp_path / config.path).train_file.unlink()
+    assert read_scores(tmp_path) == []
+
+
+def test_an_evaluation_of_other_weights_is_refused(tmp_path):
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    put_score(tmp_path, config, "shapes:base", 99, 100, checkpoint="f" * 64)
+    with pytest.raises(UserError, match=r"evaluated on shapes:base:test with other weights.*--force"):
+        read_scores(tmp_path)
+
+
+def test_a_copy_of_a_run_elsewhere_is_not_counted(tmp_path):
+    """A tracker keeps copies of result files below the same folder."""
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    copy = tmp_path / "artifacts" / "0"
+    copy.mkdir(parents=True)
+    for file in (tmp_path / config.path).glob("*.json"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert len(read_scores(tmp_path)) == 2
+
+
+def test_csv_and_json_hold_the_numbers_of_the_markdown(tmp_path, capsys):
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (41, 100))
+    put_halves(tmp_path, "procap", "shapes", (85, 100), (60, 100))
+    assert main(["table", "--results", str(tmp_path), "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["method"], row["base"], row["novel"], row["hm"]) for row in rows] == [
+        ("coop", "80.00", "41.00", "54.21"),
+        ("procap", "85.00", "60.00", "70.34"),
+    ]
+    assert main(["table", "--results", str(tmp_path), "--json"]) == 0
+    *human, last = capsys.readouterr().out.strip().splitlines()
+    assert [row["hm"]["mean"] for row in json.loads(last)["rows"]] == pytest.approx([54.2149, 70.3448], abs=1e-3)
+    assert any("**70.34**" in line for line in human) and not any("**54.21**" in line for line in human)
+
+
+def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (41, 100))
+    put_halves(tmp_path, "coop", "tiles", (85, 100), (60, 100))
+    put_halves(tmp_path, "zeroshot", "tiles", (85, 100), (60, 100), seed=2)
+    for flags, expected in (
+        (["--datasets", "TILES"], {("coop", "tiles"), ("zeroshot", "tiles")}),
+        (["--methods", "coop"], {("coop", "shapes"), ("coop", "tiles")}),
+        (["--seeds", "2"], {("zeroshot", "tiles")}),
+    ):
+        assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
+        found = json.loads(capsys.readouterr().out)["rows"]
+        assert {(row["method"], row["dataset"]) for row in found} == expected
