@@ -15,7 +15,7 @@ from benchmarks.plan import data_states, describe, plan
 from benchmarks.selection import configs, targets_of, workplace
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, Target, Workplace
-from runner.environment import offline_defaults, resolve_device
+from runner.environment import library_defaults, resolve_device
 from runner.results import EvalResult, RunFolder, TrainResult
 from runner.signals import Interrupted
 from shards.errors import DataError
@@ -60,7 +60,7 @@ class Failures:
 
 def train(selection: Selection, training: Training, place: Place, doing: Doing, output: Output) -> int:
     """Train every selected run; see `procap train --help`."""
-    offline_defaults()
+    library_defaults()
     chosen = configs(selection, training)
     at = workplace(place)
     if doing.dry_run:
@@ -95,8 +95,7 @@ def train_all(
         was_finished = folder.train_file.exists() and not force
 
         def work(config: RunConfig = config) -> TrainResult:
-            if config.recipe.epochs:
-                ensure_packed([config.dataset], at.data)
+            ensure_packed([config.dataset], at.data)
             return train_run(config, at, force=force)
 
         if not was_finished:
@@ -121,7 +120,7 @@ def evaluate(
     output: Output,
 ) -> int:
     """Evaluate run folders or selected runs on targets; see `procap eval --help`."""
-    offline_defaults()
+    library_defaults()
     at = workplace(place, limit)
     if runs and (selection != Selection() or training != Training()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
@@ -190,7 +189,7 @@ def show_plan(
     """Print what would be done for `chosen` (below `places`, one each, where they differ from `at`)."""
     pairs = zip(chosen, places or [at] * len(chosen), strict=True)
     runs = [planned for config, here in pairs for planned in plan([config], here, targets, force=force)]
-    used = [run.config.dataset for run in runs if run.train_images]
+    used = [run.config.dataset for run in runs if run.state != "finished"]
     used += [planned.target.dataset for run in runs for planned in run.targets]
     data = data_states(used, at.data)
     show(describe(runs, data))

@@ -8,14 +8,14 @@ from pathlib import Path
 from benchmarks.flags import Output
 from benchmarks.output import columns, note, plural, show, show_json
 from procap.errors import UserError
-from runner.environment import offline_defaults
+from runner.environment import library_defaults
 
 
 def sync(results: Path, tracking: str, output: Output) -> int:
     """Exit code 3 when some runs could not be read and 1 when none could; see `procap track sync --help`."""
     from runner.track import sync_all
 
-    offline_defaults()
+    library_defaults()
     root = _results(results)
     summary = sync_all(
         root, tracking or None, on_run=lambda run, sent: note(f"{'sent' if sent else 'was there'}: {run}")
@@ -51,7 +51,7 @@ def ui(runs: Sequence[str], results: Path, tracking: str, port: int, open_browse
     """See `procap ui --help`."""
     from benchmarks.ui import ui as serve
 
-    offline_defaults()
+    library_defaults()
     serve(_results(results), tracking or None, port, open_browser, runs)
     return 0
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from procap.errors import UsageError, UserError
-from runner.environment import offline_defaults
+from runner.environment import library_defaults
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -92,7 +92,7 @@ def open_store(destination: Destination) -> Store:
             f"tracking URI '{uri}' is not a store that MLflow still takes: "
             f"http://HOST:PORT, {SQLITE}/PATH/mlflow.db and other databases are"
         )
-    offline_defaults()
+    library_defaults()
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     check_answers(destination)

@@ -292,6 +292,13 @@ def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
     assert snapshot(tmp_path) == before
 
 
+def test_a_data_set_that_is_not_packed_yet_is_packed_for_any_method(capsys, tmp_path):
+    """Zero-shot CLIP trains nothing, but its class names come from the shards as well."""
+    flags = ["--datasets", "digits", "--data", tmp_path / "data", "--tracking", "off"]
+    code, _, err = run(capsys, "train", "--methods", "zeroshot", *flags)
+    assert code == 0 and "packing digits" in err
+
+
 def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
     blocked = put_run(Path("results"), "coop", "digits", shots=2, overrides={"epochs": 1})
     folder = RunFolder(Path("results") / blocked.path)

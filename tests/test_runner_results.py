@@ -14,7 +14,7 @@ import pytest
 from procap.errors import UserError
 from procap.recipe import Recipe
 from runner.config import RunConfig, Target
-from runner.environment import environment, offline_defaults, resolve_device, source_state
+from runner.environment import environment, library_defaults, resolve_device, source_state
 from runner.results import EpochLog, Progress, RunFolder, find_runs, read_document, write_bytes, write_json
 
 CONFIG = RunConfig(method="coop", recipe=Recipe(lr=0.1, epochs=1, batch_size=1), dataset="digits")
@@ -177,6 +177,6 @@ def test_a_device_that_is_not_here_is_refused_with_what_would_work(name):
 def test_libraries_are_kept_offline_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
-    offline_defaults()
+    library_defaults()
     assert os.environ["HF_HUB_OFFLINE"] == "0"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
