@@ -17,8 +17,8 @@ COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 def explain(error: Exception) -> tuple[str, int]:
     """One line for an error, and the exit code it stands for."""
     if isinstance(error, UserError | DataError):
-        kind = "stopped" if error.exit_code > 128 else "error"
-        return f"{kind}: {one_line(str(error))}", error.exit_code
+        kind = "" if error.exit_code > 128 else "error: "
+        return f"{kind}{one_line(str(error))}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):
         return f"error: {usage_line(error)}", 2
     if isinstance(error, typer.Abort):

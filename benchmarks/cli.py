@@ -13,6 +13,7 @@ import typer
 from benchmarks.answers import explain
 from benchmarks.flags import Doing, Output, Place, Selection, Training, flat
 from procap import __version__
+from runner.signals import sigterm_as_interrupt
 
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -250,12 +251,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
-        command = typer.main.get_command(app)
-        code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
+        with sigterm_as_interrupt() as terminated:
+            command = typer.main.get_command(app)
+            code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
         sys.stdout.flush()
-        # Typer turns Ctrl-C into this code and says nothing.
+        # Typer turns an interrupt into this code and says nothing.
         if code == 130:
-            print("procap: stopped", file=sys.stderr)
+            print("procap: stopped; repeat the command to go on", file=sys.stderr)
+            return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:
         # The reader of a pipe left, e.g. `| head`; the interpreter must not complain about it again at exit.

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.flags import Output, data_home
-from benchmarks.output import columns, note, plural, show_json
+from benchmarks.output import columns, note, plural, quoted, show_json
 from benchmarks.output import show as show_text
 from benchmarks.plan import data_states
 from procap.errors import UsageError
 from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError
 from shards.manifest import FILE, Manifest
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
 
 def ensure_packed(names: Iterable[str], data_root: Path) -> None:
@@ -26,7 +28,7 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         if (data_root / dataset.name / FILE).exists():
             continue
         if dataset.source == "folder":
-            command = f"procap data pack {dataset.name} --data {data_root}"
+            command = f"procap data pack {dataset.name} --data {quoted(data_root)}"
             raise DataError(f"'{dataset.name}' is not packed in {data_root}; pack it: {command}")
         note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
         pack_one(dataset.name, data_root)
@@ -70,7 +72,7 @@ def pack(names: Sequence[str], data: Path | None, force: bool, dry_run: bool, ou
         for name, manifest in packed.items()
     ]
     show_text(columns(("data set", "classes", "images", "shards", "digest"), rows))
-    note(f"packed in {root}; look at one: procap data show {wanted[0]} --data {root}")
+    note(f"packed in {root}; look at one: procap data show {wanted[0]} --data {quoted(root)}")
     if output.json:
         show_json({"data": str(root), "datasets": {name: manifest.digest for name, manifest in packed.items()}})
     return 0
@@ -84,7 +86,7 @@ def check(names: Sequence[str], data: Path | None, output: Output) -> int:
     there = sorted(path.parent.name for path in root.glob(f"*/{FILE}")) if root.is_dir() else []
     wanted = _wanted(names, there, catalogue_only=False)
     if not wanted:
-        raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {root}")
+        raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quoted(root)}")
     rows: list[tuple[object, ...]] = []
     problems: dict[str, list[str]] = {}
     for name in wanted:
@@ -104,7 +106,7 @@ def check(names: Sequence[str], data: Path | None, output: Output) -> int:
         for problem in found:
             note(f"procap: {problem}")
     if broken:
-        note(f"procap: pack again what is broken: procap data pack {' '.join(broken)} --force --data {root}")
+        note(f"procap: pack again what is broken: procap data pack {' '.join(broken)} --force --data {quoted(root)}")
     if output.json:
         document: dict[str, Any] = {"data": str(root), "ok": not broken, "problems": problems}
         show_json(document)
@@ -117,7 +119,10 @@ def show(name: str, data: Path | None, split: str, out: Path | None, output: Out
 
     root = _root(data)
     dataset = find(name).name if not (root / name / FILE).exists() else name
-    picture = contact_sheet(root, dataset, split, out or Path(f"{dataset}-{split}.png"))
+    out = out or Path(f"{dataset}-{split}.png")
+    if out.suffix.lower() not in PICTURES:
+        raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
+    picture = contact_sheet(root, dataset, split, out)
     show_text(str(picture))
     if output.json:
         show_json({"dataset": dataset, "split": split, "picture": str(picture)})
@@ -132,7 +137,9 @@ def _root(data: Path | None) -> Path:
 
 
 def _wanted(names: Sequence[str], everything: Sequence[str], *, catalogue_only: bool = True) -> list[str]:
-    given = [part for name in names for part in name.split(",") if part]
-    if given == ["all"]:
+    given = [part.strip() for name in names for part in name.split(",") if part.strip()]
+    if not given:
+        raise UsageError("no data set is named; for example shapes, or all")
+    if "all" in given:
         return list(everything)
     return list(dict.fromkeys(n if not catalogue_only and n in everything else find(n).name for n in given))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.flags import Output, data_home
-from benchmarks.output import columns, note, show, show_json
-from procap.errors import unknown_name
+from benchmarks.output import columns, note, quoted, show, show_json
+from procap.errors import UserError, unknown_name
 
 Listing = tuple[str, list[dict[str, Any]]]
 
@@ -101,11 +101,15 @@ def _some(tags: Sequence[str], most: int = 4) -> str:
 def _runs(results: Path) -> Listing:
     from benchmarks.scores import run_folders
 
+    if not results.is_dir():
+        kind = "a file" if results.exists() else "not there"
+        raise UserError(f"the results folder {results} is {kind}; name another with --results, or train into it")
     rows = []
     for folder, config in run_folders(results):
         state = "finished" if folder.train_file.exists() else "unfinished"
         rows.append({"run": config.path, "state": state, "evaluated": [path.stem for path in folder.eval_files()]})
     if not rows:
-        note(f"no runs below {results}; make one: procap train --methods maple --datasets shapes --results {results}")
+        command = f"procap train --methods maple --datasets shapes --results {quoted(results)}"
+        note(f"no runs below {results}; make one: {command}")
     shown = [(row["run"], row["state"], " ".join(row["evaluated"]) or "-") for row in rows]
     return columns(("run", "state", "evaluated on"), shown), rows

@@ -134,7 +134,8 @@ def evaluate(
     resolve_device(at.device)
     jobs = [(config, here, target) for config, here in found for target in targets_of(config, targets)]
     failures = Failures(len(found), verbose=output.verbose)
-    done = evaluate_all(jobs, failures, force=doing.force)
+    flags = "with the flags it was planned with" if runs else command_line(selection, training, place)
+    done = evaluate_all(jobs, failures, f"procap train {flags}", force=doing.force)
     if done:
         show(
             columns(("run", "target", "correct", "total", "accuracy", "images/s"), [_eval_row(*item) for item in done])
@@ -149,9 +150,12 @@ def evaluate(
 
 
 def evaluate_all(
-    jobs: Iterable[tuple[RunConfig, Workplace, Target]], failures: Failures, *, force: bool = False
+    jobs: Iterable[tuple[RunConfig, Workplace, Target]], failures: Failures, trained_by: str, *, force: bool = False
 ) -> list[tuple[RunConfig, Target, EvalResult]]:
-    """Evaluate finished runs; a run is loaded once for all its targets that are still to do."""
+    """Evaluate finished runs; a run is loaded once for all its targets that are still to do.
+
+    trained_by: the command that trains them, for the answer to one that was not trained.
+    """
     from runner.evaluate import Trained, load_trained
     from runner.evaluate import evaluate as evaluate_run
 
@@ -162,7 +166,7 @@ def evaluate_all(
         def work(config: RunConfig = config, at: Workplace = at, target: Target = target) -> EvalResult:
             nonlocal loaded
             folder = RunFolder(at.results / config.path)
-            _refuse_untrained(folder, config)
+            _refuse_untrained(folder, trained_by)
             ensure_packed([target.dataset], at.data)
             known = None if force else folder.evaluation(target)
             todo = known is None or known.limit not in (None, at.limit)
@@ -198,13 +202,11 @@ def show_plan(
     return 0
 
 
-def _refuse_untrained(folder: RunFolder, config: RunConfig) -> None:
+def _refuse_untrained(folder: RunFolder, trained_by: str) -> None:
     if folder.train_file.exists():
         return
     state = "has not finished" if folder.progress_file.exists() else "was not trained"
-    names = f"--methods {config.method} --datasets {config.dataset} --seeds {config.seed}"
-    rest = f"--shots {config.shots or 'full'} --classes {config.classes}"
-    raise UserError(f"{folder.path} {state}; train it first: procap train {names} {rest}")
+    raise UserError(f"{folder.path} {state}; train it first: {trained_by}")
 
 
 def _run_of(run: Path, at: Workplace) -> tuple[RunConfig, Workplace]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.flags import Output, Selection
-from benchmarks.output import note, show, show_json
+from benchmarks.output import note, quoted, show, show_json
 from benchmarks.scores import read_scores
 from benchmarks.selection import matches
 from benchmarks.table_formats import FORMATS, as_json, render
@@ -20,9 +20,8 @@ def table(selection: Selection, results: Path, form: str, output: Output) -> int
     root = results.expanduser()
     scores = read_scores(root, lambda config: matches(config, selection))
     if not scores:
-        raise UserError(
-            f"no evaluated run below {root} fits; see `procap ls runs --results {root}`, evaluate with `procap eval`"
-        )
+        listing = f"procap ls runs --results {quoted(root)}"
+        raise UserError(f"no evaluated run below {root} fits; see `{listing}`, evaluate with `procap eval`")
     made = build_table(scores)
     show(render(made, form))
     if form == "csv":

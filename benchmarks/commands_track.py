@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.flags import Output
-from benchmarks.output import columns, note, plural, show, show_json
+from benchmarks.output import columns, note, plural, quoted, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
 
@@ -39,7 +39,7 @@ def status(results: Path, tracking: str, output: Output) -> int:
     missing = pending(root, tracking or None)
     if missing:
         show(columns(("run", "epochs", "files"), [(m.run, m.epochs, ", ".join(m.files) or "-") for m in missing]))
-        note(f"{plural(len(missing), 'run')} to send: procap track sync --results {root}")
+        note(f"{plural(len(missing), 'run')} to send: procap track sync --results {quoted(root)}")
     else:
         show("everything was sent")
     if output.json:

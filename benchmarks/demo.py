@@ -20,7 +20,7 @@ from benchmarks.commands_data import ensure_packed
 from benchmarks.commands_run import Failures, evaluate_all, show_plan, train_all
 from benchmarks.figures import draw_figures
 from benchmarks.flags import Output
-from benchmarks.output import note, plural, show, show_json
+from benchmarks.output import note, plural, quoted, show, show_json
 from benchmarks.scores import Score, read_scores
 from benchmarks.selection import targets_of
 from benchmarks.table_formats import FORMATS, as_json, render
@@ -108,7 +108,7 @@ def demo(
     failures = Failures(len(configs), verbose=output.verbose)
     for number, config in enumerate(configs, 1):
         for trained in train_all([config], at, failures, first=number, of=len(configs)):
-            evaluate_all([(trained, at, target) for target in targets_of(trained)], failures)
+            evaluate_all([(trained, at, target) for target in targets_of(trained)], failures, "procap demo")
 
     note(f"3/{steps}  table")
     scores = _scores(at, configs)
@@ -169,7 +169,7 @@ def _send(at: Workplace) -> str:
     try:
         summary = sync_all(at.results, at.tracking_uri)
     except UserError as error:
-        return f"not sent: {error}; later: procap track sync --results {at.results}"
+        return f"not sent: {error}; later: procap track sync --results {quoted(at.results)}"
     failed = f", {len(summary.failed)} failed" if summary.failed else ""
     return f"{plural(summary.up_to_date + len(summary.sent), 'run')} in {summary.destination}{failed}"
 
@@ -186,13 +186,15 @@ def _where(out: Path, at: Workplace, tables: Sequence[Path], figures: Sequence[P
         "",
         "What to type next",
     ]
+    data, results = f"--data {quoted(at.data)}", f"--results {quoted(at.results)}"
+    more = "--methods procap --datasets tiles --epochs 10"
     if tracked:
-        lines.append(f"  procap ui --results {at.results}")
+        lines.append(f"  procap ui {results}")
     lines += [
-        f"  procap table --results {at.results} --format latex",
-        f"  procap train --methods procap --datasets tiles --epochs 10 --data {at.data} --results {at.results}",
-        f"  procap eval --methods procap --datasets tiles --epochs 10 --data {at.data} --results {at.results}",
-        f"  procap data show {figures[-1].stem.removeprefix('data-')} --data {at.data} --split train",
+        f"  procap table {results} --format latex",
+        f"  procap train {more} {data} {results}",
+        f"  procap eval {more} {data} {results}",
+        f"  procap data show {figures[-1].stem.removeprefix('data-')} {data} --split train",
         "  procap ls methods",
     ]
     return "\n".join(lines)

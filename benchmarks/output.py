@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -34,6 +36,11 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
+
+
+def quoted(path: Path) -> str:
+    """`path` as it can be pasted into a shell."""
+    return shlex.quote(str(path))
 
 
 def plural(count: int, noun: str) -> str:

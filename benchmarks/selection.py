@@ -18,12 +18,12 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def numbers(text: str, flag: str) -> list[int]:
+def numbers(text: str, flag: str, example: str = "1,2,3") -> list[int]:
     """Whole numbers of a comma list. Raises UsageError naming the flag and the part that is none."""
     parts = names(text)
     for part in parts:
         if not part.isascii() or not part.isdigit():
-            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} 1,2,3")
+            raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} {example}")
     return [int(part) for part in parts]
 
 
@@ -31,7 +31,7 @@ def shot_count(text: str) -> int:
     """Training images per class, 0 for all of them."""
     if text.lower() in ("full", "all"):
         return 0
-    values = numbers(text, "--shots")
+    values = numbers(text, "--shots", "16")
     if len(values) != 1:
         raise UsageError(f"--shots {text}: one number is needed, or full for every image")
     return values[0]

@@ -39,7 +39,7 @@ class RunConfig(BaseModel):
     dataset: str
     classes: Classes = "all"
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
 
     @field_validator("options")
@@ -226,7 +226,8 @@ def explain(error: ValidationError, model: type[BaseModel], what: str) -> UsageE
     if first["type"] == "missing":
         return UsageError(f"{what}: {'.'.join(path)} is missing{more}")
     message = first["msg"].removeprefix("Value error, ")
-    where = f"{what}: {'.'.join(path)} = {first['input']!r}" if path else what
+    given = "" if isinstance(first["input"], BaseModel) else f" = {first['input']!r}"
+    where = f"{what}: {'.'.join(path)}{given}" if path else what
     return UsageError(f"{where}: {message[:1].lower()}{message[1:]}{more}")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -51,4 +53,23 @@ class StopRequest:
     def check(self, message: str) -> None:
         """Raise `Interrupted` when a signal has come."""
         if self.signum is not None:
-            raise Interrupted(f"{message} after {signal.Signals(self.signum).name}", self.signum)
+            raise Interrupted(f"{signal.Signals(self.signum).name}: {message}", self.signum)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[list[int]]:
+    """Let SIGTERM unwind like Ctrl-C where no `StopRequest` holds it back; the list given tells whether one came."""
+    came: list[int] = []
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -91,6 +92,13 @@ def test_every_command_explains_itself_with_examples(capsys, command):
 
 
 WRONG: list[tuple[str, int, str]] = [
+    ("data pack ,", 2, "no data set is named"),
+    ("data show digits --out x.foo", 2, "a picture's name ends in .png"),
+    ("ls runs --results nowhere", 1, "the results folder nowhere is not there"),
+    ("ls runs --results a-file", 1, "the results folder a-file is a file"),
+    ("train --methods coop --datasets digits --shots -1", 2, "for example --shots 16"),
+    ("train --methods coop --datasets digits --lr inf", 2, "recipe: lr must be a finite number"),
+    ("train --methods coop --datasets digits --seeds 99999999999", 2, "less than 4294967296"),
     ("trian", 2, r"No such command 'trian'. Did you mean 'train'?"),
     ("data pak", 2, "Did you mean 'pack'?"),
     ("data", 2, "Missing command"),
@@ -297,6 +305,30 @@ def test_a_data_set_that_is_not_packed_yet_is_packed_for_any_method(capsys, tmp_
     flags = ["--datasets", "digits", "--data", tmp_path / "data", "--tracking", "off"]
     code, _, err = run(capsys, "train", "--methods", "zeroshot", *flags)
     assert code == 0 and "packing digits" in err
+
+
+def test_an_untrained_run_is_answered_with_the_command_that_trains_it(capsys, tmp_path, shards):
+    """The advice, pasted, plans the very run that was asked for."""
+    flags = ["--methods", "coop", "--datasets", "digits", "--seeds", "7", "--epochs", "2", "--lr", "0.01"]
+    place = ["--data", shards, "--results", tmp_path / "my results"]
+    code, _, err = run(capsys, "eval", *flags, *place, "--tracking", "off")
+    asked = next(part for part in err.split("/") if part.startswith("seed7-")).split()[0]
+    advice = shlex.split(err.partition("train it first: procap ")[2])
+    assert code == 1 and advice[0] == "train"
+    code, out, _ = run(capsys, *advice, "--dry-run")
+    assert code == 0 and asked in out
+
+
+def test_sigterm_outside_training_is_said_and_has_its_code(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "shapes", "--data", tmp_path]
+    packing = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    packing.terminate()
+    _, err = packing.communicate(timeout=60)
+    assert packing.returncode == 143 and err.splitlines()[-1].startswith("procap: stopped")
+    assert not (tmp_path / "shapes").exists()
 
 
 def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
