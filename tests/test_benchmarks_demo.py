@@ -81,7 +81,7 @@ def undisturbed(tmp_path_factory) -> Path:
         (signal.SIGKILL, "results/base/digits/coop/mini/16shot/*/config.json"),
         (signal.SIGKILL, "results/base/digits/maple/mini/16shot/*/eval"),
         (signal.SIGTERM, "results/base/digits/procap/mini/16shot/*/state/*"),
-        (signal.SIGINT, "results/base/digits/maple/mini/16shot/*/state/*"),
+        (signal.SIGINT, "results/base/digits/maple/mini/16shot/*/config.json"),
     ],
 )
 def test_stopped_anywhere_the_demo_goes_on_and_ends_the_same(tmp_path, undisturbed, stop, sign):
