@@ -59,7 +59,9 @@ def read_prompts(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+        raise UserError(
+            f"cannot read the checkpoint {path}: {error.strerror or error}; train again with --force"
+        ) from error
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise UserError(f"{path} is not the file that training wrote (its SHA-256 differs); train again with --force")
     try:

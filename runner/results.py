@@ -189,8 +189,10 @@ def read_document(path: Path, model: type[Document]) -> Document | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
+        repair = "procap eval --force" if path.parent.name == "eval" else "procap train --force"
         raise UserError(
-            f"{path} is no {model.__name__} of schema {SCHEMA} ({where}: {first['msg'].lower()}); repeat with --force"
+            f"{path} is no {model.__name__} of schema {SCHEMA} ({where}: {first['msg'].lower()}); "
+            f"move it away, or repeat that run with {repair}"
         ) from error
 
 

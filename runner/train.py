@@ -10,7 +10,7 @@ import torch
 from procap.errors import UserError
 from procap.recipe import learning_rate
 from runner.assemble import Setup, autocast, check_content, set_up
-from runner.checkpoint import TrainState, check_finite, save_prompts
+from runner.checkpoint import TrainState, check_finite, read_prompts, save_prompts
 from runner.config import RunConfig, Workplace
 from runner.environment import environment, resolve_device
 from runner.journal import Journal
@@ -55,6 +55,7 @@ def _finished(folder: RunFolder, config: RunConfig, place: Workplace) -> TrainRe
         if done.config_hash != config.hash:
             raise UserError(f"{folder.train_file} is of run {done.config_hash}, not {config.hash}; repeat with --force")
         check_content(f"{config.path} was trained", config.dataset, done.manifest_digest, place.data, "train")
+        read_prompts(folder.checkpoint_file, done.checkpoint_sha256)
     return done
 
 

@@ -297,8 +297,12 @@ def test_an_altered_checkpoint_is_refused(plan, place, tmp_path):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(UserError, match="SHA-256"):
-        evaluate(config, BASE, place)
+    for use in (lambda: evaluate(config, BASE, place), lambda: train(config, place)):
+        with pytest.raises(UserError, match=r"SHA-256.*train again with --force"):
+            use()
+    file.unlink()
+    with pytest.raises(UserError, match="train again with --force"):
+        train(config, place)
 
 
 def test_other_weights_under_the_same_name_are_refused(plan, place, tiny_geometry, tmp_path):
