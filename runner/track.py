@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -150,10 +151,8 @@ class Sender:
             if not self._said:
                 self._said = True
                 atexit.register(self._last_try)
-                self._say(
-                    f"{first_line(error)}; the run goes on, "
-                    f"send it later with `procap track sync --results {self.destination.results}`"
-                )
+                later = f"procap track sync --results {shlex.quote(str(self.destination.results))}"
+                self._say(f"{first_line(error)}; the run goes on, send it later with `{later}`")
             return
         if self._down:
             self._down = False
