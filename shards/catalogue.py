@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 from shards import digits
-from shards.errors import unknown_name
+from shards.dataset import Dataset
+from shards.errors import DataUsageError, unknown_name
+from shards.published import PUBLISHED
 from shards.world import FAMILIES, Family
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """One row of the catalogue.
-
-    template: the hand-written prompt of the CoOp family, one `{}` and a full stop.
-    templates: the prompts that initialise learned tokens, one `{}` each, without full stop.
-    counts: images per split; a `test_only` set has no other split than "test".
-    source: "world" is drawn from numbers, "scans" ships with scikit-learn, "folder" is read from raw files of the user.
-    """
-
-    name: str
-    classes: int
-    counts: Mapping[str, int]
-    template: str
-    templates: tuple[str, ...]
-    source: Literal["world", "scans", "folder"]
-    licence: str
-    description: str
-    classnames: tuple[str, ...] = field(default=(), repr=False)
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def test_only(self) -> bool:
-        return set(self.counts) == {"test"}
-
 
 ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType({"coloured-shapes": ("colored-shapes",)})
 
@@ -71,18 +46,69 @@ _DIGITS = Dataset(
 )
 
 CATALOGUE: Mapping[str, Dataset] = MappingProxyType(
-    {dataset.name: dataset for dataset in (*map(_generated, FAMILIES.values()), _DIGITS)}
+    {dataset.name: dataset for dataset in (*map(_generated, FAMILIES.values()), _DIGITS, *PUBLISHED)}
 )
+
+# The names of derived sets: caltech101-split7, dtd-subset, food101-256px, caltech101-split7-224px.
+DERIVED = re.compile(r"(?P<base>.+?)(-split(?P<seed>\d+)|-(?P<subset>subset))?(-(?P<resize>\d+)px)?")
 
 
 def find(name: str) -> Dataset:
-    """The data set of that name or alias, whatever its case and with `_` or blanks for `-`.
+    """The data set of that name or alias, whatever its case and with or without `-`, `_` and blanks.
 
-    Raises DataUsageError with the nearest names when there is none.
+    A derived set is found by its name too. Raises DataUsageError with the nearest names when there is none.
     """
-    wanted = "-".join(name.lower().replace("_", " ").split())
-    for dataset in CATALOGUE.values():
-        if wanted in (dataset.name, *dataset.aliases):
-            return dataset
+    dataset = _plain(name)
+    if dataset:
+        return dataset
+    parts = DERIVED.fullmatch("-".join(name.lower().replace("_", " ").split()))
+    base = _plain(parts["base"]) if parts else None
+    if parts and base and base.source == "folder":
+        seed, resize = (int(parts[key]) if parts[key] else None for key in ("seed", "resize"))
+        return derived(base, own_split=seed, subset=bool(parts["subset"]), resize=resize)
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
     raise unknown_name("data set", name, spellings, sorted(CATALOGUE))
+
+
+def derived(dataset: Dataset, own_split: int | None = None, subset: bool = False, resize: int | None = None) -> Dataset:
+    """A published set with another split, with fewer images, or with smaller ones: another set, by another name.
+
+    own_split: the seed of a split of one's own. subset: only the files that are there. resize: pixels of the shorter
+    side. Raises DataUsageError where that cannot be made.
+    """
+    if own_split is None and not subset and resize is None:
+        return dataset
+    if dataset.source != "folder" or dataset.variant:
+        raise DataUsageError(f"'{dataset.name}' is packed as it is: own splits, subsets and sizes are for raw folders")
+    if own_split is not None and subset:
+        raise DataUsageError("--own-split takes the images that are there: leave out --subset")
+    if own_split is not None and not (dataset.raw and dataset.raw.own_split):
+        raise DataUsageError(f"'{dataset.name}' has an official split in its folders or lists: no own split is made")
+    if resize is not None and resize < 16:
+        raise DataUsageError(f"--resize {resize}: at least 16 pixels on the shorter side")
+    suffixes = {
+        f"-split{own_split}": (own_split is not None, f"own split, seed {own_split}"),
+        "-subset": (subset, "subset of the images"),
+        f"-{resize}px": (resize is not None, f"resized to {resize} pixels on the shorter side"),
+    }
+    chosen = {suffix: words for suffix, (wanted, words) in suffixes.items() if wanted}
+    return replace(
+        dataset,
+        name=dataset.name + "".join(chosen),
+        title=dataset.title + "".join(chosen),
+        aliases=(),
+        base=dataset.name,
+        variant=", ".join(chosen.values()),
+    )
+
+
+def _plain(name: str) -> Dataset | None:
+    wanted = _squeezed(name)
+    for dataset in CATALOGUE.values():
+        if wanted in map(_squeezed, (dataset.name, *dataset.aliases)):
+            return dataset
+    return None
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[-_\s]+", "", name.lower())

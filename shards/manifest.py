@@ -49,6 +49,8 @@ class Manifest(BaseModel):
     classnames: tuple[str, ...]
     template: str
     templates: tuple[str, ...]
+    variant: str = Field(default="", description="how it differs from the published set; empty: it is that set")
+    resize: int | None = Field(default=None, description="pixels that the shorter side of larger images was brought to")
     splits: dict[str, SplitEntry]
 
     @property

@@ -147,7 +147,7 @@ def _write(source: Source, folder: Path, per_shard: int, on_progress: Progress |
 def _checked(source: Source, split: str, count: int, on_progress: Progress | None) -> Iterator[Record]:
     """The records of a split, each proven to decode and to have a known label; exactly `count` of them."""
     seen = 0
-    for record in source.records(split):
+    for record in source.part(split, 0, count).records():
         _refuse_broken(source, split, record)
         seen += 1
         if on_progress:

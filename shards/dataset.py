@@ -1,0 +1,87 @@
+"""What a data set is, as data: its classes, sizes and prompts, and how its raw files lie on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists"]
+OwnSplit = Literal["", "folders", "trainval", "labels"]
+
+
+@dataclass(frozen=True)
+class PublicShards:
+    """The clip-benchmark set of the same images on the Hub.
+
+    repository: its name, "" where there is none. usable: its test split is CoOp's test list, labels in the same order.
+    reason: why it is refused, in words that finish "it cannot be used: ".
+    """
+
+    repository: str = ""
+    usable: bool = False
+    reason: str = "no such set is published"
+
+
+@dataclass(frozen=True)
+class RawSheet:
+    """How the raw files of a published data set lie on a disk.
+
+    folders: of the data set below the raw root, CoOp's name first, then names that archives unpack to.
+    images: of the images below that, CoOp's first; "." is the folder itself.
+    get: where images and lists come from, one sentence.
+    split_file: the official list of train, val and test. split_digests: of its splits, where they are known.
+    own_split: how CoOp splits without that file: whole class folders, the official train list, or a file of labels.
+    ignored: entries among the class folders that are no class. renamed: class folder to class name.
+    indices: ImageNet's numbers of the classes of a set that has some of them; () is all of them in order.
+    """
+
+    layout: Layout
+    folders: tuple[str, ...]
+    images: tuple[str, ...]
+    get: str
+    split_file: str = ""
+    classnames_digest: str = ""
+    split_digests: Mapping[str, str] = field(default_factory=dict)
+    own_split: OwnSplit = ""
+    ignored: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    indices: tuple[int, ...] = field(default=(), repr=False)
+    public: PublicShards = PublicShards()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One row of the catalogue.
+
+    template: the hand-written prompt of the CoOp family, one `{}` and a full stop.
+    templates: the prompts that initialise learned tokens, one `{}` each, without full stop.
+    counts: images per split; a `test_only` set has no other split than "test".
+    source: "world" is drawn from numbers, "scans" ships with scikit-learn, "folder" is read from raw files of the user,
+        "packed" is known from its packed shards alone.
+    title: its name as papers print it.
+    base: the set that a derived one comes from, else its own name. variant: how it differs from that, "" when it is it.
+    """
+
+    name: str
+    classes: int
+    counts: Mapping[str, int]
+    template: str
+    templates: tuple[str, ...]
+    source: Literal["world", "scans", "folder", "packed"]
+    licence: str
+    description: str
+    classnames: tuple[str, ...] = field(default=(), repr=False)
+    aliases: tuple[str, ...] = ()
+    title: str = ""
+    base: str = ""
+    variant: str = ""
+    raw: RawSheet | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.name)
+        object.__setattr__(self, "base", self.base or self.name)
+
+    @property
+    def test_only(self) -> bool:
+        return set(self.counts) == {"test"}
