@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from shards import digits
@@ -61,13 +61,31 @@ def find(name: str) -> Dataset:
     dataset = _plain(name)
     if dataset:
         return dataset
-    parts = DERIVED.fullmatch("-".join(name.lower().replace("_", " ").split()))
-    base = _plain(parts["base"]) if parts else None
-    if parts and base and base.source == "folder":
-        seed, resize = (int(parts[key]) if parts[key] else None for key in ("seed", "resize"))
-        return derived(base, own_split=seed, subset=bool(parts["subset"]), resize=resize)
+    change = change_of(name)
+    base = _plain(change.base)
+    if base and base.source == "folder":
+        return derived(base, own_split=change.own_split, subset=change.subset, resize=change.resize)
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
     raise unknown_name("data set", name, spellings, sorted(CATALOGUE))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the name of a derived set says: the set it comes from, and what `derived` is told."""
+
+    base: str
+    own_split: int | None
+    subset: bool
+    resize: int | None
+
+
+def change_of(name: str) -> Change:
+    """Read a name like `caltech101-split7-224px`; a name without such endings is its own base."""
+    parts = DERIVED.fullmatch("-".join(name.lower().replace("_", " ").split()))
+    if parts is None:
+        return Change(name, None, False, None)
+    seed, resize = (int(parts[key]) if parts[key] else None for key in ("seed", "resize"))
+    return Change(parts["base"], seed, bool(parts["subset"]), resize)
 
 
 def derived(dataset: Dataset, own_split: int | None = None, subset: bool = False, resize: int | None = None) -> Dataset:

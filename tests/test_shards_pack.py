@@ -264,7 +264,7 @@ def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
 
 def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
     monkeypatch.setattr("shards.records.RENDER_BATCH", 1)
-    for dataset in CATALOGUE.values():
+    for dataset in (dataset for dataset in CATALOGUE.values() if dataset.source != "folder"):
         source = source_of(dataset)
         assert len(source.classnames) == dataset.classes == len(set(source.classnames))
         assert dataset.template.count("{}") == 1 and dataset.template.endswith(".")

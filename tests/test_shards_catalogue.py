@@ -1,0 +1,353 @@
+"""The fifteen published data sets are the benchmark's: sizes, names, prompts and spellings, line by line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shards.catalogue import CATALOGUE, derived, find
+from shards.errors import DataError, DataUsageError
+from shards.layouts.classnames import (
+    imagenet_classnames,
+    imagenet_wnids,
+    published_classnames,
+    read_imagenet_classnames,
+)
+from shards.manifest import lines_digest
+from shards.published import PUBLISHED
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+SETS = {dataset.name: dataset for dataset in PUBLISHED}
+
+# Name, title in the paper, folder and image folder of CoOp, classes, and images of train, val and test.
+TABLE = [
+    ("imagenet", "ImageNet", "imagenet", "images", 1000, (1281167, None, 50000)),
+    ("caltech101", "Caltech101", "caltech-101", "101_ObjectCategories", 100, (4128, 1649, 2465)),
+    ("oxford-pets", "OxfordPets", "oxford_pets", "images", 37, (2944, 736, 3669)),
+    ("stanford-cars", "StanfordCars", "stanford_cars", ".", 196, (6509, 1635, 8041)),
+    ("oxford-flowers", "Flowers102", "oxford_flowers", "jpg", 102, (4093, 1633, 2463)),
+    ("food101", "Food101", "food-101", "images", 101, (50500, 20200, 30300)),
+    ("fgvc-aircraft", "FGVCAircraft", "fgvc_aircraft", "images", 100, (3334, 3333, 3333)),
+    ("sun397", "SUN397", "sun397", "SUN397", 397, (15880, 3970, 19850)),
+    ("dtd", "DTD", "dtd", "images", 47, (2820, 1128, 1692)),
+    ("eurosat", "EuroSAT", "eurosat", "2750", 10, (13500, 5400, 8100)),
+    ("ucf101", "UCF101", "ucf101", "UCF-101-midframes", 101, (7639, 1898, 3783)),
+    ("imagenetv2", "ImageNetV2", "imagenetv2", "imagenetv2-matched-frequency-format-val", 1000, (None, None, 10000)),
+    ("imagenet-sketch", "ImageNet-Sketch", "imagenet-sketch", "images", 1000, (None, None, 50889)),
+    ("imagenet-a", "ImageNet-A", "imagenet-adversarial", "imagenet-a", 200, (None, None, 7500)),
+    ("imagenet-r", "ImageNet-R", "imagenet-rendition", "imagenet-r", 200, (None, None, 30000)),
+]
+
+# Base and novel classes and test images.
+HALVES = [
+    ("imagenet", (500, 500), (25000, 25000)),
+    ("caltech101", (50, 50), (1549, 916)),
+    ("oxford-pets", (19, 18), (1881, 1788)),
+    ("stanford-cars", (98, 98), (4002, 4039)),
+    ("oxford-flowers", (51, 51), (1053, 1410)),
+    ("food101", (51, 50), (15300, 15000)),
+    ("sun397", (199, 198), (9950, 9900)),
+    ("dtd", (24, 23), (864, 828)),
+    ("eurosat", (5, 5), (4200, 3900)),
+    ("ucf101", (51, 50), (1934, 1849)),
+]
+
+COOP_TEMPLATES = {
+    "oxford-pets": "a photo of a {}, a type of pet.",
+    "oxford-flowers": "a photo of a {}, a type of flower.",
+    "food101": "a photo of {}, a type of food.",
+    "fgvc-aircraft": "a photo of a {}, a type of aircraft.",
+    "dtd": "{} texture.",
+    "eurosat": "a centered satellite photo of {}.",
+    "ucf101": "a photo of a person doing {}.",
+}
+
+NAME_DIGESTS = {
+    "imagenet": "571ae1c583b4be7d",
+    "caltech101": "84f9ff49dce58ae6",
+    "oxford-pets": "8e35ab44db27d55a",
+    "stanford-cars": "2caca90b5c02b65f",
+    "oxford-flowers": "0d27092c2140383d",
+    "food101": "efe7060c0e6aa88c",
+    "fgvc-aircraft": "e1c9e72060e63d52",
+    "sun397": "583c0fad85d22c56",
+    "dtd": "681d23b9cd3c2ede",
+    "eurosat": "bcff3a8022b63397",
+    "ucf101": "d22e81fba7ebebf0",
+    "imagenetv2": "571ae1c583b4be7d",
+    "imagenet-sketch": "571ae1c583b4be7d",
+    "imagenet-a": "4b36c17b1b1bba6c",
+    "imagenet-r": "79cac199a9146841",
+}
+
+SPLIT_FILES = {
+    "caltech101": "split_zhou_Caltech101.json",
+    "oxford-pets": "split_zhou_OxfordPets.json",
+    "stanford-cars": "split_zhou_StanfordCars.json",
+    "oxford-flowers": "split_zhou_OxfordFlowers.json",
+    "food101": "split_zhou_Food101.json",
+    "sun397": "split_zhou_SUN397.json",
+    "dtd": "split_zhou_DescribableTextures.json",
+    "eurosat": "split_zhou_EuroSAT.json",
+    "ucf101": "split_zhou_UCF101.json",
+}
+
+# CoOp's registry name and class name, then the folder: whoever knows one of them finds the set.
+SPELLINGS = {
+    "imagenet": ["imagenet", "ImageNet", "imagenet1k"],
+    "caltech101": ["caltech101", "Caltech101", "caltech-101"],
+    "oxford-pets": ["oxford_pets", "OxfordPets", "Oxford Pets", "oxford-iiit-pet"],
+    "stanford-cars": ["stanford_cars", "StanfordCars", "Stanford Cars", "cars"],
+    "oxford-flowers": ["oxford_flowers", "OxfordFlowers", "Flowers102", "flowers-102"],
+    "food101": ["food101", "Food101", "food-101"],
+    "fgvc-aircraft": ["fgvc_aircraft", "FGVCAircraft", "fgvc-aircraft-2013b"],
+    "sun397": ["sun397", "SUN397", "SUN 397"],
+    "dtd": ["dtd", "DTD", "DescribableTextures"],
+    "eurosat": ["eurosat", "EuroSAT", "EuroSAT_RGB"],
+    "ucf101": ["ucf101", "UCF101", "UCF-101"],
+    "imagenetv2": ["imagenetv2", "ImageNetV2", "imagenet-v2"],
+    "imagenet-sketch": ["imagenet_sketch", "ImageNetSketch", "ImageNet-Sketch"],
+    "imagenet-a": ["imagenet_a", "ImageNetA", "ImageNet-A", "imagenet-adversarial"],
+    "imagenet-r": ["imagenet_r", "ImageNetR", "ImageNet-R", "imagenet-rendition"],
+}
+
+# The public shards whose test split is CoOp's, and those that are refused.
+PUBLIC = {
+    "imagenet": ("wds_imagenet1k", True),
+    "imagenetv2": ("wds_imagenetv2", True),
+    "imagenet-sketch": ("wds_imagenet_sketch", True),
+    "imagenet-a": ("wds_imagenet-a", True),
+    "imagenet-r": ("wds_imagenet-r", True),
+    "stanford-cars": ("wds_cars", True),
+    "fgvc-aircraft": ("wds_fgvc_aircraft", True),
+    "oxford-pets": ("wds_vtab-pets", True),
+    "food101": ("wds_food101", False),
+    "sun397": ("wds_sun397", False),
+    "caltech101": ("wds_vtab-caltech101", False),
+    "dtd": ("wds_vtab-dtd", False),
+    "eurosat": ("wds_vtab-eurosat", False),
+    "oxford-flowers": ("wds_vtab-flowers", False),
+    "ucf101": ("", False),
+}
+
+
+def sheet(name):
+    raw = SETS[name].raw
+    assert raw is not None
+    return raw
+
+
+def test_the_fifteen_sets_are_those_of_the_paper_in_its_order():
+    assert [dataset.name for dataset in PUBLISHED] == [row[0] for row in TABLE]
+    assert all(CATALOGUE[dataset.name] is dataset and dataset.source == "folder" for dataset in PUBLISHED)
+
+
+@pytest.mark.parametrize(("name", "title", "folder", "images", "classes", "counts"), TABLE)
+def test_a_set_has_the_published_sizes_and_lies_where_coop_puts_it(name, title, folder, images, classes, counts):
+    dataset = SETS[name]
+    assert (dataset.title, dataset.classes) == (title, classes)
+    present = {split: count for split, count in zip(("train", "val", "test"), counts, strict=True) if count}
+    assert dict(dataset.counts) == present
+    assert dataset.test_only == (list(present) == ["test"])
+    assert (sheet(name).folders[0], sheet(name).images[0]) == (folder, images)
+    assert sheet(name).split_file == SPLIT_FILES.get(name, "")
+    assert bool(sheet(name).own_split) == bool(sheet(name).split_file)
+    assert len(set(sheet(name).folders)) == len(sheet(name).folders)
+    assert dataset.licence and "https://" in sheet(name).get
+
+
+@pytest.mark.parametrize(("name", "classes", "test"), HALVES)
+def test_halves_add_up_to_the_whole(name, classes, test):
+    assert sum(classes) == SETS[name].classes and classes[0] - classes[1] == SETS[name].classes % 2
+    assert sum(test) == SETS[name].counts["test"]
+
+
+def test_sizes_and_descriptions_are_those_the_paper_prints():
+    file = SHARED / "published" / "datasets.csv"
+    if not file.is_file():
+        pytest.skip(f"{file} is not here")
+    rows = {row["dataset"]: row for row in csv.DictReader(file.open())}
+    assert [dataset.title for dataset in PUBLISHED] == list(rows)
+    for dataset in PUBLISHED:
+        row = rows[dataset.title]
+        printed = {split: row[split] for split in ("train", "val", "test") if row[split]}
+        ours = {split: str(count) for split, count in dataset.counts.items()}
+        if dataset.name == "imagenet":
+            ours["train"] = f"{dataset.counts['train'] / 1e6:.2f}M"
+        assert (ours, str(dataset.classes)) == (printed, row["classes"])
+        assert dataset.description.lower().startswith(row["description"].lower())
+
+
+@pytest.mark.parametrize("dataset", PUBLISHED, ids=lambda dataset: dataset.name)
+def test_prompts_are_coops_with_a_full_stop_and_the_papers_two_without(dataset):
+    assert dataset.template == COOP_TEMPLATES.get(dataset.name, "a photo of a {}.")
+    assert len(dataset.templates) == len(set(dataset.templates)) == 2
+    for template in (dataset.template, *dataset.templates):
+        assert template.count("{}") == 1 and template.strip() == template
+        assert template.format("x").count("x") - template.count("x") == 1
+    assert dataset.template.endswith(".") and not any("." in template for template in dataset.templates)
+
+
+def test_the_papers_prompts_are_those_it_prints():
+    file = SHARED / "published" / "templates.csv"
+    if not file.is_file():
+        pytest.skip(f"{file} is not here")
+    rows = {row["dataset"]: (row["template_1"], row["template_2"]) for row in csv.DictReader(file.open())}
+    assert len(rows) == 11
+    # The shifts are not in its list: they are asked for as ImageNet is.
+    assert {dataset.title: dataset.templates for dataset in PUBLISHED} == {
+        dataset.title: rows.get(dataset.title, rows["ImageNet"]) for dataset in PUBLISHED
+    }
+
+
+@pytest.mark.parametrize("dataset", PUBLISHED, ids=lambda dataset: dataset.name)
+def test_class_names_are_the_published_ones_in_label_order(dataset):
+    names = published_classnames(dataset)
+    assert len(names) == dataset.classes
+    assert lines_digest(names) == NAME_DIGESTS[dataset.name] == sheet(dataset.name).classnames_digest
+    assert all(name and name == name.strip() and "\n" not in name for name in names)
+
+
+def test_wordnet_ids_are_the_published_ones():
+    wnids, names = imagenet_wnids(), imagenet_classnames()
+    assert lines_digest(wnids) == "385e0240499426c0" and list(wnids) == sorted(set(wnids))
+    assert lines_digest(f"{wnid} {name}" for wnid, name in zip(wnids, names, strict=True)) == "51b5b1d8b8005020"
+    for name, digest in (("imagenet-a", "f6aa4b23244554d9"), ("imagenet-r", "e19a59d84e3746fa")):
+        indices = sheet(name).indices
+        assert len(indices) == 200 and lines_digest(wnids[index] for index in indices) == digest
+        assert published_classnames(SETS[name]) == tuple(names[index] for index in indices)
+        assert len(set(published_classnames(SETS[name]))) == 200
+    assert len(set(sheet("imagenet-a").indices) & set(sheet("imagenet-r").indices)) == 86
+    assert not any(sheet(name).indices for name in SETS if name not in ("imagenet-a", "imagenet-r"))
+
+
+def test_names_that_trip_readers_up_are_kept_as_they_are():
+    imagenet = imagenet_classnames()
+    assert [name for name, times in Counter(imagenet).items() if times > 1] == ["missile", "sunglasses"]
+    assert [i for i, name in enumerate(imagenet) if name in ("missile", "sunglasses")] == [657, 744, 836, 837]
+    assert [imagenet[i] for i in (7, 21, 247, 739)] == [
+        "rooster",
+        "kite (bird of prey)",
+        "St. Bernard",
+        "potter's wheel",
+    ]
+    ucf = published_classnames(SETS["ucf101"])
+    # Sorted by code point, as folders are listed, these two pairs would change places.
+    assert [ucf[i] for i in (34, 35, 46, 47)] == ["Hammering", "Hammer_Throw", "Jumping_Jack", "Jump_Rope"]
+    assert published_classnames(SETS["stanford-cars"])[173] == "2012 Ram C/V Cargo Van Minivan"
+    assert {"F-16A/B", "F/A-18"} < set(published_classnames(SETS["fgvc-aircraft"]))
+    assert {"indoor apse", "airplane_cabin", "east_asia temple"} < set(published_classnames(SETS["sun397"]))
+    assert published_classnames(SETS["oxford-flowers"])[59] == "pink-yellow dahlia"
+
+
+@pytest.mark.parametrize("name", ["caltech101", "eurosat", "dtd", "food101"])
+def test_sorted_class_folders_with_their_renames_give_the_label_order(name):
+    renamed, names = sheet(name).renamed, published_classnames(SETS[name])
+    assert set(renamed.values()) <= set(names)
+    folders = {label: folder for folder, label in renamed.items()}
+    raw = [folders.get(label, label) for label in names]
+    assert raw == sorted(raw) and not set(raw) & set(sheet(name).ignored)
+
+
+def test_only_the_entries_that_coop_skips_are_skipped():
+    ignored = {name: set(sheet(name).ignored) for name in SETS if sheet(name).ignored}
+    assert ignored == {
+        "caltech101": {"BACKGROUND_Google", "Faces_easy"},
+        "imagenet-a": {"README.txt"},
+        "imagenet-r": {"README.txt"},
+    }
+    assert [name for name in SETS if sheet(name).renamed] == ["caltech101", "eurosat"]
+
+
+@pytest.mark.parametrize("name", SPLIT_FILES)
+def test_published_split_files_are_recognised(name):
+    file = SHARED / "splits" / SPLIT_FILES[name]
+    if not file.is_file():
+        assert name in ("food101", "sun397") or not file.parent.is_dir(), f"{file} is not here"
+        pytest.skip(f"{file} is not here")
+    lists = json.loads(file.read_text(encoding="utf-8"))
+    assert {split: len(records) for split, records in lists.items()} == SETS[name].counts
+    digests = {
+        split: lines_digest(f"{path}\t{label}\t{classname}" for path, label, classname in records)
+        for split, records in lists.items()
+    }
+    assert digests == sheet(name).split_digests
+    names = published_classnames(SETS[name])
+    for split in lists:
+        assert {(label, classname) for _, label, classname in lists[split]} == set(enumerate(names))
+
+
+def test_sets_without_a_known_split_file_have_no_split_digests():
+    assert {name for name in SETS if sheet(name).split_digests} == set(SPLIT_FILES) - {"food101", "sun397"}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_set_is_found_by_the_names_of_coop_of_the_paper_and_of_its_folder(name):
+    for spelling in (*SPELLINGS[name], name, SETS[name].title, sheet(name).folders[0]):
+        for written in (spelling, spelling.upper(), spelling.replace("_", " "), spelling.replace("-", "_")):
+            assert find(written) is SETS[name]
+
+
+def test_a_misspelt_set_is_answered_with_the_nearest_name():
+    with pytest.raises(DataUsageError, match=r"did you mean .*imagenet-sketch"):
+        find("imagenet-skech")
+
+
+def test_no_spelling_means_two_sets_and_no_alias_says_nothing_new():
+    spellings = Counter(
+        "".join(letter for letter in spelling.lower() if letter not in "-_ ")
+        for dataset in CATALOGUE.values()
+        for spelling in (dataset.name, *dataset.aliases)
+    )
+    assert [spelling for spelling, times in spellings.items() if times > 1] == []
+    # Hints compare in lower case.
+    assert all(alias == alias.lower() for dataset in PUBLISHED for alias in dataset.aliases)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_shards_are_used_only_where_their_test_split_is_coops(name):
+    public = sheet(name).public
+    assert (public.repository, public.usable) == PUBLIC[name]
+    assert bool(public.reason) != public.usable
+
+
+def test_a_derived_set_keeps_the_class_names_of_its_base():
+    for name in ("caltech101", "imagenet-a"):
+        assert published_classnames(derived(SETS[name], resize=224)) == published_classnames(SETS[name])
+    with pytest.raises(ValueError, match="digits"):
+        published_classnames(find("digits"))
+
+
+def test_an_open_clip_without_the_list_or_with_another_is_refused(tmp_path, monkeypatch):
+    source = tmp_path / "zero_shot_metadata.py"
+    with pytest.raises(DataError, match=r"cannot be read from .*zero_shot_metadata\.py"):
+        read_imagenet_classnames(source)
+    source.write_text(f"IMAGENET_CLASSNAMES = {imagenet_classnames()!r}\n")
+    assert read_imagenet_classnames(source) == imagenet_classnames()
+    original_synsets = ("tench", *imagenet_classnames()[1:7], "cock", *imagenet_classnames()[8:])
+    source.write_text(f"IMAGENET_CLASSNAMES = {original_synsets!r}\n")
+    with pytest.raises(DataError, match="not those that published results use"):
+        read_imagenet_classnames(source)
+    source.write_text("IMAGENET_CLASSNAMES = load()\n")
+    with pytest.raises(DataError, match="not listed"):
+        read_imagenet_classnames(source)
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    with pytest.raises(DataError, match="pip install open_clip_torch"):
+        imagenet_classnames.__wrapped__()
+
+
+def test_names_and_sizes_cost_no_heavy_import():
+    program = (
+        "import sys, shards.catalogue, shards.published; from shards.layouts.classnames import published_classnames\n"
+        "names = [published_classnames(dataset) for dataset in shards.published.PUBLISHED]\n"
+        "print(len(names), sorted({'torch', 'open_clip', 'PIL', 'timm', 'sklearn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=1) == ["15", "[]\n"]
