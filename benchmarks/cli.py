@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.answers import explain
-from benchmarks.flags import Doing, Output, Place, Selection, Training, flat
+from benchmarks.flags import Doing, Output, Packing, Place, Selection, Training, flat
 from procap import __version__
 from runner.signals import sigterm_as_interrupt
 
@@ -79,7 +82,7 @@ def ls(
     output: Output,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|runs", help="what to list")],
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
-    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="packed data sets")] = None,
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="packed data sets")] = "",
 ) -> int:
     """List methods, data sets, backbones or runs."""
     from benchmarks.commands_ls import ls as run
@@ -173,32 +176,60 @@ def ui(
     return run(runs or [], results, tracking, port, open_browser)
 
 
-@data_app.command(**examples("procap data pack shapes digits", "procap data pack all --data /scratch/shards"))
+@data_app.command(
+    **examples(
+        "procap data pack shapes digits",
+        "procap data pack caltech101 dtd eurosat --raw /datasets",
+        "procap data pack all --raw /datasets --data /scratch/shards",
+        "procap data pack sun397 --raw /datasets --resize 256",
+        "procap data pack my-birds.yaml",
+        "procap data pack imagenet-a --from https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a/tree/main",
+    )
+)
 @flat
 def pack(
+    packing: Packing,
     output: Output,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="data sets, or all")],
-    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where the shards go")] = None,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="data sets, YAML files, or a group: all, paper, world")
+    ],
+    data: Annotated[str, typer.Option(metavar="FOLDER", help="where the shards go")] = "",
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")] = None,
     force: Annotated[bool, typer.Option("--force", help="pack again what is already there")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
 ) -> int:
-    """Pack data sets into WebDataset shards with a manifest; packing twice gives the same bytes."""
+    """Pack data sets into WebDataset shards with a manifest.
+
+    Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read.
+    """
     from benchmarks.commands_data import pack as run
 
-    return run(names, data, force, dry_run, output)
+    return run(names, data, packing, workers, force, dry_run, output)
 
 
-@data_app.command(**examples("procap data check all", "procap data check shapes --data demo/data"))
+@data_app.command(
+    **examples(
+        "procap data check",
+        "procap data check shapes --data demo/data",
+        "procap data check --raw /datasets",
+        "procap data check oxford-pets --raw /datasets --no-decode",
+    )
+)
 @flat
 def check(
     output: Output,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="data sets, or all that are packed")],
-    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where the shards are")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="data sets [default: all]")] = None,
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
+    raw: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="check raw folders below this one instead of shards")
+    ] = None,
+    no_decode: Annotated[bool, typer.Option("--no-decode", help="raw: do not open every image")] = False,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")] = None,
 ) -> int:
-    """Check every shard's hash and decode every image."""
-    from benchmarks.commands_data import check as run
+    """Check packed shards (hashes, every image), or raw folders against the published lists."""
+    from benchmarks.commands_check import check as run
 
-    return run(names, data, output)
+    return run(names or [], data, Packing(raw=raw), not no_decode, workers, output)
 
 
 @data_app.command(
@@ -208,7 +239,7 @@ def check(
 def show(
     output: Output,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
-    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="where the shards are")] = None,
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
     split: Annotated[str, typer.Option(metavar="NAME", help="train, val or test")] = "test",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="picture to write [default: NAME-SPLIT.png]")] = None,
 ) -> int:
@@ -216,6 +247,34 @@ def show(
     from benchmarks.commands_data import show as run
 
     return run(name, data, split, out, output)
+
+
+@data_app.command(
+    **examples(
+        "procap data picks shapes --shots 16 --seed 1",
+        "procap data picks caltech101 --out caltech101-16-1.json",
+        "procap data picks caltech101 --import caltech-101/split_fewshot/shot_16-seed_1.pkl",
+    )
+)
+@flat
+def picks(
+    output: Output,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
+    shots: Annotated[int, typer.Option(metavar="N", min=1, help="training images per class")] = 16,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="of the draw")] = 1,
+    classes: Annotated[str, typer.Option(metavar="all|base|novel", help="whose images are listed")] = "all",
+    split_digests: Annotated[bool, typer.Option("--split-digests", help="print digests of whole splits too")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="take CoOp's .pkl cache, or .json of --out, instead")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the picks as JSON")] = None,
+) -> int:
+    """List the few-shot images of a data set, as CoOp's rule draws them, or import those of CoOp itself."""
+    from benchmarks.commands_picks import Request
+    from benchmarks.commands_picks import picks as run
+
+    return run(name, data, Request(shots, seed, classes, split_digests, source, out), output)
 
 
 @track_app.command(
@@ -246,12 +305,28 @@ def status(
     return run(results, tracking, output)
 
 
+@contextmanager
+def notes_for_people() -> Iterator[None]:
+    """Warnings meant for the user are one line like everything else; those of libraries keep their form."""
+    plain = warnings.formatwarning
+
+    def formatted(message: Any, category: type[Warning], *place: Any, **more: Any) -> str:
+        own = category is UserWarning and place and Path(place[0]).parent.name in ("shards", "runner", "benchmarks")
+        return f"procap: note: {message}\n" if own else plain(message, category, *place, **more)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = plain
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; gives the exit code (0 done, 1 failed, 2 wrong usage, 3 some runs failed, 128 + signal)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
-        with sigterm_as_interrupt() as terminated:
+        with sigterm_as_interrupt() as terminated, notes_for_people():
             command = typer.main.get_command(app)
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
         sys.stdout.flush()

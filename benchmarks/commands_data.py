@@ -1,19 +1,23 @@
-"""`procap data`: pack data sets into shards, check what is packed, look at it."""
+"""`procap data pack` and `procap data show`: raw folders to shards, and a look at them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.flags import Output, data_home
+from benchmarks.answers import one_line
+from benchmarks.data_sources import Wanted, wanted_sets
+from benchmarks.flags import Output, Packing, data_root
 from benchmarks.output import columns, note, plural, quoted, show_json
 from benchmarks.output import show as show_text
 from benchmarks.plan import data_states
 from procap.errors import UsageError
-from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError
-from shards.manifest import FILE, Manifest
+from shards.known import is_packed, known
+from shards.manifest import Manifest
+from shards.mirror import refuse_packing
+from shards.records import Source, source_of
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
@@ -24,43 +28,62 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
     Raises DataError for one whose raw files only the user has.
     """
     for name in names:
-        dataset = find(name)
-        if (data_root / dataset.name / FILE).exists():
+        dataset = known(name, data_root)
+        if is_packed(data_root, dataset.name):
             continue
         if dataset.source == "folder":
-            command = f"procap data pack {dataset.name} --data {quoted(data_root)}"
+            raw = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
+            command = f"procap data pack {dataset.name}{raw} --data {quoted(data_root)}"
             raise DataError(f"'{dataset.name}' is not packed in {data_root}; pack it: {command}")
+        refuse_packing(data_root)
         note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
-        pack_one(dataset.name, data_root)
+        pack_one(source_of(dataset), data_root)
 
 
-def pack_one(name: str, data_root: Path, *, force: bool = False, quiet: bool = False) -> Manifest:
+def pack_one(
+    source: Source, data_root: Path, *, force: bool = False, workers: int = 1, quiet: bool = False
+) -> Manifest:
     """Pack one data set under a progress bar."""
     from runner.progress import ProgressDisplay
-    from shards.pack import pack as pack_dataset
+    from shards.pack import pack_source
 
-    counts = find(name).counts
-    before: dict[str, int] = {}
-    with ProgressDisplay(f"packing {name}", sum(counts.values()), unit="images", quiet=quiet) as display:
+    done: dict[str, int] = {}
+    total = sum(source.counts.values())
+    with ProgressDisplay(f"packing {source.name}", total, unit="images", quiet=quiet) as display:
 
-        def progress(split: str, done: int, total: int) -> None:
-            before[split] = done
-            display.update(sum(before.values()), split=split)
+        def progress(split: str, count: int, _: int) -> None:
+            done[split] = count
+            display.update(sum(done.values()), split=split)
 
-        return pack_dataset(name, data_root, force=force, on_progress=progress)
+        return pack_source(source, data_root, force=force, workers=workers, on_progress=progress)
 
 
-def pack(names: Sequence[str], data: Path | None, force: bool, dry_run: bool, output: Output) -> int:
-    """See `procap data pack --help`."""
-    root = _root(data)
-    wanted = _wanted(names, [name for name, dataset in CATALOGUE.items() if dataset.source != "folder"])
+def pack(
+    names: Sequence[str],
+    data: str,
+    packing: Packing,
+    workers: int | None,
+    force: bool,
+    dry_run: bool,
+    output: Output,
+) -> int:
+    """Exit code 3 when some of several could not be packed; see `procap data pack --help`."""
+    root = local_root(data)
+    wanted = wanted_sets(names, packing, root)
     if dry_run:
-        states = data_states(wanted, root)
-        show_text(columns(("data set", "now in " + str(root)), list(states.items())) + "\nNothing was written.")
-        if output.json:
-            show_json({"data": str(root), "datasets": states})
-        return 0
-    packed = {name: pack_one(name, root, force=force) for name in wanted}
+        return _plan(wanted, root, output)
+    packed: dict[str, Manifest] = {}
+    failed: dict[str, str] = {}
+    for one in wanted:
+        try:
+            there = None if force else one.packed_in(root)
+            packed[one.name] = there or pack_one(one.source(), root, force=force, workers=workers or cores())
+            one.tidy()
+        except DataError as error:
+            if len(wanted) == 1:
+                raise
+            failed[one.name] = str(error)
+            note(f"procap: error: {one_line(str(error))}")
     rows = [
         (
             name,
@@ -71,54 +94,60 @@ def pack(names: Sequence[str], data: Path | None, force: bool, dry_run: bool, ou
         )
         for name, manifest in packed.items()
     ]
-    show_text(columns(("data set", "classes", "images", "shards", "digest"), rows))
-    note(f"packed in {root}; look at one: procap data show {wanted[0]} --data {quoted(root)}")
+    if rows:
+        show_text(columns(("data set", "classes", "images", "shards", "digest"), rows))
+        example = f"procap data show {next(iter(packed))} --data {quoted(root)}"
+        note(f"packed in {root}; look at one: {example}")
+    if failed:
+        note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to go on")
     if output.json:
-        show_json({"data": str(root), "datasets": {name: manifest.digest for name, manifest in packed.items()}})
-    return 0
+        digests = {name: manifest.digest for name, manifest in packed.items()}
+        show_json({"data": str(root), "datasets": digests, "failed": failed})
+    return 0 if not failed else 3 if packed else 1
 
 
-def check(names: Sequence[str], data: Path | None, output: Output) -> int:
-    """Exit code 1 when anything is wrong; see `procap data check --help`."""
-    from shards.reader import verify
-
-    root = _root(data)
-    there = sorted(path.parent.name for path in root.glob(f"*/{FILE}")) if root.is_dir() else []
-    wanted = _wanted(names, there, catalogue_only=False)
-    if not wanted:
-        raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quoted(root)}")
-    rows: list[tuple[object, ...]] = []
-    problems: dict[str, list[str]] = {}
-    for name in wanted:
-        report = verify(root, name)
-        found = [*report.problems, *(problem for split in report.splits for problem in split.problems)]
-        problems[name] = found
-        for split in report.splits:
-            verdict = "ok" if not split.problems else plural(len(split.problems), "problem")
-            rows.append(
-                (name, split.name, f"{split.readable}/{split.images}", f"{split.shards_found}/{split.shards}", verdict)
-            )
-        if not report.splits:
-            rows.append((name, "-", "-", "-", "unreadable"))
-    show_text(columns(("data set", "split", "images readable", "shards found", "verdict"), rows))
-    broken = {name: found for name, found in problems.items() if found}
-    for found in broken.values():
-        for problem in found:
-            note(f"procap: {problem}")
-    if broken:
-        note(f"procap: pack again what is broken: procap data pack {' '.join(broken)} --force --data {quoted(root)}")
+def _plan(wanted: Sequence[Wanted], root: Path, output: Output) -> int:
+    states = data_states((one.name for one in wanted), root)
+    rows, failed = [], {}
+    for one in wanted:
+        try:
+            source = one.source()
+        except DataError as error:
+            failed[one.name] = str(error)
+            rows.append((one.name, "cannot be packed", "-", "-"))
+            continue
+        counts = "/".join(f"{source.counts[s]:,}" if s in source.counts else "-" for s in ("train", "val", "test"))
+        size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
+        state = states[one.name] if is_packed(root, one.name) else "to be packed"
+        rows.append((one.name, state, counts, size))
+    show_text(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
+    for reason in failed.values():
+        note(f"procap: error: {one_line(reason)}")
     if output.json:
-        document: dict[str, Any] = {"data": str(root), "ok": not broken, "problems": problems}
-        show_json(document)
-    return 1 if broken else 0
+        show_json({"data": str(root), "datasets": states, "failed": failed})
+    return 1 if failed else 0
 
 
-def show(name: str, data: Path | None, split: str, out: Path | None, output: Output) -> int:
+def local_root(data: str) -> Path:
+    """The folder that shards are written to. Raises UsageError for a URL, which is only read from."""
+    if "://" in data:
+        raise UsageError(f"--data {data}: shards are packed into a folder; copy it to where the URL points")
+    root = data_root(data)
+    refuse_packing(root)
+    return root
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def show(name: str, data: str, split: str, out: Path | None, output: Output) -> int:
     """See `procap data show --help`."""
     from shards.show import contact_sheet
 
-    root = _root(data)
-    dataset = find(name).name if not (root / name / FILE).exists() else name
+    root = data_root(data)
+    dataset = known(name, root).name
     out = out or Path(f"{dataset}-{split}.png")
     if out.suffix.lower() not in PICTURES:
         raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
@@ -127,19 +156,3 @@ def show(name: str, data: Path | None, split: str, out: Path | None, output: Out
     if output.json:
         show_json({"dataset": dataset, "split": split, "picture": str(picture)})
     return 0
-
-
-def _root(data: Path | None) -> Path:
-    root = (data or data_home()).expanduser()
-    if root.exists() and not root.is_dir():
-        raise UsageError(f"--data {root} is a file; name a folder")
-    return root
-
-
-def _wanted(names: Sequence[str], everything: Sequence[str], *, catalogue_only: bool = True) -> list[str]:
-    given = [part.strip() for name in names for part in name.split(",") if part.strip()]
-    if not given:
-        raise UsageError("no data set is named; for example shapes, or all")
-    if "all" in given:
-        return list(everything)
-    return list(dict.fromkeys(n if not catalogue_only and n in everything else find(n).name for n in given))

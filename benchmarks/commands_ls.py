@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.flags import Output, data_home
+from benchmarks.flags import Output, data_root
 from benchmarks.output import columns, note, quoted, show, show_json
 from procap.errors import UserError, unknown_name
+from shards.errors import DataError
 
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-def ls(what: str, *, results: Path, data: Path | None, output: Output) -> int:
+def ls(what: str, *, results: Path, data: str | Path | None, output: Output) -> int:
     """See `procap ls --help`."""
     listings: dict[str, Callable[[], Listing]] = {
         "methods": _methods,
-        "datasets": lambda: _datasets((data or data_home()).expanduser()),
+        "datasets": lambda: _datasets(data_root(str(data or ""))),
         "backbones": _backbones,
         "runs": lambda: _runs(results.expanduser()),
     }
@@ -56,33 +57,60 @@ def _recipe_line(recipe: dict[str, Any]) -> str:
 
 def _datasets(root: Path) -> Listing:
     from shards.catalogue import CATALOGUE
-    from shards.manifest import FILE
+    from shards.known import known
 
-    rows: list[dict[str, Any]] = [
-        {
-            "name": dataset.name,
-            "classes": dataset.classes,
-            "images": dict(dataset.counts),
-            "packed": (root / dataset.name / FILE).exists(),
-            "test_only": dataset.test_only,
-            "template": dataset.template,
-            "aliases": list(dataset.aliases),
-            "licence": dataset.licence,
-            "description": dataset.description,
-        }
-        for dataset in CATALOGUE.values()
-    ]
+    there = _packed(root)
+    rows: list[dict[str, Any]] = []
+    for name in [*CATALOGUE, *(name for name in there if name not in CATALOGUE)]:
+        try:
+            dataset = known(name, root) if name in there else CATALOGUE[name]
+        except DataError as error:
+            note(f"procap: {error}")
+            continue
+        published = CATALOGUE.get(name)
+        rows.append(
+            {
+                "name": dataset.name,
+                "title": dataset.title,
+                "classes": dataset.classes,
+                "images": dict(dataset.counts),
+                "packed": name in there,
+                "complete": published is None or dict(published.counts) == dict(dataset.counts),
+                "test_only": dataset.test_only,
+                "variant": dataset.variant,
+                "template": dataset.template,
+                "aliases": list(dataset.aliases),
+                "licence": dataset.licence,
+                "description": dataset.description,
+                "get": dataset.raw.get if dataset.raw else "",
+            }
+        )
     shown = [
         (
             row["name"],
             row["classes"],
-            "/".join(str(row["images"].get(split, "-")) for split in ("train", "val", "test")),
-            "yes" if row["packed"] else "no",
-            row["description"],
+            "/".join(f"{row['images'][s]:,}" if s in row["images"] else "-" for s in ("train", "val", "test")),
+            ("yes" if row["complete"] else "in part") if row["packed"] else "no",
+            f"{row['description']} ({row['variant']})" if row["variant"] else row["description"],
         )
         for row in rows
     ]
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
+
+
+def _packed(root: Path) -> list[str]:
+    """What is packed in a data root; the server of a mirror cannot list its sets, so it is asked for the known ones."""
+    from shards.catalogue import CATALOGUE
+    from shards.known import is_packed, packed_names
+    from shards.mirror import is_mirror
+
+    there = packed_names(root)
+    if is_mirror(root):
+        try:
+            there = sorted({*there, *(name for name in CATALOGUE if is_packed(root, name))})
+        except DataError as error:
+            note(f"procap: {error}")
+    return there
 
 
 def _backbones() -> Listing:

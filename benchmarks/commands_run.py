@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.commands_data import ensure_packed
+from benchmarks.commands_picks import keep_picks
 from benchmarks.flags import Doing, Output, Place, Selection, Training, command_line
 from benchmarks.output import columns, note, show, show_json
 from benchmarks.plan import data_states, describe, plan
@@ -61,11 +62,14 @@ class Failures:
 def train(selection: Selection, training: Training, place: Place, doing: Doing, output: Output) -> int:
     """Train every selected run; see `procap train --help`."""
     library_defaults()
-    chosen = configs(selection, training)
     at = workplace(place)
+    chosen = configs(selection, training, at.data)
     if doing.dry_run:
         return show_plan(chosen, at, lambda config: [], output, force=doing.force)
     resolve_device(at.device)
+    if training.picks:
+        ensure_packed([chosen[0].dataset], at.data)
+        keep_picks(training.picks, chosen[0].dataset, at.data)
     failures = Failures(len(chosen), verbose=output.verbose)
     done = train_all(chosen, at, failures, force=doing.force)
     if done:
@@ -124,15 +128,15 @@ def evaluate(
     at = workplace(place, limit)
     if runs and (selection != Selection() or training != Training()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
-    found = [_run_of(run, at) for run in runs] or [(config, at) for config in configs(selection, training)]
+    found = [_run_of(run, at) for run in runs] or [(config, at) for config in configs(selection, training, at.data)]
     if doing.dry_run:
-        planned = [(config, targets_of(config, targets)) for config, _ in found]
+        planned = [(config, targets_of(config, targets, at.data)) for config, _ in found]
         by_run = dict(planned)
         return show_plan(
             [config for config, _ in planned], at, by_run.__getitem__, output, places=[p for _, p in found]
         )
     resolve_device(at.device)
-    jobs = [(config, here, target) for config, here in found for target in targets_of(config, targets)]
+    jobs = [(config, here, target) for config, here in found for target in targets_of(config, targets, at.data)]
     failures = Failures(len(found), verbose=output.verbose)
     flags = "with the flags it was planned with" if runs else command_line(selection, training, place)
     done = evaluate_all(jobs, failures, f"procap train {flags}", force=doing.force)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from benchmarks.flags import Output, Selection
 from benchmarks.output import note, quoted, show, show_json
-from benchmarks.scores import read_scores
-from benchmarks.selection import matches
+from benchmarks.scores import read_scores, run_folders
+from benchmarks.selection import chooser
 from benchmarks.table_formats import FORMATS, as_json, render
 from benchmarks.tables import build_table
 from procap.errors import UserError, unknown_name
@@ -18,7 +18,7 @@ def table(selection: Selection, results: Path, form: str, output: Output) -> int
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
     root = results.expanduser()
-    scores = read_scores(root, lambda config: matches(config, selection))
+    scores = read_scores(root, chooser(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if not scores:
         listing = f"procap ls runs --results {quoted(root)}"
         raise UserError(f"no evaluated run below {root} fits; see `{listing}`, evaluate with `procap eval`")

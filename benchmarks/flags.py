@@ -13,6 +13,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from procap.errors import UsageError
+
 
 def cache_home() -> Path:
     """`$PROCAP_HOME`, else `$XDG_CACHE_HOME/procap`, else `~/.cache/procap`."""
@@ -21,10 +23,22 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "procap"
 
 
-def data_home() -> Path:
-    """Where packed data sets are looked for when `--data` is not given: `$PROCAP_DATA`, else `data` in the cache."""
-    given = os.environ.get("PROCAP_DATA")
-    return Path(given).expanduser() if given else cache_home() / "data"
+def data_root(given: str = "") -> Path:
+    """Where packed data sets are: `--data`, else `$PROCAP_DATA`, else `data` in the cache.
+
+    A URL gives its mirror in the cache, which is filled as it is read.
+    """
+    from shards.urls import is_url
+
+    text = given or os.environ.get("PROCAP_DATA") or str(cache_home() / "data")
+    if is_url(text):
+        from shards.mirror import mirror_root
+
+        return mirror_root(text, cache_home())
+    folder = Path(text).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--data {folder} is a file; name a folder")
+    return folder
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,9 @@ class Training:
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="an option of the method, repeatable; see `procap ls methods --json`"),
     ] = None
+    picks: Annotated[
+        str, typer.Option(metavar="DIGEST|FILE", help="train on these images, see `procap data picks --import`")
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -60,19 +77,56 @@ class Place:
     """Where things are and how the work is done; nothing here changes a result."""
 
     data: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="packed data sets [default: $PROCAP_DATA, else data in the cache]"),
-    ] = None
+        str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
+    ] = ""
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results")
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto"
-    workers: Annotated[int, typer.Option(metavar="N", help="processes that decode images; 0 decodes in this one")] = 0
+    workers: Annotated[int, typer.Option(metavar="N", help="threads that decode images; 0 decodes in turn")] = 0
     tracking: Annotated[
         str,
         typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]"),
     ] = ""
 
     def data_root(self) -> Path:
-        return (self.data or data_home()).expanduser()
+        return data_root(self.data)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What is packed from raw files, and what is changed on the way; each change gives another data set."""
+
+    raw: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="folder of the raw data sets, as CoOp has it [default: $PROCAP_RAW]"),
+    ] = None
+    own_split: Annotated[
+        int | None, typer.Option(metavar="SEED", min=0, help="split at random instead: packed as NAME-splitSEED")
+    ] = None
+    subset: Annotated[bool, typer.Option("--subset", help="only the images that are there: packed as NAME-subset")] = (
+        False
+    )
+    resize: Annotated[
+        int | None, typer.Option(metavar="N", help="shorter side of N pixels at most: packed as NAME-Npx")
+    ] = None
+    shards: Annotated[
+        str, typer.Option("--from", metavar="FOLDER|URL", help="pack the test split of public clip-benchmark shards")
+    ] = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether another set than the published one is asked for."""
+        return self.own_split is not None or self.subset or self.resize is not None
+
+    def raw_root(self) -> Path | None:
+        """The folder of raw data sets, None where none is named. Raises UsageError where it is no folder."""
+        text = self.raw or os.environ.get("PROCAP_RAW")
+        root = Path(text).expanduser() if text else None
+        if root and not root.is_dir():
+            flag = "--raw" if self.raw else "$PROCAP_RAW ="
+            raise UsageError(
+                f"{flag} {root} is {'a file' if root.exists() else 'not there'}; name the folder of raw data"
+            )
+        return root
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.output import columns, plural
 from runner.config import RunConfig, Target, Workplace
 from runner.results import RunFolder
-from shards.catalogue import CATALOGUE, find
-from shards.errors import DataError
+from shards.errors import DataError, DataUsageError
+from shards.known import is_packed, known
 from shards.manifest import read_manifest
 
 TargetsOf = Callable[[RunConfig], list[Target]]
@@ -65,24 +65,24 @@ def _planned(config: RunConfig, place: Workplace, targets: list[Target], force: 
     for target in targets:
         known = None if state == "repeat" else folder.evaluation(target)
         done = known is not None and known.limit in (None, place.limit)
-        planned.append(PlannedTarget(target, done, 0 if done else _test_images(target, place.limit)))
-    return PlannedRun(config, state, 0 if state == "finished" else _train_images(config), tuple(planned))
+        planned.append(PlannedTarget(target, done, 0 if done else _test_images(target, place)))
+    return PlannedRun(config, state, 0 if state == "finished" else _train_images(config, place.data), tuple(planned))
 
 
-def _train_images(config: RunConfig) -> int:
-    dataset = CATALOGUE[config.dataset]
+def _train_images(config: RunConfig, data: Path) -> int:
+    dataset = known(config.dataset, data)
     half = math.ceil(dataset.classes / 2)
     classes = {"all": dataset.classes, "base": half, "novel": dataset.classes - half}[config.classes]
     each = dataset.counts["train"] / dataset.classes
     return round(config.recipe.epochs * classes * (min(config.shots, each) if config.shots else each))
 
 
-def _test_images(target: Target, limit: int | None) -> int:
-    dataset = CATALOGUE[target.dataset]
+def _test_images(target: Target, place: Workplace) -> int:
+    dataset = known(target.dataset, place.data)
     half = math.ceil(dataset.classes / 2)
     classes = {"all": dataset.classes, "base": half, "novel": dataset.classes - half}[target.classes]
     images = round(dataset.counts[target.split] * classes / dataset.classes)
-    return images if limit is None else min(limit, images)
+    return images if place.limit is None else min(place.limit, images)
 
 
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
@@ -91,8 +91,11 @@ def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
 
 
 def _data_state(name: str, data_root: Path) -> str:
-    if not (data_root / name / "manifest.json").exists():
-        able = find(name).source != "folder"
+    if not is_packed(data_root, name):
+        try:
+            able = known(name, data_root).source != "folder"
+        except DataUsageError:
+            able = False
         return "to be packed" if able else "missing"
     try:
         manifest = read_manifest(data_root / name, name)

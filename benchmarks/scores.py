@@ -80,7 +80,7 @@ def read_scores(results: Path, wanted: Callable[[RunConfig], bool] = lambda conf
                     f"{folder.path} was evaluated on {result.target} with other weights than it holds now; "
                     f"repeat it: procap eval {folder.path} --targets {result.target} --force"
                 )
-            scores.append(Score(config, Target.parse(result.target), result, training))
+            scores.append(Score(config, Target.recorded(result.target), result, training))
     return scores
 
 
@@ -151,6 +151,7 @@ def variant(config: RunConfig) -> dict[str, str]:
     facts |= {f"{config.method}.{name}": json.dumps(value) for name, value in sorted(config.options.items())}
     if config.recipe.epochs:
         facts |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
+        facts["picks"] = "imported" if config.picks else "drawn"
         if config.recipe_name == "custom":
             kept = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
             facts |= {f"recipe.{name}": str(getattr(config.recipe, name)) for name in sorted(kept)}
@@ -181,8 +182,25 @@ def method_order(method: str) -> tuple[int, str]:
 
 
 def dataset_order(dataset: str) -> tuple[float, str]:
-    """Sort key: the order of the catalogue."""
+    """Sort key: the order of the catalogue, derived sets after the one they come from, own ones at the end."""
     from shards.catalogue import CATALOGUE
+    from shards.known import base_name
 
-    known = list(CATALOGUE)
-    return (known.index(dataset) if dataset in known else math.inf, dataset)
+    known, base = list(CATALOGUE), base_name(dataset)
+    return (known.index(base) if base in known else math.inf, "" if dataset == base else dataset)
+
+
+def variants_of(scores: Iterable[Score]) -> dict[str, str]:
+    """How data sets among those trained on and tested on differ from published ones, by name; the others are left out.
+
+    What a result recorded of its images counts; for data sets that were only trained on, what their name says.
+    """
+    from shards.known import variant_of_name
+
+    found: dict[str, str] = {}
+    for score in scores:
+        for name in (score.config.dataset, score.target.dataset):
+            found.setdefault(name, variant_of_name(name))
+        if score.result.variant:
+            found[score.target.dataset] = score.result.variant
+    return {name: words for name, words in sorted(found.items(), key=lambda item: dataset_order(item[0])) if words}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.flags import Place, Selection, Training
+from benchmarks.output import quoted
 from procap.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
@@ -50,21 +52,44 @@ def method_names(text: str) -> list[str]:
     return chosen
 
 
-def dataset_names(text: str) -> list[str]:
-    """The chosen data sets to train on; "all" is every one with training images that needs no raw files."""
-    from shards.catalogue import CATALOGUE, find
+def dataset_names(text: str, data: Path | None = None) -> list[str]:
+    """The chosen data sets to train on, each once.
+
+    "all" is every one of the catalogue with training images that needs no raw files, "paper" the eleven that the paper
+    trains on, which must be packed in `data`. Other names are those of the catalogue and of what is packed in `data`.
+    Raises UsageError or DataUsageError for an unknown name, a test set, and a set of the paper that is not packed.
+    """
+    from shards.catalogue import CATALOGUE
+    from shards.known import known
 
     able = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source != "folder"]
     if not names(text):
         raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
-    chosen = [find(name) for name in (able if text == "all" else names(text))]
+    groups = {"all": lambda: able, "paper": lambda: paper_names(data)}
+    chosen = [known(name, data) for part in names(text) for name in (groups[part]() if part in groups else [part])]
     for dataset in chosen:
         if dataset.test_only:
             raise UsageError(
                 f"'{dataset.name}' has test images only, nothing can be trained on it; "
                 f"test on it with `procap eval --targets {dataset.name}`, train on one of: {', '.join(able)}"
             )
-    return [dataset.name for dataset in chosen]
+    return list(dict.fromkeys(dataset.name for dataset in chosen))
+
+
+def paper_names(data: Path | None) -> list[str]:
+    """The eleven sets that the paper trains on. Raises UsageError naming those that are not packed in `data`."""
+    from shards.catalogue import CATALOGUE
+    from shards.known import is_packed
+
+    paper = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
+    missing = [name for name in paper if data is None or not is_packed(data, name)]
+    if missing:
+        where = f" --data {quoted(data)}" if data else ""
+        raise UsageError(
+            f"'paper' is the {len(paper)} training sets of the paper; {len(missing)} are not packed: "
+            f"{', '.join(missing)}; pack them: procap data pack {' '.join(missing)} --raw FOLDER{where}"
+        )
+    return paper
 
 
 def option_values(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -95,19 +120,25 @@ def overrides(training: Training) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def configs(selection: Selection, training: Training) -> list[RunConfig]:
-    """Every run that the flags describe, method by method within a data set, seeds innermost."""
+def configs(selection: Selection, training: Training, data: Path | None = None) -> list[RunConfig]:
+    """Every run that the flags describe, method by method within a data set, seeds innermost.
+
+    data: where the data sets are packed.
+    """
+    from benchmarks.commands_picks import picks_digest
     from runner.config import plan_run
 
     methods = method_names(selection.methods)
-    datasets = dataset_names(selection.datasets)
+    datasets = dataset_names(selection.datasets, data)
     options = option_values(training.option or (), methods)
+    shots = shot_count(selection.shots or "16")
+    picks = picks_digest(training.picks, datasets, shots)
     return [
         plan_run(
             method=method,
             dataset=dataset,
             classes=selection.classes or "base",
-            shots=shot_count(selection.shots or "16"),
+            shots=shots,
             seed=seed,
             backbone=selection.backbone or "mini",
             pretrained=selection.pretrained or None,
@@ -115,6 +146,8 @@ def configs(selection: Selection, training: Training) -> list[RunConfig]:
             recipe=training.recipe or "own",
             overrides=overrides(training),
             options=options[method],
+            picks=picks,
+            data=data,
         )
         for dataset in datasets
         for method in methods
@@ -122,14 +155,14 @@ def configs(selection: Selection, training: Training) -> list[RunConfig]:
     ]
 
 
-def targets_of(config: RunConfig, text: str = "") -> list[Target]:
+def targets_of(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
     """The targets named in `text`; without any, the halves (or all classes) of the data set that was trained on."""
     from runner.config import Target
 
     if names(text):
-        return [Target.parse(part) for part in names(text)]
+        return [Target.parse(part, data) for part in names(text)]
     halves = ("all",) if config.classes == "all" else ("base", "novel")
-    return [Target.parse(f"{config.dataset}:{half}") for half in halves]
+    return [Target.recorded(f"{config.dataset}:{half}") for half in halves]
 
 
 def workplace(place: Place, limit: int | None = None) -> Workplace:
@@ -150,14 +183,17 @@ def workplace(place: Place, limit: int | None = None) -> Workplace:
     )
 
 
-def matches(config: RunConfig, selection: Selection) -> bool:
-    """Whether a run that is there is among those that the flags select; a flag that was not given selects all."""
+def chooser(selection: Selection, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
+    """Whether a run that is there is among those that the flags select; a flag that was not given selects all.
+
+    recorded: the data sets of the runs that are there, asked only for names that the catalogue does not have.
+    Raises UsageError or DataUsageError for an unknown method or data set.
+    """
     from procap.methods import method_paths
-    from shards.catalogue import find
 
     wanted: Mapping[str, list[Any]] = {
         "method": names(selection.methods),
-        "dataset": [find(name).name for name in names(selection.datasets)],
+        "dataset": [_recorded_name(name, recorded) for name in names(selection.datasets)],
         "seed": numbers(selection.seeds, "--seeds"),
         "shots": [shot_count(selection.shots)] if selection.shots else [],
         "classes": names(selection.classes),
@@ -169,4 +205,17 @@ def matches(config: RunConfig, selection: Selection) -> bool:
     for name in wanted["method"]:
         if name not in known:
             raise unknown_name("method", name, known)
-    return all(not values or getattr(config, field) in values for field, values in wanted.items())
+    return lambda config: all(not values or getattr(config, field) in values for field, values in wanted.items())
+
+
+def _recorded_name(name: str, recorded: Callable[[], Iterable[str]]) -> str:
+    from shards.catalogue import CATALOGUE, find
+    from shards.errors import DataUsageError
+
+    try:
+        return find(name).name
+    except DataUsageError:
+        own = set(recorded())
+        if name.lower() in own:
+            return name.lower()
+        raise unknown_name("data set", name, own | set(CATALOGUE)) from None

@@ -58,29 +58,32 @@ def comma_separated(table: Table) -> str:
             "images_per_second_model",
             "train_seconds",
             "limited",
+            "variant",
         ]
     )
     for row in (*table.rows, *table.averages):
         numbers = [value for cell in row.cells() for value in _csv_cell(cell)]
         speed = [_two(value) for value in (row.images_per_second, row.images_per_second_model, row.train_seconds)]
         limited = any(cell.limited for cell in row.cells() if cell)
-        writer.writerow([row.dataset, row.method, row.title, *numbers, *speed, str(limited).lower()])
+        writer.writerow(
+            [row.dataset, row.method, row.title, *numbers, *speed, str(limited).lower(), _variant(table, row.dataset)]
+        )
     if table.others:
         writer.writerow([])
         writer.writerow(
-            ["trained_on", "method", "title", "target", "accuracy", "accuracy_std", "accuracy_n", "limited"]
+            ["trained_on", "method", "title", "target", "accuracy", "accuracy_std", "accuracy_n", "limited", "variant"]
         )
         for other in table.others:
             cell = other.accuracy
-            limited_text = str(cell.limited).lower()
-            writer.writerow([other.trained_on, other.method, other.title, other.target, *_csv_cell(cell), limited_text])
+            marks = (str(cell.limited).lower(), _variant(table, *_sets(other)))
+            writer.writerow([other.trained_on, other.method, other.title, other.target, *_csv_cell(cell), *marks])
     return file.getvalue().rstrip("\n")
 
 
 def as_json(table: Table) -> dict[str, Any]:
     """Full precision, with the values of the single seeds."""
     return {
-        "rows": [_json_row(row) for row in table.rows],
+        "rows": [{**_json_row(row), "variant": _variant(table, row.dataset)} for row in table.rows],
         "averages": [
             {**_json_row(row), "mean_of_hms": _json_cell(mean_of_hms(table.rows, row.title))} for row in table.averages
         ],
@@ -91,6 +94,7 @@ def as_json(table: Table) -> dict[str, Any]:
                 "title": row.title,
                 "target": row.target,
                 "accuracy": _json_cell(row.accuracy),
+                "variant": _variant(table, *_sets(row)),
             }
             for row in table.others
         ],
@@ -184,6 +188,16 @@ def _escape(text: str) -> str:
     for plain, command in (("%", r"\%"), ("&", r"\&"), ("_", r"\_"), ("#", r"\#")):
         text = text.replace(plain, command)
     return text.replace("↑", r"$\uparrow$").replace("†", r"$^\dagger$").replace("±", r"$\pm$")
+
+
+def _sets(row: TargetRow) -> list[str]:
+    """The data sets of a row: trained on, tested on."""
+    return [place.partition(":")[0] for place in (row.trained_on, row.target)]
+
+
+def _variant(table: Table, *datasets: str) -> str:
+    """How the data sets of a row differ from published ones; empty where they do not."""
+    return "; ".join(dict.fromkeys(f"{name}: {table.variants[name]}" for name in datasets if name in table.variants))
 
 
 def _csv_cell(cell: Cell | None) -> list[str]:

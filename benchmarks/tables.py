@@ -23,6 +23,7 @@ from benchmarks.scores import (
     labels,
     method_order,
     variant,
+    variants_of,
 )
 
 AVERAGE = "Average"
@@ -64,6 +65,7 @@ class Table:
     """Rows by data set, then method; `averages` has one row per method where there are several data sets.
 
     title_of: the title of the row that each run, named by its path, went into.
+    variants: the data sets that are not as published, and how they differ.
     """
 
     rows: tuple[Row, ...]
@@ -71,6 +73,7 @@ class Table:
     others: tuple[TargetRow, ...]
     notes: tuple[str, ...]
     title_of: Mapping[str, str]
+    variants: Mapping[str, str]
 
     @property
     def datasets(self) -> list[str]:
@@ -114,8 +117,10 @@ def build_table(scores: Iterable[Score]) -> Table:
     target_rows.sort(
         key=lambda row: (row.trained_on, dataset_order(row.target.partition(":")[0]), row.target, order[row.title])
     )
-    notes = (*_notes(rows, averages, target_rows, variants), *doubts, *_unequal(kept))
-    return Table(tuple(rows), tuple(averages), tuple(target_rows), notes, title_of)
+    changed = variants_of(kept)
+    foot = [f"{name}: {words}; not comparable with published figures." for name, words in changed.items()]
+    notes = (*_notes(rows, averages, target_rows, variants), *foot, *doubts, *_unequal(kept))
+    return Table(tuple(rows), tuple(averages), tuple(target_rows), notes, title_of, changed)
 
 
 def _is_half(score: Score) -> bool:
@@ -131,7 +136,8 @@ def _one_per_seed(scores: Iterable[Score]) -> tuple[list[Score], list[str]]:
         config = score.config
         key = (config.method, config.dataset, config.seed, tuple(variant(config).items()), score.target)
         if key in first:
-            doubts.append(f"{config.path} is left out: it differs from {first[key].config.path} in its recipe alone.")
+            other = first[key].config.path
+            doubts.append(f"{config.path} is left out: it differs from {other} in its recipe or picks alone.")
         first.setdefault(key, score)
     return list(first.values()), list(dict.fromkeys(doubts))
 
@@ -234,6 +240,8 @@ def _setting(variants: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
         parts.append(f"weights {shared['pretrained']}")
     if "shots" in shared:
         parts.append(f"{shared['shots']} shots")
+    if shared.get("picks") == "imported":
+        parts.append("imported few-shot picks")
     if "precision" in shared:
         parts.append(shared["precision"])
     if shared.get("recipe") == "custom":

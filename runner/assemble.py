@@ -18,7 +18,9 @@ from procap.text import LabelSpace
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig
 from shards.fewshot import FewShot, evaluation_labels, pick
+from shards.known import base_name
 from shards.manifest import FILE, Manifest, read_manifest
+from shards.picks import kept
 from shards.reader import open_dataset
 from shards.stream import TrainStream
 from shards.streams import generator
@@ -41,7 +43,8 @@ def set_up(config: RunConfig, data: Path, device: torch.device, workers: int) ->
     clip = load_backbone(config, device)
     fewshot = stream = None
     if config.recipe.epochs:
-        fewshot = pick(shards, config.shots, config.seed, config.classes)
+        picks = kept(shards.folder, config.picks) if config.picks else None
+        fewshot = pick(shards, config.shots, config.seed, config.classes, picks)
         augment = train_augment(config.recipe, clip)
         stream = TrainStream(fewshot.train, config.recipe.batch_size, augment, config.seed, workers=workers)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
@@ -108,7 +111,7 @@ def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:
     """What the text side is told about some classes of a packed data set."""
-    return LabelSpace(classnames, manifest.template, manifest.templates, dataset=manifest.dataset)
+    return LabelSpace(classnames, manifest.template, manifest.templates, dataset=base_name(manifest.dataset))
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:

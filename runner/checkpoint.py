@@ -22,6 +22,7 @@ from procap.errors import UserError
 from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.results import EpochLog, write_bytes
+from shards.known import base_name
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class CheckpointCard(BaseModel):
     @property
     def space(self) -> LabelSpace:
         """The classes the prompts were trained on."""
-        return LabelSpace(self.classnames, self.template, self.templates, self.config.dataset)
+        return LabelSpace(self.classnames, self.template, self.templates, base_name(self.config.dataset))
 
 
 def save_prompts(path: Path, method: nn.Module, card: CheckpointCard) -> str:

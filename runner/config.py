@@ -41,6 +41,9 @@ class RunConfig(BaseModel):
     shots: int = Field(default=16, ge=0, description="training images per class; 0 takes all of them")
     seed: int = Field(default=1, ge=0, lt=2**32)
     precision: Precision = "fp32"
+    picks: str = Field(
+        default="", pattern=r"^([0-9a-f]{16})?$", description="digest of imported picks; empty: CoOp's rule draws them"
+    )
 
     @field_validator("options")
     @classmethod
@@ -61,9 +64,9 @@ class RunConfig(BaseModel):
         """What changes the trained weights, and nothing else.
 
         The recipe's name, the test batch and what the chosen optimizer and warm-up never read are left out, so that
-        equal trainings are one run under every name.
+        equal trainings are one run under every name; picks are left out where the rule draws them.
         """
-        plain = self.model_dump(mode="json", exclude={"recipe_name"})
+        plain = self.model_dump(mode="json", exclude={"recipe_name"} | ({"picks"} if not self.picks else set()))
         recipe = plain["recipe"]
         unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
         if self.recipe.warmup == "none":
@@ -105,22 +108,27 @@ class Target:
     split: str = "test"
 
     @classmethod
-    def parse(cls, text: str) -> Target:
+    def parse(cls, text: str, data: Path | None = None) -> Target:
         """Read `shapes`, `shapes:novel` or `shapes:novel:test`; "new" is novel.
 
-        Raises UsageError or DataUsageError for anything else.
+        Names are those of the catalogue and of what is packed in `data`. Raises UsageError or DataUsageError for
+        anything else.
         """
-        from shards.catalogue import find
+        from shards.known import known
 
+        read = cls.recorded(text)
+        dataset = known(read.dataset, data)
+        if read.split not in dataset.counts:
+            raise unknown_name(f"split of {dataset.name}", read.split, dataset.counts)
+        return cls(dataset.name, read.classes, read.split)
+
+    @classmethod
+    def recorded(cls, text: str) -> Target:
+        """Read a target as a result names it, of a data set that need not be known here any more."""
         name, *rest = text.split(":")
         if len(rest) > 2 or not all((name, *rest)):
             raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")
-        classes = class_choice(rest[0]) if rest else "all"
-        dataset = find(name)
-        split = rest[1] if len(rest) == 2 else "test"
-        if split not in dataset.counts:
-            raise unknown_name(f"split of {dataset.name}", split, dataset.counts)
-        return cls(dataset.name, classes, split)
+        return cls(name, class_choice(rest[0]) if rest else "all", rest[1] if len(rest) == 2 else "test")
 
     @property
     def file(self) -> str:
@@ -164,6 +172,8 @@ def plan_run(
     task: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    picks: str = "",
+    data: Path | None = None,
 ) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`.
 
@@ -171,20 +181,22 @@ def plan_run(
         `overrides` then change single fields of it. A method that trains nothing stays at zero epochs under both.
     task: whose published recipe and options count; None: "few-shot" on all classes, else "base-to-novel".
     options: the method's own fields; the rest take the values published for `task` (recipe "own"), else defaults.
+    picks: digest of imported few-shot picks, which a method that trains nothing has no use for.
+    data: where sets are packed that the catalogue does not list. A derived set takes what was published for its base.
     Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range,
     DataUsageError for an unknown data set or choice of classes.
     """
     from procap.loading import canonical
     from procap.methods import method_class, method_options
-    from shards.catalogue import find
+    from shards.known import known
 
     if recipe not in ("own", "procap"):
         raise unknown_name("recipe", recipe, ("own", "procap"))
     kind = method_class(method)
-    found = find(dataset)
+    found = known(dataset, data)
     task = task or ("few-shot" if class_choice(classes) == "all" else "base-to-novel")
-    own = kind.recipe(task, shots, found.name)
-    base = own if recipe == "own" else method_class("procap").recipe(task, shots, found.name)
+    own = kind.recipe(task, shots, found.base)
+    base = own if recipe == "own" else method_class("procap").recipe(task, shots, found.base)
     changes = dict(overrides or {})
     if own.epochs == 0:
         changes["epochs"] = 0
@@ -192,7 +204,7 @@ def plan_run(
         resolved = Recipe.model_validate({**base.model_dump(), **changes})
     except ValidationError as error:
         raise explain(error, Recipe, "recipe") from error
-    published = kind.task_options(task, shots, found.name) if recipe == "own" else {}
+    published = kind.task_options(task, shots, found.base) if recipe == "own" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     backbone, pretrained = canonical(backbone, pretrained)
     custom = resolved != base and own.epochs > 0
@@ -208,6 +220,7 @@ def plan_run(
         "shots": shots,
         "seed": seed,
         "precision": precision,
+        "picks": picks if resolved.epochs else "",
     }
     try:
         return RunConfig.model_validate(fields)

@@ -138,17 +138,21 @@ def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trai
                 logits = classifier(images.to(device, non_blocking=True))
                 predictions.append(logits.argmax(dim=1))
                 finite.append(torch.isfinite(logits).all())
-            meter.step(len(images))
-            machine.sample()
             order.append(np.asarray(indices))
-            display.update(sum(map(len, order)))
+            seen = int((order[-1] >= 0).sum())
+            meter.step(seen)
+            machine.sample()
+            display.update(display.done + seen)
             stop.check(f"stopped the evaluation of {config.path} on {target}; it starts over when repeated")
     meter.settle()
     if not torch.stack(finite).all():
         raise UserError(f"{config.path} gives logits on {target} that are not finite: try --precision fp32")
-    if not np.array_equal(np.concatenate(order), np.arange(wanted)):
+    positions = np.concatenate(order)
+    # A stream that is shared by processes fills its last batch with images of index -1; none of them is an answer.
+    real = positions >= 0
+    if not np.array_equal(positions[real], np.arange(wanted)):
         raise RuntimeError(f"{target}: not every image was seen exactly once")
-    correct, total = per_class_counts(torch.cat(predictions).cpu().numpy(), selection, wanted)
+    correct, total = per_class_counts(torch.cat(predictions).cpu().numpy()[real], selection, wanted)
     return EvalResult(
         config_hash=config.hash,
         target=str(target),
@@ -170,6 +174,7 @@ def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trai
         peak_memory_bytes=machine.peak_memory(),
         use=machine.use(),
         manifest_digest=manifest.digest,
+        variant=manifest.variant,
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
         environment=environment(device),

@@ -44,7 +44,7 @@ class ProgressDisplay:
         self.done = done
         shown = "  ".join(f"{name} {_short(value)}" for name, value in facts.items())
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, facts=shown)
+            self._bar.update(self._task, completed=done, total=self.total, facts=shown)
         elif not self.quiet and time.monotonic() - self._shown >= self.PLAIN_SECONDS:
             self._shown = time.monotonic()
             self.say(f"{self.what}: {done}/{self.total} {self.unit}  {shown}".rstrip())

@@ -61,6 +61,7 @@ class Use(_Record):
 class FewShotRecord(_Record):
     shots: int
     seed: int
+    source: Literal["coop-rule", "imported"] = Field(default="coop-rule", description="what chose the images")
     digest: str = Field(description="of the picked training images, in order")
     picks: list[str] = Field(description="paths of the picked training images")
 
@@ -135,6 +136,7 @@ class EvalResult(_Record):
     peak_memory_bytes: PeakMemory
     use: Use
     manifest_digest: str
+    variant: str = Field(default="", description="how the target differs from the published data set; empty: it is it")
     backbone_digest: str
     checkpoint_sha256: str
     environment: dict[str, Any]

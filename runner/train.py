@@ -146,7 +146,9 @@ def _finish(
     picks = (
         None
         if few is None
-        else FewShotRecord(shots=config.shots, seed=config.seed, digest=few.digest, picks=list(few.picks))
+        else FewShotRecord(
+            shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=list(few.picks)
+        )
     )
     result = TrainResult(
         config_hash=config.hash,

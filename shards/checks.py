@@ -5,19 +5,27 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from pydantic import ValidationError
+import numpy as np
+from numpy.typing import NDArray
 
 from shards.errors import DataError
+from shards.index import INDEX_FILE, PATHS_FILE, index_rows
 from shards.manifest import Manifest, Shard, repack_hint
+from shards.mirror import is_mirror, provide
 from shards.stamps import Stamps
-from shards.tar import Index, file_sha256
+from shards.tar import file_sha256
 
 # Splits up to this size are hashed every time they are opened (a fraction of a second); larger ones once per change.
 ALWAYS_HASH_BYTES = 256 * 2**20
 
 
 def check_files(folder: Path, manifest: Manifest, split: str) -> None:
-    """Every shard of a split is there and has its size; raises DataError naming the first that is not, with counts."""
+    """Every shard of a split is there and has its size; raises DataError naming the first that is not, with counts.
+
+    In a mirror nothing has to be there yet: each shard is proven when it is opened.
+    """
+    if is_mirror(folder.parent):
+        return
     entry = manifest.splits[split]
     for shard in entry.shards:
         problem = size_problem(folder, shard)
@@ -51,35 +59,69 @@ def hash_problem(folder: Path, shard: Shard) -> str | None:
 
 
 def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
-    """Every shard of a split has the bytes that were packed; raises DataError naming the first that has not."""
+    """Every shard of a split has the bytes that were packed; raises DataError naming the first that has not.
+
+    In a mirror each shard is proven when it is opened.
+    """
+    if is_mirror(folder.parent):
+        return
     entry = manifest.splits[split]
     stamps = Stamps(folder) if sum(shard.size for shard in entry.shards) > ALWAYS_HASH_BYTES else None
-    for shard in entry.shards:
-        if stamps and stamps.vouches(shard):
-            continue
-        problem = hash_problem(folder, shard)
-        if problem:
-            total = f"the split has {entry.count} images"
-            raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
-        if stamps:
-            stamps.add(shard)
-    if stamps:
-        stamps.save()
-
-
-def read_index(folder: Path, manifest: Manifest, split: str) -> Index:
-    """The index of a split, proven against the manifest; raises DataError when it differs."""
-    entry, file = manifest.splits[split], folder / split / "index.json"
     try:
-        data = file.read_bytes()
-        if hashlib.sha256(data).hexdigest() != entry.index_sha256:
+        for shard in entry.shards:
+            if stamps and stamps.vouches(shard):
+                continue
+            problem = hash_problem(folder, shard)
+            if problem:
+                total = f"the split has {entry.count} images"
+                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
+            if stamps:
+                stamps.add(shard)
+    finally:
+        # Hashing hundreds of gigabytes takes minutes: who interrupts it goes on from there.
+        if stamps:
+            stamps.save()
+
+
+def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
+    """The index [N] of a split, proven against the manifest; raises DataError when it differs."""
+    entry = manifest.splits[split]
+    data = _proven(folder, manifest, split, INDEX_FILE, entry.index_sha256)
+    try:
+        rows = index_rows(data)
+        if len(rows) != entry.count:
+            raise ValueError(f"it lists {len(rows)} images, the manifest {entry.count}")
+        if rows["shard"].max() >= len(entry.shards) or rows["label"].min() < 0:
+            raise ValueError("it names shards or labels that there are not")
+        if rows["label"].max() >= len(manifest.classnames):
+            raise ValueError(f"it has label {rows['label'].max()}, there are {len(manifest.classnames)} classes")
+    except ValueError as error:
+        raise _unusable(folder, manifest, split, INDEX_FILE, error) from None
+    return rows
+
+
+def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
+    """The paths of a split, one per line, proven against the manifest; raises DataError when they differ."""
+    entry = manifest.splits[split]
+    text = _proven(folder, manifest, split, PATHS_FILE, entry.paths_sha256)
+    lines = text.count(b"\n")
+    if lines != entry.count or not text.endswith(b"\n"):
+        error = ValueError(f"it lists {lines} images, the manifest {entry.count}")
+        raise _unusable(folder, manifest, split, PATHS_FILE, error)
+    return text
+
+
+def _proven(folder: Path, manifest: Manifest, split: str, name: str, sha256: str) -> bytes:
+    provide(folder, f"{split}/{name}", sha256)
+    try:
+        data = (folder / split / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != sha256:
             raise ValueError("SHA-256 differs from the manifest")
-        index = Index.model_validate_json(data)
-        if {len(getattr(index, column)) for column in Index.model_fields} != {entry.count}:
-            raise ValueError(f"it lists {len(index.label)} images, the manifest {entry.count}")
     except (OSError, ValueError) as error:
-        reason = f"{error.error_count()} faults" if isinstance(error, ValidationError) else error
-        raise DataError(
-            f"'{manifest.dataset}' {split}: {file} is not usable ({reason}); {repack_hint(folder)}"
-        ) from None
-    return index
+        raise _unusable(folder, manifest, split, name, error) from None
+    return data
+
+
+def _unusable(folder: Path, manifest: Manifest, split: str, name: str, error: Exception) -> DataError:
+    file = folder / split / name
+    return DataError(f"'{manifest.dataset}' {split}: {file} is not usable ({error}); {repack_hint(folder)}")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.errors import DataUsageError, unknown_name
+from shards.errors import DataError, DataUsageError, unknown_name
 from shards.manifest import lines_digest
 from shards.reader import ShardSet, Split
+
+if TYPE_CHECKING:
+    from shards.picks import Picks
 
 Classes = Literal["all", "base", "novel"]
 HALVES: tuple[Classes, ...] = ("all", "base", "novel")
@@ -65,6 +68,7 @@ class FewShot:
     """What a run trains on, relabelled 0..C-1 within its classes.
 
     digest: first 16 hex digits of SHA-256 over the picked paths in drawn order; picks: those paths.
+    source: what chose them. seed: that of the choice, which is another than the run's where picks were imported.
     labels: the data set's own label of each class.
     """
 
@@ -74,24 +78,36 @@ class FewShot:
     labels: tuple[int, ...]
     digest: str
     picks: list[str]
+    source: Literal["coop-rule", "imported"]
+    seed: int
 
 
-def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all") -> FewShot:
-    """Draw the few-shot images of a run; `shots` 0 takes every image of train and val.
-
-    Raises DataUsageError for a test-only set, a negative number, or more shots than the largest class has. A class with
-    fewer images than `shots` gives all it has, as in CoOp.
-    """
+def check_shots(shards: ShardSet, shots: int) -> None:
+    """Raises DataUsageError for a test-only set, a negative number, or more shots than the largest class has."""
     if "train" not in shards.manifest.splits:
         raise DataUsageError(f"'{shards.name}' is a test set: it has no images to train on")
     if shots < 0:
         raise DataUsageError(f"--shots {shots}: give a number of images per class, or 0 for all of them")
-    train = shards.split("train")
-    val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
-    largest = int(np.bincount(train.labels).max())
+    largest = int(np.bincount(shards.labels("train")).max())
     if shots > largest:
         raise DataUsageError(f"--shots {shots}: the largest class of '{shards.name}' has {largest} training images")
-    train_picks, val_picks = few_shot(train.labels, val.labels, shots, seed)
+
+
+def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all", picks: Picks | None = None) -> FewShot:
+    """The few-shot images of a run, by CoOp's draw or from `picks`; `shots` 0 takes every image of train and val.
+
+    A class with fewer images than `shots` gives all it has, as in CoOp. Raises DataUsageError as `check_shots` does and
+    for picks of another number of shots, DataError for picks of images that are not in the data set.
+    """
+    check_shots(shards, shots)
+    train = shards.split("train")
+    val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
+    if picks is None:
+        train_picks, val_picks = few_shot(train.labels, val.labels, shots, seed)
+    elif picks.shots != shots:
+        raise DataUsageError(f"the picks {picks.digest} are of {picks.shots} shots: give --shots {picks.shots}")
+    else:
+        train_picks, val_picks = _positions(train, picks.train, picks), _positions(val, picks.val, picks)
     labels = class_half(train.labels[train_picks], classes)
     chosen_train = select(train, train_picks, labels)
     return FewShot(
@@ -101,7 +117,20 @@ def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all") -> FewSh
         labels=tuple(labels),
         digest=lines_digest(chosen_train.paths),
         picks=chosen_train.paths,
+        source=picks.source if picks else "coop-rule",
+        seed=picks.seed if picks else seed,
     )
+
+
+def _positions(split: Split, paths: Sequence[str], picks: Picks) -> list[int]:
+    at = {path: position for position, path in enumerate(split.paths)}
+    missing = [path for path in paths if path not in at]
+    if missing:
+        raise DataError(
+            f"the picks {picks.digest} of '{picks.dataset}' name {len(missing)} of {len(paths)} images that are not "
+            f"in the packed set, first {missing[0]!r}: import them for the set that is packed now"
+        )
+    return [at[path] for path in paths]
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shards.errors import DataError
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "manifest.json"
+
+# A temporary file that is this old (seconds) was left by a process that was killed while it wrote.
+ABANDONED = 3600
 
 
 class Shard(BaseModel):
@@ -28,13 +33,14 @@ class Shard(BaseModel):
 
 
 class SplitEntry(BaseModel):
-    """One split: its images, the digest of its list, its shards and the index that says where each image lies."""
+    """One split: its images, the digest of its list, its shards, and the index and paths that say what lies where."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     count: int = Field(ge=1)
     digest: str = Field(description="first 16 hex digits of SHA-256 over the lines path<TAB>label<TAB>class name")
-    index_sha256: str
+    index_sha256: str = Field(description="of <split>/index.npy")
+    paths_sha256: str = Field(description="of <split>/paths.txt")
     shards: tuple[Shard, ...]
 
 
@@ -64,26 +70,69 @@ class Manifest(BaseModel):
 
 def lines_digest(lines: Iterable[str]) -> str:
     """First 16 hex digits of SHA-256 over lines joined by single newlines."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for number, line in enumerate(lines):
+        digest.update(f"\n{line}".encode() if number else line.encode())
+    return digest.hexdigest()[:16]
+
+
+def write_bytes(file: Path, data: bytes) -> None:
+    """Write a whole file or nothing of it; what a killed writer of the same file left is removed."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        os.replace(part, file)
+    finally:
+        part.unlink(missing_ok=True)
+    for left in file.parent.glob(f".{file.name}.*.part"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                left.unlink()
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a whole file or nothing of it."""
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, file)
+    """`write_bytes` in UTF-8."""
+    write_bytes(file, text.encode())
 
 
 def convention_texts(manifest: Manifest) -> dict[str, str]:
-    """The text files of the clip-benchmark convention by name; its templates say `{c}` where ours say `{}`."""
+    """The text files of the clip-benchmark convention by name: class names as prompts have them, templates with `{c}`.
+
+    Prompts read underscores as blanks; the manifest keeps the names as they were given.
+    """
+    names = (name.replace("_", " ").strip() for name in manifest.classnames)
     templates = (manifest.template, *manifest.templates)
     return {
-        "classnames.txt": "".join(f"{name}\n" for name in manifest.classnames),
+        "classnames.txt": "".join(f"{name}\n" for name in names),
         "zeroshot_classification_templates.txt": "".join(f"{line.replace('{}', '{c}')}\n" for line in templates),
     }
 
 
+def unfit_texts(classnames: Iterable[str], templates: Iterable[str]) -> Iterator[str]:
+    """Why class names or templates cannot stand one per line in the convention's files, in words; names may repeat."""
+    for label, name in enumerate(classnames):
+        if not _one_line(name) or not name.replace("_", " ").strip():
+            yield f"class name {label} is {name!r}"
+    for template in templates:
+        if not _one_line(template):
+            yield f"the template is {template!r}"
+        elif template.count("{}") != 1 or "{" in template.replace("{}", "") or "}" in template.replace("{}", ""):
+            yield f"the template {template!r} must hold one {{}} and no other brace"
+
+
+def _one_line(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return len(text.splitlines()) == 1 and text == text.strip()
+
+
 def repack_hint(folder: Path) -> str:
+    from shards.mirror import is_mirror
+
+    if is_mirror(folder.parent):
+        return f"delete {folder} and it is fetched again"
     return f"pack it again: procap data pack {folder.name} --force --data {folder.parent}"
 
 
@@ -92,7 +141,10 @@ def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
 
     Raises DataError when there is none, when it is not readable by this version, or when it is another data set's.
     """
+    from shards.mirror import refresh
+
     wanted = dataset or folder.name
+    refresh(folder, wanted)
     mend = repack_hint(folder.with_name(wanted))
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
@@ -102,19 +154,24 @@ def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
         raise DataError(f"no shards of '{wanted}' in {folder} ({state}); {pack}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{folder / FILE} cannot be read ({error}); {mend}") from None
-    try:
-        content = json.loads(text)
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if version != SCHEMA:
-            raise DataError(f"{folder / FILE} has schema {version}, this version reads schema {SCHEMA}; {mend}")
-        manifest = Manifest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{folder / FILE} is damaged ({where}: {first['msg']}); {mend}") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{folder / FILE} is damaged ({error}); {mend}") from None
+    manifest = parse_manifest(text, str(folder / FILE), mend)
     if manifest.dataset != wanted:
         holds = f"{folder} holds the data set '{manifest.dataset}', not '{wanted}'"
         raise DataError(f"{holds}; rename the folder to {manifest.dataset}")
     return manifest
+
+
+def parse_manifest(text: str, file: str, mend: str) -> Manifest:
+    """The manifest in `text`. Raises DataError naming `file` and how to mend it when this version cannot read it."""
+    try:
+        content = json.loads(text)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if version != SCHEMA:
+            raise DataError(f"{file} has schema {version}, this version reads schema {SCHEMA}; {mend}")
+        return Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{file} is damaged ({where}: {first['msg']}); {mend}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} is damaged ({error}); {mend}") from None

@@ -1,32 +1,50 @@
 """Pack a data set into WebDataset shards: the clip-benchmark layout plus an index per split and, last, a manifest.
 
 <data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  manifest.json
-                         <split>/  nshards.txt  index.json  0.tar  1.tar ...
+                         <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
+
+Which images a shard holds is decided before any is read, by their number alone: every worker can start anywhere, the
+bytes do not depend on how many there are, and a packing that was stopped goes on with the shards that are missing.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
-import io
-import os
+import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from shards.catalogue import find
-from shards.errors import DataError
-from shards.manifest import FILE, Manifest, SplitEntry, convention_texts, lines_digest, write_text
+from shards.errors import DataError, DataUsageError
+from shards.index import INDEX, INDEX_FILE, PATHS_FILE, Paths, index_bytes
+from shards.manifest import (
+    FILE,
+    SCHEMA,
+    Manifest,
+    SplitEntry,
+    convention_texts,
+    lines_digest,
+    unfit_texts,
+    write_bytes,
+    write_text,
+)
+from shards.mirror import refuse_packing
+from shards.place import only_packer, partial_of, put_back, refuse_foreign, swap
+from shards.pool import in_order
+from shards.progress import Progress, SplitProgress
 from shards.reader import open_dataset
-from shards.records import Record, Source, source_of
-from shards.tar import write_shards
+from shards.records import Source, source_of
+from shards.shard import ShardTask, note_file, pack_shard, read_note
 
-PER_SHARD = 250
-
-# Called with the split's name, the images packed so far and the images of the split.
-Progress = Callable[[str, int, int], None]
+# Images of a shard, fewer where they are so large that a shard would be larger than SHARD_BYTES.
+PER_SHARD = 1000
+SHARD_BYTES = 10**9
+# Headers and padding of an image's three members in a tar, at most.
+OVERHEAD = 3 * 2**10
 
 
 def pack(
@@ -35,13 +53,15 @@ def pack(
     *,
     force: bool = False,
     per_shard: int = PER_SHARD,
+    workers: int = 1,
     on_progress: Progress | None = None,
 ) -> Manifest:
-    """Pack a data set of the catalogue into `data_root/<name>/`; a valid set that is there already is kept.
+    """Pack a generated or bundled data set of the catalogue into `data_root/<name>/`; see `pack_source`.
 
-    Raises DataUsageError for an unknown name and DataError when the folder cannot be written.
+    Raises DataUsageError for an unknown name.
     """
-    return pack_source(source_of(find(dataset)), data_root, force=force, per_shard=per_shard, on_progress=on_progress)
+    source = source_of(find(dataset))
+    return pack_source(source, data_root, force=force, per_shard=per_shard, workers=workers, on_progress=on_progress)
 
 
 def pack_source(
@@ -50,51 +70,60 @@ def pack_source(
     *,
     force: bool = False,
     per_shard: int = PER_SHARD,
+    workers: int = 1,
     on_progress: Progress | None = None,
 ) -> Manifest:
-    """Pack any source of records; see `pack`.
+    """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
 
-    Everything is written to a hidden folder beside the final one and renamed when it is complete, so an interrupted
-    packing leaves nothing that looks finished, a set that was there before stays, and the next call starts it again.
+    Everything is written to a hidden folder beside the final one and renamed when it is complete. A packing that was
+    stopped, or that met a broken image, leaves nothing that looks finished and a set that was there before as it was;
+    the next call keeps the finished shards whose raw files have not changed. They go when the set is complete, when
+    something else is packed under its name, or with `force`, which starts anew.
+
+    Raises DataError when an image is broken, an image is listed twice in a split, there is too little room, or the
+    folder cannot be written.
     """
+    counts = {split: count for split, count in source.counts.items() if count}
+    _refuse_unfit(source, counts)
+    refuse_packing(data_root)
     folder = data_root / source.name
+    partial = partial_of(folder)
     try:
+        if not (force or partial.exists()) and (kept := _still_valid(source, data_root, counts)):
+            return kept
         data_root.mkdir(parents=True, exist_ok=True)
-        with _only_packer(data_root):
-            partial = data_root / f".{source.name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            _put_back(folder)
-            kept = None if force else _still_valid(source, data_root)
-            if kept is not None:
-                return kept
-            _refuse_foreign(folder)
-            try:
-                manifest = _write(source, partial, per_shard, on_progress)
-                _swap(partial, folder)
-            finally:
+        with only_packer(folder):
+            put_back(folder)
+            kept = None if force else _still_valid(source, data_root, counts)
+            if kept or force:
                 shutil.rmtree(partial, ignore_errors=True)
+            if kept:
+                return kept
+            refuse_foreign(folder)
+            try:
+                fitting = _images_per_shard(source, counts, per_shard)
+                manifest = _write(source, counts, partial, fitting, workers, on_progress)
+                swap(partial / "set", folder)
+            except BaseException:
+                if not any(partial.glob("finished/*/*.json")):
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
+            shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise DataError(f"'{source.name}' cannot be packed into {data_root}: {_reason(error, data_root)}") from error
     return manifest
 
 
-@contextmanager
-def _only_packer(data_root: Path) -> Iterator[None]:
-    """Wait until no other process packs into this data root; the lock dies with its process."""
-    descriptor = os.open(data_root, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            # Some network file systems have no locks; a lone packer is the usual case there.
-            if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS):
-                raise
-        yield
-    finally:
-        os.close(descriptor)
+def _refuse_unfit(source: Source, counts: Mapping[str, int]) -> None:
+    if source.name.startswith(".") or Path(source.name).name != source.name:
+        raise DataUsageError(f"'{source.name}' is no name of a data set: it must be that of a folder")
+    if not counts:
+        raise DataError(f"'{source.name}' has no images")
+    for reason in unfit_texts(source.classnames, (source.template, *source.templates)):
+        raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
 
 
-def _still_valid(source: Source, data_root: Path) -> Manifest | None:
+def _still_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> Manifest | None:
     """The manifest of what is there, if it is whole and describes what `source` would pack today."""
     if not (data_root / source.name / FILE).exists():
         return None
@@ -104,102 +133,169 @@ def _still_valid(source: Source, data_root: Path) -> Manifest | None:
         return None
     there = (manifest.source, manifest.classnames, manifest.template, manifest.templates)
     today = (source.origin, source.classnames, source.template, source.templates)
-    counts = {name: split.count for name, split in manifest.splits.items()}
-    return manifest if there == today and counts == source.counts else None
+    packed = {name: split.count for name, split in manifest.splits.items()}
+    same = there == today and packed == counts
+    return manifest if same and (manifest.variant, manifest.resize) == (source.variant, source.resize) else None
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} exists but holds no packed data set; move it away or choose another --data folder")
+def _images_per_shard(source: Source, counts: Mapping[str, int], most: int) -> int:
+    """`most`, halved until an average shard is not larger than SHARD_BYTES; the size can be an estimate."""
+    if source.resize is None and source.size is not None:
+        while most > 1 and most * source.size > SHARD_BYTES * sum(counts.values()):
+            most //= 2
+    return most
 
 
-def _write(source: Source, folder: Path, per_shard: int, on_progress: Progress | None) -> Manifest:
-    folder.mkdir()
-    splits: dict[str, SplitEntry] = {}
-    for split, count in source.counts.items():
-        records = _checked(source, split, count, on_progress)
-        shards, index = write_shards(records, folder / split, per_shard)
-        text = index.model_dump_json() + "\n"
-        write_text(folder / split / "index.json", text)
-        lines = (
-            f"{path}\t{label}\t{source.classnames[label]}" for path, label in zip(index.path, index.label, strict=True)
-        )
-        splits[split] = SplitEntry(
-            count=count,
-            digest=lines_digest(lines),
-            index_sha256=hashlib.sha256(text.encode()).hexdigest(),
-            shards=tuple(shards),
-        )
+def _write(
+    source: Source,
+    counts: Mapping[str, int],
+    partial: Path,
+    per_shard: int,
+    workers: int,
+    on_progress: Progress | None,
+) -> Manifest:
+    plan = _plan(source, counts, per_shard)
+    if not _goes_on(partial, plan):
+        shutil.rmtree(partial, ignore_errors=True)
+    _refuse_full_disk(source, counts, partial)
+    complete = partial / "set"
+    complete.mkdir(parents=True, exist_ok=True)
+    write_text(partial / "plan.json", plan)
+    _pack_shards(source, counts, partial, per_shard, workers, on_progress)
     manifest = Manifest(
         dataset=source.name,
         source=source.origin,
         classnames=source.classnames,
         template=source.template,
         templates=source.templates,
-        splits=splits,
+        variant=source.variant,
+        resize=source.resize,
+        splits={split: _finish_split(source, partial, split, count, per_shard) for split, count in counts.items()},
     )
     for file, text in convention_texts(manifest).items():
-        write_text(folder / file, text)
-    write_text(folder / FILE, manifest.to_json())
+        write_text(complete / file, text)
+    write_text(complete / FILE, manifest.to_json())
     return manifest
 
 
-def _checked(source: Source, split: str, count: int, on_progress: Progress | None) -> Iterator[Record]:
-    """The records of a split, each proven to decode and to have a known label; exactly `count` of them."""
-    seen = 0
-    for record in source.part(split, 0, count).records():
-        _refuse_broken(source, split, record)
-        seen += 1
-        if on_progress:
-            on_progress(split, seen, count)
-        yield record
-    if seen != count:
-        raise DataError(f"'{source.name}' {split}: its source gave {seen} images, its list says {count}")
+def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
+    """What finished shards rest on, apart from the raw files themselves."""
+    plan: dict[str, object] = {"schema": SCHEMA, "origin": source.origin, "variant": source.variant}
+    plan |= {"counts": dict(counts), "per_shard": per_shard, "classnames": source.classnames, "resize": source.resize}
+    if source.resize:
+        from PIL import __version__
+
+        plan["pillow"] = __version__
+    return json.dumps(plan)
 
 
-def _refuse_broken(source: Source, split: str, record: Record) -> None:
-    from PIL import Image
-
-    if not 0 <= record.label < len(source.classnames):
-        known = f"labels go from 0 to {len(source.classnames) - 1}"
-        raise DataError(f"'{source.name}' {split}: {record.path} has label {record.label}, {known}")
+def _goes_on(partial: Path, plan: str) -> bool:
+    """Whether `partial` is a stopped packing of the same plan; what a killed process was writing is removed."""
     try:
-        with Image.open(io.BytesIO(record.data)) as image:
-            image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        unreadable = f"{record.path} is not a readable image ({error})"
-        raise DataError(f"'{source.name}' {split}: {unreadable}; replace it") from error
+        same = (partial / "plan.json").read_text(encoding="utf-8") == plan
+    except (OSError, UnicodeDecodeError):
+        return False
+    for left in partial.rglob(".*.part"):
+        left.unlink(missing_ok=True)
+    return same
 
 
-def _swap(partial: Path, folder: Path) -> None:
-    """Put the finished folder in its place; the old one goes only when the new one is complete."""
-    old = _displaced(folder)
-    shutil.rmtree(old, ignore_errors=True)
-    try:
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(partial, folder)
-    except BaseException:
-        _put_back(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+def _refuse_full_disk(source: Source, counts: Mapping[str, int], partial: Path) -> None:
+    # What is left of images after resizing is not known before.
+    if source.size is None or source.resize is not None:
+        return
+    need = source.size + OVERHEAD * sum(counts.values())
+    held = sum(tar.stat().st_size for tar in partial.glob("set/*/*.tar") if _noted(partial, tar))
+    free = shutil.disk_usage(partial.parent).free
+    if need - held > free:
+        more = "more " if held else ""
+        room = f"about {_bytes(need - held)} {more}are needed in {partial.parent}, {_bytes(free)} are free"
+        raise DataError(f"'{source.name}' does not fit: {room}; free some or choose another --data folder")
 
 
-def _put_back(folder: Path) -> None:
-    """Undo a swap that was stopped between its two renames."""
-    old = _displaced(folder)
-    if (old / FILE).exists() and not folder.exists():
-        os.rename(old, folder)
+def _noted(partial: Path, tar: Path) -> bool:
+    return note_file(partial, tar.parent.name, int(tar.stem)).exists() if tar.stem.isdecimal() else False
 
 
-def _displaced(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
+def _pack_shards(
+    source: Source,
+    counts: Mapping[str, int],
+    partial: Path,
+    per_shard: int,
+    workers: int,
+    on_progress: Progress | None,
+) -> None:
+    cuts = [(split, start) for split, count in counts.items() for start in range(0, count, per_shard)]
+    progress = SplitProgress([split for split, _ in cuts], counts, on_progress)
+
+    def tasks() -> Iterator[ShardTask]:
+        for split, start in cuts:
+            stop = min(start + per_shard, counts[split])
+            yield ShardTask(
+                partial=partial,
+                dataset=source.name,
+                split=split,
+                number=start // per_shard,
+                start=start,
+                stop=stop,
+                part=source.part(split, start, stop),
+                classes=len(source.classnames),
+                resize=source.resize,
+            )
+
+    # A process takes as long to start as a few hundred images take to pack.
+    processes = min(workers, len(cuts), sum(counts.values()) // per_shard)
+    for _ in in_order(pack_shard, tasks(), processes, progress):
+        pass
+
+
+def _finish_split(source: Source, partial: Path, split: str, count: int, per_shard: int) -> SplitEntry:
+    """Write the index, the paths and `nshards.txt` of a split from what its finished shards hold."""
+    rows, shards, lines = np.empty(count, INDEX), [], []
+    for number, start in enumerate(range(0, count, per_shard)):
+        finished = read_note(partial, split, number)
+        own = rows[start : start + per_shard]
+        own["shard"], own["size"], own["offset"], own["label"] = number, finished.size, finished.offset, finished.label
+        lines.append("".join(f"{path}\n" for path in finished.path).encode())
+        shards.append(finished.shard)
+    text = b"".join(lines)
+    paths = Paths(lambda: text, count)
+    _refuse_repeated(source.name, split, paths)
+    index, folder = index_bytes(rows), partial / "set" / split
+    write_bytes(folder / INDEX_FILE, index)
+    write_bytes(folder / PATHS_FILE, text)
+    write_text(folder / "nshards.txt", f"{len(shards)}\n")
+    return SplitEntry(
+        count=count,
+        digest=lines_digest(
+            f"{paths[i]}\t{label}\t{source.classnames[label]}" for i, label in enumerate(rows["label"].tolist())
+        ),
+        index_sha256=hashlib.sha256(index).hexdigest(),
+        paths_sha256=hashlib.sha256(text).hexdigest(),
+        shards=tuple(shards),
+    )
+
+
+def _refuse_repeated(dataset: str, split: str, paths: Paths) -> None:
+    """Picks and records of runs name images by their paths, so a path stands for one image of a split."""
+    # Hashes take an eighth of the memory of the paths themselves; only those that are equal are looked at.
+    hashes = np.fromiter((hash(paths[i]) for i in range(len(paths))), np.int64, len(paths))
+    order = np.argsort(hashes, kind="stable")
+    for k in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]):
+        first, second = int(order[k]), int(order[k + 1])
+        if paths[first] == paths[second]:
+            where = f"as image {first + 1} and as image {second + 1}"
+            raise DataError(f"'{dataset}' {split}: {paths[first]} is listed twice, {where}; list it once")
 
 
 def _reason(error: OSError, data_root: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(data_root).free // 2**20
-        return f"no space left ({free} MiB free); free some or choose another --data folder"
+        free = _bytes(shutil.disk_usage(data_root).free)
+        return f"no space left ({free} free); free some or choose another --data folder"
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return "the folder is not writable; choose another --data folder"
     return f"{error.strerror or error}; choose another --data folder"
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e9:,.1f} GB" if number >= 1e8 else f"{number / 1e6:,.1f} MB"

@@ -6,102 +6,71 @@ by name when its split is opened, an image that does not decode when it is read.
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.checks import check_files, check_hashes, hash_problem, read_index, size_problem
+from shards.checks import check_files, check_hashes, read_index, read_paths
 from shards.errors import DataError, DataUsageError
-from shards.manifest import Manifest, convention_texts, read_manifest
-from shards.tar import Index, sample_key
+from shards.files import ShardFiles
+from shards.index import Paths
+from shards.manifest import Manifest, read_manifest
+from shards.mirror import mirrored_shards
+from shards.tar import sample_key
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# A broken shard of thousands of images is told by a few of them.
-NAMED = 3
-
-
-class ShardFiles:
-    """The open shards of one split; safe to share with forked and spawned processes and with threads."""
-
-    def __init__(self, dataset: str, files: Sequence[Path]) -> None:
-        self.dataset = dataset
-        self.files = tuple(files)
-        self._open: dict[tuple[int, int], int] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "files": self.files, "_open": {}}
-
-    def __del__(self) -> None:
-        for (process, _), descriptor in self._open.items():
-            if process == os.getpid():
-                os.close(descriptor)
-
-    def read(self, shard: int, offset: int, size: int) -> bytes:
-        """`size` bytes at `offset` of a shard; raises DataError when they are not there."""
-        file = self.files[shard]
-        try:
-            descriptor = self._open.get((os.getpid(), shard))
-            if descriptor is None:
-                opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-                descriptor = self._open.setdefault((os.getpid(), shard), opened)
-                if descriptor != opened:
-                    os.close(opened)
-            data = os.pread(descriptor, size, offset)
-        except OSError as error:
-            raise DataError(f"'{self.dataset}': {file} cannot be read ({error.strerror})") from error
-        if len(data) != size:
-            read = f"{len(data)} of {size} bytes at {offset}"
-            raise DataError(f"'{self.dataset}': {file} was cut short while in use ({read})")
-        return data
-
-
 class Split:
-    """A list of images, all of a split or a selection, with its labels [N] and paths."""
+    """A list of images, all of a split or a selection: their rows of the index [N], positions in the split [N], labels.
+
+    Paths are read from the disk when the first is asked for.
+    """
 
     def __init__(
         self,
         files: ShardFiles,
+        rows: NDArray[np.void],
         positions: NDArray[np.int64],
-        columns: Mapping[str, NDArray[np.int64]],
         labels: NDArray[np.int64],
-        paths: list[str],
+        paths: Paths,
     ) -> None:
-        self._files, self._columns = files, columns
+        self._files, self._paths = files, paths
+        self.rows = rows
         self.positions = positions
         self.labels = labels
-        self.paths = paths
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @cached_property
+    def paths(self) -> list[str]:
+        """The path of each image inside its data set; raises DataError when they are not those that were packed."""
+        return [self._paths[position] for position in self.positions.tolist()]
+
     def read(self, i: int) -> bytes:
         """The encoded bytes of image `i`."""
-        column = self._columns
-        return self._files.read(int(column["shard"][i]), int(column["offset"][i]), int(column["size"][i]))
+        row = self.rows[i]
+        return self._files.read(int(row["shard"]), int(row["offset"]), int(row["size"]))
 
     def image(self, i: int) -> Image:
         """Image `i` decoded to RGB; raises DataError naming shard, member and path when it is undecodable."""
-        from PIL import Image
+        from shards.images import ImageError, decode
 
         data = self.read(i)
         try:
-            with Image.open(io.BytesIO(data)) as image:
-                return image.convert("RGB")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            shard = self._files.files[int(self._columns["shard"][i])]
-            member = f"member {sample_key(int(self.positions[i]))} ({self.paths[i]})"
-            raise DataError(
-                f"'{self._files.dataset}': {shard}: {member} is undecodable ({error}); image {i + 1} of {len(self)}"
-            ) from error
+            return decode(data)
+        except ImageError as error:
+            position = int(self.positions[i])
+            shard = self._files.files[int(self.rows[i]["shard"])]
+            member = f"member {sample_key(position)} ({self._paths[position]})"
+            place = f"image {position + 1} of {len(self._paths)}"
+            raise DataError(f"'{self._files.dataset}': {shard}: {member} is undecodable ({error}); {place}") from error
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], relabel: Mapping[int, int] | None = None) -> Split:
         """The images at `indices`, in that order; `relabel` maps their labels to new ones."""
@@ -109,8 +78,7 @@ class Split:
         labels = self.labels[chosen]
         if relabel is not None:
             labels = np.array([relabel[int(label)] for label in labels], np.int64)
-        columns = {name: values[chosen] for name, values in self._columns.items()}
-        return Split(self._files, self.positions[chosen], columns, labels, [self.paths[i] for i in chosen])
+        return Split(self._files, self.rows[chosen], self.positions[chosen], labels, self._paths)
 
 
 class ShardSet:
@@ -119,6 +87,7 @@ class ShardSet:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._indices: dict[str, NDArray[np.void]] = {}
 
     @property
     def name(self) -> str:
@@ -130,29 +99,40 @@ class ShardSet:
 
     def labels(self, name: str) -> NDArray[np.int64]:
         """Labels [N] of a split, without touching its images."""
-        return np.array(self._index(name).label, np.int64)
+        return self._index(name)["label"].astype(np.int64)
+
+    def paths(self, name: str) -> list[str]:
+        """Paths of a split in list order, without touching its images."""
+        return self.unproven(name).paths
 
     def split(self, name: str) -> Split:
         """One split, every byte of it proven against the manifest.
 
         Raises DataUsageError when there is no such split and DataError when a shard or the index was altered.
         """
-        split = self._unproven(name)
+        split = self.unproven(name, fetch=True)
         check_hashes(self.folder, self.manifest, name)
         return split
 
-    def _unproven(self, name: str) -> Split:
-        index = self._index(name)
-        files = ShardFiles(self.name, [self.folder / shard.file for shard in self.manifest.splits[name].shards])
-        columns = {column: np.array(getattr(index, column), np.int64) for column in ("shard", "offset", "size")}
-        labels = np.array(index.label, np.int64)
-        return Split(files, np.arange(len(labels)), columns, labels, list(index.path))
+    def unproven(self, name: str, fetch: bool = False) -> Split:
+        """One split without a look at its shards' bytes: for a check that reads them anyway.
 
-    def _index(self, name: str) -> Index:
+        fetch: of a mirror, get each shard when it is first read.
+        """
+        rows = self._index(name)
+        entry = self.manifest.splits[name]
+        mirrored = mirrored_shards(self.folder, entry.shards) if fetch else None
+        files = ShardFiles(self.name, [self.folder / shard.file for shard in entry.shards], mirrored)
+        paths = Paths(partial(read_paths, self.folder, self.manifest, name), entry.count)
+        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths)
+
+    def _index(self, name: str) -> NDArray[np.void]:
         if name not in self.manifest.splits:
             known = ", ".join(self.manifest.splits)
             raise DataUsageError(f"'{self.name}' has no split '{name}'; it has: {known}")
-        return read_index(self.folder, self.manifest, name)
+        if name not in self._indices:
+            self._indices[name] = read_index(self.folder, self.manifest, name)
+        return self._indices[name]
 
 
 def open_dataset(data_root: Path, name: str) -> ShardSet:
@@ -165,75 +145,3 @@ def open_dataset(data_root: Path, name: str) -> ShardSet:
     for split in manifest.splits:
         check_files(folder, manifest, split)
     return ShardSet(folder, manifest)
-
-
-@dataclass(frozen=True)
-class SplitReport:
-    """What a full check found in one split; `readable` of `images` decode and `shards_found` of `shards` are there."""
-
-    name: str
-    images: int
-    readable: int
-    shards: int
-    shards_found: int
-    problems: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a full check found in a data set; `problems` holds what concerns the whole of it."""
-
-    dataset: str
-    splits: tuple[SplitReport, ...]
-    problems: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems and not any(split.problems for split in self.splits)
-
-
-def verify(data_root: Path, name: str) -> Report:
-    """Hash every shard, decode every image, compare the convention's text files; faults are reported, not raised."""
-    folder = data_root / name
-    try:
-        manifest = read_manifest(folder, name)
-    except DataError as error:
-        return Report(name, (), (str(error),))
-    problems = [
-        f"{folder / file} differs from the manifest"
-        for file, text in convention_texts(manifest).items()
-        if not _holds(folder / file, text)
-    ]
-    return Report(name, tuple(_verify_split(folder, manifest, split) for split in manifest.splits), tuple(problems))
-
-
-def _verify_split(folder: Path, manifest: Manifest, name: str) -> SplitReport:
-    entry = manifest.splits[name]
-    problems = [
-        problem for shard in entry.shards if (problem := size_problem(folder, shard) or hash_problem(folder, shard))
-    ]
-    if not _holds(folder / name / "nshards.txt", f"{len(entry.shards)}\n"):
-        problems.append(f"{folder / name / 'nshards.txt'} differs from the manifest")
-    readable, unreadable = 0, []
-    try:
-        images = ShardSet(folder, manifest)._unproven(name)
-        for i in range(len(images)):
-            try:
-                images.image(i)
-                readable += 1
-            except DataError as error:
-                unreadable.append(str(error))
-    except DataError as error:
-        problems.append(str(error))
-    problems += unreadable[:NAMED]
-    if len(unreadable) > NAMED:
-        problems.append(f"'{manifest.dataset}' {name}: {len(unreadable) - NAMED} more images are unreadable")
-    found = sum((folder / shard.file).is_file() for shard in entry.shards)
-    return SplitReport(name, entry.count, readable, len(entry.shards), found, tuple(problems))
-
-
-def _holds(file: Path, text: str) -> bool:
-    try:
-        return file.read_bytes() == text.encode()
-    except OSError:
-        return False

@@ -7,6 +7,7 @@ Shapes: B images, S = image size, N = images of a split.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -89,14 +90,14 @@ class TrainStream:
         """
         order = self.order(epoch)
 
-        def pixels(i: int) -> Tensor:
-            return self.augment.pixels(self._images[i], generator(self.seed, "augment", epoch, i))
+        def prepare(i: int, out: Tensor) -> None:
+            self.augment(self._images[i], generator(self.seed, "augment", epoch, i), out)
 
         steps = range(start_step, self.steps_per_epoch)
         batches = (order[step * self.batch_size : (step + 1) * self.batch_size] for step in steps)
         shares = (batch[self.rank :: self.world_size] for batch in batches)
-        for indices, stacked in _batches(shares, pixels, self.workers):
-            yield self.augment.normalise(stacked), self.labels[indices]
+        for share, images in _batches(shares, prepare, self.augment.image_size, self.workers):
+            yield images, self.labels[share]
 
 
 def evaluation_batches(
@@ -111,38 +112,58 @@ def evaluation_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(images [B, 3, S, S] float32, labels [B] int64, indices [B] int64), list order, each image exactly once.
 
-    `limit` stops after that many images. With `world_size` processes each gets every `world_size`-th image.
+    `limit` stops after that many images. With `world_size` processes each gets a block of consecutive images, and all
+    get equally many batches of equal sizes: where a block is one image short, an image of zeros with label -1 and
+    index -1 fills it. Whoever counts must leave out every index below 0.
     """
     count = len(split) if limit is None else min(limit, len(split))
-    mine = range(rank, count, world_size)
+    block = range(rank * count // world_size, (rank + 1) * count // world_size)
+    mine = torch.full((math.ceil(count / world_size),), -1)
+    mine[: len(block)] = torch.arange(block.start, block.stop)
     labels = torch.from_numpy(split.labels)
-    batches = (list(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size))
-    for indices, stacked in _batches(batches, lambda i: transform.pixels(split.image(i)), workers):
-        yield transform.normalise(stacked), labels[indices], torch.tensor(indices)
+
+    def prepare(i: int, out: Tensor) -> None:
+        if i < 0:
+            out.numpy()[:] = 0
+        else:
+            transform(split.image(i), out)
+
+    shares = (batch.tolist() for batch in mine.split(batch_size) if len(batch))
+    for share, images in _batches(shares, prepare, transform.image_size, workers):
+        indices = torch.tensor(share)
+        yield images, torch.where(indices < 0, -1, labels[indices]), indices
 
 
 def _batches(
-    batches: Iterable[list[int]], pixels: Callable[[int], Tensor], workers: int
+    shares: Iterable[list[int]], prepare: Callable[[int, Tensor], object], size: int, workers: int
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Each list of indices with its stacked uint8 pixels, prepared up to `BATCHES_AHEAD` batches early by threads."""
+    """Each list of indices with its images [B, 3, S, S], which `prepare(index, out)` writes one by one.
+
+    Threads prepare up to `BATCHES_AHEAD` batches early; what one of them raises is raised here, in list order.
+    """
     if not workers:
-        for indices in batches:
-            yield indices, _stack([pixels(i) for i in indices])
+        for share in shares:
+            images = torch.empty(len(share), 3, size, size)
+            for i, out in zip(share, images, strict=True):
+                prepare(i, out)
+            yield share, images
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
-    ahead: deque[tuple[list[int], list[Future[Tensor]]]] = deque()
+    ahead: deque[tuple[list[int], Tensor, list[Future[object]]]] = deque()
+
+    def oldest() -> tuple[list[int], Tensor]:
+        share, images, futures = ahead.popleft()
+        for future in futures:
+            future.result()
+        return share, images
+
     try:
-        for indices in batches:
-            ahead.append((indices, [pool.submit(pixels, i) for i in indices]))
+        for share in shares:
+            images = torch.empty(len(share), 3, size, size)
+            ahead.append((share, images, [pool.submit(prepare, *pair) for pair in zip(share, images, strict=True)]))
             if len(ahead) > BATCHES_AHEAD:
-                ready, futures = ahead.popleft()
-                yield ready, _stack([future.result() for future in futures])
-        for ready, futures in ahead:
-            yield ready, _stack([future.result() for future in futures])
+                yield oldest()
+        while ahead:
+            yield oldest()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _stack(pixels: list[Tensor]) -> Tensor:
-    # A process can be left without a share of a short last batch; its batch then has no image but keeps its place.
-    return torch.stack(pixels) if pixels else torch.empty((0, 3, 1, 1), dtype=torch.uint8)

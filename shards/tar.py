@@ -1,4 +1,4 @@
-"""WebDataset shards as tar files: written so that equal samples give equal bytes, and indexed for random access.
+"""WebDataset shards as tar files: written so that equal samples give equal bytes, and read back member by member.
 
 Members of a sample lie side by side, in alphabetical order, as the clip-benchmark convention has them:
 `s0000008.cls` (label), `s0000008.json` (path), `s0000008.png` (image).
@@ -7,35 +7,26 @@ Members of a sample lie side by side, in alphabetical order, as the clip-benchma
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
-from pydantic import BaseModel, ConfigDict
+# Extensions that readers of the convention take for an image. Others may mean something else to them: a library that
+# decodes members by extension would unpickle a `pyd`.
+IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 
-from shards.manifest import Shard
-from shards.records import Record
-
-
-class Index(BaseModel):
-    """Where each image of a split lies, in list order; one column per fact, all of the split's length."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    shard: tuple[int, ...]
-    offset: tuple[int, ...]
-    size: tuple[int, ...]
-    label: tuple[int, ...]
-    path: tuple[str, ...]
+BLOCK = tarfile.BLOCKSIZE
+# A label or a path; a member that claims to be more is not one.
+SIDE_LIMIT = 2**16
+IMAGE_LIMIT = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample as read back from a tar: where its image's bytes lie, and what its side members say."""
+    """One sample of a tar: where its image's bytes lie, and what its side members say."""
 
     offset: int
     size: int
@@ -48,72 +39,120 @@ def sample_key(position: int) -> str:
     return f"s{position:07d}"
 
 
-def write_shards(records: Iterable[Record], folder: Path, per_shard: int) -> tuple[list[Shard], Index]:
-    """Write `0.tar, 1.tar, ...` and `nshards.txt` of one split into `folder` and read them back into an index.
+class ShardWriter:
+    """Writes one shard to an open file and hashes it on the way, so that it need not be read again."""
 
-    Raises ValueError for a path without an extension and OSError when the disk refuses.
-    """
-    folder.mkdir(parents=True)
-    stream, position = iter(records), 0
-    shards: list[Shard] = []
-    columns: dict[str, list[int] | list[str]] = {name: [] for name in Index.model_fields}
-    while batch := list(islice(stream, per_shard)):
-        file = folder / f"{len(shards)}.tar"
-        with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for record in batch:
-                _add_sample(tar, sample_key(position), record)
-                position += 1
-        for sample in read_samples(file):
-            row = (len(shards), sample.offset, sample.size, sample.label, sample.path)
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)  # type: ignore[arg-type]
-        name = f"{folder.name}/{file.name}"
-        shards.append(Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=len(batch)))
-    (folder / "nshards.txt").write_text(f"{len(shards)}\n")
-    return shards, Index.model_validate(columns)
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def add(self, key: str, path: str, label: int, data: bytes, extension: str) -> Sample:
+        """Append a sample. Raises ValueError when the path or the image cannot be stored, with the reason in words."""
+        if extension not in IMAGES:
+            raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
+        if "\n" in path:
+            raise ValueError("its name holds a line break")
+        if len(data) > IMAGE_LIMIT:
+            raise ValueError("it is larger than 4 GiB")
+        try:
+            side = json.dumps({"path": path}, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("its name is not UTF-8") from None
+        if len(side) > SIDE_LIMIT:
+            raise ValueError("its name is too long")
+        offset = 0
+        for suffix, content in sorted({"cls": str(label).encode(), "json": side, extension: data}.items()):
+            self._write(_header(f"{key}.{suffix}", len(content)))
+            if suffix == extension:
+                offset = self.size
+            self._write(content)
+            self._write(bytes(-len(content) % BLOCK))
+        return Sample(offset, len(data), label, path)
+
+    def close(self) -> None:
+        """Write the end mark, and fill the last record as tar programs do."""
+        self._write(bytes(2 * BLOCK))
+        self._write(bytes(-self.size % tarfile.RECORDSIZE))
+
+    def _write(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._hash.update(data)
+        self.size += len(data)
 
 
-def _add_sample(tar: tarfile.TarFile, key: str, record: Record) -> None:
-    if record.extension in ("cls", "json", "") or "/" in record.extension:
-        raise ValueError(f"{record.path!r} has no image extension")
-    side = json.dumps({"path": record.path}, ensure_ascii=False)
-    members = {"cls": str(record.label).encode(), "json": side.encode(), record.extension: record.data}
-    for extension, data in sorted(members.items()):
-        # Time, owner and mode are constants: a second packing gives the same bytes.
-        member = tarfile.TarInfo(f"{key}.{extension}")
-        member.size, member.mtime, member.mode = len(data), 0, 0o444
-        member.uname = member.gname = "bigdata"
-        tar.addfile(member, io.BytesIO(data))
+def _header(name: str, size: int) -> bytes:
+    member = tarfile.TarInfo(name)
+    # Time, owner and mode are constants: a second packing gives the same bytes.
+    member.size, member.mtime, member.mode = size, 0, 0o444
+    member.uname = member.gname = "bigdata"
+    return member.tobuf(tarfile.USTAR_FORMAT)
 
 
 def read_samples(file: Path) -> Iterator[Sample]:
     """The samples of one shard in order.
 
-    Names of members group and type them and are never used as paths.
+    Names of members group and type them and are never used as paths. Everything but plain files is refused, extended
+    headers too, and no more is read of a member than the file has.
     Raises tarfile.TarError, OSError or ValueError when the file is not such a shard.
     """
-    with tarfile.open(file, "r:") as tar:
+    with file.open("rb") as stream:
         parts: dict[str, tarfile.TarInfo] = {}
-        for member in tar:
-            parts[member.name.partition(".")[2]] = member
-            if len(parts) < 3:
-                continue
-            key = member.name.partition(".")[0]
-            if {part.name.partition(".")[0] for part in parts.values()} != {key} or not {"cls", "json"} < set(parts):
+        for member in _members(stream, file.stat().st_size):
+            key, _, extension = member.name.partition(".")
+            if parts and next(iter(parts.values())).name.partition(".")[0] != key:
                 raise ValueError(f"members of {member.name!r} are not side by side")
-            image = next(part for extension, part in parts.items() if extension not in ("cls", "json"))
-            side = json.loads(_content(tar, parts["json"]))
-            yield Sample(image.offset_data, image.size, int(_content(tar, parts["cls"])), str(side["path"]))
-            parts = {}
+            if extension in parts:
+                raise ValueError(f"{member.name!r} is there twice")
+            parts[extension] = member
+            if len(parts) == 3:
+                yield _sample(stream, parts)
+                parts = {}
         if parts:
             raise ValueError(f"the last sample lacks members (has {', '.join(sorted(parts))})")
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    stream = tar.extractfile(member)
-    if stream is None:
-        raise ValueError(f"{member.name!r} is not a file")
-    return stream.read()
+def _sample(stream: BinaryIO, parts: dict[str, tarfile.TarInfo]) -> Sample:
+    images = set(parts) - {"cls", "json"}
+    if len(images) != 1 or not images <= set(IMAGES):
+        raise ValueError(f"a sample has the members {', '.join(sorted(parts))}")
+    image = parts[images.pop()]
+    try:
+        side = json.loads(_content(stream, parts["json"]))
+    except RecursionError:
+        side = None
+    if not isinstance(side, dict) or not isinstance(side.get("path"), str):
+        raise ValueError(f"{parts['json'].name!r} holds no path")
+    return Sample(image.offset_data, image.size, int(_content(stream, parts["cls"])), side["path"])
+
+
+def _members(stream: BinaryIO, end: int) -> Iterator[tarfile.TarInfo]:
+    # Python's reader follows extended headers and allocates what they claim; plain headers are all that is written.
+    place = 0
+    while True:
+        stream.seek(place)
+        block = stream.read(BLOCK)
+        if block == bytes(BLOCK):
+            return
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        member.offset_data = place + BLOCK
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise ValueError(f"member {member.name!r} is not a plain file")
+        if member.size < 0 or member.offset_data + member.size > end:
+            raise ValueError(f"member {member.name!r} reaches beyond the end of the file")
+        yield member
+        place = member.offset_data + member.size + -member.size % BLOCK
+
+
+def _content(stream: BinaryIO, member: tarfile.TarInfo) -> bytes:
+    if member.size > SIDE_LIMIT:
+        raise ValueError(f"member {member.name!r} is too large ({member.size} bytes)")
+    stream.seek(member.offset_data)
+    return stream.read(member.size)
 
 
 def file_sha256(file: Path) -> str:

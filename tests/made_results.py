@@ -60,7 +60,7 @@ def put_score(
     checkpoint: str | None = None,
 ) -> Path:
     """An evaluation: `correct` of `total` images, which are the first of `of` where it is limited."""
-    at = Target.parse(target)
+    at = Target.recorded(target)
     file = RunFolder(results / config.path).eval_file(at)
     write_json(
         file,

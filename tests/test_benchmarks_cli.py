@@ -15,7 +15,7 @@ import pytest
 from made_results import put_halves, put_run
 
 from benchmarks.cli import main
-from benchmarks.flags import cache_home, data_home
+from benchmarks.flags import cache_home, data_root
 from runner.results import RunFolder
 from runner.signals import Interrupted
 
@@ -237,7 +237,7 @@ def test_dry_runs_write_nothing_and_load_no_tracker(capsys, tmp_path, shards):
         assert code == 0 and "Nothing was written." in out
     code, out, _ = run(capsys, "eval", *common, "--json")
     document = json.loads(out.splitlines()[-1])
-    assert document["data"] == {"digits": "9 shards", "tiles": "to be packed"}
+    assert document["data"] == {"digits": "3 shards", "tiles": "to be packed"}
     states = {run["run"].split("/seed")[0]: run for run in document["runs"]}
     assert states["base/digits/coop/mini/16shot"]["state"] == "finished"
     assert states["base/digits/coop/mini/16shot"]["train_images"] == 0
@@ -258,9 +258,9 @@ def test_dry_runs_write_nothing_and_load_no_tracker(capsys, tmp_path, shards):
 
 
 def test_data_is_looked_for_where_the_environment_says(monkeypatch, tmp_path):
-    assert data_home() == tmp_path / "home" / "data"
+    assert data_root() == tmp_path / "home" / "data"
     monkeypatch.setenv("PROCAP_DATA", str(tmp_path / "shards"))
-    assert data_home() == tmp_path / "shards"
+    assert data_root() == tmp_path / "shards"
     monkeypatch.delenv("PROCAP_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_home() == tmp_path / "xdg" / "procap"

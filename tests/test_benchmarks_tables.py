@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+import shutil
 from fractions import Fraction
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from made_results import put_halves, put_run, put_score
+from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.scores import harmonic_mean, read_scores
@@ -20,6 +22,7 @@ from benchmarks.table_formats import FORMATS, as_json, render
 from benchmarks.tables import Table, build_table
 from procap.errors import UserError
 from runner.results import RunFolder
+from shards.pack import pack_source
 
 
 def table_of(results: Path) -> Table:
@@ -215,6 +218,55 @@ def test_different_packings_of_a_target_are_called_out(tmp_path):
     put_halves(tmp_path, "zeroshot", "shapes", (60, 90), (40, 100))
     [note] = [note for note in table_of(tmp_path).notes if "do not compare" in note]
     assert note.startswith("shapes:base:test")
+
+
+def test_runs_on_imported_picks_get_rows_of_their_own(tmp_path):
+    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), picks="0123456789abcdef")
+    assert any("imported few-shot picks" in note for note in table_of(tmp_path).notes)
+    put_halves(tmp_path, "coop", "shapes", (70, 100), (40, 100))
+    assert table_of(tmp_path).titles == ["CoOp (picks drawn)", "CoOp (picks imported)"]
+
+
+@pytest.mark.parametrize("form", ["md", "latex"])
+def test_sets_that_are_not_as_published_are_named_under_the_table(tmp_path, form):
+    put_halves(tmp_path, "coop", "caltech101-split7", (80, 100), (40, 100))
+    text = render(table_of(tmp_path), form)
+    assert "caltech101-split7: own split, seed 7; not comparable with published figures." in text
+    put_halves(tmp_path, "coop", "caltech101", (80, 100), (40, 100))
+    assert render(table_of(tmp_path), form).count("not comparable with published figures") == 1
+
+
+def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
+    config = put_halves(tmp_path, "coop", "dtd", (80, 100), (40, 100))
+    put_halves(tmp_path, "coop", "dtd-subset", (80, 100), (40, 100))
+    file = put_score(tmp_path, config, "imagenet-a-64px", 33, 100)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"variant": "resized, as recorded"}))
+    table = table_of(tmp_path)
+    found = {row["dataset"]: row["variant"] for row in as_json(table)["rows"]}
+    assert found == {"dtd": "", "dtd-subset": "dtd-subset: subset of the images"}
+    [other] = as_json(table)["others"]
+    assert other["variant"] == "imagenet-a-64px: resized, as recorded"
+    halves, others = (list(csv.DictReader(io.StringIO(part))) for part in render(table, "csv").split("\n\n"))
+    assert {row["data_set"]: row["variant"] for row in halves} == {**found, "Average": ""}
+    assert [row["variant"] for row in others] == [other["variant"]]
+    assert table.datasets == ["dtd", "dtd-subset"]
+
+
+def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, capsys):
+    """A data set of one's own, whose shards lie on another machine."""
+    pack_source(toy_source(name="my-birds"), tmp_path / "data")
+    config = put_halves(tmp_path, "coop", "my-birds", (80, 100), (40, 100), data=tmp_path / "data")
+    shutil.rmtree(tmp_path / "data")
+    assert main(["table", "--results", str(tmp_path), "--datasets", "My-Birds", "--format", "json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["dataset"], row["base"]["mean"], row["variant"]) == ("my-birds", 80, "")
+    assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
+    assert config.path in capsys.readouterr().out
+    where = ["--results", str(tmp_path), "--data", str(tmp_path / "data")]
+    assert main(["eval", str(tmp_path / config.path), "--dry-run", *where]) == 0
+    assert "my-birds  missing" in capsys.readouterr().out
+    assert main(["table", "--results", str(tmp_path), "--datasets", "my-brids"]) == 2
+    assert "did you mean my-birds" in capsys.readouterr().err
 
 
 def test_an_unfinished_run_has_no_number(tmp_path):

@@ -58,6 +58,7 @@ def test_json_brings_back_the_same_run():
         {"shots": 8},
         {"seed": 2},
         {"precision": "bf16"},
+        {"picks": "0123456789abcdef"},
     ],
 )
 def test_everything_that_changes_weights_changes_the_identity(change):
@@ -186,6 +187,28 @@ def test_targets_are_read_and_named():
     assert Target.parse("shapes:new") == Target("shapes", "novel", "test")
     assert str(Target.parse("Digits")) == "digits:all:test"
     assert Target.parse("shapes:novel:test").file == "shapes-novel-test.json"
+
+
+def test_a_recorded_target_is_read_whatever_data_are_here():
+    assert Target.recorded("birds-of-mine:new") == Target("birds-of-mine", "novel", "test")
+    with pytest.raises(DataUsageError, match="unknown data set 'birds-of-mine'"):
+        Target.parse("birds-of-mine:new")
+
+
+def test_a_derived_set_takes_what_was_published_for_its_base():
+    eurosat, small, shapes = (plan_run(method="procap", dataset=name) for name in ("eurosat", "EuroSAT-64px", "shapes"))
+    assert small.dataset == "eurosat-64px" and small.recipe == eurosat.recipe != shapes.recipe
+    imagenet = plan_run(method="coop", dataset="imagenet-256px", classes="all")
+    assert imagenet.recipe == plan_run(method="coop", dataset="imagenet", classes="all").recipe
+
+
+def test_picks_are_a_digest_and_mean_nothing_to_a_method_that_learns_nothing():
+    assert plan_run(method="zeroshot", dataset="shapes", picks="0" * 16) == plan_run(
+        method="zeroshot", dataset="shapes"
+    )
+    assert FIXED.model_copy(update={"picks": ""}).identity() == FIXED.identity() and "picks" not in FIXED.identity()
+    with pytest.raises(UsageError, match=r"picks = '\.\./x'"):
+        plan_run(method="coop", dataset="shapes", picks="../x")
 
 
 @pytest.mark.parametrize("text", ["", "shapes:", "shapes:novel:test:x", "shapes:some", "shapes:all:trian", "shap3s"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +75,48 @@ def test_sixteen_shots_of_seed_one_are_the_published_images(name, train, val):
     assert lines_digest(split.paths["val"][i] for i in val_picks) == val
 
 
+def coops_own_words(split: Published, shots: int, seed: int) -> tuple[list[str], list[str]]:
+    """CoOp's rule as it is written there: one global stream, records kept in a dict of lists by label."""
+    random.seed(seed)
+    drawn = []
+    for part, number in (("train", shots), ("val", min(shots, 4))):
+        by_label: dict[int, list[str]] = defaultdict(list)
+        for path, number_of_class in zip(split.paths[part], split.labels[part], strict=True):
+            by_label[number_of_class].append(path)
+        dataset = []
+        for items in by_label.values():
+            dataset.extend(random.sample(items, number) if len(items) >= number else items)
+        drawn.append(dataset)
+    return drawn[0], drawn[1]
+
+
+ALL_DRAWS = {
+    "Caltech101": "efe85c60fde4805f",
+    "OxfordPets": "cf02ce5047cae81c",
+    "StanfordCars": "0a9fea254c5027f3",
+    "OxfordFlowers": "98c0fb64b199628f",
+    "DescribableTextures": "08d65ffe9bf97d2d",
+    "EuroSAT": "19ab83c617ff6f6f",
+    "UCF101": "fd4de229b3f8b45c",
+}
+"""Digest over the digests of 1, 2, 4, 8 and 16 shots times seeds 0 to 3, train and val."""
+
+
+@pytest.mark.parametrize("name", ALL_DRAWS)
+def test_every_shot_and_seed_draws_what_coop_draws(name):
+    split = published(name)
+    digests = []
+    for shots in (1, 2, 4, 8, 16):
+        for seed in (0, 1, 2, 3):
+            picks = few_shot(split.labels["train"], split.labels["val"], shots, seed)
+            found = [
+                [split.paths[part][i] for i in of_part] for part, of_part in zip(("train", "val"), picks, strict=True)
+            ]
+            assert tuple(found) == coops_own_words(split, shots, seed)
+            digests += map(lines_digest, found)
+    assert lines_digest(digests) == ALL_DRAWS[name]
+
+
 @pytest.mark.parametrize(
     ("name", "classes", "train", "val", "test"),
     [
@@ -120,8 +164,6 @@ def toy(tmp_path_factory) -> ShardSet:
 
 
 def test_seed_zero_is_a_seed_and_the_global_stream_is_left_alone(toy):
-    import random
-
     random.seed(5)
     expected = random.random()
     random.seed(5)

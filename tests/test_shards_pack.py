@@ -6,9 +6,10 @@ import io
 import json
 import multiprocessing
 import os
-import signal
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -23,8 +24,10 @@ from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
 from shards.manifest import lines_digest
 from shards.pack import pack, pack_source
-from shards.reader import open_dataset, verify
+from shards.place import only_packer
+from shards.reader import open_dataset
 from shards.records import Record, png, source_of
+from shards.verify import verify
 from shards.world import FAMILIES, VERSION, render, sample_seed
 
 # For another process that imports what this one does.
@@ -41,7 +44,7 @@ def test_packing_twice_gives_the_same_bytes(tmp_path):
     pack_source(toy_source(), tmp_path / "b", per_shard=5)
     first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
     assert first == second
-    assert len(first) == 2 + 1 + 3 * 2 + 5 + 5 + 4
+    assert len(first) == 2 + 1 + 3 * 3 + 5 + 5 + 4
 
 
 def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process_and_without_torch(tmp_path):
@@ -59,7 +62,9 @@ def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process_and_wi
 def test_layout_is_the_clip_benchmark_convention(tmp_path):
     pack_source(toy_source(), tmp_path, per_shard=5)
     root = tmp_path / "toy"
-    assert (root / "classnames.txt").read_text().splitlines() == list(CLASSNAMES)
+    names = [name.replace("_", " ") for name in CLASSNAMES]
+    assert (root / "classnames.txt").read_text().splitlines() == names, "as prompts have them"
+    assert open_dataset(tmp_path, "toy").classnames == CLASSNAMES, "as they were given"
     templates = (root / "zeroshot_classification_templates.txt").read_text().splitlines()
     assert templates[0].format(c="kite") == "a photo of a kite."
     for split, count in COUNTS.items():
@@ -157,29 +162,6 @@ def test_a_changed_renderer_has_a_new_version(family):
     assert appearance(family) == pytest.approx(RENDERED.get(VERSION, {}).get(family), abs=0.01), mend
 
 
-def pack_slowly(root: Path, pause: float) -> None:
-    def slow(split: str) -> Iterator[Record]:
-        for record in toy_records(split):
-            time.sleep(pause)
-            yield record
-
-    pack_source(toy_source(slow), root, per_shard=5)
-
-
-def test_a_killed_packing_leaves_nothing_that_looks_finished(tmp_path):
-    process = multiprocessing.get_context("fork").Process(target=pack_slowly, args=(tmp_path, 0.05))
-    process.start()
-    while not list(tmp_path.glob(".toy.partial/*/0.tar")):
-        time.sleep(0.02)
-    os.kill(process.pid or 0, signal.SIGKILL)
-    process.join()
-    with pytest.raises(DataError, match="no shards of 'toy'"):
-        open_dataset(tmp_path, "toy")
-    pack_source(toy_source(), tmp_path)
-    assert verify(tmp_path, "toy").ok
-    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
-
-
 @pytest.mark.parametrize("stopped_at", [1, 2])
 def test_a_stop_between_the_renames_leaves_the_old_set(tmp_path, monkeypatch, stopped_at):
     first = pack_source(toy_source(), tmp_path)
@@ -213,14 +195,30 @@ def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
 
 
+def pack_slowly(root: Path) -> None:
+    def slow(split: str) -> Iterator[Record]:
+        for record in toy_records(split):
+            time.sleep(0.01)
+            yield record
+
+    pack_source(toy_source(slow), root, per_shard=5)
+
+
 def test_two_processes_packing_at_once_both_end_well(tmp_path):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=pack_slowly, args=(tmp_path, 0.01)) for _ in range(2)]
+    processes = [context.Process(target=pack_slowly, args=(tmp_path,)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(30)
     assert [process.exitcode for process in processes] == [0, 0]
+    assert verify(tmp_path, "toy").ok
+    assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
+
+
+def test_a_packing_of_one_set_does_not_wait_for_another_set(tmp_path):
+    with only_packer(tmp_path / "other"):
+        pack_source(toy_source(), tmp_path)
     assert verify(tmp_path, "toy").ok
 
 
@@ -254,7 +252,141 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
 
     with pytest.raises(DataError, match=message):
         pack_source(toy_source(records), tmp_path)
+    with pytest.raises(DataError, match="no shards of 'toy'"):
+        open_dataset(tmp_path, "toy")
+
+
+def test_a_failure_before_any_shard_is_finished_leaves_nothing(tmp_path):
+    def records(split: str) -> Iterator[Record]:
+        yield Record("train/x/0.png", 0, b"")
+
+    with pytest.raises(DataError, match=r"train/x/0\.png is not a readable image"):
+        pack_source(toy_source(records), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("test/no_extension", "does not end as an image's does"),
+        ("test/model.pyd", "does not end as an image's does"),
+        ("test/two\nlines.png", "holds a line break"),
+        ("test/\udcff.png", "not UTF-8"),
+        ("test/" + "long" * 20000 + ".png", "too long"),
+    ],
+)
+def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, message):
+    data = next(toy_records("test")).data
+    source = toy_source(lambda split: iter([Record(path, 0, data)]), counts={"test": 1})
+    with pytest.raises(DataError, match=message) as error:
+        pack_source(source, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classnames": ("a", "b\n", "c", "d", "e")}, r"class name 1 is 'b\\n'"),
+        ({"classnames": ("a", "b", "c", "d", " e")}, "class name 4 is ' e'"),
+        ({"classnames": ("a", "b", "c", "d", "_")}, "class name 4 is '_'"),
+        ({"classnames": ("a", "b", "c\u2028c", "d", "e")}, "class name 2"),
+        ({"template": "a photo of a {}. "}, "the template is"),
+        ({"templates": ("a {}\n",)}, "the template is"),
+        ({"templates": ("a photo",)}, "must hold one {}"),
+        ({"templates": ("a {nice} {}",)}, "must hold one {}"),
+        ({"counts": {"test": 0}}, "has no images"),
+        ({"name": "../toy"}, "is no name of a data set"),
+    ],
+)
+def test_names_that_other_readers_would_read_otherwise_are_refused(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        pack_source(toy_source(**changes), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_class_names_may_repeat_and_hold_what_paths_may_not(tmp_path):
+    names = ("missile", "missile", "a/b", "bird's nest", "{} brace")
+    pack_source(toy_source(classnames=names), tmp_path)
+    assert open_dataset(tmp_path, "toy").classnames == names
+    assert (tmp_path / "toy/classnames.txt").read_text().splitlines() == list(names)
+
+
+def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
+    def twice(split: str) -> Iterator[Record]:
+        records = list(toy_records(split))
+        yield from (*records[:-1], records[4])
+
+    with pytest.raises(DataError, match=r"train/.*/4\.png is listed twice, as image 5 and as image 23"):
+        pack_source(toy_source(twice), tmp_path, per_shard=5)
+
+
+def test_larger_images_are_shrunk_on_request_and_the_rest_keeps_its_bytes(tmp_path):
+    rng = np.random.default_rng(0)
+
+    def jpeg(height: int, width: int) -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (height, width, 3), np.uint8)).save(buffer, format="JPEG")
+        return buffer.getvalue()
+
+    large, small = jpeg(60, 90), jpeg(30, 20)
+    records = [
+        Record("a/0.JPEG", 0, large),
+        Record("a/1.jpg", 0, small),
+        Record("a/2.webp", 1, png(np.zeros((50, 40, 3), np.uint8))),
+    ]
+    source = toy_source(lambda split: iter(records), counts={"test": 3}, resize=32, variant="32 px", size=10**15)
+    manifest = pack_source(source, tmp_path)
+    assert (manifest.resize, manifest.variant) == (32, "32 px")
+    split = open_dataset(tmp_path, "toy").split("test")
+    assert [split.image(i).size for i in range(3)] == [(48, 32), (20, 30), (32, 40)]
+    assert split.read(1) == small
+    assert split.paths == ["a/0.JPEG", "a/1.jpg", "a/2.webp"], "picks find their images by the paths of the raw files"
+    with tarfile.open(tmp_path / "toy/test/0.tar") as tar:
+        assert [name for name in tar.getnames() if name.split(".")[1] not in ("cls", "json")] == [
+            "s0000000.jpg",
+            "s0000001.jpg",
+            "s0000002.png",
+        ]
+    assert pack_source(toy_source(refuse, counts={"test": 3}, resize=32, variant="32 px"), tmp_path) == manifest
+    with pytest.raises(AssertionError, match="valid set"):
+        pack_source(toy_source(refuse, counts={"test": 3}), tmp_path)
+
+
+def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * 10**9))
+    with pytest.raises(DataError, match=r"does not fit: about 140\.2 GB are needed in .*, 2\.0 GB are free"):
+        pack_source(toy_source(refuse, size=140 * 10**9, counts={"train": 70_000}), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    pack_source(toy_source(size=10**9), tmp_path)
+
+
+def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path):
+    manifest = pack_source(toy_source(size=61 * 10**8), tmp_path, per_shard=20)
+    assert [shard.count for shard in manifest.splits["train"].shards] == [10, 10, 3]
+
+
+def test_memory_does_not_grow_with_what_is_packed(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from toy_shards import *; from shards.verify import verify\n"
+        "count, root = int(sys.argv[1]), Path(sys.argv[2])\n"
+        "pack_source(toy_source(noise_records, counts={'train': count}), root)\n"
+        "assert verify(root, 'toy').ok\n"
+        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    )
+    peak = {
+        count: int(
+            subprocess.run(
+                [sys.executable, "-c", code, str(count), str(tmp_path / str(count))],
+                env=SAME_PATH,
+                check=True,
+                capture_output=True,
+            ).stdout
+        )
+        for count in (4, 24)
+    }
+    assert (tmp_path / "24/toy/train/0.tar").stat().st_size > 90 * 10**6
+    assert peak[24] - peak[4] < 16 * 2**10, f"{peak} KiB: 20 more images of 4 MB each"
 
 
 def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):

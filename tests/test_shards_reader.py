@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +18,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from toy_shards import CLASSNAMES, COUNTS, SIZE, label, pixels, toy_source
 
 from shards import checks
 from shards.errors import DataError, DataUsageError
-from shards.manifest import Shard
+from shards.index import INDEX, index_bytes, index_rows
+from shards.manifest import Shard, write_text
 from shards.pack import pack_source
-from shards.reader import Split, open_dataset, verify
+from shards.reader import Split, open_dataset
 from shards.stamps import Stamps
+from shards.tar import file_sha256, read_samples
+from shards.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +153,13 @@ def test_a_damaged_shard_is_refused_by_name_with_counts(root, kind):
         ("manifest.json", Path.unlink, "no shards of 'toy'"),
         ("manifest.json", lambda file: file.write_text(file.read_text()[:300]), "damaged"),
         ("manifest.json", lambda file: file.write_bytes(b"\xff\xfe"), "cannot be read"),
-        ("manifest.json", lambda file: file.write_text("[]"), "schema None, this version reads schema 1"),
-        ("manifest.json", lambda file: edit(file, schema_version=9), "schema 9, this version reads schema 1"),
+        ("manifest.json", lambda file: file.write_text("[]"), "schema None, this version reads schema 2"),
+        ("manifest.json", lambda file: edit(file, schema_version=9), "schema 9, this version reads schema 2"),
         ("manifest.json", lambda file: edit(file, dataset="other"), "holds the data set 'other', not 'toy'"),
         ("manifest.json", lambda file: edit(file, splits={"test": {}}), "damaged"),
-        ("test/index.json", Path.unlink, "index.json is not usable"),
-        ("test/index.json", lambda file: edit(file, label=[0] * 17), "index.json is not usable"),
+        ("test/index.npy", Path.unlink, "index.npy is not usable"),
+        ("test/index.npy", lambda file: file.write_bytes(b""), "index.npy is not usable"),
+        ("test/index.npy", lambda file: flip_last_byte(file), "index.npy is not usable .SHA-256 differs"),
     ],
 )
 def test_a_wrong_manifest_or_index_is_refused_in_one_line(root, file, change, message):
@@ -160,6 +168,12 @@ def test_a_wrong_manifest_or_index_is_refused_in_one_line(root, file, change, me
         open_dataset(root, "toy").split("test")
     assert "\n" not in str(error.value)
     assert not verify(root, "toy").ok
+
+
+def flip_last_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 def edit(file: Path, **changes: object) -> None:
@@ -233,6 +247,185 @@ def test_a_large_split_is_hashed_once_and_again_when_it_changes(root, monkeypatc
     flip_pixel_byte(root / "toy/test/2.tar")
     with pytest.raises(DataError, match=r"2\.tar is altered"):
         open_dataset(root, "toy").split("test")
+
+
+def flip_label(file: Path) -> None:
+    """Change the first label in a tar and in the manifest's hash, as someone who repacks by hand would."""
+    with tarfile.open(file) as tar:
+        place = next(member for member in tar if member.name.endswith(".cls")).offset_data
+    data = bytearray(file.read_bytes())
+    data[place] = ord("0") + (data[place] - ord("0") + 1) % 5
+    file.write_bytes(data)
+    manifest = file.parents[1] / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["splits"]["test"]["shards"][0]["sha256"] = hashlib.sha256(data).hexdigest()
+    manifest.write_text(json.dumps(content))
+
+
+def test_a_shard_whose_labels_differ_from_the_index_is_reported(root):
+    flip_label(root / "toy/test/0.tar")
+    report = verify(root, "toy")
+    assert "other images or labels than its index" in report.splits[2].problems[0]
+
+
+@pytest.mark.parametrize(("column", "value"), [("shard", 4), ("label", 5), ("label", -1)])
+def test_an_index_that_points_outside_is_refused_whatever_its_hash(root, column, value):
+    file, manifest = root / "toy/test/index.npy", root / "toy/manifest.json"
+    rows = np.load(file)
+    rows[column][3] = value
+    file.write_bytes(index_bytes(rows))
+    content = json.loads(manifest.read_text())
+    content["splits"]["test"]["index_sha256"] = file_sha256(file)
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"index\.npy is not usable \(it (names|has)"):
+        open_dataset(root, "toy").split("test")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x93NUMPY\x01\x00\x10\x00",
+        index_bytes(np.zeros(3, INDEX))[:-1],
+        index_bytes(np.zeros(3, INDEX)).replace(b"(3,)", b"(9,)"),
+        index_bytes(np.zeros(3, INDEX)).replace(b"<i4", b"<f4"),
+        index_bytes(np.zeros(3, INDEX)).replace(b"'descr'", b"'hello'"),
+    ],
+)
+def test_bytes_that_are_no_index_are_refused(data):
+    with pytest.raises(ValueError):
+        index_rows(data)
+
+
+def test_the_index_is_a_plain_array_that_numpy_reads(packed):
+    rows = np.load(packed / "toy/test/index.npy", allow_pickle=False)
+    file = packed / "toy/test" / f"{rows['shard'][7]}.tar"
+    data = file.read_bytes()[rows["offset"][7] :][: rows["size"][7]]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels("test", 7))
+    paths = (packed / "toy/test/paths.txt").read_text().splitlines()
+    assert paths == open_dataset(packed, "toy").split("test").paths
+
+
+def test_paths_are_read_when_they_are_asked_for_and_proven_then(root):
+    (root / "toy/test/paths.txt").write_text("wrong\n" * 17)
+    split = open_dataset(root, "toy").split("test")
+    assert np.array_equal(np.asarray(split.image(3)), pixels("test", 3))
+    with pytest.raises(DataError, match=r"paths\.txt is not usable \(SHA-256 differs"):
+        _ = split.paths
+    assert "paths.txt" in verify(root, "toy").splits[2].problems[0]
+
+
+def test_few_files_are_open_at_a_time_however_many_shards_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("shards.files.MOST_OPEN", 3)
+    pack_source(toy_source(counts={"train": 23}), tmp_path, per_shard=1)
+    split = open_dataset(tmp_path, "toy").split("train")
+    before = len(os.listdir("/proc/self/fd"))
+    order = [i * 5 % len(split) for i in range(600)]
+    with ThreadPoolExecutor(4) as pool:
+        sums = list(pool.map(colour_sum, [split] * len(order), order))
+        assert len(os.listdir("/proc/self/fd")) <= before + 3 + 4, "each thread may hold one that was put away"
+    assert sums == [int(pixels("train", i).sum()) for i in order]
+
+
+IMAGENET = 1_281_167
+
+
+def test_a_split_as_large_as_imagenet_opens_at_once_and_in_little_memory(tmp_path):
+    folder = tmp_path / "large"
+    (folder / "train").mkdir(parents=True)
+    rows = np.zeros(IMAGENET, INDEX)
+    rows["shard"], rows["label"] = np.arange(IMAGENET) // 1000, np.arange(IMAGENET) // 1282
+    text = "".join(f"train/n{i // 1300:08d}/n{i // 1300:08d}_{i}.JPEG\n" for i in range(IMAGENET)).encode()
+    (folder / "train/index.npy").write_bytes(index_bytes(rows))
+    (folder / "train/paths.txt").write_bytes(text)
+    for i in range(1282):
+        (folder / f"train/{i}.tar").touch()
+    entry = {
+        "count": IMAGENET,
+        "digest": "",
+        "index_sha256": file_sha256(folder / "train/index.npy"),
+        "paths_sha256": file_sha256(folder / "train/paths.txt"),
+        "shards": [{"file": f"train/{i}.tar", "sha256": "0" * 64, "size": 0, "count": 1000} for i in range(1282)],
+    }
+    document = {"dataset": "large", "source": "", "classnames": ["x"] * 1000, "template": "{}", "templates": []}
+    (folder / "manifest.json").write_text(json.dumps(document | {"schema_version": 2, "splits": {"train": entry}}))
+    code = (
+        "import sys, time, numpy as np; from pathlib import Path; from shards.reader import open_dataset\n"
+        "def peak(): return next(int(line.split()[1]) for line in open('/proc/self/status') if 'VmHWM' in line)\n"
+        "before, start = peak(), time.process_time()\n"
+        f"split = open_dataset(Path({str(tmp_path)!r}), 'large').unproven('train')\n"
+        "print(time.process_time() - start, (peak() - before) / 1024)\n"
+        "few = split.subset([5, 1_281_166]).paths\n"
+        "assert few == ['train/n00000000/n00000000_5.JPEG', 'train/n00000985/n00000985_1281166.JPEG'], few"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    seconds, megabytes = map(float, ran.stdout.split())
+    assert seconds < 1 and megabytes < 60
+
+
+def member(name: str, data: bytes = b"", **fields: object) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info.tobuf(tarfile.USTAR_FORMAT if info.size >= 0 else tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+
+LABEL, SIDE, PICTURE = member("s0.cls", b"1"), member("s0.json", b'{"path": "a.png"}'), member("s0.png", b"image")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (LABEL + SIDE + member("s0.png", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "not a plain file"),
+        (LABEL + SIDE + member("s0.png", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "not a plain file"),
+        (LABEL + SIDE + member("s0.png", type=tarfile.CHRTYPE), "not a plain file"),
+        (LABEL + SIDE + member("s0.png", type=tarfile.FIFOTYPE), "not a plain file"),
+        (LABEL + SIDE + member("s0.png", type=tarfile.DIRTYPE), "not a plain file"),
+        (LABEL + SIDE + member("s0.png", type=tarfile.GNUTYPE_SPARSE), "not a plain file"),
+        (member("x", type=tarfile.XHDTYPE, size=2**33 - 1) + LABEL, "not a plain file"),
+        (member("x", type=tarfile.GNUTYPE_LONGNAME, size=2**33 - 1) + LABEL, "not a plain file"),
+        (LABEL + SIDE + member("s0.png", size=2**33 - 1), "beyond the end"),
+        (LABEL + SIDE + member("s0.png", size=-1024), "beyond the end"),
+        (member("s0.cls", b"1" * 70_000) + SIDE + PICTURE, "too large"),
+        (member("s0.cls", b"one") + SIDE + PICTURE, "invalid literal"),
+        (LABEL + member("s0.json", b"[" * 60_000) + PICTURE, "holds no path"),
+        (LABEL + member("s0.json", b'{"path": 3}') + PICTURE, "holds no path"),
+        (LABEL + SIDE + member("s0.pyd", b"image"), "a sample has the members"),
+        (LABEL + member("s1.json", b"{}") + PICTURE, "not side by side"),
+        (LABEL + LABEL + PICTURE, "there twice"),
+        (LABEL + SIDE, "lacks members"),
+        (LABEL + b"x" * 512, "bad checksum|invalid header"),
+    ],
+)
+def test_a_tar_with_anything_but_plain_samples_is_refused(tmp_path, content, message):
+    file = tmp_path / "0.tar"
+    file.write_bytes(content + bytes(1024))
+    with pytest.raises((ValueError, tarfile.TarError), match=message):
+        list(read_samples(file))
+
+
+def test_member_names_are_never_used_as_paths(tmp_path):
+    file = tmp_path / "0.tar"
+    sides = {"cls": b"1", "json": b'{"path": "../a.png"}', "png": b"image"}
+    file.write_bytes(b"".join(member(f"/tmp/evil/x.{side}", data) for side, data in sides.items()) + bytes(1024))
+    assert [(sample.label, sample.path, sample.size) for sample in read_samples(file)] == [(1, "../a.png", 5)]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["0.tar"]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
+    file = tmp_path / "verified.json"
+    old, new = tmp_path / ".verified.json.77.part", tmp_path / ".verified.json.78.part"
+    for left in (old, new, tmp_path / ".other.json.77.part"):
+        left.write_text("half")
+    os.utime(old, (0, 0))
+    write_text(file, "{}")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        ".other.json.77.part",
+        ".verified.json.78.part",
+        "verified.json",
+    ]
 
 
 def test_image_size_is_kept(packed):

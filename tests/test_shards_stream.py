@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from toy_shards import pixels, toy_source
 
 from shards.errors import DataError, DataUsageError
@@ -20,6 +23,7 @@ from shards.transforms import TrainAugment, eval_transform
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
 AUGMENT = TrainAugment(8, MEAN, STD, (0.3, 1.0), colour_jitter=0.2, rotation=5)
 TRANSFORM = eval_transform(8, MEAN, STD)
+PACKINGS = (1, 5, 50)  # images per shard
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,18 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("toy")
     pack_source(toy_source(), root, per_shard=5)
     return root
+
+
+@pytest.fixture(scope="module")
+def packings(tmp_path_factory) -> dict[int, tuple[Split, torch.Tensor]]:
+    """The training images by images per shard, with what the test transform makes of them one by one."""
+    splits = {}
+    for per_shard in PACKINGS:
+        root = tmp_path_factory.mktemp("packed")
+        pack_source(toy_source(), root, per_shard=per_shard)
+        split = open_dataset(root, "toy").split("train")
+        splits[per_shard] = split, torch.stack([TRANSFORM(split.image(i)) for i in range(len(split))])
+    return splits
 
 
 @pytest.fixture
@@ -82,6 +98,12 @@ def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_batch(train):
     assert sum(torch.equal(one[i], two[i]) for i in one.keys() & two.keys()) < 3
 
 
+def test_every_image_of_a_batch_is_varied_by_itself(train):
+    stream = TrainStream(train.subset([3] * 20), 20, AUGMENT, seed=1)
+    views = [{image.numpy().tobytes() for image in next(stream.epoch(epoch))[0]} for epoch in range(2)]
+    assert len(views[0] | views[1]) > 36
+
+
 def test_resuming_in_the_middle_gives_the_same_later_batches(train):
     whole = list(TrainStream(train, 4, AUGMENT, seed=1).epoch(2))
     for start in range(6):
@@ -97,25 +119,57 @@ def test_workers_change_nothing(train, test, workers):
     assert same(list(evaluation_batches(test, TRANSFORM, 5, workers)), plain)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_processes_share_the_batch_of_one(train, test, world_size):
-    whole = list(TrainStream(train, 4, AUGMENT, seed=1).epoch(0))
-    parts = [
-        list(TrainStream(train, 4, AUGMENT, seed=1, rank=rank, world_size=world_size).epoch(0))
+@settings(max_examples=80, deadline=None)
+@given(
+    count=st.integers(0, 23),
+    batch=st.integers(1, 12),
+    world_size=st.integers(1, 6),
+    workers=st.integers(0, 3),
+    per_shard=st.sampled_from(PACKINGS),
+)
+def test_processes_evaluate_every_image_exactly_once(packings, count, batch, world_size, workers, per_shard):
+    """In blocks of the list and in equally many batches of equal sizes, whatever the shards, workers and processes."""
+    whole, reference = packings[per_shard]
+    split = whole.subset(range(count))
+    ranks = [
+        list(evaluation_batches(split, TRANSFORM, batch, workers, rank=rank, world_size=world_size))
         for rank in range(world_size)
     ]
-    for step, (images, labels) in enumerate(whole):
-        for rank in range(world_size):
-            mine, my_labels = parts[rank][step]
-            assert my_labels.tolist() == labels[rank::world_size].tolist()
-            assert not len(my_labels) or torch.equal(mine, images[rank::world_size])
-    seen = Counter(
-        i
-        for rank in range(world_size)
-        for _, _, indices in evaluation_batches(test, TRANSFORM, 3, rank=rank, world_size=world_size)
-        for i in indices.tolist()
-    )
-    assert seen == Counter(range(17))
+    sizes = [[len(indices) for _, _, indices in batches] for batches in ranks]
+    assert all(of_rank == sizes[0] for of_rank in sizes)
+    assert sum(sizes[0]) == -(-count // world_size) and set(sizes[0][:-1]) <= {batch}
+    seen: list[int] = []
+    for batches in ranks:
+        padding = 0
+        for image, label, i in (one for part in batches for one in zip(*part, strict=True)):
+            if i < 0:
+                padding += 1
+                assert (i, label) == (-1, -1) and not image.any()
+            else:
+                seen.append(int(i))
+                assert label == split.labels[i] and torch.equal(image, reference[i])
+        assert padding <= 1
+    assert seen == list(range(count))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 23),
+    batch=st.integers(1, 30),
+    world_size=st.integers(1, 6),
+    workers=st.integers(0, 3),
+    start=st.integers(0, 4),
+    epoch=st.integers(0, 2),
+)
+def test_processes_share_the_training_batch_of_one(packings, count, batch, world_size, workers, start, epoch):
+    """Equally many steps on all of them, resumed or not; their parts together are what one process would see."""
+    split = packings[5][0].subset(range(count))
+    whole = list(TrainStream(split, batch, AUGMENT, seed=1).epoch(epoch))
+    assert len(whole) == max(1, count // batch)
+    for rank in range(world_size):
+        stream = TrainStream(split, batch, AUGMENT, seed=1, workers=workers, rank=rank, world_size=world_size)
+        part = list(stream.epoch(epoch, start))
+        assert same(part, [(images[rank::world_size], labels[rank::world_size]) for images, labels in whole[start:]])
 
 
 @pytest.mark.parametrize("batch", [1, 5, 17, 100])
@@ -160,6 +214,63 @@ def test_decoded_images_are_kept_up_to_a_bound(train):
         assert sum(a is b for a, b in zip(first, second, strict=True)) == min(23, room // size)
         bounded = TrainStream(train, 4, AUGMENT, seed=1, cache_bytes=room)
         assert same(list(bounded.epoch(0)), list(TrainStream(train, 4, AUGMENT, seed=1).epoch(0)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_is_read_in_the_first_epoch_only(train, workers, monkeypatch):
+    reads: list[int] = []
+    read = Split.read
+    monkeypatch.setattr(Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
+    stream = TrainStream(train, 4, AUGMENT, seed=1, workers=workers)
+    for epoch in range(6):
+        list(stream.epoch(epoch))
+    used = {i for epoch in range(6) for i in stream.order(epoch)[:20]}
+    assert sorted(reads) == sorted(used)
+    again = TrainStream(train, 4, AUGMENT, seed=1, workers=workers, cache_bytes=0)
+    list(again.epoch(0))
+    list(again.epoch(1))
+    assert len(reads) == len(used) + 40
+
+
+MANY_PHOTOS = """
+import io, resource, sys
+from pathlib import Path
+import numpy as np, torch
+from PIL import Image
+sys.path.insert(0, "tests")
+from toy_shards import toy_source
+from shards.pack import pack_source
+from shards.reader import open_dataset
+from shards.records import Record
+from shards.stream import evaluation_batches
+from shards.transforms import eval_transform
+
+def photos(split):
+    for i in range(10):
+        noise = np.random.default_rng(i).integers(0, 256, (38, 50, 3), dtype=np.uint8)
+        data = io.BytesIO()
+        Image.fromarray(noise).resize((500, 375)).save(data, "JPEG")
+        yield Record(f"{i}.jpg", 0, data.getvalue())
+
+torch.set_num_threads(1)
+root = Path(sys.argv[1])
+pack_source(toy_source(photos, counts={"test": 10}), root)
+test = open_dataset(root, "toy").split("test")
+transform = eval_transform(224, (0.5, 0.5, 0.5), (1, 1, 1))
+for count in (200, 1000):
+    batches = evaluation_batches(test.subset(np.arange(count) % 10), transform, 25, workers=2)
+    assert sum(len(indices) for _, _, indices in batches) == count
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_evaluation_takes_no_more_memory_for_more_images(tmp_path):
+    """If anything kept 800 photographs more, decoded or as the tower reads them, that would be 480 MB or more."""
+    program = [sys.executable, "-c", MANY_PHOTOS, str(tmp_path)]
+    run = subprocess.run(program, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[1])
+    assert run.returncode == 0, run.stderr
+    few, many = (int(peak) * (1 if sys.platform == "linux" else 1 / 1024) for peak in run.stdout.split())
+    assert many - few < 120_000
 
 
 def test_no_training_images_is_said(train):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torchvision import transforms as T
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
 
 from shards.transforms import TrainAugment, crop_box, eval_transform, jitter_colours
 
@@ -20,15 +23,42 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BILINEAR)
 
 
+def coop(size: int) -> T.Compose:
+    """The test transform as CoOp writes it."""
+    return T.Compose([T.Resize(size, BICUBIC), T.CenterCrop(size), T.ToTensor(), T.Normalize(MEAN, STD)])
+
+
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("size", [(64, 64), (50, 91), (91, 50), (8, 8), (333, 224), (33, 32)])
 def test_test_transform_is_that_of_coop(size):
-    plain = T.Compose([T.Resize(32, BICUBIC), T.CenterCrop(32), T.ToTensor(), T.Normalize(MEAN, STD)])
     image = picture(*size)
-    assert torch.equal(eval_transform(32, MEAN, STD)(image), plain(image))
+    assert torch.equal(eval_transform(32, MEAN, STD)(image), coop(32)(image))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([7, 32, 33, 224]))
+def test_test_transform_is_that_of_coop_at_any_size(width, height, size):
+    image = picture(width, height)
+    assert torch.equal(eval_transform(size, MEAN, STD)(image), coop(size)(image))
+
+
+def test_every_pixel_value_is_normalised_to_the_same_float():
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2))
+    for mean, std in ((MEAN, STD), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.1, 0.2, 0.3), (1 / 3, 1 / 7, 0.9))):
+        expected = T.Compose([T.ToTensor(), T.Normalize(mean, std)])(ramp)
+        assert torch.equal(eval_transform(16, mean, std)(ramp), expected)
+
+
+def test_images_are_written_into_the_batch_they_belong_to():
+    batch, image = torch.full((3, 3, 16, 16), 9.0), picture(40, 30)
+    transform, augment = eval_transform(16, MEAN, STD), TrainAugment(16, MEAN, STD)
+    assert transform(image, batch[1]).data_ptr() == batch[1].data_ptr()
+    augment(image, seeded(1), batch[2])
+    assert torch.equal(batch[1], transform(image)) and torch.equal(batch[2], augment(image, seeded(1)))
+    assert (batch[0] == 9).all()
 
 
 @pytest.mark.parametrize("size", [(64, 48), (20, 200), (200, 20), (8, 8), (1, 1)])
@@ -66,10 +96,18 @@ def test_colour_jitter_is_torchvisions_for_the_same_draws():
 def test_rotation_turns_by_at_most_its_angle_and_fills_with_the_mean_colour():
     grey = Image.new("RGB", (48, 48), (255, 255, 255))
     turned = TrainAugment(48, MEAN, STD, (1.0, 1.0), flip=False, rotation=30)
-    corners = [turned.pixels(grey, seeded(seed))[:, 0, 0].tolist() for seed in range(30)]
-    assert [round(255 * channel) for channel in MEAN] in corners
-    centres = [turned.pixels(grey, seeded(seed))[:, 24, 24].tolist() for seed in range(30)]
-    assert centres == [[255, 255, 255]] * 30
+    views = [turned.vary(grey, seeded(seed)) for seed in range(30)]
+    assert tuple(round(255 * channel) for channel in MEAN) in [view.getpixel((0, 0)) for view in views]
+    assert {view.getpixel((24, 24)) for view in views} == {(255, 255, 255)}
+
+
+def test_rotation_is_torchvisions_for_the_same_angle():
+    image, angle = picture(40, 30), seeded(5)
+    drawn = torch.empty(1).uniform_(-20, 20, generator=angle).item()
+    fill = [round(255 * channel) for channel in MEAN]
+    turned = F.rotate(image, drawn, InterpolationMode.BILINEAR, fill=fill)
+    expected = TrainAugment(16, MEAN, STD).vary(turned, angle)
+    assert np.array_equal(np.asarray(TrainAugment(16, MEAN, STD, rotation=20).vary(image, seeded(5))), expected)
 
 
 def test_draws_come_from_the_given_stream_alone():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from shards.catalogue import find
 from shards.pack import pack_source
@@ -49,6 +52,61 @@ class ToyPart:
 
     def stamp(self) -> str:
         return ""
+
+
+@dataclass(frozen=True)
+class LoggedPart:
+    """Toy images, slowly; each part that is packed writes a line to a log. Its stamp is what a file says."""
+
+    log: Path
+    pause: float
+    split: str
+    start: int
+    stop: int
+
+    def records(self) -> Iterator[Record]:
+        with self.log.open("a") as log:
+            log.write(f"{self.split} {self.start}\n")
+        for record in islice(toy_records(self.split), self.start, self.stop):
+            time.sleep(self.pause)
+            yield record
+
+    def stamp(self) -> str:
+        file = self.log.with_name(f"{self.split}-{self.start}.stamp")
+        return file.read_text() if file.exists() else ""
+
+
+@dataclass(frozen=True)
+class BrokenPart:
+    """Toy images of which one of a split is not an image."""
+
+    split: str
+    start: int
+    stop: int
+
+    def records(self) -> Iterator[Record]:
+        for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
+            yield Record(record.path, record.label, b"broken") if (self.split, i) == ("val", 12) else record
+
+    def stamp(self) -> str:
+        return ""
+
+
+def sleep_long(task: int, report: Callable[[int], None]) -> int:
+    """A task that says nothing for a minute, as one that waits for a slow disk does."""
+    time.sleep(0.2)
+    report(1)
+    time.sleep(60)
+    return task
+
+
+def noise_records(split: str) -> Iterator[Record]:
+    """Images of 4 MB each."""
+    for i in count():
+        noise = np.random.default_rng(i).integers(0, 255, (1180, 1180, 3), np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(noise).save(buffer, format="PNG", compress_level=0)
+        yield Record(f"{split}/{i}.png", 0, buffer.getvalue())
 
 
 def toy_source(images: Callable[[str], Iterator[Record]] = toy_records, **changes: object) -> Source:

@@ -1,0 +1,150 @@
+"""Encoded images to RGB pixels, the same everywhere: by content and never by file name, without running any program.
+
+JPEG (and the first image of an MPO), PNG, GIF, WebP, BMP and TIFF are read; everything else is refused. What comes out
+is what CoOp's `Image.open(file).convert("RGB")` gives: transparency is dropped, colour profiles and the EXIF
+orientation are ignored, an animation is its first frame, CMYK is read as Adobe writes it (inverted). It differs in one
+place: 16-bit grey, which Pillow clips at 255, keeps its high byte, as Pillow does for 16-bit colour. 32-bit and
+floating-point pixels have no known range and are refused.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import PREFIXES as TIFF_PREFIXES
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+PIXEL_LIMIT = 100_000_000
+JPEG_QUALITY = 95
+
+
+class ImageError(ValueError):
+    """Bytes that are not a readable image; the message says why in a few words."""
+
+
+class _Jpeg(JpegImageFile):
+    def _read_dpi_from_exif(self) -> None:
+        # Damaged EXIF, common in photographs, would be warned about for a resolution that nobody asks for.
+        pass
+
+
+def decode(data: bytes) -> Image.Image:
+    """The pixels of an encoded image in RGB. Raises ImageError; safe to call from many threads."""
+    with _refusals():
+        return _rgb(_open(data))
+
+
+def shrink(data: bytes, side: int) -> tuple[bytes, str] | None:
+    """Re-encode an image so that its shorter side is `side` pixels: the new bytes and their file extension.
+
+    None when it is not larger; its pixels are not decoded then. Bicubic and antialiased to the very size that the test
+    transform chooses, so that evaluation with images of `side` pixels sees the same pixels but for what JPEG loses.
+    JPEG stays JPEG (quality 95, colour at full resolution), all else becomes PNG. The same bytes and the same Pillow
+    give the same bytes. Raises ImageError.
+    """
+    with _refusals():
+        image = _open(data)
+        if min(image.size) <= side:
+            return None
+        small = _rgb(image).resize(shorter_side(image.size, side), Image.Resampling.BICUBIC)
+        buffer = io.BytesIO()
+        if isinstance(image, JpegImageFile):
+            small.save(buffer, format="JPEG", quality=JPEG_QUALITY, subsampling=0)
+            return buffer.getvalue(), "jpg"
+        small.save(buffer, format="PNG")
+        return buffer.getvalue(), "png"
+
+
+def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """(width, height) with the shorter one brought to `side`; the longer is rounded down, as torchvision does."""
+    width, height = size
+    return (side, side * height // width) if width <= height else (side * width // height, side)
+
+
+def _open(data: bytes) -> ImageFile:
+    """Parse the header; no pixel is decoded and no memory for pixels is taken."""
+    reader = _reader(data)
+    if reader is None:
+        raise ImageError("it is empty" if not data else "it is no JPEG, PNG, GIF, WebP, BMP or TIFF image")
+    _refuse_huge(_declared_size(data))
+    # The readers are called by name because Image.open warns of large images by a limit that any code may change.
+    image = reader(io.BytesIO(data))
+    _refuse_huge(image.size)
+    return image
+
+
+def _reader(data: bytes) -> type[ImageFile] | None:
+    if data.startswith(b"\xff\xd8\xff"):
+        return _Jpeg
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return PngImageFile
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return GifImageFile
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return WebPImageFile
+    if data.startswith(b"BM"):
+        return BmpImageFile
+    return TiffImageFile if data.startswith(tuple(TIFF_PREFIXES)) else None
+
+
+def _declared_size(data: bytes) -> tuple[int, int]:
+    """The size in the first bytes of those formats whose readers take memory before they tell it; else (0, 0)."""
+    if data.startswith(b"\x89PNG") and len(data) >= 24:
+        return struct.unpack(">II", data[16:24])
+    if data.startswith(b"GIF8") and len(data) >= 10:
+        return struct.unpack("<HH", data[6:10])
+    if data[12:16] == b"VP8X" and len(data) >= 30:
+        return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
+    if data[12:16] == b"VP8L" and len(data) >= 25:
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if data[12:16] == b"VP8 " and len(data) >= 30:
+        width, height = struct.unpack("<HH", data[26:30])
+        return width & 0x3FFF, height & 0x3FFF
+    return 0, 0
+
+
+def _refuse_huge(size: tuple[int, int]) -> None:
+    width, height = size
+    if width * height > PIXEL_LIMIT:
+        limit = PIXEL_LIMIT // 1_000_000
+        raise ImageError(f"it has {width:,} x {height:,} pixels, more than {limit} million")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    if image.mode in ("I", "F"):
+        raise ImageError("its pixels are 32-bit or floating-point numbers of unknown range, save it with 8 bits")
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    # A palette's transparency is dropped like any other; if it were left there, Pillow would warn of it on stderr.
+    image.info.pop("transparency", None)
+    pixels = image if image.mode == "RGB" else image.convert("RGB")
+    # The reader holds the encoded file and its metadata, which a cache of images would keep alive.
+    plain = image._new(pixels.im)
+    plain.info.clear()
+    return plain
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn whatever a parser of untrusted bytes may raise into an ImageError."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        short = "truncated" in text.lower() or "unpack" in text
+        raise ImageError("it is cut short" if short else f"it is damaged ({text})") from error

@@ -1,0 +1,61 @@
+"""The index of a split: where each image lies and what its label is, as an array; its path, as a line of text.
+
+`index.npy` is a plain NumPy file and `paths.txt` has one path per line, both in list order: a split of a million images
+opens in milliseconds, and its paths take no memory until they are asked for. Shapes: N images of a split.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+INDEX_FILE = "index.npy"
+PATHS_FILE = "paths.txt"
+
+INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label", "<i4")])
+"""One image: the number of its shard, the bytes it has there and where they begin, and its label."""
+
+
+def index_bytes(rows: NDArray[np.void]) -> bytes:
+    """The content of `index.npy` for rows [N] of dtype INDEX; the same rows always give the same bytes."""
+    buffer = io.BytesIO()
+    npy.write_array(buffer, rows, version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def index_rows(data: bytes) -> NDArray[np.void]:
+    """The rows [N] in the content of an `index.npy`, without a copy. Raises ValueError for anything else."""
+    stream = io.BytesIO(data)
+    if npy.read_magic(stream) != (1, 0):
+        raise ValueError("it has another version of the format")
+    shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
+    if dtype != INDEX or fortran_order or len(shape) != 1 or len(data) != stream.tell() + shape[0] * INDEX.itemsize:
+        raise ValueError("it is no array of shard, size, offset and label")
+    return np.frombuffer(data, INDEX, offset=stream.tell())
+
+
+class Paths:
+    """The paths of a split by position; `load` is called when the first is asked for and gives the lines of text."""
+
+    def __init__(self, load: Callable[[], bytes], count: int) -> None:
+        self._load, self._count = load, count
+        self._lines: tuple[bytes, NDArray[np.int64]] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        # Another process reads the file itself if it needs a path at all.
+        return {"_load": self._load, "_count": self._count, "_lines": None}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, position: int) -> str:
+        if self._lines is None:
+            text = self._load()
+            ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+            self._lines = text, np.concatenate(([0], ends + 1))
+        text, starts = self._lines
+        return text[starts[position] : starts[position + 1] - 1].decode()

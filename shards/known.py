@@ -1,0 +1,102 @@
+"""What a name means where the shards are: a data set of the catalogue, one derived from it, or one packed there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from shards.catalogue import CATALOGUE, change_of, find
+from shards.dataset import Dataset
+from shards.errors import DataError, DataUsageError, unknown_name
+from shards.manifest import FILE, Manifest, read_manifest
+from shards.mirror import has_dataset, is_mirror
+
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+"""Names of data sets: they are folders below the data root, parts of paths of results, and words of commands."""
+
+
+def known(name: str, data_root: Path | None) -> Dataset:
+    """The data set of that name: of the catalogue, derived from one of it, or packed in `data_root` alone.
+
+    What is packed is told as it is packed (its splits, sizes and variant); the rest as the catalogue has it. None
+    stands for no data root: the catalogue alone. Raises DataUsageError with the nearest names of both where there is
+    none, DataError where a set that only its manifest describes cannot be read.
+    """
+    try:
+        dataset = find(name)
+    except DataUsageError as error:
+        own = name.strip().lower()
+        if data_root is not None and NAME.fullmatch(own) and is_packed(data_root, own):
+            return described(read_manifest(data_root / own, own))
+        raise _unknown(name, data_root, error) from None
+    if data_root is None or not is_packed(data_root, dataset.name):
+        return dataset
+    try:
+        manifest = read_manifest(data_root / dataset.name, dataset.name)
+    except DataError:
+        # Whoever reads its images says what is wrong with it; its name and prompts are known all the same.
+        return dataset
+    counts = {split: entry.count for split, entry in manifest.splits.items()}
+    variant = manifest.variant or dataset.variant
+    return replace(dataset, counts=counts, classes=len(manifest.classnames), variant=variant)
+
+
+def described(manifest: Manifest) -> Dataset:
+    """A data set as its manifest alone describes it."""
+    return Dataset(
+        name=manifest.dataset,
+        classes=len(manifest.classnames),
+        counts={split: entry.count for split, entry in manifest.splits.items()},
+        template=manifest.template,
+        templates=manifest.templates,
+        source="packed",
+        licence="",
+        description=f"packed from: {manifest.source}",
+        classnames=manifest.classnames,
+        variant=manifest.variant,
+    )
+
+
+def is_packed(data_root: Path, name: str) -> bool:
+    """Whether `data_root`, or the server that it mirrors, holds a packed data set of that exact name; also broken ones.
+
+    Raises Unreachable when that server has to be asked and does not answer.
+    """
+    if is_mirror(data_root):
+        return has_dataset(data_root, name)
+    return (data_root / name / FILE).is_file()
+
+
+def packed_names(data_root: Path) -> list[str]:
+    """The packed data sets of a data root, sorted; of a mirror those that were opened already."""
+    if not data_root.is_dir():
+        return []
+    return sorted(file.parent.name for file in data_root.glob(f"*/{FILE}") if NAME.fullmatch(file.parent.name))
+
+
+def base_name(name: str) -> str:
+    """The published set that a set derives from, on which published recipes and prompts depend; else its own name."""
+    try:
+        return find(name).base
+    except DataUsageError:
+        return name
+
+
+def variant_of_name(name: str) -> str:
+    """How a set differs from the published one that its name derives from; empty for any other name."""
+    try:
+        return find(name).variant
+    except DataUsageError:
+        return ""
+
+
+def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUsageError:
+    """`error` with the names of packed sets too, unless it says why a known set cannot be changed as asked."""
+    own = [each for each in packed_names(data_root) if each not in CATALOGUE] if data_root else []
+    try:
+        find(change_of(name).base)
+    except DataUsageError:
+        spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
+        return unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error
+    return error

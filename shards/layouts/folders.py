@@ -1,0 +1,203 @@
+"""Raw image folders: what a list of images is, which of them are on the disk, and how they are read for packing.
+
+Nothing in `layouts` ever writes below a raw folder. Names in lists and on the disk are untrusted: see `unsafe_path`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.errors import DataError
+from shards.records import Record
+
+IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "png", "gif", "bmp", "webp", "tif", "tiff"))
+
+# Enough for an estimate within a percent or two; a million `stat` calls on a network disk would take minutes.
+SIZE_SAMPLE = 5_000
+
+UNCHANGED = "put an unchanged copy of the published file there"
+
+
+class RawProblem(DataError):
+    """Something wrong with raw files: what and where, and what would work."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}" if self.remedy else self.what
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Images of one split in list order: paths relative to the images' folder, and a label for each."""
+
+    paths: Sequence[str]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def only(self, keep: Iterable[bool]) -> Rows:
+        kept = [i for i, there in enumerate(keep) if there]
+        return self if len(kept) == len(self) else Rows([self.paths[i] for i in kept], [self.labels[i] for i in kept])
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the lists or folders of a data set say, before it is held against the published set.
+
+    images: the folder that paths are relative to. origin: what the lists are, in words.
+    scanned: the lists come from reading folders, so every image of theirs is there.
+    problems: what a reader met on its way and could pass by to go on listing; packing refuses each of them.
+    """
+
+    images: Path
+    classnames: tuple[str, ...]
+    splits: Mapping[str, Rows]
+    origin: str
+    scanned: bool = False
+    problems: tuple[RawProblem, ...] = ()
+
+    def lines(self, split: str) -> Iterator[str]:
+        """The text that digests of published splits are taken of."""
+        rows = self.splits[split]
+        for path, label in zip(rows.paths, rows.labels, strict=True):
+            yield f"{path}\t{label}\t{self.classnames[label]}"
+
+    def digest(self) -> str:
+        """16 hex digits that change with any path, label or name of any split."""
+        total = hashlib.sha256()
+        for split in self.splits:
+            total.update(f"{split}\n".encode())
+            for line in self.lines(split):
+                total.update(f"{line}\n".encode())
+        return total.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FolderPart:
+    """Files below `root`, packed as they are under their relative paths."""
+
+    root: Path
+    paths: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def records(self) -> Iterator[Record]:
+        """Raises DataError that names a file which cannot be read."""
+        for path, label in zip(self.paths, self.labels, strict=True):
+            try:
+                data = (self.root / path).read_bytes()
+            except OSError as error:
+                raise _unreadable(self.root / path, error) from error
+            yield Record(path, label, data)
+
+    def stamp(self) -> str:
+        """Digest of paths, sizes and times of change."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            try:
+                found = os.stat(self.root / path)
+            except OSError as error:
+                raise _unreadable(self.root / path, error) from error
+            digest.update(f"{path}\t{found.st_size}\t{found.st_mtime_ns}\n".encode())
+        return digest.hexdigest()[:16]
+
+
+def _unreadable(file: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{file} cannot be read ({error.strerror or error}): put it back, or pack what is there as a subset"
+    )
+
+
+def unsafe_path(path: str) -> str:
+    """Why a relative path is refused, or "" when it is plain and stays inside its folder."""
+    if not path or path.startswith("/"):
+        return "is not a relative path"
+    if not path.isprintable() and any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in path):
+        return "holds characters that do not belong into a path"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "is not a plain path inside the folder of the images"
+    return ""
+
+
+def is_image_name(name: str) -> bool:
+    stem, _, extension = name.rpartition(".")
+    return bool(stem) and extension.lower() in IMAGE_EXTENSIONS
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether a link, too, leads to a file; a link in a circle leads nowhere."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, sorted by name, without hidden entries. Raises RawProblem when it cannot be read."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise _unreadable_folder(folder, error) from error
+
+
+def image_names(folder: Path) -> tuple[list[str], list[str]]:
+    """The images of a class folder, sorted by name, and its other entries; hidden ones are neither."""
+    images: list[str] = []
+    others: list[str] = []
+    for entry in entries(folder):
+        name = entry.name
+        (images if is_image_name(name) and not unsafe_path(name) and is_file(entry) else others).append(name)
+    return images, others
+
+
+def there(root: Path, paths: Iterable[str]) -> Iterator[bool]:
+    """Whether each path is a file below `root`, by one reading per folder. Raises RawProblem for unreadable folders."""
+    files: dict[str, frozenset[str]] = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if folder not in files:
+            files[folder] = _files(root / folder)
+        yield name in files[folder]
+
+
+def _files(folder: Path) -> frozenset[str]:
+    try:
+        with os.scandir(folder) as found:
+            return frozenset(entry.name for entry in found if is_file(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
+    except OSError as error:
+        raise _unreadable_folder(folder, error) from error
+
+
+def _unreadable_folder(folder: Path, error: OSError) -> RawProblem:
+    return RawProblem(f"{folder} cannot be read ({error.strerror or error})", "make it a folder that you may read")
+
+
+def total_size(root: Path, paths: Sequence[str]) -> int:
+    """Bytes of all files; estimated from files all along the list when there are many."""
+    step = max(1, len(paths) // SIZE_SAMPLE)
+    sizes = []
+    for path in paths[::step]:
+        try:
+            sizes.append(os.stat(root / path).st_size)
+        except OSError:
+            continue
+    return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0

@@ -1,0 +1,155 @@
+"""One shard of a data set that is being packed: written by one process, or kept from a packing that was stopped.
+
+A folder that is being packed holds `plan.json` (what is packed), `set/` (the data set as it will be) and `finished/`
+(for each finished shard what is in it). A shard counts as finished when its tar has the bytes that were written, and
+its raw files have not changed since.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from shards.errors import DataError
+from shards.manifest import Shard, write_text
+from shards.pool import Report
+from shards.records import Part, Record
+from shards.tar import Sample, ShardWriter, file_sha256, sample_key
+
+
+class Finished(BaseModel):
+    """What is in a finished shard: one column per fact, all of the length of its images."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stamp: str
+    shard: Shard
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    label: tuple[int, ...]
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Images start..stop - 1 of a split, to become its shard `number` in the folder `partial`.
+
+    classes: labels go below it. resize: see `Source`.
+    """
+
+    partial: Path
+    dataset: str
+    split: str
+    number: int
+    start: int
+    stop: int
+    part: Part
+    classes: int
+    resize: int | None
+
+    @property
+    def tar(self) -> Path:
+        return tar_file(self.partial, self.split, self.number)
+
+    @property
+    def note(self) -> Path:
+        return note_file(self.partial, self.split, self.number)
+
+
+def tar_file(partial: Path, split: str, number: int) -> Path:
+    return partial / "set" / split / f"{number}.tar"
+
+
+def note_file(partial: Path, split: str, number: int) -> Path:
+    return partial / "finished" / split / f"{number}.json"
+
+
+def read_note(partial: Path, split: str, number: int) -> Finished:
+    """What is in a finished shard. Raises OSError or ValueError when that is not known."""
+    return Finished.model_validate_json(note_file(partial, split, number).read_bytes())
+
+
+def pack_shard(task: ShardTask, report: Report) -> None:
+    """Write a shard unless it is finished. Raises DataError for an image that is broken or cannot be read."""
+    stamp = task.part.stamp()
+    if _is_finished(task, stamp):
+        report(task.stop - task.start)
+        return
+    task.tar.parent.mkdir(parents=True, exist_ok=True)
+    task.note.parent.mkdir(parents=True, exist_ok=True)
+    # A worker whose parent was killed can outlive it by a moment: each process writes files of its own name.
+    part = task.tar.with_name(f".{task.tar.name}.{os.getpid()}.part")
+    try:
+        finished = _write(task, stamp, part, report)
+        os.replace(part, task.tar)
+    finally:
+        part.unlink(missing_ok=True)
+    write_text(task.note, finished.model_dump_json())
+
+
+def _is_finished(task: ShardTask, stamp: str) -> bool:
+    try:
+        finished = read_note(task.partial, task.split, task.number)
+        if finished.stamp != stamp or task.tar.stat().st_size != finished.shard.size:
+            return False
+        # After a loss of power the size can be right and the content not be there.
+        return file_sha256(task.tar) == finished.shard.sha256
+    except (OSError, ValueError):
+        return False
+
+
+def _write(task: ShardTask, stamp: str, file: Path, report: Report) -> Finished:
+    samples: list[Sample] = []
+    with file.open("wb") as stream:
+        writer = ShardWriter(stream)
+        for record in _counted(task):
+            data, extension = _checked(task, record)
+            key = sample_key(task.start + len(samples))
+            try:
+                samples.append(writer.add(key, record.path, record.label, data, extension))
+            except ValueError as error:
+                raise DataError(f"'{task.dataset}' {task.split}: {record.path!r} cannot be packed: {error}") from None
+            report(len(samples))
+        writer.close()
+    name = f"{task.split}/{task.number}.tar"
+    return Finished(
+        stamp=stamp,
+        shard=Shard(file=name, sha256=writer.sha256, size=writer.size, count=len(samples)),
+        offset=tuple(sample.offset for sample in samples),
+        size=tuple(sample.size for sample in samples),
+        label=tuple(sample.label for sample in samples),
+        path=tuple(sample.path for sample in samples),
+    )
+
+
+def _counted(task: ShardTask) -> Iterator[Record]:
+    """The records of a task: exactly as many as its list has."""
+    wanted, seen = task.stop - task.start, 0
+    for record in task.part.records():
+        seen += 1
+        if seen > wanted:
+            break
+        yield record
+    if seen != wanted:
+        gave = f"its source gave {'more' if seen > wanted else seen} images, its list says {wanted}"
+        raise DataError(f"'{task.dataset}' {task.split}: {gave} (from image {task.start} on)")
+
+
+def _checked(task: ShardTask, record: Record) -> tuple[bytes, str]:
+    """What is stored of a record: its own bytes, or smaller ones; proven to decode and to have a known label."""
+    from shards.images import ImageError, decode, shrink
+
+    where = f"'{task.dataset}' {task.split}"
+    if not 0 <= record.label < task.classes:
+        raise DataError(f"{where}: {record.path} has label {record.label}, labels go from 0 to {task.classes - 1}")
+    try:
+        smaller = shrink(record.data, task.resize) if task.resize else None
+        if smaller is None:
+            decode(record.data)
+    except ImageError as error:
+        raise DataError(f"{where}: {record.path} is not a readable image ({error}); replace it") from None
+    return smaller or (record.data, record.extension)

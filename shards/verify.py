@@ -1,0 +1,172 @@
+"""A full check of a packed data set: every shard hashed and read member by member, every image decoded."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shards.checks import hash_problem, read_paths, size_problem
+from shards.errors import DataError
+from shards.manifest import Manifest, Shard, convention_texts, read_manifest
+from shards.mirror import present
+from shards.pool import Report as Told
+from shards.pool import in_order
+from shards.progress import Progress, SplitProgress
+from shards.reader import ShardSet, Split
+from shards.tar import read_samples
+
+# A broken shard of thousands of images is told by a few of them.
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What a full check found in one split; `readable` of `images` decode and `shards_found` of `shards` are there."""
+
+    name: str
+    images: int
+    readable: int
+    shards: int
+    shards_found: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a full check found in a data set; `problems` holds what concerns the whole of it."""
+
+    dataset: str
+    splits: tuple[SplitReport, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and not any(split.problems for split in self.splits)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One shard to check; its images are None where the index of their split is unusable."""
+
+    folder: Path
+    dataset: str
+    split: str
+    shard: Shard
+    images: Split | None
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What is wrong with a shard as a whole, how many images decode and do not, and the first that do not."""
+
+    split: str
+    problem: str | None
+    readable: int
+    unreadable: int
+    named: tuple[str, ...]
+
+
+def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progress | None = None) -> Report:
+    """Check a packed data set with up to `workers` processes; faults are reported, not raised.
+
+    Of a mirror what has been fetched so far is checked.
+    """
+    folder = data_root / name
+    try:
+        manifest = read_manifest(folder, name)
+    except DataError as error:
+        return Report(name, (), (str(error),))
+    problems = [
+        f"{folder / file} differs from the manifest"
+        for file, text in convention_texts(manifest).items()
+        if not _holds(folder / file, text)
+    ]
+    faults: dict[str, list[str]] = {split: [] for split in manifest.splits}
+    tasks = _tasks(folder, manifest, faults)
+    split_of_task = [
+        split for split, entry in manifest.splits.items() for shard in entry.shards if present(folder, shard)
+    ]
+    counts = {split: entry.count for split, entry in manifest.splits.items()}
+    progress = SplitProgress(split_of_task, counts, on_progress)
+    largest = max(shard.count for entry in manifest.splits.values() for shard in entry.shards)
+    # A process takes as long to start as some hundred images take to decode.
+    processes = min(workers, len(split_of_task), sum(counts.values()) // largest)
+    found: dict[str, list[_Finding]] = {split: [] for split in manifest.splits}
+    for finding in in_order(_check_shard, tasks, processes, progress):
+        found[finding.split].append(finding)
+    reports = (_report(folder, manifest, split, found[split], faults[split]) for split in manifest.splits)
+    return Report(name, tuple(reports), tuple(problems))
+
+
+def _tasks(folder: Path, manifest: Manifest, faults: dict[str, list[str]]) -> Iterator[_Task]:
+    """A task per shard; what is wrong with the index and the paths of a split is added to `faults`."""
+    for split, entry in manifest.splits.items():
+        images = None
+        try:
+            images = ShardSet(folder, manifest).unproven(split)
+            read_paths(folder, manifest, split)
+        except DataError as error:
+            faults[split].append(str(error))
+        start = 0
+        for shard in entry.shards:
+            own = images and images.subset(np.arange(start, start + shard.count))
+            if present(folder, shard):
+                yield _Task(folder, manifest.dataset, split, shard, own)
+            start += shard.count
+
+
+def _check_shard(task: _Task, told: Told) -> _Finding:
+    problem = size_problem(task.folder, task.shard) or hash_problem(task.folder, task.shard)
+    if task.images is None:
+        told(task.shard.count)
+        return _Finding(task.split, problem, 0, 0, ())
+    problem = problem or _differs(task)
+    readable = 0
+    named: list[str] = []
+    for i in range(len(task.images)):
+        try:
+            task.images.image(i)
+            readable += 1
+        except DataError as error:
+            if len(named) < NAMED:
+                named.append(str(error))
+        told(i + 1)
+    return _Finding(task.split, problem, readable, len(task.images) - readable, tuple(named))
+
+
+def _differs(task: _Task) -> str | None:
+    """Whether other readers, which go by the members of the tar, see other labels or images than the index has."""
+    assert task.images is not None
+    file = task.folder / task.shard.file
+    try:
+        members = [(sample.offset, sample.size, sample.label) for sample in read_samples(file)]
+    except (OSError, ValueError, tarfile.TarError) as error:
+        return f"{file} is not a shard of the convention ({error})"
+    rows = task.images.rows[["offset", "size", "label"]].tolist()
+    return None if members == rows else f"{file} holds other images or labels than its index says"
+
+
+def _report(folder: Path, manifest: Manifest, split: str, found: list[_Finding], faults: list[str]) -> SplitReport:
+    entry = manifest.splits[split]
+    problems = [finding.problem for finding in found if finding.problem]
+    if not _holds(folder / split / "nshards.txt", f"{len(entry.shards)}\n"):
+        problems.append(f"{folder / split / 'nshards.txt'} differs from the manifest")
+    problems += faults
+    unreadable = sum(finding.unreadable for finding in found)
+    problems += [message for finding in found for message in finding.named][:NAMED]
+    if unreadable > NAMED:
+        problems.append(f"'{manifest.dataset}' {split}: {unreadable - NAMED} more images are unreadable")
+    there = sum((folder / shard.file).is_file() for shard in entry.shards)
+    readable = sum(finding.readable for finding in found)
+    return SplitReport(split, entry.count, readable, len(entry.shards), there, tuple(problems))
+
+
+def _holds(file: Path, text: str) -> bool:
+    try:
+        return file.read_bytes() == text.encode()
+    except OSError:
+        return False

@@ -1,0 +1,229 @@
+"""`procap data` on the fifteen published layouts, derived sets and own data: from raw folders to a trained table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from miniature_roots import build, build_all
+
+from benchmarks.cli import main
+from shards.catalogue import CATALOGUE
+from shards.known import packed_names
+from shards.reader import open_dataset
+
+ROOT = Path(__file__).resolve().parents[1]
+RAW_SETS = [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path, monkeypatch):
+    """Every test works in a folder of its own, with no settings of the person who runs it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PROCAP_DATA", "PROCAP_RAW", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory) -> Path:
+    return build_all(tmp_path_factory.mktemp("raw"), per_class=4, classes=4)
+
+
+@pytest.fixture(scope="module")
+def packed(raw, tmp_path_factory) -> Path:
+    data = tmp_path_factory.mktemp("packed")
+    assert main(["data", "pack", "paper", "--subset", "--raw", str(raw), "--data", str(data)]) == 0
+    return data
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def contents(root: Path) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in sorted(root.rglob("*")) if path.is_file())
+    return {str(path.relative_to(root)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_all_fifteen_are_packed_from_raw_folders_that_stay_as_they_are(raw, tmp_path, capsys):
+    before = contents(raw)
+    code, out, err = run(capsys, "data", "pack", "paper", "--subset", "--raw", raw, "--data", tmp_path / "data")
+    assert code == 0, err
+    assert packed_names(tmp_path / "data") == sorted(f"{dataset.name}-subset" for dataset in RAW_SETS)
+    assert all(f"{dataset.name}-subset" in out for dataset in RAW_SETS)
+    assert contents(raw) == before
+    code, _, err = run(capsys, "data", "check", "--data", tmp_path / "data")
+    assert code == 0, err
+
+
+def test_packing_again_changes_nothing(raw, packed, capsys):
+    before = contents(packed)
+    code, *_ = run(capsys, "data", "pack", "paper", "--subset", "--raw", raw, "--data", packed)
+    assert code == 0
+    assert contents(packed) == before
+
+
+def test_a_miniature_is_never_packed_under_a_published_name(raw, tmp_path, capsys):
+    code, _, err = run(capsys, "data", "pack", "paper", "--raw", raw, "--data", tmp_path / "data", "--json")
+    assert code == 1
+    assert packed_names(tmp_path / "data") == []
+    assert all(f"'{dataset.name}'" in err for dataset in RAW_SETS)
+    assert "--subset" in err
+
+
+def test_the_raw_check_says_what_is_there_and_what_would_mend_it(raw, tmp_path, capsys):
+    part = tmp_path / "raw"
+    shutil.copytree(raw / "dtd", part / "dtd")
+    (part / "dtd" / "split_zhou_DescribableTextures.json").unlink()
+    code, out, err = run(capsys, "data", "check", "--raw", part)
+    assert code == 1
+    assert "split_zhou_DescribableTextures.json is missing" in err and "--own-split" in err
+    assert "14 not found" in err
+    assert out.count("not found") == 14
+
+
+def test_a_root_with_nothing_in_it_is_no_traceback(tmp_path, capsys):
+    (tmp_path / "raw").mkdir()
+    assert run(capsys, "data", "check", "--raw", tmp_path / "raw")[0] == 0
+    code, _, err = run(capsys, "data", "check", "dtd", "--raw", tmp_path / "raw")
+    assert code == 1 and "there is no folder dtd" in err
+    code, _, err = run(capsys, "data", "pack", "paper", "--raw", tmp_path / "raw")
+    assert code == 2 and len(err.splitlines()) == 1
+
+
+def test_train_evaluate_and_table_on_subsets(packed, tmp_path, capsys):
+    """Half of the classes of one set, all of another, and a set that has test images only."""
+    at = ["--data", packed, "--results", tmp_path / "results", "--tracking", "off"]
+    common = ["--methods", "coop", "--epochs", "1", "--shots", "2", "--batch-size", "4"]
+    for extra in (["--datasets", "oxford-pets-subset"], ["--datasets", "eurosat-subset", "--classes", "all"]):
+        code, _, err = run(capsys, "train", *common, *extra, *at)
+        assert code == 0, err
+    code, _, err = run(capsys, "eval", *common, "--datasets", "oxford-pets-subset", *at)
+    assert code == 0, err
+    targets = "eurosat-subset,imagenet-r-subset,UCF101-subset"
+    code, _, err = run(
+        capsys, "eval", *common, "--datasets", "eurosat-subset", "--classes", "all", "--targets", targets, *at
+    )
+    assert code == 0, err
+    code, out, err = run(capsys, "table", "--results", tmp_path / "results")
+    assert code == 0 and "oxford-pets-subset" in out
+    assert "subset: 16 of 7,349 images" in out
+    code, out, err = run(capsys, "table", "--results", tmp_path / "results", "--format", "json")
+    assert code == 0 and "subset: 16 of 7,349 images" in out
+
+
+def test_names_of_the_paper_of_coop_and_derived_names_lead_to_the_same_set(raw, tmp_path, capsys):
+    for name in ("Flowers102-subset", "OxfordFlowers-subset", "oxford_flowers-subset"):
+        code, out, err = run(capsys, "data", "pack", name, "--raw", raw, "--data", tmp_path / "data")
+        assert code == 0, err
+        assert "oxford-flowers-subset" in out
+    assert packed_names(tmp_path / "data") == ["oxford-flowers-subset"]
+
+
+def test_an_own_split_and_smaller_images_are_other_data_sets(tmp_path, capsys):
+    raw, data = tmp_path / "raw", tmp_path / "data"
+    build("caltech101", raw, 4)
+    code, _, err = run(
+        capsys, "data", "pack", "caltech101", "--raw", raw, "--data", data, "--own-split", "7", "--resize", "48"
+    )
+    assert code == 0, err
+    manifest = open_dataset(data, "caltech101-split7-48px").manifest
+    assert "own split, seed 7" in manifest.variant and manifest.resize == 48
+    images = open_dataset(data, "caltech101-split7-48px").split("test")
+    assert {min(images.image(i).size) for i in range(len(images))} == {48}
+
+
+def test_own_data_by_one_yaml_file(raw, tmp_path, capsys):
+    shutil.copytree(raw / "eurosat" / "2750", tmp_path / "fields")
+    (tmp_path / "land.yaml").write_text(
+        "name: my-land\ntemplate: a satellite photo of {}.\nfolder: fields\nsplit: {train: 0.5, val: 0.2, test: 0.3, seed: 1}\n"
+    )
+    at = ["--data", tmp_path / "data"]
+    code, _, err = run(capsys, "data", "pack", "land.yaml", *at)
+    assert code == 0, err
+    run_it = ["--methods", "zeroshot", "--datasets", "my-land", *at, "--tracking", "off"]
+    assert run(capsys, "train", *run_it)[0] == 0
+    assert run(capsys, "eval", *run_it)[0] == 0
+    code, out, _ = run(capsys, "table")
+    assert code == 0 and "my-land" in out
+    code, out, _ = run(capsys, "ls", "datasets", *at)
+    assert code == 0 and "my-land" in out
+    assert run(capsys, "data", "show", "my-land", *at)[0] == 0 and (tmp_path / "my-land-test.png").exists()
+
+
+def test_picks_are_printed_exported_and_trained_on(packed, tmp_path, capsys):
+    code, out, _ = run(capsys, "data", "picks", "dtd-subset", "--shots", "1", "--seed", "0", "--data", packed, "--json")
+    assert code == 0
+    document = json.loads(out.splitlines()[-1])
+    assert len(document["train"]) == 4
+    shards = open_dataset(packed, "dtd-subset")
+    assert {pick["path"] for pick in document["train"]} <= set(shards.split("train").paths)
+
+
+WRONG = [
+    (["pack", "caltech101"], 2, "--raw"),
+    (["pack", "caltech101", "--raw", "nowhere"], 2, "nowhere is not there"),
+    (["pack", "caltech"], 2, "did you mean caltech101"),
+    (["pack", "paper"], 2, "--raw"),
+    (["pack", "shapes", "--resize", "32"], 2, "packed as it is"),
+    (["pack", "imagenet-a", "--own-split", "1", "--raw", "RAW"], 2, "no own split"),
+    (["pack", "dtd", "--resize", "4", "--raw", "RAW"], 2, "at least 16"),
+    (["pack", "dtd", "--own-split", "1", "--subset", "--raw", "RAW"], 2, "leave out --subset"),
+    (["pack", "dtd-split3", "--own-split", "4", "--raw", "RAW"], 2, "two data sets"),
+    (["pack", "shapes", "dtd", "--from", "somewhere"], 2, "one data set"),
+    (["pack", "food101", "--from", "https://127.0.0.1:9/wds_food101"], 2, "official"),
+    (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "packed into a folder"),
+    (["pack", "missing.yaml"], 2, "missing.yaml"),
+    (["check", "shapes", "--raw", "RAW"], 2, "no raw folder"),
+    (["check", "--raw", "nowhere"], 2, "nowhere is not there"),
+    (["show", "caltech101"], 1, "no shards of 'caltech101'"),
+    (["picks", "caltech101", "--shots", "16", "--seed", "1"], 1, "no shards of 'caltech101'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_wrong_input_is_answered_in_one_line(capsys, raw, line, code, says):
+    words = [str(raw) if word == "RAW" else word for word in line]
+    got, _, err = run(capsys, "data", *words)
+    assert got == code, err
+    assert len(err.strip().splitlines()) == 1 and says in err, err
+
+
+def test_the_readme_names_every_raw_folder_and_list():
+    readme = (ROOT / "README.md").read_text()
+    for dataset in RAW_SETS:
+        assert dataset.raw
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{dataset.name}` "))
+        assert f"`{dataset.raw.folders[0]}`" in row
+        assert dataset.raw.split_file in row
+        assert dataset.raw.images[0].strip(".") in row
+
+
+def test_the_miniature_roots_are_made_by_the_readmes_command(tmp_path):
+    command = [sys.executable, str(ROOT / "tests" / "miniature_roots.py"), str(tmp_path / "raw")]
+    done = subprocess.run([*command, "--per-class", "3", "--classes", "2"], capture_output=True, text=True, check=True)
+    assert "--subset" in done.stdout
+    assert len(list((tmp_path / "raw").iterdir())) == len(RAW_SETS)
+
+
+def test_one_set_that_fails_does_not_stop_the_others(tmp_path, capsys):
+    raw = tmp_path / "raw"
+    build("dtd", raw, 3, 2)
+    build("eurosat", raw, 3, 2)
+    next((raw / "dtd" / "images").rglob("*.jpg")).write_bytes(b"no image")
+    code, out, err = run(
+        capsys, "data", "pack", "dtd", "eurosat", "--subset", "--raw", raw, "--data", tmp_path / "data"
+    )
+    assert code == 3
+    assert "eurosat-subset" in out and "'dtd-subset'" in err
+    assert packed_names(tmp_path / "data") == ["eurosat-subset"]

@@ -1,0 +1,43 @@
+"""Images that only fill up a batch are never counted: not as answers, not as images, not in any rate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+import runner.evaluate
+from runner.config import Target, Workplace, plan_run
+from runner.evaluate import evaluate
+from runner.meters import Meter
+from runner.train import train
+from shards.stream import evaluation_batches
+
+
+def test_padding_is_never_counted(tiny_checkpoint, few_digits, tmp_path, monkeypatch):
+    place = Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    quick = {"epochs": 1, "batch_size": 5}
+    config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(tiny_checkpoint), overrides=quick)
+    train(config, place)
+    target = Target("digits", "all")
+    padding: list[int] = []
+    rated: list[int] = []
+
+    def of_seven_processes(*args: object, **options: object) -> Iterator[tuple[torch.Tensor, ...]]:
+        for rank in range(7):
+            for batch in evaluation_batches(*args, **options, rank=rank, world_size=7):  # type: ignore[arg-type]
+                padding.append(int((batch[2] < 0).sum()))
+                yield batch
+
+    step = Meter.step
+    monkeypatch.setattr(Meter, "step", lambda meter, images: (rated.append(images), step(meter, images))[1])
+    monkeypatch.setattr(runner.evaluate, "evaluation_batches", of_seven_processes)
+    for limit in (1, 20, None):
+        padding.clear()
+        rated.clear()
+        result = evaluate(config, target, dataclasses.replace(place, limit=limit))
+        assert sum(padding) > 0
+        assert result.total == sum(rated) == (limit or result.dataset_size)
+    monkeypatch.undo()
+    assert evaluate(config, target, place, force=True).per_class == result.per_class

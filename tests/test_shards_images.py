@@ -1,0 +1,349 @@
+"""Decoding: the pixels CoOp would see from every kind of file, and a reason in words for what is no whole image."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shards.images import PIXEL_LIMIT, ImageError, decode, shorter_side, shrink
+from shards.transforms import eval_transform
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def photo(width: int = 90, height: int = 70, seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+PHOTO, OTHER = photo(), photo(seed=1)
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, **options)
+    return buffer.getvalue()
+
+
+def plain(data: bytes) -> np.ndarray:
+    """What CoOp reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def pixels(data: bytes) -> np.ndarray:
+    image = decode(data)
+    assert image.mode == "RGB" and not image.info
+    return np.asarray(image)
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png_with(chunk: bytes) -> bytes:
+    """A whole PNG with one more chunk behind its header."""
+    whole = encoded(PHOTO, "PNG")
+    return whole[:33] + chunk + whole[33:]
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6  # orientation: turned by 90 degrees
+EXIF[0x011A] = 300.0
+
+KINDS = {
+    "JPEG": encoded(PHOTO, "JPEG"),
+    "progressive JPEG": encoded(PHOTO, "JPEG", progressive=True),
+    "grey JPEG": encoded(PHOTO.convert("L"), "JPEG"),
+    "CMYK JPEG": encoded(PHOTO.convert("CMYK"), "JPEG"),
+    "turned JPEG": encoded(PHOTO, "JPEG", exif=EXIF),
+    "MPO": encoded(PHOTO, "MPO", save_all=True, append_images=[OTHER]),
+    "PNG": encoded(PHOTO, "PNG"),
+    "PNG with alpha": encoded(PHOTO.convert("RGBA"), "PNG"),
+    "grey PNG": encoded(PHOTO.convert("L"), "PNG"),
+    "grey PNG with alpha": encoded(PHOTO.convert("LA"), "PNG"),
+    "black and white PNG": encoded(PHOTO.convert("1"), "PNG"),
+    "palette PNG": encoded(PHOTO.quantize(64), "PNG"),
+    "palette PNG, one transparent": encoded(PHOTO.quantize(64), "PNG", transparency=3),
+    "palette PNG, many transparent": encoded(PHOTO.quantize(64), "PNG", transparency=bytes(range(64))),
+    "RGB PNG, one transparent": encoded(PHOTO, "PNG", transparency=PHOTO.getpixel((0, 0))),
+    "animated PNG": encoded(PHOTO, "PNG", save_all=True, append_images=[OTHER]),
+    "GIF": encoded(PHOTO, "GIF"),
+    "animated GIF": encoded(PHOTO, "GIF", save_all=True, append_images=[OTHER]),
+    "WebP": encoded(PHOTO, "WEBP"),
+    "WebP with alpha": encoded(PHOTO.convert("RGBA"), "WEBP", lossless=True),
+    "animated WebP": encoded(PHOTO, "WEBP", save_all=True, append_images=[OTHER]),
+    "BMP": encoded(PHOTO, "BMP"),
+    "TIFF": encoded(PHOTO, "TIFF"),
+    "packed TIFF": encoded(PHOTO, "TIFF", compression="tiff_lzw"),
+    "CMYK TIFF": encoded(PHOTO.convert("CMYK"), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_the_pixels_that_coop_sees(kind):
+    assert np.array_equal(pixels(KINDS[kind]), plain(KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", ["MPO", "animated PNG", "animated GIF", "animated WebP"])
+def test_the_first_picture_counts(kind):
+    first, second = (np.abs(pixels(KINDS[kind]).astype(int) - np.asarray(image)).mean() for image in (PHOTO, OTHER))
+    assert first < 12 < second
+
+
+def test_cmyk_is_read_as_adobe_writes_it():
+    """Pillow writes CMYK inverted, as Adobe does: read the other way round, the picture would be a negative."""
+    for kind in ("CMYK JPEG", "CMYK TIFF"):
+        assert np.abs(pixels(KINDS[kind]).astype(int) - np.asarray(PHOTO)).mean() < 6
+
+
+def test_the_colour_under_transparent_pixels_is_kept():
+    clear = PHOTO.copy()
+    clear.putalpha(0)
+    assert np.array_equal(pixels(encoded(clear, "PNG")), np.asarray(PHOTO))
+
+
+def test_orientation_is_ignored():
+    assert decode(KINDS["turned JPEG"]).size == PHOTO.size
+    assert np.array_equal(pixels(KINDS["turned JPEG"]), pixels(KINDS["JPEG"]))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bit_grey_keeps_its_high_byte(kind):
+    deep = np.array([[0, 1, 255, 256, 257, 32767, 32768, 65535]], np.uint16)
+    got = pixels(encoded(Image.fromarray(deep), kind))
+    assert got[0, :, 0].tolist() == [0, 0, 0, 1, 1, 127, 128, 255]
+    assert (got == got[..., :1]).all()
+
+
+@pytest.mark.parametrize("numbers", [np.float32, np.int32])
+def test_pixels_of_unknown_range_are_refused(numbers):
+    with pytest.raises(ImageError, match="unknown range, save it with 8 bits"):
+        decode(encoded(Image.fromarray(np.ones((4, 4), numbers)), "TIFF"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_half_an_image_is_refused(kind, share):
+    data = KINDS[kind]
+    animated = "animated" in kind or kind == "MPO"
+    whole = len(data) if not animated else len(data) // 3
+    # Pillow warns of a directory that a cut TIFF has lost, and refuses it.
+    warnings.simplefilter("ignore" if "TIFF" in kind else "error")
+    with pytest.raises(ImageError, match=r"cut short|damaged"):
+        decode(data[: int(whole * share)])
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 40])
+@pytest.mark.parametrize("kind", ["JPEG", "progressive JPEG", "grey JPEG", "CMYK JPEG"])
+def test_a_jpeg_that_lacks_its_end_is_refused(kind, cut):
+    with pytest.raises(ImageError, match="it is cut short"):
+        decode(KINDS[kind][:-cut])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_garbage_behind_the_image_is_accepted(kind):
+    assert np.array_equal(pixels(KINDS[kind] + b"\xff\x00garbage" * 100), plain(KINDS[kind]))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"not an image", "it is no JPEG, PNG, GIF, WebP, BMP or TIFF image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no JPEG"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is no JPEG"),
+        (b"\x00" * 10_000, "it is no JPEG"),
+        (b"\xff\xd8\xff", "damaged"),
+        (b"\x89PNG\r\n\x1a\n", "cut short"),
+        (b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", b"\0\0\1"), "cut short"),
+        (b"GIF89a", "cut short"),
+        (b"RIFF\x04\x00\x00\x00WEBPVP8 ", "damaged"),
+        (b"BMW is a car", "cut short"),
+        (b"II\x2a\x00", "cut short"),
+    ],
+)
+def test_what_is_no_image_is_named(data, reason):
+    with pytest.raises(ImageError, match=reason) as caught:
+        decode(data)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 120
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([kind for kind in KINDS if "TIFF" not in kind]), st.data())
+def test_damage_gives_an_image_or_an_image_error(kind, draw):
+    data = bytearray(KINDS[kind])
+    for _ in range(draw.draw(st.integers(1, 8))):
+        data[draw.draw(st.integers(0, min(len(data), 400) - 1))] = draw.draw(st.integers(0, 255))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            assert decode(bytes(data)).mode == "RGB"
+        except ImageError as error:
+            assert str(error).startswith("it")
+
+
+def test_damaged_metadata_is_tolerated():
+    broken = b"Exif\0\0II\x2a\x00\x08\x00\x00\x00\xff\xff" + b"\x1a\x01\x05\x00\xff\xff\xff\xff" * 40
+    assert np.array_equal(pixels(encoded(PHOTO, "JPEG", exif=broken)), pixels(KINDS["JPEG"]))
+    assert np.array_equal(pixels(encoded(PHOTO, "PNG", exif=broken)), np.asarray(PHOTO))
+    for kind in ("JPEG", "PNG", "WEBP", "TIFF"):
+        with_profile = encoded(PHOTO, kind, icc_profile=b"no profile at all" * 50)
+        assert np.array_equal(pixels(with_profile), pixels(encoded(PHOTO, kind)))
+    assert np.array_equal(pixels(png_with(png_chunk(b"iCCP", b"x\0\0not deflated"))), np.asarray(PHOTO))
+
+
+def huge_png(width: int, height: int) -> bytes:
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    # Animated, with a first frame that is cleared: memory for all pixels would be taken as soon as this is opened.
+    control = png_chunk(b"acTL", struct.pack(">II", 2, 0))
+    frame = png_chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, width, height, 0, 0, 1, 1, 1, 0))
+    body = png_chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+    return b"\x89PNG\r\n\x1a\n" + header + control + frame + body + png_chunk(b"IEND", b"")
+
+
+def resized_header(kind: str, size: tuple[int, int]) -> bytes:
+    """A small image whose header claims `size`."""
+    data = bytearray(KINDS[kind])
+    if kind == "JPEG":
+        at = data.index(b"\xff\xc0") + 5
+        data[at : at + 4] = struct.pack(">HH", *size[::-1])
+    elif kind == "GIF":
+        data[6:10] = struct.pack("<HH", *size)
+    elif kind == "BMP":
+        data[18:26] = struct.pack("<ii", *size)
+    elif kind == "WebP":
+        data[26:30] = struct.pack("<HH", *size)
+    elif kind == "animated WebP":
+        data[24:30] = (size[0] - 1).to_bytes(3, "little") + (size[1] - 1).to_bytes(3, "little")
+    elif kind == "WebP with alpha":
+        at = data.index(b"VP8L") + 9
+        data[at : at + 4] = (size[0] - 1 | (size[1] - 1) << 14).to_bytes(4, "little")
+    return bytes(data)
+
+
+BOMBS = {
+    "PNG": huge_png(2**31 - 1, 2**31 - 1),
+    "PNG over Pillow's limit": huge_png(12_000, 12_000),
+    "PNG just over": huge_png(10_001, 10_000),
+    "JPEG": resized_header("JPEG", (65_500, 65_500)),
+    "JPEG over Pillow's limit": resized_header("JPEG", (12_000, 12_000)),
+    "GIF": resized_header("GIF", (65_535, 65_535)),
+    "GIF over Pillow's limit": resized_header("GIF", (12_000, 12_000)),
+    "BMP": resized_header("BMP", (12_000, 12_000)),
+    "WebP": resized_header("WebP", (16_000, 16_000)),
+    "WebP with alpha": resized_header("WebP with alpha", (16_000, 16_000)),
+    "animated WebP": resized_header("animated WebP", (65_000, 65_000)),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_huge_image_is_refused_from_its_header(kind):
+    for read in (decode, lambda data: shrink(data, 64)):
+        with pytest.raises(ImageError, match=r"it has [\d,]+ x [\d,]+ pixels, more than 100 million"):
+            read(BOMBS[kind])
+
+
+def test_the_limit_is_ours_and_not_pillows():
+    """Pillow warns from 89 million pixels on, or from what any code sets; images up to our limit are read quietly."""
+    assert PIXEL_LIMIT == 100_000_000
+    large = encoded(Image.new("L", (9_800, 9_800), 7), "PNG")
+    assert decode(large).size == (9_800, 9_800)
+
+
+OPEN_BOMBS = """
+import resource, sys, zlib
+sys.path.insert(0, "tests")
+from shards.images import ImageError, decode
+from test_shards_images import BOMBS, png_chunk, png_with
+
+packer = zlib.compressobj()
+text = b"".join(packer.compress(b"0" * 1_000_000) for _ in range(400)) + packer.flush()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for data in [*BOMBS.values(), png_with(png_chunk(b"zTXt", b"x\\0\\0" + text))]:
+    try:
+        decode(data)
+    except ImageError as error:
+        reason = error
+    else:
+        raise SystemExit("it was read")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, reason)
+"""
+
+
+def test_bombs_take_no_memory():
+    """Neither pixels that a header promises nor 400 MB of text packed into a chunk of a few hundred kB."""
+    program = [sys.executable, "-W", "error", "-c", OPEN_BOMBS]
+    run = subprocess.run(program, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1])
+    assert run.returncode == 0, run.stderr
+    grown, _, reason = run.stdout.partition(" ")
+    assert int(grown) * (1 if sys.platform == "linux" else 1 / 1024) < 50_000
+    assert "damaged (Decompressed data too large" in reason
+
+
+def test_many_threads_decode_the_same_pixels():
+    data = list(KINDS.values()) * 4
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(pixels, data))
+    assert all(np.array_equal(a, pixels(b)) for a, b in zip(together, data, strict=True))
+
+
+def test_images_hold_pixels_alone():
+    """Neither the file nor its metadata stay in memory with a cached image."""
+    for kind in ("JPEG", "PNG", "TIFF"):
+        image = decode(encoded(PHOTO, kind, icc_profile=b"x" * 5_000))
+        assert type(image) is Image.Image and not image.info and not hasattr(image, "fp")
+
+
+@pytest.mark.parametrize("size", [(90, 70), (70, 90), (333, 50), (64, 64), (65, 640)])
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_images_shrunk_for_a_backbone_look_the_same_to_it(size, kind):
+    data = encoded(photo(*size), kind)
+    transform = eval_transform(32, (0.5, 0.5, 0.5), (1, 1, 1))
+    small = shrink(data, 32)
+    assert small is not None and small[1] == "png"
+    assert min(decode(small[0]).size) == 32
+    assert transform(decode(small[0])).equal(transform(decode(data)))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "grey JPEG", "CMYK JPEG", "MPO", "turned JPEG"])
+def test_shrunk_jpegs_stay_jpegs_of_high_quality(kind):
+    small = shrink(KINDS[kind], 35)
+    assert small is not None and small[1] == "jpg" and small[0].startswith(b"\xff\xd8\xff")
+    with Image.open(io.BytesIO(small[0])) as image:
+        assert image.size == (45, 35) and image.layer[0][1:3] == image.layer[1][1:3]
+    exact = decode(KINDS[kind]).resize((45, 35), Image.Resampling.BICUBIC)
+    assert np.abs(pixels(small[0]).astype(int) - np.asarray(exact)).mean() < 2
+    assert shrink(KINDS[kind], 35) == small
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_that_are_not_larger_are_left_alone(kind):
+    assert shrink(KINDS[kind], 70) is None and shrink(KINDS[kind], 1000) is None
+    small = shrink(KINDS[kind], 69)
+    assert small is not None and decode(small[0]).size == shorter_side(PHOTO.size, 69)
+
+
+def test_broken_images_are_not_shrunk():
+    for data in (b"", b"text", KINDS["JPEG"][:-30], KINDS["PNG"][:200]):
+        with pytest.raises(ImageError):
+            shrink(data, 8)

@@ -1,0 +1,376 @@
+"""Readers of the fifteen raw layouts, on miniature roots with the oddities of the real sets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build, encoded
+
+from shards.catalogue import find
+from shards.errors import DataError, DataUsageError
+from shards.images import decode
+from shards.layouts.classnames import imagenet_wnids, published_classnames
+from shards.layouts.folders import FolderPart, there, total_size
+from shards.layouts.raw import find_folder, raw_source
+from shards.pack import pack_source
+from shards.reader import open_dataset
+from shards.records import Source
+
+FIFTEEN = tuple(WRITERS)
+
+
+def listed(source: Source) -> dict[str, list[tuple[str, int]]]:
+    parts = {split: source.part(split, 0, count) for split, count in source.counts.items()}
+    return {split: list(zip(part.paths, part.labels, strict=True)) for split, part in parts.items()}  # type: ignore[attr-defined]
+
+
+def subset(name: str, root: Path) -> Source:
+    return raw_source(find(name), root, subset=True)
+
+
+def names(name: str) -> tuple[str, ...]:
+    return published_classnames(find(name))
+
+
+@pytest.fixture(scope="module")
+def minis(tmp_path_factory) -> Path:
+    """All fifteen, a few classes each; leave it as it is."""
+    root = tmp_path_factory.mktemp("minis")
+    for name in FIFTEEN:
+        build(name, root, per_class=4, classes=None if find(name).classes == 1000 else 3)
+    return root
+
+
+@pytest.mark.parametrize("name", FIFTEEN)
+def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(name, minis, tmp_path):
+    source = subset(name, minis)
+    folder = find_folder(find(name), minis)
+    assert folder is not None
+    pack_source(source, tmp_path, per_shard=3)
+    shards = open_dataset(tmp_path, f"{name}-subset")
+    assert shards.manifest.variant.startswith("subset: ")
+    for split, rows in listed(source).items():
+        packed = shards.split(split)
+        assert list(zip(packed.paths, packed.labels.tolist(), strict=True)) == rows
+        for i, (path, _) in enumerate(rows):
+            (file,) = [found for found in folder.glob(f"**/{glob_escape(path)}") if found.is_file()]
+            assert packed.read(i) == file.read_bytes()
+            assert decode(packed.read(i)).mode == "RGB"
+    images = [file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg")]
+    besides = [file for file in images if file.parent.name in ("BACKGROUND_Google", "Faces_easy")]
+    assert sum(map(len, listed(source).values())) == len(images) - len(besides)
+
+
+def glob_escape(path: str) -> str:
+    return path.replace("[", "[[]")
+
+
+@pytest.mark.parametrize("name", FIFTEEN)
+def test_a_few_images_never_pass_for_the_published_set(name, minis):
+    with pytest.raises(DataError) as error:
+        raw_source(find(name), minis)
+    text = str(error.value)
+    assert text.startswith(f"'{name}': ") and "published" in text and "\n" not in text
+    assert ("--subset" in text or find(name).raw.layout == "variant-lists") and "get " in text  # type: ignore[union-attr]
+
+
+def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(minis):
+    """Names of folders and of classes, told apart from each other."""
+    by_label = {
+        name: {label: path for rows in listed(subset(name, minis)).values() for path, label in rows} for name in FIFTEEN
+    }
+    wnids = imagenet_wnids()
+    for label in FEW_OF_A_THOUSAND:
+        assert by_label["imagenet"][label].split("/")[1] == wnids[label]
+        assert by_label["imagenet-sketch"][label].split("/")[0] == wnids[label]
+        assert by_label["imagenetv2"][label].split("/")[0] == str(label)
+    for name in ("imagenet-a", "imagenet-r"):
+        raw = find(name).raw
+        assert raw and {label: path.split("/")[0] for label, path in by_label[name].items()} == {
+            label: wnids[raw.indices[label]] for label in range(3)
+        }
+    assert by_label["caltech101"][0].startswith("Faces/") and names("caltech101")[0] == "face"
+    assert by_label["eurosat"][2].startswith("HerbaceousVegetation/")
+    assert names("eurosat")[2] == "Herbaceous Vegetation Land"
+
+
+def test_numbered_folders_are_ordered_by_number_not_by_text(minis):
+    labels = [label for _, label in listed(subset("imagenetv2", minis))["test"]]
+    assert labels == sorted(labels) and list(dict.fromkeys(labels)) == list(FEW_OF_A_THOUSAND)
+
+
+def test_two_classes_of_one_name_stay_two_classes(minis):
+    source = subset("imagenet", minis)
+    assert source.classnames[657] == source.classnames[744] == "missile"
+    assert source.classnames[836] == source.classnames[837] == "sunglasses"
+    counts = [label for _, label in listed(source)["train"]]
+    assert [counts.count(label) for label in (657, 744, 836, 837)] == [4, 4, 4, 4]
+
+
+def test_imagenet_is_train_and_test_with_sorted_files_and_paths_below_the_images(minis):
+    source = subset("imagenet", minis)
+    assert set(source.counts) == {"train", "test"}, "its val list would be the test list again"
+    rows = listed(source)
+    assert rows["train"] == sorted(rows["train"], key=lambda row: (row[1], row[0]))
+    assert rows["train"][0][0] == "train/n01440764/n01440764_1.JPEG"
+    assert rows["test"][0] == ("val/n01440764/ILSVRC2012_val_00000001.JPEG", 0)
+
+
+def test_the_order_of_split_files_and_text_lists_is_kept(minis):
+    raw = find("oxford-flowers").raw
+    assert raw
+    rows = json.loads((minis / "oxford_flowers" / raw.split_file).read_text())
+    source = subset("oxford-flowers", minis)
+    assert listed(source) == {split: [(path, label) for path, label, _ in part] for split, part in rows.items()}
+    assert listed(source)["train"][0][1] == 2, "the first class of the list is not label 0"
+    lines = (minis / "fgvc_aircraft" / "images_variant_val.txt").read_text().splitlines()
+    assert [path for path, _ in listed(subset("fgvc-aircraft", minis))["val"]] == [f"{line[:7]}.jpg" for line in lines]
+    assert [label for _, label in listed(subset("fgvc-aircraft", minis))["val"]] == [2, 1, 0]
+
+
+def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_path):
+    """Labels that a sort of folder names or a clean-up of names would get wrong."""
+    for name in ("ucf101", "stanford-cars", "fgvc-aircraft", "sun397"):
+        build(name, tmp_path, per_class=5, drawn=False)
+    actions = {label: path for path, label in reversed(listed(subset("ucf101", tmp_path))["train"])}
+    swapped = [actions[label].split("/")[0] for label in (34, 35, 46, 47)]
+    assert swapped == ["Hammering", "Hammer_Throw", "Jumping_Jack", "Jump_Rope"]
+    assert [actions[label].split("/")[0] for label in range(101)] == list(names("ucf101"))
+    assert "Yo_Yo/v_YoYo_g01_c01.jpg" in actions.values()
+    assert "Handstand_Pushups/v_HandStandPushups_g01_c01.jpg" in actions.values()
+    assert subset("stanford-cars", tmp_path).classnames[173] == "2012 Ram C/V Cargo Van Minivan"
+    assert {"F-16A/B", "F/A-18"} <= set(subset("fgvc-aircraft", tmp_path).classnames)
+    scenes = {label: path for path, label in listed(subset("sun397", tmp_path))["train"]}
+    assert scenes[names("sun397").index("indoor apse")].startswith("a/apse/indoor/sun_")
+    for name in ("ucf101", "stanford-cars", "sun397"):
+        assert len(set(names(name))) == find(name).classes, "official lists are read by these names"
+        own = raw_source(find(name), tmp_path, own_split=1)
+        test = sorted(listed(subset(name, tmp_path))["test"])
+        assert sorted(listed(own)["test"]) == test and own.classnames == names(name)
+
+
+@pytest.mark.parametrize("name", FIFTEEN)
+def test_folders_as_archives_name_them_are_accepted(name, minis, tmp_path):
+    raw, dataset = find(name).raw, find(name)
+    assert raw
+    expected = listed(subset(name, minis))
+    for folder in raw.folders:
+        for images in raw.images:
+            root = tmp_path / f"{raw.folders.index(folder)}-{raw.images.index(images)}"
+            (root / folder).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(minis / raw.folders[0], root / folder, copy_function=os.link)
+            if images != raw.images[0]:
+                usual = root / folder / raw.images[0]
+                for inner in sorted(usual.iterdir()) if images == "." else [usual]:
+                    target = root / folder / (inner.name if images == "." else images)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.rename(inner, target)
+                if images == ".":
+                    usual.rmdir()
+            assert find_folder(dataset, root) == root / folder
+            assert listed(subset(name, root)) == expected, (folder, images)
+
+
+def test_of_two_variants_the_one_that_holds_the_images_is_taken(minis, tmp_path):
+    folder = tmp_path / "eurosat"
+    shutil.copytree(minis / "eurosat", folder, copy_function=os.link)
+    os.rename(folder / "2750", folder / "EuroSAT_RGB")
+    (folder / "2750").mkdir()
+    (folder / "2750" / ".hidden").touch()
+    assert listed(subset("eurosat", tmp_path)) == listed(subset("eurosat", minis))
+    shutil.copytree(folder / "EuroSAT_RGB", tmp_path / "both" / "eurosat" / "EuroSAT_RGB")
+    shutil.copytree(folder / "EuroSAT_RGB", tmp_path / "both" / "eurosat" / "2750")
+    shutil.copy(folder / "split_zhou_EuroSAT.json", tmp_path / "both" / "eurosat")
+    part = subset("eurosat", tmp_path / "both").part("train", 0, 1)
+    assert part.root == tmp_path / "both" / "eurosat" / "2750"  # type: ignore[attr-defined]
+
+
+def test_linked_folders_of_images_work(minis, tmp_path):
+    images = tmp_path / "imagenet" / "images"
+    images.mkdir(parents=True)
+    for folder in ("train", "val"):
+        (images / folder).symlink_to(minis / "imagenet" / "images" / folder)
+    assert listed(subset("imagenet", tmp_path)) == listed(subset("imagenet", minis))
+
+
+def copied(name: str, minis: Path, root: Path) -> Path:
+    raw = find(name).raw
+    assert raw
+    shutil.copytree(minis / raw.folders[0], root / raw.folders[0])
+    return root / raw.folders[0] / raw.images[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "stray", "named"),
+    [
+        ("imagenet-sketch", "README.txt", "README.txt"),
+        ("imagenet-sketch", "not-a-class/x.JPEG", "not-a-class"),
+        ("imagenet-sketch", "n01440764/Thumbs.db", "n01440764/Thumbs.db"),
+        ("imagenet-sketch", "n01440764/deeper/x.JPEG", "n01440764/deeper"),
+        ("imagenet-sketch", ".DS_Store", ""),
+        ("imagenet-sketch", "n01440764/.DS_Store", ""),
+        ("imagenet-a", "README.txt", ""),
+        ("imagenet-a", "readme.txt", "readme.txt"),
+        ("imagenet-r", "README.txt", ""),
+        ("imagenet-r", "n01440764/x.jpg", "n01440764"),
+        ("imagenetv2", "1000/x.jpeg", "1000"),
+        ("imagenetv2", "007/x.jpeg", "007"),
+        ("imagenet", "train/LOC_synset_mapping.txt", ""),
+        ("imagenet", "train/n00000001/x.JPEG", "train/n00000001"),
+        ("imagenet", "val/n01440764/notes.txt", "val/n01440764/notes.txt"),
+        ("imagenet", "test/x.JPEG", ""),
+        ("imagenet-sketch", "n01440764/link.JPEG", "n01440764/link.JPEG"),
+        ("caltech101", "not-a-class/x.jpg", ""),
+    ],
+)
+def test_stray_entries_are_refused_by_name_where_they_would_change_the_list(name, stray, named, minis, tmp_path):
+    images = copied(name, minis, tmp_path)
+    (images / stray).parent.mkdir(exist_ok=True, parents=True)
+    if stray.endswith("link.JPEG"):
+        (images / stray).symlink_to("nowhere.JPEG")
+    else:
+        (images / stray).write_bytes(b"x")
+    if not named:
+        assert listed(subset(name, tmp_path)) == listed(subset(name, minis))
+        return
+    with pytest.raises(DataError) as error:
+        subset(name, tmp_path)
+    what = f"{images / named} lies among the classes and is neither a class folder nor an image"
+    assert str(error.value) == f"'{name}': {what}; move it out of there: mv -i {images / named} {tmp_path}/"
+
+
+def test_a_stray_of_an_evil_name_is_named_in_one_line(minis, tmp_path):
+    images = copied("imagenet-r", minis, tmp_path)
+    (images / "two\nlines.txt").touch()
+    (images / os.fsdecode(b"half\xff.jpg")).touch()
+    with pytest.raises(DataError, match=r"neither class folders nor images") as error:
+        subset("imagenet-r", tmp_path)
+    assert str(error.value).isprintable() and "two\\nlines.txt" in str(error.value)
+
+
+def test_strays_keep_an_own_split_from_being_drawn(minis, tmp_path):
+    build("dtd", tmp_path, per_class=4, drawn=False)
+    raw_source(find("dtd"), tmp_path, own_split=1)
+    (tmp_path / "dtd" / "images" / "banded" / "Thumbs.db").touch()
+    with pytest.raises(DataError, match=r"banded/Thumbs.db lies among the classes"):
+        raw_source(find("dtd"), tmp_path, own_split=1)
+
+
+def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, tmp_path):
+    copied("dtd", minis, tmp_path)
+    file = tmp_path / "dtd" / "split_zhou_DescribableTextures.json"
+    file.unlink()
+    for asked_for_a_part in (False, True):
+        with pytest.raises(DataError) as error:
+            raw_source(find("dtd"), tmp_path, subset=asked_for_a_part)
+        text = str(error.value)
+        assert f"the official split file {file} is missing" in text and "--own-split SEED" in text
+        assert "DATASETS.md" in text and "\n" not in text
+    assert not file.exists(), "CoOp would have written a private one"
+
+
+def test_an_own_split_needs_every_class_in_every_part(minis):
+    with pytest.raises(
+        DataError, match=r"own split of DTD has no train images of 44 classes, the first is class 3, 'bub"
+    ):
+        raw_source(find("dtd"), minis, own_split=1)
+    with pytest.raises(DataUsageError, match=r"official split"):
+        raw_source(find("imagenet"), minis, own_split=1)
+
+
+def test_an_own_split_takes_what_is_there_and_says_so(tmp_path):
+    build("eurosat", tmp_path, per_class=10, drawn=False)
+    (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
+    source = raw_source(find("eurosat"), tmp_path, own_split=5, resize=32)
+    assert source.name == "eurosat-split5-32px" and source.resize == 32
+    assert source.variant.startswith("own split, seed 5") and source.variant.endswith("100 of 27,000 images")
+    assert dict(source.counts) == {"train": 50, "val": 20, "test": 30}
+    rows = [row for part in listed(source).values() for row in part]
+    assert len(set(rows)) == 100 and {label for _, label in rows} == set(range(10))
+    # Files are sorted before the draw: the order in which they came to the disk is nothing.
+    moved = tmp_path / "moved"
+    shuffled = sorted((tmp_path / "eurosat" / "2750").rglob("*.jpg"), key=lambda _: random.random())
+    for file in shuffled:
+        target = moved / file.relative_to(tmp_path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(file, target)
+    assert listed(raw_source(find("eurosat"), moved, own_split=5)) == listed(source)
+
+
+def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(minis, tmp_path):
+    copied("dtd", minis, tmp_path)
+    before = subset("dtd", tmp_path)
+    assert before.origin == subset("dtd", minis).origin
+    path, _ = listed(before)["train"][0]
+    (tmp_path / "dtd" / "images" / path).unlink()
+    after = subset("dtd", tmp_path)
+    assert after.origin != before.origin and after.counts["train"] == before.counts["train"] - 1
+    assert before.size == sum(file.stat().st_size for file in (minis / "dtd" / "images").rglob("*.jpg"))
+
+
+def test_only_what_is_there_of_imagenet_is_a_test_set(minis, tmp_path):
+    images = copied("imagenet", minis, tmp_path)
+    shutil.rmtree(images / "train")
+    assert dict(subset("imagenet", tmp_path).counts) == {"test": 20}
+    shutil.rmtree(images / "val")
+    with pytest.raises(DataError, match="no images"):
+        subset("imagenet", tmp_path)
+
+
+def test_a_file_that_vanishes_while_packing_is_named(minis, tmp_path):
+    copied("dtd", minis, tmp_path / "raw")
+    source = subset("dtd", tmp_path / "raw")
+    path, _ = listed(source)["val"][0]
+    (tmp_path / "raw" / "dtd" / "images" / path).unlink()
+    with pytest.raises(DataError, match=f"{path} cannot be read"):
+        pack_source(source, tmp_path / "data")
+
+
+def test_the_stamp_of_a_part_follows_its_files_and_nothing_else(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(encoded("dtd", 0, number, "PNG"))
+    part = FolderPart(tmp_path, ("0.png", "1.png"), (0, 1))
+    stamp = part.stamp()
+    (tmp_path / "2.png").write_bytes(b"")
+    assert pickle.loads(pickle.dumps(part)).stamp() == stamp
+    os.utime(tmp_path / "1.png", ns=(0, 1))
+    assert part.stamp() != stamp
+    assert [record.path for record in part.records()] == ["0.png", "1.png"]
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(DataError, match=r"1.png cannot be read"):
+        part.stamp()
+
+
+@given(st.lists(st.sampled_from(["a/1.jpg", "a/2.jpg", "b/1.jpg", "c.jpg", "d/e/f.jpg", "a", "none/x.jpg"])))
+def test_presence_is_told_in_list_order(tmp_path_factory, paths):
+    root = tmp_path_factory.getbasetemp() / "presence"
+    for path in ("a/1.jpg", "b/1.jpg", "c.jpg", "d/e/f.jpg"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+    assert list(there(root, paths)) == [(root / path).is_file() for path in paths]
+
+
+def test_the_size_of_many_files_is_estimated_from_some_of_them(tmp_path, monkeypatch):
+    paths = [f"{number}.bin" for number in range(400)]
+    for number, path in enumerate(paths):
+        (tmp_path / path).write_bytes(b"x" * number)
+    exact = sum(range(400))
+    assert total_size(tmp_path, paths) == exact
+    monkeypatch.setattr("shards.layouts.folders.SIZE_SAMPLE", 40)
+    assert abs(total_size(tmp_path, paths) / exact - 1) < 0.05
+
+
+def test_listing_and_checking_need_no_torch():
+    code = "import sys, shards.layouts.check; print([m for m in ('torch', 'open_clip', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,382 @@
+"""Data roots behind a URL: fetched as far as they are read, proven before they are used, never mixed up."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from local_server import Answer, LocalServer
+from toy_shards import COUNTS, pixels, toy_records, toy_source
+
+from shards import mirror, remote
+from shards.errors import DataError, DataUsageError
+from shards.fewshot import pick
+from shards.known import is_packed, known
+from shards.manifest import read_manifest
+from shards.mirror import has_dataset, is_mirror, mirror_root, mirrored_url, refuse_packing
+from shards.pack import pack_source
+from shards.reader import Split, open_dataset
+from shards.records import Record, png
+from shards.remote import NotThere, Unreachable
+from shards.verify import verify
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("packed")
+    pack_source(toy_source(), root, per_shard=5)
+    return root
+
+
+@pytest.fixture
+def server(packed, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "WAITS", ())
+    monkeypatch.setattr(mirror, "FRESH", 0.0)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with LocalServer(Path(shutil.copytree(packed, tmp_path / "www"))) as running:
+        yield running
+
+
+@pytest.fixture
+def root(server, tmp_path) -> Path:
+    return mirror_root(server.url, tmp_path / "cache")
+
+
+def same_images(split: Split, name: str) -> bool:
+    return len(split) == COUNTS[name] and all(
+        np.array_equal(np.asarray(split.image(i)), pixels(name, i)) for i in range(len(split))
+    )
+
+
+def cached_tars(root: Path) -> list[str]:
+    return sorted(str(file.relative_to(root)) for file in root.rglob("*.tar"))
+
+
+def change_manifest(server: LocalServer, change: Callable[[dict], None]) -> None:
+    file = server.folder / "toy" / "manifest.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def test_a_mirror_reads_like_the_folder_it_mirrors(server, root, packed):
+    ours, theirs = open_dataset(root, "toy"), open_dataset(packed, "toy")
+    assert ours.manifest == theirs.manifest and ours.classnames == theirs.classnames
+    for name in COUNTS:
+        assert same_images(ours.split(name), name)
+        assert ours.split(name).paths == theirs.split(name).paths
+        assert ours.labels(name).tolist() == theirs.labels(name).tolist()
+    files = lambda folder: {  # noqa: E731
+        file.relative_to(folder): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file() and not file.name.startswith(".") and file.name not in ("mirror.json", "verified.json")
+    }
+    assert files(root) == files(packed), "what any other program reads there is the same"
+
+
+def test_only_what_is_read_is_fetched(server, root):
+    shards = open_dataset(root, "toy")
+    assert server.paths() == ["/toy/manifest.json"]
+    shards.labels("train")
+    assert server.paths()[1:] == ["/toy/train/index.npy"]
+    split = shards.split("train")
+    split.image(7)
+    split.image(6)
+    assert server.paths()[2:] == ["/toy/train/1.tar"]
+    assert cached_tars(root) == ["toy/train/1.tar"]
+
+
+def test_a_few_shot_run_fetches_the_shards_of_its_picks(server, root):
+    few = pick(open_dataset(root, "toy"), shots=1, seed=3)
+    for i in range(len(few.train)):
+        few.train.image(i)
+    wanted = {f"toy/train/{int(row['shard'])}.tar" for row in few.train.rows}
+    assert set(cached_tars(root)) == wanted
+
+
+def test_what_is_there_is_not_fetched_again(server, root, tmp_path):
+    same_images(open_dataset(root, "toy").split("test"), "test")
+    server.asked.clear()
+    again = open_dataset(mirror_root(f"{server.url}/", tmp_path / "cache"), "toy")
+    assert same_images(again.split("test"), "test")
+    assert server.paths() == ["/toy/manifest.json"]
+
+
+def test_the_manifest_is_asked_for_once_in_a_command(server, root, monkeypatch):
+    monkeypatch.setattr(mirror, "FRESH", 60.0)
+    for _ in range(5):
+        open_dataset(root, "toy")
+    assert len(server.asked) == 1
+    asked = root / "toy" / ".asked"
+    os.utime(asked, (time.time() - 61, time.time() - 61))
+    open_dataset(root, "toy")
+    assert len(server.asked) == 2
+
+
+def test_without_the_server_a_complete_copy_works_and_says_so(server, root):
+    same_images(open_dataset(root, "toy").split("test"), "test")
+    server.stop()
+    with pytest.warns(UserWarning, match="cannot be reached.*the copy of 'toy' in .* is used"):
+        shards = open_dataset(root, "toy")
+    assert same_images(shards.split("test"), "test")
+    with pytest.raises(Unreachable, match=r"/toy/train/index\.npy cannot be reached"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        open_dataset(root, "toy").split("train")
+
+
+def test_without_the_server_and_without_a_copy_it_is_one_line(server, tmp_path):
+    server.stop()
+    with pytest.raises(Unreachable) as error:
+        open_dataset(mirror_root(server.url, tmp_path / "other"), "toy")
+    assert "\n" not in str(error.value) and f"{server.url}/toy/manifest.json" in str(error.value)
+
+
+def test_a_server_that_recovers_is_asked_again(server, root):
+    server.answers["/toy/manifest.json"] = [Answer(503)]
+    with pytest.raises(Unreachable, match="503"):
+        open_dataset(root, "toy")
+    assert open_dataset(root, "toy").name == "toy"
+
+
+def test_a_data_set_that_is_not_there_is_named(server, root):
+    with pytest.raises(NotThere) as error:
+        open_dataset(root, "eurosat")
+    assert str(error.value).startswith(f"no shards of 'eurosat' at {server.url}:")
+    assert not (root / "eurosat").exists()
+    assert has_dataset(root, "toy") and not has_dataset(root, "eurosat") and not has_dataset(root, "../toy")
+
+
+def test_an_altered_shard_on_the_server_is_refused_by_name(server, root):
+    file = server.folder / "toy" / "test" / "1.tar"
+    data = bytearray(file.read_bytes())
+    data[700] ^= 1
+    file.write_bytes(data)
+    split = open_dataset(root, "toy").split("test")
+    assert np.array_equal(np.asarray(split.image(0)), pixels("test", 0))
+    with pytest.raises(DataError) as error:
+        split.image(6)
+    assert f"{server.url}/toy/test/1.tar is not the file that is expected: its SHA-256 is" in str(error.value)
+    assert cached_tars(root) == ["toy/test/0.tar"]
+
+
+def test_an_altered_index_on_the_server_is_refused_by_name(server, root):
+    for name in ("index.npy", "paths.txt"):
+        (server.folder / "toy" / "test" / name).write_bytes(b"")
+    with pytest.raises(DataError, match=r"test/index\.npy is not the file that is expected"):
+        open_dataset(root, "toy").split("test")
+    with pytest.raises(DataError, match=r"val/paths\.txt is not there"):
+        split = open_dataset(root, "toy").split("val")
+        (server.folder / "toy" / "val" / "paths.txt").unlink()
+        print(split.paths)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "index"])
+def test_what_was_damaged_in_the_mirror_is_fetched_again(server, root, damage):
+    same_images(open_dataset(root, "toy").split("test"), "test")
+    file = root / "toy" / "test" / ("index.npy" if damage == "index" else "0.tar")
+    data = file.read_bytes()
+    file.write_bytes(data[:-512] if damage == "cut" else data[:300] + bytes([data[300] ^ 1]) + data[301:])
+    server.asked.clear()
+    assert same_images(open_dataset(root, "toy").split("test"), "test")
+    assert len(server.paths(file.name)) == 1 and file.read_bytes() == data
+
+
+def test_a_data_set_that_is_packed_anew_is_fetched_anew_where_it_differs(server, root):
+    before = open_dataset(root, "toy").split("test")
+    same_images(before, "test")
+
+    def other_last_image(split: str):
+        for i, record in enumerate(toy_records(split)):
+            changed = split == "test" and i == COUNTS["test"] - 1
+            yield Record(record.path, record.label, png(np.zeros((3, 3, 3), np.uint8))) if changed else record
+
+    shutil.rmtree(server.folder / "toy")
+    pack_source(toy_source(other_last_image), server.folder, per_shard=5)
+    server.asked.clear()
+    after = open_dataset(root, "toy").split("test")
+    assert np.asarray(after.image(16)).max() == 0
+    assert np.array_equal(np.asarray(after.image(0)), pixels("test", 0))
+    assert server.paths(".tar") == ["/toy/test/3.tar"]
+    stale = pickle.loads(pickle.dumps(before))
+    with pytest.raises(DataError, match=r"test/3\.tar is not the file that is expected"):
+        stale.image(16)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["splits"]["test"]["shards"][0].update(file="../../escaped.tar"),
+        lambda m: m["splits"]["test"]["shards"][0].update(file="/tmp/escaped.tar"),
+        lambda m: m["splits"]["test"]["shards"][0].update(file="test/../../escaped.tar"),
+        lambda m: m["splits"]["test"]["shards"][0].update(file="train/0.tar"),
+        lambda m: m["splits"]["test"]["shards"][0].update(file=m["splits"]["test"]["shards"][1]["file"]),
+        lambda m: m["splits"]["test"]["shards"][0].update(sha256="x"),
+        lambda m: m["splits"].update({"../../escaped": m["splits"]["test"]}),
+        lambda m: m["splits"].update({"a/b": m["splits"]["test"]}),
+        lambda m: m.update(dataset="../toy"),
+        lambda m: m.update(dataset="other"),
+        lambda m: m.update(schema_version=1),
+        lambda m: m.update(unknown=1),
+        lambda m: m.clear(),
+    ],
+)
+def test_a_manifest_is_not_trusted(server, root, change):
+    change_manifest(server, change)
+    before = sorted(str(file) for file in root.parents[2].rglob("*escaped*"))
+    with pytest.raises(DataError) as error:
+        open_dataset(root, "toy")
+    assert "\n" not in str(error.value) and f"{server.url}/toy/manifest.json" in str(error.value)
+    assert sorted(str(file) for file in root.parents[2].rglob("*escaped*")) == before
+    assert not (root / "toy" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"<html>please log in</html>", b"[" * 100_000, b"\xff\xfe", b"[]"])
+def test_what_is_no_manifest_at_all_is_one_line_and_the_last_one_stays(server, root, text):
+    open_dataset(root, "toy")
+    (server.folder / "toy" / "manifest.json").write_bytes(text)
+    with pytest.raises(DataError) as error:
+        open_dataset(root, "toy")
+    assert "\n" not in str(error.value) and server.url in str(error.value)
+    assert json.loads((root / "toy" / "manifest.json").read_text())["dataset"] == "toy"
+
+
+@pytest.mark.parametrize("name", ["../toy", "/etc", "toy/../toy", ".hidden", "a b"])
+def test_names_of_data_sets_stay_inside(server, root, name):
+    assert not has_dataset(root, name)
+    with pytest.raises(DataUsageError, match="cannot be the name"):
+        read_manifest(root / "toy", name)
+    assert not server.asked
+
+
+def test_two_servers_and_two_splits_with_equal_names_are_never_mixed(server, packed, tmp_path):
+    """The trap of caches that go by the last part of a URL: every split of every data set has a 0.tar."""
+    other = tmp_path / "other"
+    grey = lambda split: (  # noqa: E731
+        Record(record.path, record.label, png(255 - pixels(split, i))) for i, record in enumerate(toy_records(split))
+    )
+    pack_source(toy_source(grey), other, per_shard=5)
+    with LocalServer(other) as second:
+        roots = [mirror_root(each.url, tmp_path / "cache") for each in (server, second)]
+        assert roots[0] != roots[1]
+        ours, theirs = (open_dataset(each, "toy") for each in roots)
+        for name in COUNTS:
+            a, b = ours.split(name), theirs.split(name)
+            for i in range(COUNTS[name]):
+                assert np.array_equal(np.asarray(a.image(i)), pixels(name, i))
+                assert np.array_equal(np.asarray(b.image(i)), 255 - pixels(name, i))
+
+
+def colour_sums(split: Split) -> list[int]:
+    return [int(np.asarray(split.image(i)).sum()) for i in range(len(split))]
+
+
+def test_processes_share_a_mirror_and_fetch_each_shard_once(server, root):
+    for number in range(5):
+        server.always[f"/toy/train/{number}.tar"] = Answer(wait=0.05)
+    split = open_dataset(root, "toy").split("train")
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        sums = pool.map(colour_sums, [split, split])
+    assert sums == [[int(pixels("train", i).sum()) for i in range(len(split))]] * 2
+    assert sorted(server.paths(".tar")) == [f"/toy/train/{number}.tar" for number in range(5)]
+
+
+def test_checking_a_mirror_checks_what_was_fetched(server, root):
+    open_dataset(root, "toy").split("train").image(7)
+    server.asked.clear()
+    report = verify(root, "toy")
+    found = {split.name: (split.readable, split.shards, split.shards_found) for split in report.splits}
+    assert report.ok and found == {"train": (5, 5, 1), "val": (0, 5, 0), "test": (0, 4, 0)}
+    assert not server.paths(".tar")
+    file = root / "toy" / "train" / "1.tar"
+    data = bytearray(file.read_bytes())
+    data[700] ^= 1
+    file.write_bytes(data)
+    report = verify(root, "toy")
+    assert not report.ok and f"{file} is altered" in report.splits[0].problems[0]
+    assert not server.paths(".tar"), "a check reports, it does not repair"
+
+
+def test_nothing_is_packed_into_a_mirror(root):
+    with pytest.raises(DataUsageError, match="can only be read"):
+        pack_source(toy_source(), root)
+    assert not (root / "toy").exists()
+
+
+def test_the_server_is_asked_what_a_name_means(server, root):
+    assert known("toy", root).counts == COUNTS and known("toy", root).source == "packed"
+    with pytest.raises(DataUsageError, match="unknown data set 'tox'"):
+        known("tox", root)
+    assert is_packed(root, "toy") and not is_packed(root, "eurosat")
+    (server.folder / "eurosat").mkdir()
+    (server.folder / "eurosat" / "manifest.json").write_text("{}")
+    assert is_packed(root, "eurosat"), "it is there, though nothing can be read of it"
+    server.stop()
+    with pytest.raises(Unreachable):
+        is_packed(root, "dtd")
+
+
+def test_secrets_in_a_url_reach_the_server_and_no_message(server, tmp_path):
+    url = f"http://me:hush@{server.host}/?token=hush"
+    root = mirror_root(url, tmp_path / "cache")
+    assert root.stat().st_mode & 0o077 == 0 and "hush" not in root.name
+    assert open_dataset(root, "toy").name == "toy"
+    assert "Authorization" in server.headers
+    for call in (lambda: open_dataset(root, "nothing"), lambda: refuse_packing(root)):
+        with pytest.raises(DataError) as error:
+            call()
+        assert "hush" not in str(error.value)
+
+
+def test_a_mirror_is_known_by_its_file(server, root, packed, tmp_path):
+    assert is_mirror(root) and mirrored_url(root) == server.url and not is_mirror(packed)
+    assert root.parent == tmp_path / "cache" / "mirrors" and root.name.startswith("127.0.0.1-")
+    assert len({mirror_root(f"{server.url}{path}", tmp_path) for path in ("", "/", "/a", "/a/", "/b", "/a?v=1")}) == 4
+    assert mirror_root(f"file://{packed}", tmp_path / "cache") == packed
+    with pytest.raises(DataUsageError, match="not a URL"):
+        mirror_root(str(packed), tmp_path)
+    (root / "mirror.json").write_text("[]")
+    with pytest.raises(DataError, match="does not name the URL"):
+        open_dataset(root, "toy")
+
+
+def test_a_command_can_be_a_data_root_when_that_is_asked_for(packed, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "WAITS", ())
+    root = mirror_root(f"pipe:cat {packed}", tmp_path / "cache")
+    monkeypatch.delenv("PROCAP_ALLOW_PIPE", raising=False)
+    with pytest.raises(DataUsageError, match="PROCAP_ALLOW_PIPE"):
+        open_dataset(root, "toy")
+    monkeypatch.setenv("PROCAP_ALLOW_PIPE", "1")
+    assert same_images(open_dataset(root, "toy").split("test"), "test")
+    assert has_dataset(root, "toy") and not has_dataset(root, "eurosat")
+
+
+def test_a_copy_that_cannot_be_written_to_still_reads(server, root):
+    if os.geteuid() == 0 and not shutil.which("unshare"):
+        pytest.skip("root writes everywhere")
+    same_images(open_dataset(root, "toy").split("test"), "test")
+    server.stop()
+    code = (
+        "import sys; from pathlib import Path; from shards.reader import open_dataset\n"
+        "split = open_dataset(Path(sys.argv[1]), 'toy').split('test')\n"
+        "print(sum(len(split.read(i)) for i in range(len(split))))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code, str(root)]
+    if os.geteuid() == 0:
+        bind = f"mount --bind {root} {root} && mount -o remount,ro,bind {root} && "
+        command = ["unshare", "-m", "sh", "-c", bind + 'exec "$@"', "sh", *command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip("no read-only file system can be made here")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == sum(len(png(pixels("test", i))) for i in range(COUNTS["test"]))

@@ -1,0 +1,391 @@
+"""Data sets of one's own from a short YAML file: every layout, and one line for every mistake."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.cli import main
+from shards.errors import DataError
+from shards.fewshot import pick
+from shards.layouts.own import own_source
+from shards.pack import pack_source
+from shards.reader import ShardSet, open_dataset
+from shards.records import Source, png
+
+HEAD = "name: my-birds\ntemplate: a photo of a {}, a type of bird.\n"
+CLASSES = ("Zebra finch", "bee_eater", "coal tit", "Ara")
+SORTED = ("Ara", "Zebra finch", "bee_eater", "coal tit")
+EACH = 10
+RULE = "split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}\n"
+
+
+def put(file: Path, colour: Sequence[int] = (1, 2, 3)) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(png(np.full((4, 5, 3), colour, np.uint8)))
+
+
+def put_classes(root: Path, classes: Sequence[str] = CLASSES, each: int = EACH) -> None:
+    for c, name in enumerate(classes):
+        for i in range(each):
+            put(root / name / f"{i:02d}.png", (c * 60, i, 0))
+
+
+def sheet(folder: Path, text: str, head: str = HEAD) -> Path:
+    file = folder / "birds.yaml"
+    file.write_text(head + text, encoding="utf-8")
+    return file
+
+
+def rows(source: Source, split: str) -> list[tuple[str, int]]:
+    return [(record.path, record.label) for record in source.part(split, 0, source.counts[split]).records()]
+
+
+def put_table(folder: Path, lines: Sequence[Sequence[object]], header: Sequence[str]) -> None:
+    with (folder / "birds.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *lines])
+
+
+def test_class_folders_become_labels_sorted_by_code_point_and_are_split_as_told(tmp_path):
+    put_classes(tmp_path / "images")
+    source = own_source(sheet(tmp_path, "folder: images\n" + RULE))
+    assert (source.name, source.classnames) == ("my-birds", SORTED)
+    assert source.templates == ("a photo of a {}, a type of bird",) and source.variant == ""
+    assert dict(source.counts) == {"train": 20, "val": 8, "test": 12}
+    assert source.size == sum(file.stat().st_size for file in (tmp_path / "images").rglob("*.png"))
+    found = {split: rows(source, split) for split in source.counts}
+    everything = [row for part in found.values() for row in part]
+    assert sorted(path for path, _ in everything) == sorted(f"{c}/{i:02d}.png" for c in CLASSES for i in range(EACH))
+    assert all(SORTED[label] == path.split("/")[0] for path, label in everything)
+    for split, each in (("train", 5), ("val", 2), ("test", 3)):
+        assert [label for _, label in found[split]] == [label for label in range(4) for _ in range(each)]
+    assert source.part("train", 3, 7).records().__next__().path == found["train"][3][0]
+
+
+def test_a_split_is_a_function_of_its_seed_and_of_the_names(tmp_path):
+    for root in ("one", "other"):
+        put_classes(tmp_path / root / "images", CLASSES if root == "one" else CLASSES[::-1])
+    first, same, other = (
+        rows(own_source(sheet(tmp_path / root, "folder: images\n" + RULE.replace("1}", f"{seed}}}"))), "train")
+        for root, seed in (("one", 1), ("other", 1), ("one", 2))
+    )
+    assert first == same != other and len(first) == len(other)
+    assert (
+        own_source(sheet(tmp_path / "one", "folder: images\n" + RULE)).origin
+        != own_source(sheet(tmp_path / "one", "folder: images\n" + RULE.replace("1}", "2}"))).origin
+    )
+
+
+def test_a_split_without_val_and_test_images_alone(tmp_path):
+    put_classes(tmp_path / "images")
+    no_val = own_source(sheet(tmp_path, "folder: images\nsplit: {train: 0.7, test: 0.3}\n"))
+    assert dict(no_val.counts) == {"train": 28, "test": 12}
+    test = own_source(sheet(tmp_path, "folder: images\nsplit: test\n"))
+    assert dict(test.counts) == {"test": 40}
+    assert rows(test, "test")[:2] == [("Ara/00.png", 0), ("Ara/01.png", 0)]
+
+
+def test_folders_of_train_val_and_test_say_the_split_themselves(tmp_path):
+    for split, each in (("train", 3), ("val", 1), ("test", 2)):
+        put_classes(tmp_path / "images" / split, each=each)
+    (tmp_path / "images" / "README.txt").write_text("about")
+    (tmp_path / "images" / "train" / "Ara" / ".DS_Store").write_text("")
+    (tmp_path / "images" / ".cache").mkdir()
+    source = own_source(sheet(tmp_path, "folder: images\n"))
+    assert dict(source.counts) == {"train": 12, "val": 4, "test": 8} and source.classnames == SORTED
+    assert rows(source, "val") == [(f"val/{name}/00.png", label) for label, name in enumerate(SORTED)]
+
+
+def test_a_class_can_be_called_train(tmp_path):
+    put_classes(tmp_path / "images", ("plane", "train", "car"))
+    assert own_source(sheet(tmp_path, "folder: images\n" + RULE)).classnames == ("car", "plane", "train")
+
+
+def test_the_sheet_can_lie_among_its_class_folders_and_links_are_followed(tmp_path):
+    put_classes(tmp_path / "elsewhere")
+    (tmp_path / "here").mkdir()
+    for name in CLASSES:
+        (tmp_path / "here" / name).symlink_to(tmp_path / "elsewhere" / name)
+    assert own_source(sheet(tmp_path / "here", "folder: .\nsplit: test\n")).counts["test"] == 40
+
+
+def test_classes_can_be_listed_in_another_order_or_renamed(tmp_path):
+    put_classes(tmp_path / "images")
+    listed = own_source(sheet(tmp_path, f"folder: images\nsplit: test\nclasses: [{', '.join(CLASSES)}]\n"))
+    assert listed.classnames == CLASSES and rows(listed, "test")[0] == ("Zebra finch/00.png", 0)
+    names = "{Ara: macaw, Zebra finch: zebra finch, bee_eater: bee-eater, coal tit: 'coal tit (Periparus ater)'}"
+    renamed = own_source(sheet(tmp_path, f"folder: images\nsplit: test\nclasses: {names}\n"))
+    assert renamed.classnames == ("macaw", "zebra finch", "bee-eater", "coal tit (Periparus ater)")
+
+
+def test_a_table_keeps_its_order_and_its_splits(tmp_path):
+    put_classes(tmp_path / "pictures", each=2)
+    lines = [(f"{name}/{i:02d}.png", name, ("test", "train")[i]) for i in (1, 0) for name in CLASSES]
+    put_table(tmp_path, lines, ("path", "label", "split"))
+    source = own_source(sheet(tmp_path, "table: birds.csv\nimages: pictures\n"))
+    assert source.classnames == SORTED
+    assert rows(source, "train") == [(f"{name}/01.png", SORTED.index(name)) for name in CLASSES]
+
+
+@pytest.mark.parametrize("names", ["[north, west, south]", "{0: north, 2: south, 1: west}"])
+def test_numbers_in_a_table_are_the_labels(tmp_path, names):
+    for i in range(6):
+        put(tmp_path / f"{i}.png")
+    put_table(tmp_path, [(f"{i}.png", (2, 0, 1)[i % 3]) for i in range(6)], ("path", "label"))
+    source = own_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
+    assert source.classnames == ("north", "west", "south")
+    assert [label for _, label in rows(source, "test")] == [2, 0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("form", ["objects", "lists", "coop"])
+def test_json_tables_of_every_form_list_the_same_images(tmp_path, form):
+    put_classes(tmp_path / "images", each=2)
+    split = ("train", "test")
+    plain = [(f"{name}/{i:02d}.png", name, split[i]) for i in (0, 1) for name in SORTED]
+    document: object = plain
+    if form == "objects":
+        document = [dict(zip(("path", "label", "split"), row, strict=True)) for row in plain]
+    elif form == "coop":
+        document = {
+            part: [(path, SORTED.index(name), name) for path, name, its in plain if its == part] for part in split
+        }
+    (tmp_path / "birds.json").write_text(json.dumps(document))
+    source = own_source(sheet(tmp_path, "table: birds.json\nimages: images\n"))
+    assert source.classnames == SORTED and dict(source.counts) == {"train": 4, "test": 4}
+    assert rows(source, "test") == [(f"{name}/01.png", label) for label, name in enumerate(SORTED)]
+
+
+def test_shards_of_others_are_read_with_the_names_of_the_sheet(tmp_path):
+    import tarfile
+
+    for split, count in (("train", 6), ("test", 4)):
+        (tmp_path / "shards" / split).mkdir(parents=True)
+        with tarfile.open(tmp_path / "shards" / split / "0.tar", "w") as tar:
+            for i in range(count):
+                put(tmp_path / "image.png", (i, i, i))
+                (tmp_path / "label").write_text(str(i % 2))
+                tar.add(tmp_path / "label", f"s{i:07d}.cls")
+                tar.add(tmp_path / "image.png", f"s{i:07d}.png")
+        (tmp_path / "shards" / split / "nshards.txt").write_text("1\n")
+    source = own_source(sheet(tmp_path, "shards: shards\nclasses: [day, night]\n"))
+    assert dict(source.counts) == {"train": 6, "test": 4} and source.classnames == ("day", "night")
+    assert [label for _, label in rows(source, "train")] == [0, 1] * 3
+
+
+def test_packed_it_is_used_by_name_like_any_other(tmp_path, capsys):
+    put_classes(tmp_path / "images")
+    file, data = sheet(tmp_path, "folder: images\n" + RULE), str(tmp_path / "data")
+    source = own_source(file)
+    pack_source(source, tmp_path / "data")
+    shards: ShardSet = open_dataset(tmp_path / "data", "my-birds")
+    assert shards.manifest.source == source.origin and shards.manifest.template.endswith("a type of bird.")
+    few = pick(shards, 2, 1, "base")
+    assert few.classnames == SORTED[:2] and len(few.train) == 4
+    for command in (
+        ["data", "check", "my-birds"],
+        ["data", "show", "my-birds", "--out", str(tmp_path / "birds.png")],
+        ["data", "picks", "My-Birds", "--shots", "2"],
+        ["train", "--methods", "coop", "--datasets", "my-birds", "--shots", "2", "--dry-run"],
+        ["ls", "datasets"],
+    ):
+        assert main([*command, "--data", data]) == 0
+        assert "my-birds" in capsys.readouterr().out or command[1] == "show"
+
+
+def test_the_command_packs_a_sheet_and_keeps_what_has_not_changed(tmp_path, capsys):
+    put_classes(tmp_path / "images")
+    file, data = sheet(tmp_path, "folder: images\n" + RULE), str(tmp_path / "data")
+    assert main(["data", "pack", str(file), "--data", data, "--workers", "1"]) == 0
+    first = open_dataset(tmp_path / "data", "my-birds").manifest
+    assert main(["data", "pack", str(file), "--data", data, "--workers", "1"]) == 0
+    assert open_dataset(tmp_path / "data", "my-birds").manifest == first
+    put(tmp_path / "images" / "Ara" / "10.png")
+    assert main(["data", "pack", str(file), "--data", data, "--workers", "1"]) == 0
+    assert sum(entry.count for entry in open_dataset(tmp_path / "data", "my-birds").manifest.splits.values()) == 41
+
+
+IN_FOLDERS = "folder: images\n" + RULE
+MISTAKES = {
+    "unknown key": ("foldr: images\n", r", line 3: unknown key 'foldr': did you mean folder\? known: name, template"),
+    "unknown key of split": ("folder: images\nsplit: {train: 0.5, tets: 0.5}\n", r"line 4: unknown key 'tets'.*test"),
+    "no source": ("licence: CC0\n", "give one of folder, table and shards, not none of them"),
+    "two sources": ("folder: images\ntable: a.csv\n", "give one of .* not folder and table"),
+    "images without a table": (IN_FOLDERS + "images: x\n", "images goes with table, not with folder"),
+    "key twice": (IN_FOLDERS + "folder: x\n", "line 5: folder is there already, in line 3"),
+    "no yaml": ("folder: [a\nb: c\n", "line 4: "),
+    "a tab": ("folder:\n\timages\n", "line 4: "),
+    "alias": ("folder: &a images\nlicence: *a\n", "aliases"),
+    "a tag": ("folder: !!python/object/apply:os.system ['true']\n", "no YAML that can be read"),
+    "deep nesting": ("classes: " + "[" * 5000 + "]" * 5000 + "\n", "nested so deep"),
+    "name with blanks": ("folder: images\n", r"line 1: name = 'My birds': small letters", HEAD.replace("my-b", "My b")),
+    "name of the catalogue": ("folder: images\n", "'shapes' has a meaning already", HEAD.replace("my-birds", "shapes")),
+    "alias of the catalogue": ("folder: images\n", "'stanford-cars' has", HEAD.replace("my-birds", "cars")),
+    "derived name": ("folder: images\n", "'dtd' has a meaning", HEAD.replace("my-birds", "dtd-split7")),
+    "impossible derived name": ("folder: images\n", "'imagenet' has", HEAD.replace("my-birds", "imagenet-split7")),
+    "name of a group": ("folder: images\n", "'paper' has a meaning", HEAD.replace("my-birds", "paper")),
+    "name that climbs": ("folder: images\n", "small letters", HEAD.replace("my-birds", "../birds")),
+    "name that is a number": (
+        "folder: images\n",
+        r"line 1: name = 7: .*put it in quotes",
+        HEAD.replace("my-birds", "7"),
+    ),
+    "no name": ("folder: images\n", ": name is missing", "template: a {}.\n"),
+    "template without {}": ("folder: images\n", r"line 2: template.*one \{\}", HEAD.replace("{}", "bird")),
+    "template with two": ("folder: images\n", r"one \{\}", HEAD.replace("{}", "{} {}")),
+    "a class that YAML reads as no": ("folder: images\nsplit: test\nclasses: [Ara, no]\n", r"line 5.*put it in quotes"),
+    "no split": ("folder: images\n", r"do not say what is for training: add split: \{train: 0\.5"),
+    "split of more than all": ("folder: images\nsplit: {train: 0.5, test: 0.6}\n", r"line 4: split: .*add up to 1\.1"),
+    "split without test": ("folder: images\nsplit: {train: 1}\n", "split"),
+    "split called val": ("folder: images\nsplit: val\n", "line 4: split"),
+    "no such folder": ("folder: pictures\n" + RULE, "folder: .*pictures is not there"),
+    "no class folders": ("folder: images/Ara\n" + RULE, "holds no class folders"),
+    "unlisted class": (IN_FOLDERS + "classes: [Ara, Zebra finch, bee_eater]\n", "'coal tit' has images and is not"),
+    "misspelt class": (IN_FOLDERS + "classes: [Ara, Zebra finch, bee eater, coal tit]\n", "is it meant by 'bee eater'"),
+    "class without images": (IN_FOLDERS + "classes: [Ara, Zebra finch, bee_eater, coal tit, emu]\n", "'emu' has no im"),
+    "class listed twice": (
+        IN_FOLDERS + "classes: [Ara, Ara, Zebra finch, bee_eater, coal tit]\n",
+        "'Ara' is there twice",
+    ),
+    "two folders of one name": (
+        IN_FOLDERS + "classes: {Ara: bird, Zebra finch: bird, bee_eater: b, coal tit: c}\n",
+        "two labels are called 'bird'",
+    ),
+    "blank class name": (
+        IN_FOLDERS + "classes: {Ara: ' a', Zebra finch: b, bee_eater: c, coal tit: d}\n",
+        "class name 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_in_the_sheet_is_named_in_one_line(tmp_path, kind):
+    put_classes(tmp_path / "images", each=4)
+    text, words, head = (*MISTAKES[kind], HEAD)[:3]
+    file = sheet(tmp_path, text, head)
+    with pytest.raises(DataError, match=words) as caught:
+        own_source(file)
+    message = str(caught.value)
+    assert message.startswith(str(file)) and "\n" not in message and len(message) < 700
+
+
+ROWS = [("a.png", "x"), ("b.png", "y")]
+TABLES: dict[str, tuple[str, str, str]] = {
+    "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
+    "no header": ("csv", "a.png,x\nb.png,y\n", "begins with 'a.png,x', not with path,label"),
+    "another column": ("csv", "path,label,width\na.png,x,3\n", "begins with"),
+    "too few columns": ("csv", "path,label\na.png,x\nb.png\n", "row 3 has not 2 columns"),
+    "too many columns": ("csv", "path,label\na.png,x,1,2\n", "row 2 has not 2 columns"),
+    "no label": ("csv", "path,label\na.png,\nb.png,x\n", "row 2 has no label"),
+    "unknown split": ("csv", "path,label,split\na.png,x,train\nb.png,x,valid\n", "row 3: split 'valid'"),
+    "a path out of the folder": ("csv", "path,label\n../a.png,x\n", "row 2: path '../a.png' is not a plain path"),
+    "an absolute path": ("csv", "path,label\n/etc/passwd,x\n", "is not a relative path"),
+    "numbers without names": ("csv", "path,label\na.png,0\nb.png,1\n", "labels are numbers .* list them under classes"),
+    "nothing": ("csv", "path,label\n", "lists no images"),
+    "an open quote": ("csv", 'path,label\n"a.png,x\n', "unexpected end of data"),
+    "no json": ("json", "{", "is no JSON"),
+    "deep json": ("json", "[" * 100_000, "is no JSON"),
+    "json text": ("json", '"a.png"', "neither a list of rows nor"),
+    "json row of one": ("json", '[["a.png"]]', r"entry 1 is not \[path, label\]"),
+    "json other keys": ("json", '[{"path": "a.png", "class": "x"}]', "entry 1 has 'class', 'path'"),
+    "json true": ("json", '[["a.png", true]]', "label True is neither text nor a number"),
+    "json negative": ("json", '[["a.png", -1]]', "label -1"),
+    "json mixed": ("json", '[["a.png", 1], ["b.png", "x"]]', "labels are text .* and numbers"),
+    "json other split": ("json", '{"train": [["a.png", 0, "x"]], "unlabeled": []}', "not lists of train, val and test"),
+    "coop entry": ("json", '{"test": [["a.png", "0", "x"]]}', "test entry 1 is not"),
+    "coop two names": ("json", '{"test": [["a.png", 0, "x"], ["b.png", 0, "y"]]}', "label 0 is called 'x' and 'y'"),
+    "coop a gap": ("json", '{"test": [["a.png", 0, "x"], ["b.png", 900000000000, "y"]]}', "no image has label 1"),
+    "coop no test": ("json", '{"train": [["a.png", 0, "x"]]}', "no test images"),
+    "coop class not trained": (
+        "json",
+        '{"train": [["a.png", 0, "x"]], "test": [["b.png", 0, "x"], ["a.png", 1, "y"]]}',
+        "class 'y' has no train image",
+    ),
+    "split half said": ("json", '[["a.png", "x", "test"], ["b.png", "x"]]', "'b.png' has no split"),
+    "another kind of file": ("txt", "a.png x\n", "neither .csv nor .json"),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_mistake_in_a_table_is_named_in_one_line(tmp_path, kind):
+    extension, text, words = TABLES[kind]
+    for name in ("a.png", "b.png"):
+        put(tmp_path / name)
+    (tmp_path / f"birds.{extension}").write_text(text)
+    says = "split" in text or (extension == "json" and ("{" in text[:1] or "test" in text))
+    file = sheet(tmp_path, f"table: birds.{extension}\n" + ("" if says else "split: test\n"))
+    with pytest.raises(DataError, match=words) as caught:
+        own_source(file)
+    assert str(caught.value).startswith(str(file)) and "\n" not in str(caught.value)
+
+
+def test_numbers_are_held_against_the_names_of_the_sheet(tmp_path):
+    for i in range(3):
+        put(tmp_path / f"{i}.png")
+    for labels, names, words in (
+        ((0, 1, 2), "[a, b]", "label 2 has images and no name (2 names are there)"),
+        ((0, 1, 1), "[a, b, c]", "no image has label 2 ('c')"),
+        ((1, 2, 2), "{1: a, 2: b}", "no image has label 0"),
+        ((0, 1, 1), "{x: a, 1: b}", "'x' is none"),
+    ):
+        put_table(tmp_path, [(f"{i}.png", label) for i, label in enumerate(labels)], ("path", "label"))
+        with pytest.raises(DataError, match=re.escape(words)):
+            own_source(sheet(tmp_path, f"table: birds.csv\nsplit: test\nclasses: {names}\n"))
+
+
+def test_a_split_that_the_data_say_is_not_said_twice(tmp_path):
+    for split in ("train", "test"):
+        put_classes(tmp_path / "images" / split, each=1)
+    with pytest.raises(DataError, match=r"the data say it themselves \(train, test\)"):
+        own_source(sheet(tmp_path, IN_FOLDERS))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("empty class", r"images/emu holds no image"),
+        ("few images", r"class 'emu' has 2 images, too few for val"),
+        ("stray file", r"images/Ara holds 'notes\.txt', no image of a known kind"),
+        ("nested folder", r"images/Ara holds 'more', no image"),
+        ("another part", r"holds test with classes inside and also .*'Ara'"),
+        ("no test part", r"there are no test images"),
+        ("class of test alone", r"class 'emu' has no train image"),
+    ],
+)
+def test_folders_that_do_not_fit_are_named_in_one_line(tmp_path, trouble, words):
+    images, text = tmp_path / "images", IN_FOLDERS
+    if trouble in ("no test part", "class of test alone"):
+        put_classes(images / "train", each=1)
+        text = "folder: images\n"
+        if trouble != "no test part":
+            put_classes(images / "test", (*CLASSES, "emu"), each=1)
+    else:
+        put_classes(images)
+    if trouble == "empty class":
+        (images / "emu").mkdir()
+    elif trouble == "few images":
+        put_classes(images, ("emu",), each=2)
+    elif trouble == "stray file":
+        (images / "Ara" / "notes.txt").write_text("")
+    elif trouble == "nested folder":
+        put(images / "Ara" / "more" / "1.png")
+    elif trouble == "another part":
+        put_classes(images / "test")
+    with pytest.raises(DataError, match=words) as caught:
+        own_source(sheet(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"- a\n- b\n", b"\xff\xfe\x00", b"just words\n", b"name: [\n", b"&a [*a]\n"])
+def test_a_file_that_is_no_sheet_is_refused(tmp_path, content):
+    file = tmp_path / "birds.yaml"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(str(file))):
+        own_source(file)
+    with pytest.raises(DataError, match="cannot be read"):
+        own_source(tmp_path / "nowhere.yaml")

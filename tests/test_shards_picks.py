@@ -1,0 +1,454 @@
+"""Picks as files, CoOp's own cache read without unpickling, and training on images chosen elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from toy_shards import CLASSNAMES, toy_source
+
+from benchmarks.cli import main
+from runner.assemble import set_up
+from runner.config import RunConfig, Workplace, plan_run
+from runner.results import FewShotRecord, RunFolder
+from runner.train import train
+from shards.coop_picks import CoopRecord, read_coop_picks
+from shards.errors import DataError, DataUsageError
+from shards.fewshot import pick
+from shards.manifest import lines_digest
+from shards.pack import pack_source
+from shards.picks import Picks, drawn, keep, kept, listed, read_picks, write_picks
+from shards.picks_import import imported
+from shards.reader import ShardSet, open_dataset
+
+ELSEWHERE = "/home/someone/data/toy_set/images/"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> ShardSet:
+    root = tmp_path_factory.mktemp("toy")
+    pack_source(toy_source(), root)
+    return open_dataset(root, "toy")
+
+
+@pytest.fixture
+def datum(monkeypatch) -> Callable[..., object]:
+    """Makes records that pickle as Dassl's do."""
+
+    class Datum:
+        def __init__(self, impath: str, label: int, domain: int = 0, classname: str = "") -> None:
+            self._impath, self._label, self._domain, self._classname = impath, label, domain, classname
+
+    Datum.__module__, Datum.__qualname__ = "dassl.data.datasets.base_dataset", "Datum"
+    for name in ("dassl", "dassl.data", "dassl.data.datasets", "dassl.data.datasets.base_dataset"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["dassl.data.datasets.base_dataset"].Datum = Datum  # type: ignore[attr-defined]
+    return Datum
+
+
+def records_of(shards: ShardSet, picks: Picks, datum: Callable[..., object]) -> dict[str, list[object]]:
+    """What CoOp keeps of `picks` on another machine."""
+    content: dict[str, list[object]] = {}
+    for split, paths in (("train", picks.train), ("val", picks.val)):
+        there = listed(shards, split)
+        labels = dict(zip(there.paths, there.labels.tolist(), strict=True))
+        content[split] = [datum(ELSEWHERE + p, labels[p], 0, shards.classnames[labels[p]]) for p in paths]
+    return content
+
+
+def dumped(content: object, protocol: int, pickler: type = pickle.Pickler) -> bytes:
+    buffer = io.BytesIO()
+    pickler(buffer, protocol).dump(content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("pickler", [pickle.Pickler, pickle._Pickler])
+def test_caches_of_every_protocol_are_read_as_python_would_read_them(tmp_path, datum, protocol, pickler):
+    """More records than fit a frame or a batch, names that repeat, long paths, labels of one, two and four bytes."""
+    names = ["left-handed teapot", "crane (floating)", "Zürich", "potter's wheel", ""]
+    train = [
+        datum(f"/data/{'x' * (i % 300)}/{i}.jpg", (i, i * 300, i * 70_000)[i % 3], 0, names[i % 5]) for i in range(2500)
+    ]
+    file = tmp_path / "shot_16-seed_1.pkl"
+    file.write_bytes(dumped({"train": train, "val": train[:7]}, protocol, pickler))
+    found = read_coop_picks(file)
+    assert found.train == tuple(CoopRecord(d._impath, d._label, d._classname) for d in train)
+    assert found.val == found.train[:7]
+
+
+def test_the_cache_of_imagenet_has_no_val(tmp_path, datum):
+    file = tmp_path / "picks.pkl"
+    file.write_bytes(dumped({"train": [datum("/a/b.jpg", 3, 0, "c")]}, 5))
+    assert read_coop_picks(file).val == ()
+
+
+class Runs:
+    """Unpickling it would run a command."""
+
+    def __init__(self, function: object, *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return self.call
+
+
+def bomb() -> bytes:
+    """Thirty lists of which each holds the one before it ten times: small as a file, endless when it is followed."""
+    first = b"]q\x00a"
+    levels = b"".join(b"]q%c(" % (i + 1) + b"h%c" % i * 10 + b"ea" for i in range(30))
+    return b"\x80\x02}X\x05\x00\x00\x00train]" + first + levels + b"s."
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
+    "os.system": (lambda mark: dumped(Runs(os.system, f"touch {mark}"), 4), r"'posix\.system'"),
+    "os.system, protocol 2": (lambda mark: dumped(Runs(os.system, f"touch {mark}"), 2), r"'posix\.system'"),
+    "eval": (lambda mark: dumped(Runs(eval, f"open({str(mark)!r}, 'w')"), 5), r"eval'.*only dassl\.data"),
+    "hidden in a list": (
+        lambda mark: dumped({"train": [1, [Runs(os.system, f"touch {mark}")]], "val": []}, 4),
+        r"'posix\.system'",
+    ),
+    "another class of that module": (
+        lambda _: b"\x80\x02cdassl.data.datasets.base_dataset\nDatasetBase\n.",
+        "it names",
+    ),
+    "a dotted name": (
+        lambda _: b"\x80\x02cdassl.data.datasets.base_dataset\nDatum.__init__.__globals__\n.",
+        "it names",
+    ),
+    "a class named by a nest of lists": (lambda _: b"\x80\x04" + b"]" + b"]a" * 5 + b"]\x93.", "no text"),
+    "extension registry": (lambda _: b"\x80\x02\x82\x01.", "opcode EXT1 at byte 2"),
+    "persistent id": (lambda _: b"\x80\x02K\x01Q.", "opcode BINPERSID"),
+    "instance of protocol 0": (lambda _: b"\x80\x02(ios\nsystem\n.", "opcode INST"),
+    "protocol 0": (lambda _: dumped({"train": [], "val": []}, 0), "no pickle of protocol 2 to 5"),
+    "protocol 1": (lambda _: dumped({"train": [], "val": []}, 1), "no pickle of protocol 2 to 5"),
+    "protocol 9": (lambda _: b"\x80\x09}.", "protocol 9"),
+    "deep nesting": (lambda _: b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".", "10,000 items are open"),
+    "deep nesting, slowly": (lambda _: b"\x80\x04]\x94" + b"]\x94h\x00a0" * 9 + b".", "opcode POP"),
+    "a list inside itself": (lambda _: b"\x80\x04}\x8c\x05train]\x94h\x00as.", "entry 1 of 'train' is no record"),
+    "memo bomb": (lambda _: bomb(), "entry 1 of 'train' is no record"),
+    "a text of an exabyte": (lambda _: b"\x80\x04\x8d" + struct.pack("<Q", 2**60) + b"x.", "damaged"),
+    "a text of four gigabytes": (lambda _: b"\x80\x04X" + struct.pack("<I", 2**32 - 1) + b"x.", "damaged"),
+    "bytes of an exabyte": (lambda _: b"\x80\x04\x8e" + struct.pack("<Q", 2**60) + b"x.", "damaged"),
+    "a number of a gigabyte": (lambda _: b"\x80\x02\x8b" + struct.pack("<i", 2**30) + b"x.", "damaged"),
+    "a memo place never filled": (lambda _: b"\x80\x02h\x07.", "damaged"),
+    "nothing on the stack": (lambda _: b"\x80\x02aa.", "damaged"),
+    "no stop": (lambda _: b"\x80\x02]", "damaged"),
+    "more after the stop": (lambda _: b"\x80\x02}.}.", "damaged"),
+    "an empty file": (lambda _: b"", "damaged"),
+    "text": (lambda _: b"train val test\n", "no pickle|damaged"),
+    "a list": (lambda _: dumped([], 4), "no dict of 'train'"),
+    "another dict": (lambda _: dumped({"train": [], "test": []}, 4), "no dict of 'train'"),
+    "keys of numbers": (lambda _: dumped({1: []}, 4), "keys that are no text"),
+    "rows of text": (lambda _: dumped({"train": ["a"], "val": []}, 4), "entry 1 of 'train' is no record"),
+    "large": (lambda _: b"\x80\x04" + b"]" * 2**24, "larger than 16 MB"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_pickle_is_refused_in_one_line_and_runs_nothing(tmp_path, kind):
+    build, words = HOSTILE[kind]
+    mark, file = tmp_path / "it-ran", tmp_path / "picks.pkl"
+    file.write_bytes(build(mark))
+    with pytest.raises(DataError, match=words) as caught:
+        read_coop_picks(file)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert not mark.exists()
+
+
+def test_the_hostile_pickles_do_run_where_they_are_unpickled(tmp_path):
+    """What the reader is measured against."""
+    build, _ = HOSTILE["os.system"]
+    pickle.loads(build(tmp_path / "it-ran"))
+    assert (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0}, "has the fields"),
+        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0, "_classname": "a", "_order": 1}, "has the fields"),
+        ({"_impath": 3, "_label": 1, "_domain": 0, "_classname": "a"}, "_impath of entry 1 of 'train' is no str"),
+        ({"_impath": "/a.jpg", "_label": "1", "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
+        ({"_impath": "/a.jpg", "_label": [1], "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
+    ],
+)
+def test_records_with_other_fields_are_refused(tmp_path, datum, state, words):
+    record = datum("", 0)
+    record.__dict__ = state
+    file = tmp_path / "picks.pkl"
+    file.write_bytes(dumped({"train": [record], "val": []}, 4))
+    with pytest.raises(DataError, match=words):
+        read_coop_picks(file)
+
+
+def test_picks_come_back_from_their_file_and_their_digest_is_that_of_a_run(toy, tmp_path):
+    picks = drawn(toy, 2, 1)
+    write_picks(tmp_path / "picks.json", picks)
+    assert read_picks(tmp_path / "picks.json") == picks
+    run = pick(toy, 2, 1)
+    assert (picks.digest, list(picks.train)) == (run.digest, run.picks)
+    assert picks.digest == lines_digest(picks.train) and picks.val_digest == lines_digest(run.val.paths)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train": ["a.png", "b.png"]}, "was altered"),
+        ({"train": ["a.png", "a.png"]}, "named twice"),
+        ({"train": ["a\nb.png"]}, "line breaks"),
+        ({"train": []}, "train"),
+        ({"shots": 0}, "shots"),
+        ({"shots": "2"}, "shots"),
+        ({"seed": -1}, "seed"),
+        ({"source": "me"}, "source"),
+        ({"picks_schema": 2}, "picks_schema"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_other_json_is_no_picks(toy, tmp_path, change, words):
+    file = tmp_path / "picks.json"
+    write_picks(file, drawn(toy, 2, 1))
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(DataError, match=words) as caught:
+        read_picks(file)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
+def test_broken_json_is_no_picks(tmp_path, text):
+    (tmp_path / "picks.json").write_text(text)
+    with pytest.raises(DataError, match="holds no picks"):
+        read_picks(tmp_path / "picks.json")
+
+
+def test_coops_cache_of_the_same_draw_is_the_rules_draw(toy, tmp_path, datum):
+    file = tmp_path / "shot_2-seed_1.pkl"
+    file.write_bytes(dumped(records_of(toy, drawn(toy, 2, 1), datum), 4))
+    found = imported(toy, file, 2, 1)
+    assert found.source == "imported" and found.same_images(drawn(toy, 2, 1))
+    assert not found.same_images(drawn(toy, 2, 2))
+
+
+def broken_records(toy: ShardSet, datum: Callable[..., object], change: str) -> dict[str, list[object]]:
+    content = records_of(toy, drawn(toy, 2, 1), datum)
+    first, second = content["train"][:2]
+    if change == "label":
+        first._label = (first._label + 1) % 5
+    elif change == "name":
+        first._classname = first._classname.upper()
+    elif change == "path":
+        first._impath += ".bak"
+    elif change == "twice":
+        second.__dict__.update(first.__dict__)
+    elif change == "class":
+        content["train"] = [record for record in content["train"] if record._label]
+    elif change == "split":
+        content["train"], content["val"] = content["val"], content["train"]
+    elif change == "no val":
+        del content["val"]
+    else:
+        content = records_of(toy, drawn(toy, 3, 1), datum)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("label", r"train: 1 of 10 images have another label than in the packed set: .*png\" has '\d', here '\d'"),
+        ("name", r"train: 1 of 10 images have another class name"),
+        ("path", r"train: 1 of 10 images are not in the packed split: .*/11\.png\.bak"),
+        ("twice", r"train: 1 of 10 images are picked more than once"),
+        ("class", r"train: 1 of 5 classes have no image: 'red_ball'"),
+        ("split", r"train: 10 of 10 images are not in the packed split: .*, \.\.\.; are they picks of another"),
+        ("no val", r"has no images for validation and the packed 'toy' has some"),
+        ("shots", r"3 images of class .*: these are not 2 shots"),
+    ],
+)
+def test_a_cache_that_does_not_fit_the_packed_set_is_refused_with_counts(toy, tmp_path, datum, change, words):
+    file = tmp_path / "picks.pkl"
+    file.write_bytes(dumped(broken_records(toy, datum, change), 4))
+    with pytest.raises(DataError, match=words) as caught:
+        imported(toy, file, 2, 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cache_named_for_another_draw_is_refused(toy, tmp_path, datum):
+    file = tmp_path / "shot_2-seed_3.pkl"
+    file.write_bytes(dumped(records_of(toy, drawn(toy, 2, 1), datum), 4))
+    with pytest.raises(DataUsageError, match="give --shots 2 --seed 3"):
+        imported(toy, file, 2, 1)
+
+
+def test_a_flat_path_is_matched_to_its_longest_ending(tmp_path):
+    """`a/1.png` and `1.png` are two images; a foreign path means the longer one where both fit."""
+    from shards.picks_import import _ending
+
+    assert _ending("/x/a/1.png", {"1.png", "a/1.png"}) == "a/1.png"
+    assert _ending("/x/b/1.png", {"1.png", "a/1.png"}) == "1.png"
+    assert _ending("/x/b/11.png", {"1.png", "a/1.png"}) is None
+
+
+def test_kept_picks_are_found_by_their_digest_and_are_no_part_of_the_set(tmp_path):
+    manifest = pack_source(toy_source(), tmp_path)
+    toy = open_dataset(tmp_path, "toy")
+    other = Picks("toy", 2, 1, "imported", drawn(toy, 2, 9).train, drawn(toy, 2, 9).val)
+    file = keep(toy.folder, other)
+    assert file == tmp_path / "toy" / "picks" / f"{other.digest}.json" and keep(toy.folder, other) == file
+    assert kept(toy.folder, other.digest) == other
+    assert open_dataset(tmp_path, "toy").manifest == manifest
+    with pytest.raises(DataError, match=rf"no picks {'0' * 16} of 'toy' .*it holds: {other.digest}"):
+        kept(toy.folder, "0" * 16)
+    file.rename(file.with_name(f"{'1' * 16}.json"))
+    with pytest.raises(DataError, match="was renamed"):
+        kept(toy.folder, "1" * 16)
+    with pytest.raises(DataError, match="other validation images"):
+        keep(toy.folder, other)
+        keep(toy.folder, Picks("toy", 2, 1, "imported", other.train, drawn(toy, 2, 1).val))
+
+
+def test_imported_picks_stand_in_for_the_draw_and_halves_are_taken_from_them(toy):
+    other = drawn(toy, 2, 9)
+    chosen = Picks("toy", 2, 4, "imported", other.train[::-1], other.val)
+    run, base = pick(toy, 2, 1, "all", chosen), pick(toy, 2, 1, "base", chosen)
+    assert run.picks == list(other.train[::-1]) and run.digest == chosen.digest
+    assert (run.source, run.seed) == ("imported", 4)
+    assert base.picks == [path for path in run.picks if CLASSNAMES.index(path.split("/")[1]) < 3]
+    with pytest.raises(DataUsageError, match="of 2 shots: give --shots 2"):
+        pick(toy, 4, 1, "all", chosen)
+    foreign = Picks("toy", 2, 4, "imported", ("nowhere/1.png", *other.train[1:]), other.val)
+    with pytest.raises(DataError, match=r"1 of 10 images that are not in the packed set, first 'nowhere/1\.png'"):
+        pick(toy, 2, 1, "all", foreign)
+
+
+@pytest.fixture
+def packed(few_digits, tmp_path) -> tuple[Path, Picks]:
+    """The packed digits in a folder of their own, and picks that the rule does not draw."""
+    (tmp_path / "data" / "digits").mkdir(parents=True)
+    for file in (few_digits / "digits").iterdir():
+        (tmp_path / "data" / "digits" / file.name).symlink_to(file)
+    other = drawn(open_dataset(tmp_path / "data", "digits"), 2, 9)
+    return tmp_path / "data", Picks("digits", 2, 1, "imported", other.train, other.val)
+
+
+def plan(picks: str, tiny_checkpoint: Path) -> RunConfig:
+    quick = {"epochs": 1, "batch_size": 5}
+    return plan_run(
+        method="coop", dataset="digits", shots=2, backbone=str(tiny_checkpoint), overrides=quick, picks=picks
+    )
+
+
+def test_a_run_on_imported_picks_is_another_run_and_says_what_it_was_trained_on(packed, tmp_path, tiny_checkpoint):
+    data, picks = packed
+    keep(data / "digits", picks)
+    place = Workplace(data, tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
+    config, usual = plan(picks.digest, tiny_checkpoint), plan("", tiny_checkpoint)
+    assert config.hash != usual.hash and config.identity() == usual.identity() | {"picks": picks.digest}
+    train(config, place)
+    record = RunFolder(place.results / config.path).train().fewshot
+    base = {path for path in picks.train if path.split("/")[1] in ("zero", "one", "two", "three", "four")}
+    assert record == FewShotRecord(
+        shots=2,
+        seed=1,
+        source="imported",
+        digest=lines_digest(path for path in picks.train if path in base),
+        picks=[path for path in picks.train if path in base],
+    )
+    keep(data / "digits", picks).unlink()
+    assert train(config, place).fewshot == record
+
+
+def test_picks_that_are_not_there_stop_a_run_in_one_line(packed, tiny_checkpoint):
+    import torch
+
+    with pytest.raises(DataError, match=r"no picks 0123456789abcdef of 'digits' .*procap data picks digits --import"):
+        set_up(plan("0123456789abcdef", tiny_checkpoint), packed[0], torch.device("cpu"), 0)
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command_lists_what_a_run_will_train_on(packed, capsys):
+    data, _ = packed
+    shards = open_dataset(data, "digits")
+    code, out, _ = run(capsys, "data", "picks", "digits", "--data", data, "--shots", 2, "--split-digests", "--json")
+    assert code == 0
+    found, expected = json.loads(out.splitlines()[-1]), pick(shards, 2, 1)
+    assert found["digest"] == expected.digest and [row["path"] for row in found["train"]] == expected.picks
+    assert found["split_digests"] == {split: entry.digest for split, entry in shards.manifest.splits.items()}
+    assert found["counts"][3] == {"label": 3, "class": "three", "train": 2, "val": 2}
+    for path in expected.picks:
+        [line] = [line for line in out.splitlines() if line.endswith(f" {path}")]
+        assert path.split("/")[1] in line
+    _, out, _ = run(capsys, "data", "picks", "digits", "--data", data, "--shots", 2, "--classes", "new", "--json")
+    half, expected = json.loads(out.splitlines()[-1]), pick(shards, 2, 1, "novel")
+    assert (half["digest"], [row["path"] for row in half["train"]]) == (expected.digest, expected.picks)
+    assert {row["label"] for row in half["train"]} == set(expected.labels)
+
+
+def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys, tiny_checkpoint):
+    data, other = packed
+    shards = open_dataset(data, "digits")
+    cache = tmp_path / "shot_2-seed_1.pkl"
+    cache.write_bytes(dumped(records_of(shards, other, datum), 5))
+    written = tmp_path / "other.json"
+    common = ("--data", data, "--shots", 2)
+    code, out, err = run(capsys, "data", "picks", "digits", "--import", cache, "--out", written, *common, "--json")
+    assert code == 0 and f"--picks {other.digest}" in err and "rule draws others" in err
+    assert json.loads(out.splitlines()[-1])["equals_rule"] is False and read_picks(written) == other
+    flags = ("--methods", "coop", "--datasets", "digits", "--backbone", tiny_checkpoint, "--epochs", 1, *common)
+    where = ("--results", tmp_path / "results", "--tracking", "off")
+    _, by_digest, _ = run(capsys, "train", *flags, *where, "--picks", other.digest, "--dry-run", "--json")
+    kept_file = data / "digits" / "picks" / f"{other.digest}.json"
+    kept_file.unlink()
+    _, by_file, _ = run(capsys, "train", *flags, *where, "--picks", written, "--dry-run", "--json")
+    assert by_digest == by_file and not kept_file.exists()
+    code, out, _ = run(capsys, "train", *flags, *where, "--picks", written, "--json")
+    assert code == 0 and kept_file.exists()
+    [trained] = json.loads(out.splitlines()[-1])["trained"]
+    assert trained["run"] == json.loads(by_digest.splitlines()[-1])["runs"][0]["run"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("train --methods coop --datasets digits,tiles --shots 2 --picks 0123456789abcdef", "one data set, and 2 are"),
+        ("train --methods coop --datasets digits --shots 4 --picks {json}", "are 2 shots: give --shots 2"),
+        ("train --methods coop --datasets tiles --shots 2 --picks {json}", "images of 'digits', not of 'tiles'"),
+        ("train --methods coop --datasets digits --picks nowhere", "neither a file nor the 16 hex digits"),
+        ("train --methods coop --datasets digits --picks x.pkl", "import it first, with procap data picks"),
+        ("data picks digits --shots 2 --classes base --out {json}", "files hold the picks of all classes"),
+        ("data picks digits --shots 999", "the largest class of 'digits' has"),
+        ("data picks digits --shots 4 --import {json}", "give --shots 2 --seed 1"),
+        ("data picks digits --shots 2 --import x.txt", "CoOp's .pkl cache or from .json"),
+        ("data picks digit", "did you mean digits"),
+    ],
+)
+def test_wrong_requests_for_picks_are_answered_in_one_line(packed, tmp_path, capsys, flags, words):
+    data, picks = packed
+    write_picks(tmp_path / "picks.json", picks)
+    code, _, err = run(capsys, *flags.format(json=tmp_path / "picks.json").split(), "--data", data)
+    assert code == 2 and words in err and len(err.strip().splitlines()) == 1
+
+
+def test_picks_need_no_torch(packed):
+    program = (
+        "import sys; from benchmarks.cli import main;"
+        f"code = main(['data', 'picks', 'digits', '--shots', '2', '--data', {str(packed[0])!r}]);"
+        "print(code, 'torch' in sys.modules, 'open_clip' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "0 False False", done.stderr

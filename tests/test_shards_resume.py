@@ -1,0 +1,300 @@
+"""Packing over processes: the same bytes for any number of them, and a packing that is stopped goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toy_shards import COUNTS, BrokenPart, LoggedPart, label, pixels, toy_source
+
+from shards.errors import DataError
+from shards.pack import pack_source
+from shards.reader import open_dataset
+from shards.verify import verify
+
+SAME_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+SHARDS = 5 + 5 + 4
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> dict[str, bytes]:
+    """What an uninterrupted packing by one process writes."""
+    root = tmp_path_factory.mktemp("whole")
+    pack_source(toy_source(), root, per_shard=5)
+    return contents(root)
+
+
+def packed_again(log: Path) -> list[str]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return lines
+
+
+def logged(tmp_path: Path, pause: float = 0.0) -> dict[str, object]:
+    return {"part": partial(LoggedPart, tmp_path / "log", pause)}
+
+
+def start_packing(root: Path, log: Path, workers: int, pause: float = 0.05) -> subprocess.Popen[bytes]:
+    code = (
+        "import sys; from functools import partial; from pathlib import Path; from toy_shards import *\n"
+        f"part = partial(LoggedPart, Path({str(log)!r}), {pause})\n"
+        f"pack_source(toy_source(part=part), Path({str(root)!r}), per_shard=5, workers={workers})"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], env=SAME_PATH, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def finished(root: Path) -> set[str]:
+    return {f"{file.parent.name} {int(file.stem) * 5}" for file in root.glob(".toy.partial/finished/*/*.json")}
+
+
+def wait_for(condition, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def children(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def is_running(process: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_any_number_of_workers_writes_the_same_bytes_and_tells_how_far_it_is(tmp_path, whole):
+    told: list[tuple[str, int, int]] = []
+    pack_source(toy_source(), tmp_path, per_shard=5, workers=3, on_progress=lambda *step: told.append(step))
+    assert contents(tmp_path) == whole
+    for split, count in COUNTS.items():
+        steps = [done for name, done, total in told if name == split and total == count]
+        assert steps == sorted(steps) and steps[-1] == count
+    told.clear()
+    assert verify(tmp_path, "toy", workers=2, on_progress=lambda *step: told.append(step)).ok
+    assert {name: done for name, done, _ in told} == COUNTS
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_packing_looks_unfinished_leaves_no_process_and_goes_on(tmp_path, whole, workers):
+    root, log = tmp_path / "data", tmp_path / "log"
+    process = start_packing(root, log, workers)
+    wait_for(lambda: len(finished(root)) >= 3)
+    crew = children(process.pid)
+    assert len(crew) == (0 if workers == 1 else 3), "workers and the tracker of what they share"
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(map(is_running, crew)), 5)
+
+    with pytest.raises(DataError, match="no shards of 'toy'"):
+        open_dataset(root, "toy")
+    assert not list(root.glob("*/manifest.json"))
+    kept = finished(root)
+    assert 3 <= len(kept) < SHARDS
+    packed_again(log)
+    pack_source(toy_source(part=partial(LoggedPart, log, 0.0)), root, per_shard=5)
+    again = packed_again(log)
+    assert not kept & set(again) and len(again) == SHARDS - len(kept), "nothing finished is packed again"
+    assert contents(root) == whole, "and nothing else lies about"
+
+
+def test_a_killed_worker_is_one_line_and_the_rest_is_kept(tmp_path, whole):
+    root, log = tmp_path / "data", tmp_path / "log"
+    process = start_packing(root, log, 2)
+    wait_for(lambda: finished(root))
+    workers = [pid for pid in children(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[0], signal.SIGKILL)
+    message = process.communicate(timeout=20)[1].decode().splitlines()[-1]
+    assert "a worker process was killed by SIGKILL" in message and "start again" in message
+    kept = finished(root)
+    packed_again(log)
+    pack_source(toy_source(part=partial(LoggedPart, log, 0.0)), root, per_shard=5)
+    assert not kept & set(packed_again(log))
+    assert contents(root) == whole
+
+
+def test_an_interrupt_ends_all_workers_quickly_and_quietly(tmp_path):
+    process = start_packing(tmp_path / "data", tmp_path / "log", 2, pause=1.0)
+    wait_for(lambda: (tmp_path / "log").exists())
+    crew = children(process.pid)
+    start = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=20)[1].decode()
+    assert time.monotonic() - start < 3
+    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors
+    wait_for(lambda: not any(map(is_running, crew)), 5)
+    assert not (tmp_path / "data/toy").exists()
+
+
+def test_workers_end_with_their_parent_whatever_they_are_doing(tmp_path):
+    code = (
+        "import os; from toy_shards import sleep_long; from shards.pool import in_order\n"
+        "list(in_order(sleep_long, range(4), 2, lambda *_: print('at work', flush=True)))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], env=SAME_PATH, stdout=subprocess.PIPE)
+    assert process.stdout and process.stdout.readline() == b"at work\n"
+    crew = children(process.pid)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(map(is_running, crew)), 5)
+
+
+def stopped(tmp_path: Path) -> Path:
+    """A packing of which everything but the second half of val and all of test is finished."""
+    with pytest.raises(DataError):
+        pack_source(toy_source(part=BrokenPart), tmp_path / "data", per_shard=5)
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_broken_image_is_the_same_line_for_any_workers_and_after_its_repair_the_rest_is_packed(
+    tmp_path, whole, workers
+):
+    root = tmp_path / "data"
+    with pytest.raises(DataError) as error:
+        pack_source(toy_source(part=BrokenPart), root, per_shard=5, workers=workers)
+    assert str(error.value).startswith("'toy' val: val/") and "12.png is not a readable image" in str(error.value)
+    kept = finished(root)
+    assert kept and "val 10" not in kept
+    pack_source(toy_source(**logged(tmp_path)), root, per_shard=5, workers=workers)
+    again = packed_again(tmp_path / "log")
+    assert sorted(again) == sorted(set(again)) and len(again) == SHARDS - len(kept)
+    assert contents(root) == whole
+
+
+def test_a_finished_shard_that_changed_is_packed_again(tmp_path, whole):
+    root = stopped(tmp_path)
+    tars = root / ".toy.partial/set/train"
+    data = bytearray((tars / "1.tar").read_bytes())
+    data[600] ^= 1
+    (tars / "1.tar").write_bytes(data)
+    os.truncate(tars / "2.tar", 1000)
+    (tars / "3.tar").unlink()
+    (root / ".toy.partial/finished/train/4.json").write_text("{")
+    (tars / ".0.tar.77.part").write_text("half a shard")
+    pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
+    again = packed_again(tmp_path / "log")
+    assert [line for line in again if "train" in line] == ["train 5", "train 10", "train 15", "train 20"]
+    assert contents(root) == whole
+
+
+def test_a_finished_shard_whose_raw_files_changed_is_packed_again(tmp_path, whole):
+    root = stopped(tmp_path)
+    (tmp_path / "train-5.stamp").write_text("newer")
+    pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
+    assert [line for line in packed_again(tmp_path / "log") if "train" in line] == ["train 5"]
+    assert contents(root) == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"origin": "toy 2"}, {}),
+        ({"classnames": ("a", "b", "c", "d", "e")}, {}),
+        ({"resize": 100}, {}),
+        ({"counts": {**COUNTS, "train": 22}}, {}),
+        ({}, {"per_shard": 6}),
+        ({}, {"force": True}),
+    ],
+)
+def test_another_plan_starts_anew(tmp_path, changes, options):
+    root = stopped(tmp_path)
+    manifest = pack_source(toy_source(**logged(tmp_path), **changes), root, **({"per_shard": 5} | options))
+    assert len(packed_again(tmp_path / "log")) == sum(len(split.shards) for split in manifest.splits.values())
+    assert [entry.name for entry in root.iterdir()] == ["toy"]
+    assert verify(root, "toy").ok
+    shards = {shard.file for split in manifest.splits.values() for shard in split.shards}
+    assert {str(tar.relative_to(root / "toy")) for tar in root.rglob("*.tar")} == shards
+
+
+def test_what_a_stopped_packing_holds_need_not_fit_again(tmp_path, monkeypatch):
+    root = stopped(tmp_path)
+    held = sum(tar.stat().st_size for tar in root.rglob("*.tar"))
+    free, size = 10**6, 10**6 - 3 * 2**10 * sum(COUNTS.values()) + held
+    usage = shutil.disk_usage(root)._replace(free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(DataError, match="more are needed"):
+        pack_source(toy_source(size=size + 1), root, per_shard=5)
+    pack_source(toy_source(size=size), root, per_shard=5)
+
+
+def test_a_stopped_packing_leaves_an_older_set_in_its_place(tmp_path):
+    root = tmp_path / "data"
+    older = pack_source(toy_source(origin="older"), root)
+    stopped(tmp_path)
+    assert open_dataset(root, "toy").manifest == older and verify(root, "toy").ok
+    assert pack_source(toy_source(), root, per_shard=5).source == "toy"
+    assert [entry.name for entry in root.iterdir()] == ["toy"]
+
+
+def test_a_small_set_is_packed_without_other_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("shards.pool._start", lambda *_: pytest.fail("a process was started"))
+    pack_source(toy_source(), tmp_path, workers=8)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    counts=st.fixed_dictionaries(
+        {"train": st.integers(1, COUNTS["train"])}, optional={"test": st.integers(1, COUNTS["test"])}
+    ),
+    per_shard=st.integers(1, 25),
+    workers=st.sampled_from([1, 1, 2]),
+)
+def test_every_reader_sees_the_same_images_in_the_same_order(counts, per_shard, workers):
+    wds = pytest.importorskip("webdataset")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        manifest = pack_source(toy_source(counts=counts), root, per_shard=per_shard, workers=workers)
+        for name, count in counts.items():
+            tars = [root / "toy" / shard.file for shard in manifest.splits[name].shards]
+            split = open_dataset(root, "toy").split(name)
+            ours = [(split.paths[i], int(split.labels[i]), split.read(i)) for i in range(len(split))]
+            assert [path for path, _, _ in ours] == [split.paths[i] for i in range(count)]
+            assert [label(i) for i in range(count)] == split.labels.tolist()
+            for i in range(count):
+                assert np.array_equal(np.asarray(split.image(i)), pixels(name, i))
+            library = [
+                (json.loads(sample["json"])["path"], int(sample["cls"]), sample["png"])
+                for sample in wds.WebDataset(list(map(str, tars)), shardshuffle=False, empty_check=False)
+            ]
+            assert library == ours
+            plain = []
+            for file in tars:
+                with tarfile.open(file) as tar:
+                    members = [(m.name, tar.extractfile(m).read()) for m in tar]
+                for _, sample in groupby(members, key=lambda member: member[0].split(".")[0]):
+                    cls, side, image = (data for _, data in sample)
+                    plain.append((json.loads(side)["path"], int(cls), image))
+            assert plain == ours
+
+
+def test_image_library_is_not_needed_to_open(tmp_path):
+    """Opening a set must not wait for imports; only decoding needs Pillow."""
+    pack_source(toy_source(), tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from shards.reader import open_dataset\n"
+        f"split = open_dataset(Path({str(tmp_path)!r}), 'toy').split('test'); split.paths\n"
+        "assert not {'PIL', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=SAME_PATH)
