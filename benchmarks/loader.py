@@ -265,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time packing and streaming beside bare loops of Pillow.")
     parser.add_argument("--images", type=int, default=1500, help="100 for a quick look")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: one per core")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: one per core")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/loader.json"), help="and .md beside it")
     parser.add_argument("--note", default="", help="a remark kept in the record")
     arguments = parser.parse_args()
@@ -288,7 +288,7 @@ def main() -> None:
         "note": arguments.note,
         "environment": environment(),
         "pillow": Image.__version__,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count() or 1,
         "load_average": [round(before, 2), round(os.getloadavg()[0], 2)],
         "images": {"count": len(images), "mean_bytes": round(statistics.mean(map(len, images)))},
         "rounds": arguments.rounds,

@@ -2,9 +2,9 @@
 
 JPEG (and the first image of an MPO), PNG, GIF, WebP, BMP and TIFF are read; everything else is refused. What comes out
 is what CoOp's `Image.open(file).convert("RGB")` gives: transparency is dropped, colour profiles and the EXIF
-orientation are ignored, an animation is its first frame, CMYK is read as Adobe writes it (inverted). It differs in one
-place: 16-bit grey, which Pillow clips at 255, keeps its high byte, as Pillow does for 16-bit colour. 32-bit and
-floating-point pixels have no known range and are refused.
+orientation are ignored, an animation is its first frame, a CMYK JPEG is read as Adobe writes it (inverted). It differs
+in two places. 16-bit grey, which Pillow clips at 255, keeps its high byte, as Pillow does for 16-bit colour. 32-bit and
+floating-point pixels, which it clips too, have no known range and are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from PIL.TiffImagePlugin import PREFIXES as TIFF_PREFIXES
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+# More than any camera of the published sets took; 400 MB when decoded.
 PIXEL_LIMIT = 100_000_000
 JPEG_QUALITY = 95
 

@@ -20,10 +20,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import check_shots, few_shot
 from shards.manifest import lines_digest, write_text
+from shards.place import PICKS
 from shards.reader import ShardSet
 
 SCHEMA: Literal[1] = 1
-FOLDER = "picks"
 DIGEST = re.compile(r"[0-9a-f]{16}")
 
 PickSource = Literal["coop-rule", "imported"]
@@ -149,7 +149,7 @@ def read_picks(file: Path) -> Picks:
 
 def kept_file(folder: Path, digest: str) -> Path:
     """Where the imported picks of the data set in `folder` are kept."""
-    return folder / FOLDER / f"{digest}.json"
+    return folder / PICKS / f"{digest}.json"
 
 
 def keep(folder: Path, picks: Picks) -> Path:
@@ -167,7 +167,7 @@ def kept(folder: Path, digest: str) -> Picks:
     """Picks that were kept beside the shards in `folder`. Raises DataError where they are not there or altered."""
     file = kept_file(folder, digest)
     if not DIGEST.fullmatch(digest) or not file.is_file():
-        there = sorted(found.stem for found in (folder / FOLDER).glob("*.json"))
+        there = sorted(found.stem for found in (folder / PICKS).glob("*.json"))
         raise DataError(
             f"no picks {digest} of '{folder.name}' in {file.parent} (it holds: {', '.join(there) or 'none'}); "
             f"import them: procap data picks {folder.name} --import FILE --data {folder.parent}"

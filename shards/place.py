@@ -13,6 +13,8 @@ from pathlib import Path
 from shards.errors import DataError
 from shards.manifest import FILE
 
+PICKS = "picks"
+
 
 @contextmanager
 def only_packer(folder: Path) -> Iterator[None]:
@@ -65,8 +67,13 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def swap(complete: Path, folder: Path) -> None:
-    """Put a complete data set in its place; the old one goes only when the new one is there."""
+    """Put a complete data set in its place; the old one goes only when the new one is there.
+
+    Picks that were imported for the old set are the user's, not ours to lose: they stay.
+    """
     old = displaced(folder)
+    if (folder / PICKS).is_dir():
+        shutil.copytree(folder / PICKS, complete / PICKS, dirs_exist_ok=True)
     shutil.rmtree(old, ignore_errors=True)
     try:
         if folder.exists():

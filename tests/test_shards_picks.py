@@ -306,6 +306,8 @@ def test_kept_picks_are_found_by_their_digest_and_are_no_part_of_the_set(tmp_pat
     assert file == tmp_path / "toy" / "picks" / f"{other.digest}.json" and keep(toy.folder, other) == file
     assert kept(toy.folder, other.digest) == other
     assert open_dataset(tmp_path, "toy").manifest == manifest
+    pack_source(toy_source(), tmp_path, force=True)
+    assert kept(toy.folder, other.digest) == other
     with pytest.raises(DataError, match=rf"no picks {'0' * 16} of 'toy' .*it holds: {other.digest}"):
         kept(toy.folder, "0" * 16)
     file.rename(file.with_name(f"{'1' * 16}.json"))
