@@ -91,7 +91,7 @@ def _datasets(root: Path) -> Listing:
             row["classes"],
             "/".join(f"{row['images'][s]:,}" if s in row["images"] else "-" for s in ("train", "val", "test")),
             ("yes" if row["complete"] else "in part") if row["packed"] else "no",
-            f"{row['description']} ({row['variant']})" if row["variant"] else row["description"],
+            row["variant"] or row["description"],
         )
         for row in rows
     ]

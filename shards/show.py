@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,18 +34,30 @@ def contact_sheet(
 ) -> Path:
     """Write a PNG with the first `per_class` images of each class and return its path (default: `<name>-<split>.png`).
 
+    Classes without an image in the split are left out.
+
     Raises DataError when the data set is not packed or broken or the file cannot be written.
     """
     if per_class < 1 or max_classes < 1:
         raise DataUsageError("a contact sheet needs at least one image of one class")
     shards = open_dataset(data_root, name)
     images = shards.split(split)
-    shown = min(len(shards.classnames), max_classes)
+    counts = np.bincount(images.labels, minlength=len(shards.classnames))
+    shown = np.flatnonzero(counts)[:max_classes].tolist()
     target = out or Path(f"{name}-{split}.png")
-    more = f", first {shown} shown" if shown < len(shards.classnames) else ""
-    subtitle = f"{split}: {len(images):,} images, {len(shards.classnames)} classes{more}"
+    there = int((counts > 0).sum())
+    absent = f", {there} with images" if there < len(counts) else ""
+    more = f", first {len(shown)} shown" if len(shown) < there else ""
+    subtitle = f"{split}: {len(images):,} images, {len(counts):,} classes{absent}{more}"
     try:
-        _draw(images, shards.classnames[:shown], name, subtitle, per_class, target)
+        _draw(
+            images,
+            {label: shards.classnames[label] for label in shown},
+            name,
+            subtitle,
+            min(per_class, counts.max()),
+            target,
+        )
     except OSError as error:
         raise DataError(
             f"{target} cannot be written ({error.strerror or error}); name another file with --out"
@@ -52,14 +65,17 @@ def contact_sheet(
     return target
 
 
-def _draw(images: Split, classnames: tuple[str, ...], title: str, subtitle: str, per_class: int, target: Path) -> None:
+def _draw(
+    images: Split, classnames: Mapping[int, str], title: str, subtitle: str, per_class: int, target: Path
+) -> None:
     # matplotlib takes a second to import, and a Figure of its own leaves the global state of pyplot alone.
     from matplotlib.figure import Figure
 
     columns = _columns(len(classnames), per_class)
     rows = -(-len(classnames) // columns)
     strip = per_class * IMAGE
-    width = columns * (strip + GAP) + GAP
+    heading = GAP + 0.135 * len(title) + 0.35
+    width = max(columns * (strip + GAP) + GAP, heading + 0.08 * len(subtitle) + GAP)
     height = TITLE + rows * (IMAGE + NAME) + GAP / 2
     figure = Figure(figsize=(width, height), facecolor=PAPER)
 
@@ -67,10 +83,10 @@ def _draw(images: Split, classnames: tuple[str, ...], title: str, subtitle: str,
         figure.text(x / width, 1 - y / height, words, size=size, color=colour, weight=weight, va="baseline")
 
     text(GAP, TITLE - 0.26, title, 15, INK, "bold")
-    text(GAP + 0.135 * len(title) + 0.35, TITLE - 0.26, subtitle, 9, FAINT)
-    for label, classname in enumerate(classnames):
-        left = GAP + (label // rows) * (strip + GAP)
-        top = TITLE + (label % rows) * (IMAGE + NAME) + NAME
+    text(heading, TITLE - 0.26, subtitle, 9, FAINT)
+    for k, (label, classname) in enumerate(classnames.items()):
+        left = GAP + (k // rows) * (strip + GAP)
+        top = TITLE + (k % rows) * (IMAGE + NAME) + NAME
         text(left, top - 0.07, _fitted(classname.replace("_", " "), strip), 8.5, INK)
         axes = figure.add_axes((left / width, 1 - (top + IMAGE) / height, strip / width, IMAGE / height))
         axes.imshow(_strip(images, label, per_class), interpolation="nearest", aspect="auto")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PIL import Image
-from toy_shards import COUNTS, pixels, toy_source
+from toy_shards import CLASSNAMES, COUNTS, pixels, toy_source
 
 from shards.errors import DataError
 from shards.pack import pack_source
@@ -31,3 +31,10 @@ def test_a_sheet_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(DataError, match="cannot be written") as error:
         contact_sheet(tmp_path, "toy", "test", tmp_path / "file/toy.png")
     assert "\n" not in str(error.value)
+
+
+def test_classes_without_images_take_no_room(tmp_path):
+    pack_source(toy_source(), tmp_path / "few")
+    pack_source(toy_source(classnames=(*CLASSNAMES, *(f"absent {i}" for i in range(500)))), tmp_path / "many")
+    few, many = (contact_sheet(tmp_path / data, "toy", "test", tmp_path / f"{data}.png") for data in ("few", "many"))
+    assert Image.open(many).height == Image.open(few).height

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from shards.errors import DataError
 from shards.records import Record
+from shards.tar import IMAGES
 
-IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "png", "gif", "bmp", "webp", "tif", "tiff"))
+IMAGE_EXTENSIONS = frozenset((*IMAGES, "jpeg"))
 
 # Enough for an estimate within a percent or two; a million `stat` calls on a network disk would take minutes.
 SIZE_SAMPLE = 5_000
@@ -191,13 +192,16 @@ def _unreadable_folder(folder: Path, error: OSError) -> RawProblem:
     return RawProblem(f"{folder} cannot be read ({error.strerror or error})", "make it a folder that you may read")
 
 
+def file_sizes(root: Path, paths: Iterable[str]) -> Iterator[int]:
+    """Bytes of each file, 0 where it vanished: who reads it will say so."""
+    for path in paths:
+        try:
+            yield os.stat(root / path).st_size
+        except OSError:
+            yield 0
+
+
 def total_size(root: Path, paths: Sequence[str]) -> int:
     """Bytes of all files; estimated from files all along the list when there are many."""
-    step = max(1, len(paths) // SIZE_SAMPLE)
-    sizes = []
-    for path in paths[::step]:
-        try:
-            sizes.append(os.stat(root / path).st_size)
-        except OSError:
-            continue
+    sizes = list(file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)]))
     return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0

@@ -7,6 +7,7 @@ the sheet are relative to it. Images are packed in the order of the table, or of
 from __future__ import annotations
 
 import difflib
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +16,11 @@ from functools import partial
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.layouts.folders import FolderPart, Listing, Rows, there, total_size
-from shards.layouts.ownlists import SPLITS, Item, read_table, scan_folders
+from shards.layouts.folders import FolderPart, Listing, Rows, file_sizes, there
+from shards.layouts.ownlists import SPLITS, Item, first_few, read_table, scan_folders
 from shards.layouts.sheet import Sheet, SplitRule, read_sheet
 from shards.manifest import unfit_texts
 from shards.records import Source
-
-NAMED = 3
 
 
 def own_source(sheet: Path, cache: Path | None = None) -> Source:
@@ -59,16 +58,22 @@ def _images(file: Path, sheet: Sheet) -> Source:
         if (part := [item for item in items if item.split == split])
     }
     listing = Listing(root, classes.names, splits, f"own {kind}", scanned=True)
+    sizes = list(file_sizes(root, [path for rows in splits.values() for path in rows.paths]))
     return Source(
         name=sheet.name,
         classnames=classes.names,
         template=sheet.template,
         templates=sheet.prompts,
-        origin=f"{listing.origin}, lists {listing.digest()}",
+        # An image that was replaced under its name is told by its size: no other version of one's own data is known.
+        origin=f"{listing.origin}, lists {listing.digest()}, sizes {_digest(sizes)}",
         counts={split: len(rows) for split, rows in splits.items()},
         part=partial(_part, root, splits),
-        size=total_size(root, [path for rows in splits.values() for path in rows.paths]),
+        size=sum(sizes),
     )
+
+
+def _digest(sizes: Sequence[int]) -> str:
+    return hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
 
 
 def _part(root: Path, splits: Mapping[str, Rows], split: str, start: int, stop: int) -> FolderPart:
@@ -78,7 +83,7 @@ def _part(root: Path, splits: Mapping[str, Rows], split: str, start: int, stop: 
 
 def _shards(file: Path, sheet: Sheet, cache: Path) -> Source:
     from shards.layouts.tars import tar_source
-    from shards.urls import is_url
+    from shards.urls import is_url, shown
 
     location = sheet.shards or ""
     assert not isinstance(sheet.classes, dict)
@@ -89,7 +94,7 @@ def _shards(file: Path, sheet: Sheet, cache: Path) -> Source:
         classnames=sheet.classes,
         template=sheet.template,
         templates=sheet.prompts,
-        origin=f"own shards {location.rpartition('@')[2].partition('?')[0]}",
+        origin=f"own shards {shown(location)}",
         cache=cache,
     )
     if "test" not in source.counts:
@@ -98,13 +103,16 @@ def _shards(file: Path, sheet: Sheet, cache: Path) -> Source:
 
 
 def _beside(file: Path, path: str) -> Path:
-    return file.parent / Path(path).expanduser()
+    try:
+        return file.parent / Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(f"{path}: there is no user of that name; write the whole path") from None
 
 
 def _refuse_missing(root: Path, items: Sequence[Item]) -> None:
     missing = [item.path for item, here in zip(items, there(root, [i.path for i in items]), strict=True) if not here]
     if missing:
-        raise DataError(f"table: {len(missing):,} of {len(items):,} images are not in {root}: {_first(missing)}")
+        raise DataError(f"table: {len(missing):,} of {len(items):,} images are not in {root}: {first_few(missing)}")
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ def _classes(sheet: Sheet, items: Sequence[Item]) -> _Classes:
     raw = list(dict.fromkeys(item.label for item in items))
     texts = {label for label in raw if isinstance(label, str)}
     if texts and len(texts) < len(raw):
-        raise DataError(f"labels are text ({_first(sorted(texts))}) and numbers: they must be all of one kind")
+        raise DataError(f"labels are text ({first_few(sorted(texts))}) and numbers: they must be all of one kind")
     classes = _named(sheet.classes, sorted(texts)) if texts else _numbered(sheet.classes, items)
     for reason in unfit_texts(classes.names, ()):
         raise DataError(f"{reason}: a name is one line without blanks around it")
@@ -131,7 +139,7 @@ def _named(given: Sequence[str] | Mapping[str | int, str] | None, found: Sequenc
     order = [str(key) for key in (found if given is None else given)]
     twice = [name for name, count in Counter(order).items() if count > 1]
     if twice:
-        raise DataError(f"classes: {_first(twice)} is there twice")
+        raise DataError(f"classes: {first_few(twice)} is there twice")
     for name in found:
         if name not in order:
             near = difflib.get_close_matches(name, order, n=1, cutoff=0.6)
@@ -139,14 +147,14 @@ def _named(given: Sequence[str] | Mapping[str | int, str] | None, found: Sequenc
             raise DataError(f"classes: {name!r} has images and is not there{hint}")
     empty = [name for name in order if name not in found]
     if empty:
-        raise DataError(f"classes: {_first(empty)} has no images")
+        raise DataError(f"classes: {first_few(empty)} has no images")
     if isinstance(given, Mapping):
         named = {str(key): name for key, name in given.items()}
         order = sorted(order)
         names = tuple(named[key] for key in order)
         twice = [name for name, count in Counter(names).items() if count > 1]
         if twice:
-            raise DataError(f"classes: two labels are called {_first(twice)}: nothing could tell them apart")
+            raise DataError(f"classes: two labels are called {first_few(twice)}: nothing could tell them apart")
         return _Classes(names, {key: label for label, key in enumerate(order)})
     return _Classes(tuple(order), {name: label for label, name in enumerate(order)})
 
@@ -234,7 +242,3 @@ def _refuse_empty(items: Sequence[Item], classes: _Classes) -> None:
         for key, label in classes.labels.items():
             if there[split] and key not in there[split]:
                 raise DataError(f"class {classes.names[label]!r} has no {split} image")
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:NAMED])) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def scan_folders(root: Path) -> list[Item]:
         if others:
             raise DataError(
                 f"folder: {root} holds {', '.join(name for name in folders if name in SPLITS)} with classes inside and "
-                f"also {_first(others)}: parts are called train, val and test, and nothing may lie beside them"
+                f"also {first_few(others)}: parts are called train, val and test, and nothing may lie beside them"
             )
         parts = {split: f"{split}/" for split in SPLITS if split in folders}
     else:
@@ -66,7 +67,7 @@ def _classes(root: Path, split: str, prefix: str) -> Iterator[Item]:
         folder = f"{prefix}{entry.name}"
         names, others = image_names(root / folder)
         if others:
-            raise DataError(f"folder: {root / folder} holds {_first(others)}, no image of a known kind: move it away")
+            raise DataError(f"folder: {root / folder} holds {first_few(others)}, no image of a known kind: move it away")
         if not names:
             raise DataError(f"folder: {root / folder} holds no image: remove the folder, or add its images")
         for name in names:
@@ -89,6 +90,10 @@ def read_table(file: Path) -> list[Item]:
     items = list(kinds[file.suffix.lower()](file, text))
     if not items:
         raise DataError(f"table: {file} lists no images")
+    # An image in two splits, or of two classes, would be trained and tested on.
+    twice = [path for path, count in Counter(item.path for item in items).items() if count > 1]
+    if twice:
+        raise DataError(f"table: {file} lists {first_few(twice)} more than once: list each image once")
     return items
 
 
@@ -126,7 +131,7 @@ def _json_rows(file: Path, text: str) -> Iterator[Item]:
         where = f"{file}, entry {number}"
         if isinstance(row, dict):
             if not {"path", "label"} <= set(row) <= COLUMNS:
-                raise DataError(f"table: {where} has {_first(sorted(map(str, row)))}, not path, label and maybe split")
+                raise DataError(f"table: {where} has {first_few(sorted(map(str, row)))}, not path, label and maybe split")
             row = [row["path"], row["label"], *([row["split"]] if "split" in row else [])]
         if not isinstance(row, list) or len(row) not in (2, 3):
             raise DataError(f"table: {where} is not [path, label] or [path, label, split]")
@@ -136,7 +141,7 @@ def _json_rows(file: Path, text: str) -> Iterator[Item]:
 def _coop_rows(file: Path, document: dict[str, object]) -> Iterator[Item]:
     if not document or not set(document) <= set(SPLITS):
         raise DataError(
-            f"table: {file} holds {_first(sorted(document)) or 'nothing'}, not lists of train, val and test"
+            f"table: {file} holds {first_few(sorted(document)) or 'nothing'}, not lists of train, val and test"
         )
     for split in SPLITS:
         rows = document.get(split, [])
@@ -162,5 +167,6 @@ def _item(where: str, path: object, label: object, split: object = None, classna
     return Item(path, label, "" if split is None else str(split), classname)
 
 
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:NAMED])) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+def first_few(names: Sequence[str]) -> str:
+    """The first of many names, and how many more there are."""
+    return ", ".join(map(repr, names[:NAMED])) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")

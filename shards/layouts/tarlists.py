@@ -163,7 +163,8 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+    # Every other part is a number; text between can be digits too, of another script.
+    return [(int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def classnames_of(place: Place) -> tuple[str, ...]:

@@ -42,12 +42,14 @@ def tar_source(
     splits: what our splits are called there: a folder, or a pattern of tars such as `x-train-{000..009}.tar`; by
     default those of train, val and test that are there. classnames: in label order; None takes classnames.txt there.
     cache: where tars from a URL are kept until they are packed. Every sample's label is read; images are not.
+    origin: what the shards are, in words; a digest of their lists is added, so that other ones are packed again.
     Raises DataError naming the tar for whatever is not whole, not there or not to be trusted, and DataUsageError for
     splits or names that cannot be meant.
     """
     place = Place(location, cache, on_progress)
     names = tuple(classnames) if classnames is not None else classnames_of(place)
-    return _source(name, names, template, templates, origin, _scan_all(place, splits, len(names)))
+    tars = _scan_all(place, splits, len(names))
+    return _source(name, names, template, templates, f"{origin}, lists {_digest(tars)}", tars)
 
 
 def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: Progress | None = None) -> Source:
@@ -145,6 +147,17 @@ def _source(
     counts = {split: sum(map(len, indexes)) for split, indexes in tars.items()}
     size = sum(int(index.sizes.sum()) for indexes in tars.values() for index in indexes)
     return Source(name, classnames, template, tuple(templates), origin, counts, _Tars(tars).part, size)
+
+
+def _digest(tars: Mapping[str, Iterable[TarIndex]]) -> str:
+    """16 hex digits that change with any name, label or size of an image, and not with how tars are cut."""
+    total = hashlib.sha256()
+    for split, indexes in tars.items():
+        total.update(f"{split}\n".encode())
+        for index in indexes:
+            for path, label, size in zip(index.paths.tolist(), index.labels.tolist(), index.sizes.tolist(), strict=True):
+                total.update(b"%s\t%d\t%d\n" % (path, label, size))
+    return total.hexdigest()[:16]
 
 
 def _scan_all(place: Place, splits: Mapping[str, str] | None, classes: int) -> dict[str, tuple[TarIndex, ...]]:

@@ -19,7 +19,9 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+from shards.tar import IMAGES as PACKED
+
+IMAGES = (*PACKED, "jpeg")
 LABELS = ("cls", "cls.txt")
 # Members that readers would unpickle.
 PICKLED = frozenset(("pyd", "pickle", "pkl", "pth", "pt"))
