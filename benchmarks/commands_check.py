@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ from benchmarks.data_sources import raw_sets
 from benchmarks.flags import Output, Packing, data_root
 from benchmarks.output import columns, note, plural, quoted, show_json
 from benchmarks.output import show as show_text
-from shards.catalogue import find
+from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
-from shards.known import known, packed_names
+from shards.known import base_name, known, packed_names
+from shards.mirror import is_mirror
 
 if TYPE_CHECKING:
     from shards.layouts.check import RawReport
@@ -53,12 +55,32 @@ def _check_packed(given: list[str], root: Path, workers: int, output: Output) ->
     for found in broken.values():
         for problem in found:
             note(f"procap: {problem}")
-    if broken:
-        note(f"procap: pack again what is broken: procap data pack {' '.join(broken)} --force --data {quoted(root)}")
+    for advice in _mending(list(broken), root):
+        note(f"procap: {advice}")
     if output.json:
         document: dict[str, Any] = {"data": str(root), "ok": not broken, "problems": problems}
         show_json(document)
     return 1 if broken else 0
+
+
+def _mending(broken: Sequence[str], root: Path) -> Iterator[str]:
+    """What brings broken sets back, by where they came from."""
+    if not broken:
+        return
+    if is_mirror(root):
+        yield f"delete what is broken and it is fetched again: rm -r {' '.join(quoted(root / name) for name in broken)}"
+        return
+    own = [name for name in broken if base_name(name) not in CATALOGUE]
+    published = [name for name in broken if name not in own and CATALOGUE[base_name(name)].source == "folder"]
+    drawn = [name for name in broken if name not in own and name not in published]
+    again = f"--force --data {quoted(root)}"
+    if drawn:
+        yield f"pack again what is broken: procap data pack {' '.join(drawn)} {again}"
+    if published:
+        raw = "" if os.environ.get("PROCAP_RAW") else "--raw FOLDER "
+        yield f"pack again what is broken: procap data pack {' '.join(published)} {raw}{again}"
+    if own:
+        yield f"pack again from their YAML files: {', '.join(own)}: procap data pack FILE.yaml {again}"
 
 
 def _check_raw(given: list[str], packing: Packing, decode: bool, workers: int, output: Output) -> int:
@@ -84,7 +106,7 @@ def _check_raw(given: list[str], packing: Packing, decode: bool, workers: int, o
             *(f"mend: {fix}" for fix in report.fixes),
             *(f"note: {text}" for text in report.notes),
         ]
-        if lines and (report.found or "all" not in given):
+        if lines and (report.found or report.nearly or "all" not in given):
             note(f"\n{report.dataset}\n  " + "\n  ".join(lines))
     note()
     absent = [report.dataset for report in reports if not report.found]
@@ -103,7 +125,14 @@ def _check_raw(given: list[str], packing: Packing, decode: bool, workers: int, o
                 "problems": {report.dataset: list(report.problems) for report in reports},
             }
         )
-    return 1 if broken or (absent and "all" not in given) else 0
+    if not whole and not broken:
+        note(f"{root} holds none of them; it should hold folders such as {_first_folders(reports)}")
+    return 1 if broken or not whole or (absent and "all" not in given) else 0
+
+
+def _first_folders(reports: Sequence[RawReport]) -> str:
+    raws = [dataset.raw for report in reports[:3] if (dataset := find(report.dataset)).raw]
+    return ", ".join(f"{raw.folders[0]}/" for raw in raws if raw)
 
 
 def _raw_rows(reports: Sequence[RawReport], root: Path) -> Iterator[tuple[object, ...]]:

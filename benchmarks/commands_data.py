@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.answers import one_line
-from benchmarks.data_sources import Wanted, wanted_sets
+from benchmarks.data_sources import Wanted, raw_sets, wanted_sets
 from benchmarks.flags import Output, Packing, data_root
 from benchmarks.output import columns, note, plural, quoted, show_json
 from benchmarks.output import show as show_text
@@ -69,6 +69,7 @@ def pack(
 ) -> int:
     """Exit code 3 when some of several could not be packed; see `procap data pack --help`."""
     root = local_root(data)
+    _refuse_raw_folders(root, packing)
     wanted = wanted_sets(names, packing, root)
     if dry_run:
         return _plan(wanted, root, output)
@@ -79,6 +80,8 @@ def pack(
             there = None if force else one.packed_in(root)
             packed[one.name] = there or pack_one(one.source(), root, force=force, workers=workers or cores())
             one.tidy()
+            if one.caution:
+                note(f"procap: note: {one.name}: {one.caution}")
         except DataError as error:
             if len(wanted) == 1:
                 raise
@@ -110,6 +113,10 @@ def _plan(wanted: Sequence[Wanted], root: Path, output: Output) -> int:
     states = data_states((one.name for one in wanted), root)
     rows, failed = [], {}
     for one in wanted:
+        if one.remote:
+            state = states[one.name] if is_packed(root, one.name) else "to be fetched and packed"
+            rows.append((one.name, state, "-", "-"))
+            continue
         try:
             source = one.source()
         except DataError as error:
@@ -125,7 +132,18 @@ def _plan(wanted: Sequence[Wanted], root: Path, output: Output) -> int:
         note(f"procap: error: {one_line(reason)}")
     if output.json:
         show_json({"data": str(root), "datasets": states, "failed": failed})
-    return 1 if failed else 0
+    return 0 if not failed else 3 if len(failed) < len(wanted) else 1
+
+
+def _refuse_raw_folders(root: Path, packing: Packing) -> None:
+    """Raises UsageError where shards would come to lie among raw files, which are only ever read."""
+    given = packing.raw or os.environ.get("PROCAP_RAW")
+    if not given:
+        return
+    folders = {Path(folder).parts[0] for dataset in raw_sets() if dataset.raw for folder in dataset.raw.folders}
+    target, raw = root.resolve(), Path(given).expanduser().resolve()
+    if target == raw or any(target.is_relative_to(raw / folder) for folder in folders):
+        raise UsageError(f"--data {root} lies in the raw data, which are only read: choose another folder for shards")
 
 
 def local_root(data: str) -> Path:

@@ -12,7 +12,7 @@ from benchmarks.flags import Output, data_root
 from benchmarks.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError
 from shards.fewshot import class_choice, class_half
-from shards.known import known
+from shards.known import base_name, known
 from shards.manifest import lines_digest
 from shards.picks import DIGEST, Picks, PickSource, drawn, keep, listed, read_picks, write_picks
 from shards.picks_import import imported
@@ -64,7 +64,7 @@ def picks(name: str, data: str, request: Request, output: Output) -> int:
     if not request.source:
         table = [(row.split, row.label, row.classname, row.path) for row in rows]
         show("\n" + columns(("split", "label", "class", "path"), table))
-    if shards.name.partition("-")[0] == "imagenet":
+    if base_name(shards.name) == "imagenet":
         note(SORTED)
     if output.json:
         document = _document(shards, found, classes, rows) | {"file": stored, "split_digests": digests}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from benchmarks.flags import Packing, cache_home
 from benchmarks.output import note, quoted
 from procap.errors import UsageError
 from runner.progress import ProgressDisplay
-from shards.catalogue import CATALOGUE, change_of, derived, find
+from shards.catalogue import CATALOGUE, GROUPS, change_of, derived, find
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError
 from shards.known import is_packed, known
@@ -21,7 +20,6 @@ from shards.reader import open_dataset
 from shards.records import Source, source_of
 
 SHEETS = (".yaml", ".yml")
-GROUPS = ("all", "paper", "world")
 
 
 @dataclass(frozen=True)
@@ -29,20 +27,36 @@ class Wanted:
     """One data set to be packed: its name, how its list of images is read, and what is done once it is packed.
 
     origin: where the images come from, if that is known before they are fetched.
+    location: what images are read from where that is no raw folder: a YAML file, a folder or a URL.
+    remote: reading the list of images downloads them all.
+    caution: what is not proven of the list of images, in one line.
     """
 
     name: str
     source: Callable[[], Source]
     tidy: Callable[[], None] = lambda: None
     origin: str = ""
+    location: str = ""
+    remote: bool = False
+    caution: str = ""
 
     def packed_in(self, data_root: Path) -> Manifest | None:
-        """The manifest of what need not be fetched again, since it was packed from the same place."""
+        """The manifest of what need not be fetched again, since it was packed from the same place.
+
+        Raises DataUsageError where published test images would take the place of a set that has more than those.
+        """
         if not self.origin or not is_packed(data_root, self.name):
             return None
-        with suppress(DataError):
+        try:
             manifest = open_dataset(data_root, self.name).manifest
-            return manifest if manifest.source == self.origin else None
+        except DataError:
+            return None
+        if manifest.source == self.origin:
+            return manifest
+        if set(manifest.splits) > {"test"}:
+            splits = ", ".join(manifest.splits)
+            where = f"'{self.name}' is packed in {data_root} with {splits}"
+            raise DataUsageError(f"{where}: --from has test images alone; choose another --data folder, or add --force")
         return None
 
 
@@ -54,8 +68,11 @@ def wanted_sets(names: Iterable[str], packing: Packing, data_root: Path) -> list
     """
     wanted: dict[str, Wanted] = {}
     for name in (part.strip() for text in names for part in text.split(",") if part.strip()):
+        if packing.shards and name in GROUPS:
+            raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
         for one in _group(name, packing) if name in GROUPS else [_one(name, packing, data_root)]:
-            wanted.setdefault(one.name, one)
+            if wanted.setdefault(one.name, one).location != one.location:
+                raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
     if not wanted:
         raise UsageError("no data set is named; for example shapes, or all")
     if packing.shards and len(wanted) > 1:
@@ -86,6 +103,11 @@ def _group(name: str, packing: Packing) -> list[Wanted]:
     if absent:
         note(f"not in {root}, left out: {', '.join(absent)}")
     able = [dataset for dataset in there if packing.own_split is None or (dataset.raw and dataset.raw.own_split)]
+    fixed = [dataset.name for dataset in there if dataset not in able]
+    if fixed and not able:
+        raise UsageError(f"--own-split: {', '.join(fixed)} come with an official split in their folders or lists")
+    if fixed:
+        note(f"official splits in their folders or lists, left out with --own-split: {', '.join(fixed)}")
     chosen = [_folder(dataset, packing) for dataset in able]
     return [*chosen, *map(_drawn, drawn)] if name == "all" else chosen
 
@@ -123,6 +145,8 @@ def _sheet(file: Path, packing: Packing) -> Wanted:
         sheet.name,
         lambda: own_source(file, cache_home()),
         partial(remove_downloads, sheet.shards or "", cache_home()),
+        location=str(file),
+        remote=_is_remote(sheet.shards or ""),
     )
 
 
@@ -144,16 +168,23 @@ def _public(dataset: Dataset, packing: Packing) -> Wanted:
             return public_source(dataset, packing.shards, cache_home(), on_progress=progress)
 
     tidy = partial(remove_downloads, packing.shards, cache_home())
-    return Wanted(dataset.name, source, tidy, public_origin(dataset))
+    return Wanted(dataset.name, source, tidy, public_origin(dataset), packing.shards, remote=_is_remote(packing.shards))
+
+
+def _is_remote(location: str) -> bool:
+    from shards.urls import is_url, local_path
+
+    return is_url(location) and local_path(location) is None
 
 
 def _folder(dataset: Dataset, packing: Packing) -> Wanted:
     """A published set, changed as its name or the flags say."""
-    from shards.layouts.raw import raw_source
+    from shards.layouts.raw import raw_source, unproven_lists
 
     named = change_of(dataset.name) if dataset.variant else change_of("")
     own_split = named.own_split if packing.own_split is None else packing.own_split
-    subset, resize = packing.subset or named.subset, packing.resize or named.resize
+    subset = packing.subset or named.subset
+    resize = named.resize if packing.resize is None else packing.resize
     plain = find(dataset.base)
     wanted = derived(plain, own_split=own_split, subset=subset, resize=resize)
     if dataset.variant and wanted.name != dataset.name:
@@ -163,4 +194,8 @@ def _folder(dataset: Dataset, packing: Packing) -> Wanted:
         folder = plain.raw.folders[0] if plain.raw else plain.name
         where = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
         raise UsageError(f"'{wanted.name}' is packed from raw files: {where}")
-    return Wanted(wanted.name, lambda: raw_source(plain, root, own_split=own_split, subset=subset, resize=resize))
+    return Wanted(
+        wanted.name,
+        lambda: raw_source(plain, root, own_split=own_split, subset=subset, resize=resize),
+        caution="" if subset or own_split is not None else unproven_lists(plain),
+    )

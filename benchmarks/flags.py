@@ -37,8 +37,13 @@ def data_root(given: str = "") -> Path:
         return mirror_root(text, cache_home())
     folder = Path(text).expanduser()
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--data {folder} is a file; name a folder")
+        raise UsageError(f"{'--data' if given else '$PROCAP_DATA ='} {folder} is a file; name a folder")
     return folder
+
+
+def features_root() -> Path:
+    """Where image features of test splits are kept: `features` in the cache."""
+    return cache_home() / "features"
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,11 @@ CATALOGUE: Mapping[str, Dataset] = MappingProxyType(
     {dataset.name: dataset for dataset in (*map(_generated, FAMILIES.values()), _DIGITS, *PUBLISHED)}
 )
 
+# Words that mean several data sets on the command line: no data set is called so.
+GROUPS = ("all", "paper", "world")
+
 # The names of derived sets: caltech101-split7, dtd-subset, food101-256px, caltech101-split7-224px.
-DERIVED = re.compile(r"(?P<base>.+?)(-split(?P<seed>\d+)|-(?P<subset>subset))?(-(?P<resize>\d+)px)?")
+DERIVED = re.compile(r"(?P<base>.+?)(-split(?P<seed>[0-9]{1,99})|-(?P<subset>subset))?(-(?P<resize>[0-9]{1,9})px)?")
 
 
 def find(name: str) -> Dataset:

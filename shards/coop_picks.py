@@ -68,10 +68,15 @@ def read_coop_picks(file: Path) -> CoopPicks:
 def _records(rows: object, split: str) -> Iterator[CoopRecord]:
     if not isinstance(rows, list):
         raise _Refused(f"'{split}' is no list")
+    seen: set[int] = set()
     for number, row in enumerate(rows, 1):
         state = row.state if isinstance(row, _Record) else None
         if state is None:
             raise _Refused(f"entry {number} of '{split}' is no record of an image")
+        # Two bytes name a record again: a small file would otherwise become millions of images.
+        if id(row) in seen:
+            raise _Refused(f"entry {number} of '{split}' is the record of an entry before it")
+        seen.add(id(row))
         if set(state) != set(FIELDS):
             raise _Refused(f"entry {number} of '{split}' has the fields {', '.join(map(repr, state))[:200]}")
         for field, kind in FIELDS.items():

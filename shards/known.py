@@ -12,7 +12,7 @@ from shards.errors import DataError, DataUsageError, unknown_name
 from shards.manifest import FILE, Manifest, read_manifest
 from shards.mirror import has_dataset, is_mirror
 
-NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 """Names of data sets: they are folders below the data root, parts of paths of results, and words of commands."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -41,7 +42,7 @@ class SplitEntry(BaseModel):
     digest: str = Field(description="first 16 hex digits of SHA-256 over the lines path<TAB>label<TAB>class name")
     index_sha256: str = Field(description="of <split>/index.npy")
     paths_sha256: str = Field(description="of <split>/paths.txt")
-    shards: tuple[Shard, ...]
+    shards: tuple[Shard, ...] = Field(min_length=1)
 
 
 class Manifest(BaseModel):
@@ -57,7 +58,7 @@ class Manifest(BaseModel):
     templates: tuple[str, ...]
     variant: str = Field(default="", description="how it differs from the published set; empty: it is that set")
     resize: int | None = Field(default=None, description="pixels that the shorter side of larger images was brought to")
-    splits: dict[str, SplitEntry]
+    splits: dict[str, SplitEntry] = Field(min_length=1)
 
     @property
     def digest(self) -> str:
@@ -133,7 +134,7 @@ def repack_hint(folder: Path) -> str:
 
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
-    return f"pack it again: procap data pack {folder.name} --force --data {folder.parent}"
+    return f"pack it again: procap data pack {folder.name} --force --data {shlex.quote(str(folder.parent))}"
 
 
 def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -155,11 +156,12 @@ def kept_file(folder: Path, digest: str) -> Path:
 def keep(folder: Path, picks: Picks) -> Path:
     """Keep picks beside the shards in `folder`; gives the file. Raises DataError when others have the same digest."""
     file = kept_file(folder, picks.digest)
-    if file.exists():
-        if not picks.same_images(read_picks(file)):
-            raise DataError(f"{file} holds the same training images and other validation images: remove it first")
-        return file
-    write_picks(file, picks)
+    there = read_picks(file) if file.exists() else None
+    if there and not picks.same_images(there):
+        raise DataError(f"{file} holds the same training images and other validation images: remove it first")
+    # The same images under another seed or source: what was said last is right.
+    if there != picks:
+        write_picks(file, picks)
     return file
 
 
@@ -170,7 +172,7 @@ def kept(folder: Path, digest: str) -> Picks:
         there = sorted(found.stem for found in (folder / PICKS).glob("*.json"))
         raise DataError(
             f"no picks {digest} of '{folder.name}' in {file.parent} (it holds: {', '.join(there) or 'none'}); "
-            f"import them: procap data picks {folder.name} --import FILE --data {folder.parent}"
+            f"import them: procap data picks {folder.name} --import FILE --data {shlex.quote(str(folder.parent))}"
         )
     picks = read_picks(file)
     if picks.digest != digest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shards.catalogue import change_of
@@ -51,7 +51,7 @@ def _checked(shards: ShardSet, file: Path, shots: int, seed: int, found: CoopPic
         names = [shards.classnames[label] for label in labels]
         _agree(records, "class name", names, lambda record: record.classname, where)
         if split == "train":
-            _check_counts(labels, sorted(set(known.values())), shots, shards, where)
+            _check_counts(labels, Counter(known.values()), shots, shards, where)
         matched.append(tuple(paths))
     return Picks(shards.name, shots, seed, "imported", *matched)
 
@@ -66,14 +66,15 @@ def _from_json(shards: ShardSet, file: Path, shots: int, seed: int) -> Picks:
     train = _match(picks.train, there, f"{file}, train")
     val = _match(picks.val, listed(shards, "val"), f"{file}, val")
     labels = dict(zip(there.paths, there.labels.tolist(), strict=True))
-    _check_counts([labels[path] for path in train], sorted(set(labels.values())), shots, shards, f"{file}, train")
+    _check_counts([labels[path] for path in train], Counter(labels.values()), shots, shards, f"{file}, train")
     return Picks(shards.name, shots, seed, "imported", tuple(train), tuple(val))
 
 
 def _match(foreign: Sequence[str], there: Listed, where: str) -> list[str]:
     """The path of the packed split that each foreign path ends in; every one must be found, and none twice."""
     known = set(there.paths)
-    found = [_ending(path, known) for path in foreign]
+    deepest = max((path.count("/") for path in known), default=0) + 1
+    found = [_ending(path, known, deepest) for path in foreign]
     missing = [path for path, match in zip(foreign, found, strict=True) if match is None]
     if missing:
         raise DataError(
@@ -87,9 +88,9 @@ def _match(foreign: Sequence[str], there: Listed, where: str) -> list[str]:
     return paths
 
 
-def _ending(path: str, known: set[str]) -> str | None:
-    """The longest ending of a path, cut at its folders, that is known."""
-    parts = path.split("/")
+def _ending(path: str, known: set[str], deepest: int) -> str | None:
+    """The longest ending of a path, cut at its folders, that is known; known paths have at most `deepest` parts."""
+    parts = path.split("/")[-deepest:]
     return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in known), None)
 
 
@@ -108,16 +109,18 @@ def _agree(
         )
 
 
-def _check_counts(labels: Iterable[int], every: Sequence[int], shots: int, shards: ShardSet, where: str) -> None:
-    counts = Counter(labels)
-    most, images = counts.most_common(1)[0]
-    if images > shots:
-        raise DataError(f"{where}: {images} images of class {shards.classnames[most]!r}: these are not {shots} shots")
-    absent = [shards.classnames[label] for label in every if label not in counts]
+def _check_counts(picked: Iterable[int], there: Mapping[int, int], shots: int, shards: ShardSet, where: str) -> None:
+    """Every class has `shots` images, or all of its images where it has fewer: else the shots are others than said."""
+    counts = Counter(picked)
+    absent = [shards.classnames[label] for label in sorted(there) if label not in counts]
     if absent:
-        raise DataError(f"{where}: {len(absent)} of {len(every)} classes have no image: {_first(absent)}")
+        raise DataError(f"{where}: {len(absent)} of {len(there)} classes have no image: {_first(absent)}")
+    for label in sorted(there):
+        if counts[label] != min(shots, there[label]):
+            images = f"{counts[label]} image{'s' * (counts[label] > 1)} of class {shards.classnames[label]!r}"
+            raise DataError(f"{where}: {images}: these are not {shots} shots")
 
 
 def _first(items: Sequence[str]) -> str:
     more = ", ..." if len(items) > NAMED else ""
-    return ", ".join(map(repr, items[:NAMED])) + more
+    return ", ".join(f"{item!r:.200}" for item in items[:NAMED]) + more

@@ -90,9 +90,19 @@ def test_the_raw_check_says_what_is_there_and_what_would_mend_it(raw, tmp_path, 
     assert out.count("not found") == 14
 
 
+def test_the_raw_check_of_all_names_archives_and_a_root_that_is_too_deep(raw, tmp_path, capsys):
+    code, _, err = run(capsys, "data", "check", "--raw", raw / "dtd", "--no-decode")
+    assert code == 1 and f"name the folder above it: {raw}" in err
+    shutil.make_archive(str(tmp_path / "raw" / "dtd-r1.0.1"), "gztar", raw, "dtd")
+    code, _, err = run(capsys, "data", "check", "--raw", tmp_path / "raw")
+    assert code == 1 and "dtd-r1.0.1.tar.gz is not unpacked: mkdir -p" in err
+    assert "eurosat" not in err
+
+
 def test_a_root_with_nothing_in_it_is_no_traceback(tmp_path, capsys):
     (tmp_path / "raw").mkdir()
-    assert run(capsys, "data", "check", "--raw", tmp_path / "raw")[0] == 0
+    code, _, err = run(capsys, "data", "check", "--raw", tmp_path / "raw")
+    assert code == 1 and "holds none of them; it should hold folders such as imagenet/, caltech-101/" in err
     code, _, err = run(capsys, "data", "check", "dtd", "--raw", tmp_path / "raw")
     assert code == 1 and "there is no folder dtd" in err
     code, _, err = run(capsys, "data", "pack", "paper", "--raw", tmp_path / "raw")
@@ -144,7 +154,8 @@ def test_an_own_split_and_smaller_images_are_other_data_sets(tmp_path, capsys):
 def test_own_data_by_one_yaml_file(raw, tmp_path, capsys):
     shutil.copytree(raw / "eurosat" / "2750", tmp_path / "fields")
     (tmp_path / "land.yaml").write_text(
-        "name: my-land\ntemplate: a satellite photo of {}.\nfolder: fields\nsplit: {train: 0.5, val: 0.2, test: 0.3, seed: 1}\n"
+        "name: my-land\ntemplate: a satellite photo of {}.\nfolder: fields\n"
+        "split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}\n"
     )
     at = ["--data", tmp_path / "data"]
     code, _, err = run(capsys, "data", "pack", "land.yaml", *at)
@@ -176,6 +187,10 @@ WRONG = [
     (["pack", "shapes", "--resize", "32"], 2, "packed as it is"),
     (["pack", "imagenet-a", "--own-split", "1", "--raw", "RAW"], 2, "no own split"),
     (["pack", "dtd", "--resize", "4", "--raw", "RAW"], 2, "at least 16"),
+    (["pack", "dtd", "--resize", "0", "--subset", "--raw", "RAW"], 2, "at least 16"),
+    (["pack", "dtd", "--subset", "--raw", "RAW", "--data", "RAW"], 2, "lies in the raw data"),
+    (["pack", "shapes", "--raw", "RAW", "--data", "RAW/eurosat/2750/x"], 2, "lies in the raw data"),
+    (["pack", "paper", "--from", "somewhere", "--raw", "RAW"], 2, "name it instead of 'paper'"),
     (["pack", "dtd", "--own-split", "1", "--subset", "--raw", "RAW"], 2, "leave out --subset"),
     (["pack", "dtd-split3", "--own-split", "4", "--raw", "RAW"], 2, "two data sets"),
     (["pack", "shapes", "dtd", "--from", "somewhere"], 2, "one data set"),
@@ -193,7 +208,7 @@ WRONG = [
     ("line", "code", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
 def test_wrong_input_is_answered_in_one_line(capsys, raw, line, code, says):
-    words = [str(raw) if word == "RAW" else word for word in line]
+    words = [word.replace("RAW", str(raw)) for word in line]
     got, _, err = run(capsys, "data", *words)
     assert got == code, err
     assert len(err.strip().splitlines()) == 1 and says in err, err
@@ -227,3 +242,79 @@ def test_one_set_that_fails_does_not_stop_the_others(tmp_path, capsys):
     assert code == 3
     assert "eurosat-subset" in out and "'dtd-subset'" in err
     assert packed_names(tmp_path / "data") == ["eurosat-subset"]
+
+
+def test_a_group_says_which_sets_an_own_split_leaves_out(tmp_path, capsys):
+    for name in ("dtd", "imagenet-a"):
+        build(name, tmp_path / "raw", 5)
+    plan = ["data", "pack", "paper", "--own-split", "1", "--dry-run", "--raw"]
+    code, out, err = run(capsys, *plan, tmp_path / "raw")
+    assert code == 0 and "dtd-split1" in out and "left out with --own-split: imagenet-a" in err
+    shutil.rmtree(tmp_path / "raw" / "dtd")
+    code, _, err = run(capsys, *plan, tmp_path / "raw")
+    assert code == 2 and "imagenet-a come with an official split" in err
+
+
+def test_two_sheets_of_one_name_are_refused(tmp_path, capsys):
+    for file in ("one.yaml", "two.yaml"):
+        (tmp_path / file).write_text("name: my-land\ntemplate: a {}.\nfolder: x\nsplit: test\n")
+    code, _, err = run(capsys, "data", "pack", "one.yaml", "two.yaml")
+    assert code == 2 and "one.yaml and two.yaml both describe 'my-land'" in err
+
+
+def test_a_plan_fetches_nothing(tmp_path, capsys):
+    """Nobody listens there: whatever asked would fail."""
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\ntemplate: a {}.\nshards: http://127.0.0.1:9/mine\nclasses: [a, b]\n"
+    )
+    for name, more in (("imagenet-a", ["--from", "http://127.0.0.1:9/wds_imagenet-a"]), ("mine.yaml", [])):
+        code, out, err = run(capsys, "data", "pack", name, *more, "--dry-run", "--data", tmp_path / "data")
+        assert code == 0 and "to be fetched and packed" in out, err
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_list_without_a_digest_is_packed_with_a_word_of_caution(tmp_path, capsys, monkeypatch):
+    from shards.layouts import raw as reader
+
+    monkeypatch.setattr(reader, "published_problems", lambda dataset, listing: iter(()))
+    for name in ("food101", "dtd"):
+        build(name, tmp_path / "raw", 3, 2)
+    code, _, err = run(capsys, "data", "pack", "food101", "dtd", "--raw", tmp_path / "raw", "--data", tmp_path / "data")
+    assert code == 0 and "food101: no digest of split_zhou_Food101.json is known" in err
+    assert "a private split of the same sizes" in err and "dtd: " not in err
+
+
+def test_what_brings_a_broken_set_back_depends_on_where_it_came_from(raw, packed, tmp_path, capsys):
+    shutil.copytree(packed / "dtd-subset", tmp_path / "data" / "dtd-subset")
+    (tmp_path / "land.yaml").write_text(f"name: my-land\ntemplate: a {{}}.\nfolder: {raw}/eurosat/2750\nsplit: test\n")
+    at = ["--data", tmp_path / "data"]
+    assert run(capsys, "data", "pack", "land.yaml", "digits", *at)[0] == 0
+    for name in ("dtd-subset", "my-land", "digits"):
+        (tmp_path / "data" / name / "test" / "0.tar").write_bytes(b"")
+    code, _, err = run(capsys, "data", "check", *at)
+    assert code == 1
+    assert f"procap data pack digits --force --data {tmp_path / 'data'}" in err
+    assert f"procap data pack dtd-subset --raw FOLDER --force --data {tmp_path / 'data'}" in err
+    assert "from their YAML files: my-land: procap data pack FILE.yaml --force" in err
+    for command in (["digits"], ["dtd-subset", "--raw", raw], ["land.yaml"]):
+        assert run(capsys, "data", "pack", *command, "--force", *at)[0] == 0
+    assert run(capsys, "data", "check", *at)[0] == 0
+
+
+def test_published_test_images_do_not_replace_a_whole_set_unasked(tmp_path, capsys, monkeypatch):
+    from shards.layouts import raw as reader
+
+    monkeypatch.setattr(reader, "published_problems", lambda dataset, listing: iter(()))
+    build("oxford-pets", tmp_path / "raw", 3, 2)
+    at = ["--data", tmp_path / "data"]
+    assert run(capsys, "data", "pack", "oxford-pets", "--raw", tmp_path / "raw", *at)[0] == 0
+    code, _, err = run(capsys, "data", "pack", "oxford-pets", "--from", tmp_path / "wds_vtab-pets", *at)
+    assert code == 2 and "is packed in" in err and "with train, val, test: --from has test images alone" in err
+    assert set(open_dataset(tmp_path / "data", "oxford-pets").manifest.splits) == {"train", "val", "test"}
+
+
+def test_a_data_folder_that_is_a_file_is_named_as_it_was_given(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    assert "--data file is a file" in run(capsys, "data", "pack", "shapes", "--data", "file")[2]
+    monkeypatch.setenv("PROCAP_DATA", "file")
+    assert "$PROCAP_DATA = file is a file" in run(capsys, "data", "pack", "shapes")[2]

@@ -19,6 +19,7 @@ import pytest
 from local_server import Answer, LocalServer
 from toy_shards import COUNTS, pixels, toy_records, toy_source
 
+from benchmarks.cli import main
 from shards import mirror, remote
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import pick
@@ -291,7 +292,7 @@ def test_processes_share_a_mirror_and_fetch_each_shard_once(server, root):
     assert sorted(server.paths(".tar")) == [f"/toy/train/{number}.tar" for number in range(5)]
 
 
-def test_checking_a_mirror_checks_what_was_fetched(server, root):
+def test_checking_a_mirror_checks_what_was_fetched(server, root, capsys):
     open_dataset(root, "toy").split("train").image(7)
     server.asked.clear()
     report = verify(root, "toy")
@@ -305,6 +306,11 @@ def test_checking_a_mirror_checks_what_was_fetched(server, root):
     report = verify(root, "toy")
     assert not report.ok and f"{file} is altered" in report.splits[0].problems[0]
     assert not server.paths(".tar"), "a check reports, it does not repair"
+    assert main(["data", "check", "--data", str(root)]) == 1
+    advice = capsys.readouterr().err.splitlines()[-1]
+    assert "pack again" not in advice and advice.endswith(f"it is fetched again: rm -r {root / 'toy'}")
+    shutil.rmtree(root / "toy")
+    assert len(open_dataset(root, "toy").split("train")) == COUNTS["train"] and verify(root, "toy").ok
 
 
 def test_nothing_is_packed_into_a_mirror(root):

@@ -210,17 +210,36 @@ def test_the_command_packs_a_sheet_and_keeps_what_has_not_changed(tmp_path, caps
     assert sum(entry.count for entry in open_dataset(tmp_path / "data", "my-birds").manifest.splits.values()) == 41
 
 
+def test_an_image_that_is_replaced_under_its_name_is_packed_again(tmp_path):
+    put_classes(tmp_path / "images")
+    file = sheet(tmp_path, "folder: images\n" + RULE)
+    before = pack_source(own_source(file), tmp_path / "data")
+    assert pack_source(own_source(file), tmp_path / "data") == before
+    (tmp_path / "images" / "Ara" / "00.png").write_bytes(png(np.full((40, 50, 3), (9, 1, 5), np.uint8)))
+    after = pack_source(own_source(file), tmp_path / "data")
+    assert {split: entry.digest for split, entry in after.splits.items()} == {
+        split: entry.digest for split, entry in before.splits.items()
+    }
+    assert after.digest != before.digest
+
+
+def test_a_home_that_nobody_has_is_named_in_one_line(tmp_path):
+    with pytest.raises(DataError, match="~no-such-user/birds: there is no user of that name") as caught:
+        own_source(sheet(tmp_path, "folder: ~no-such-user/birds\nsplit: test\n"))
+    assert "\n" not in str(caught.value)
+
+
 IN_FOLDERS = "folder: images\n" + RULE
 MISTAKES = {
     "unknown key": ("foldr: images\n", r", line 3: unknown key 'foldr': did you mean folder\? known: name, template"),
     "unknown key of split": ("folder: images\nsplit: {train: 0.5, tets: 0.5}\n", r"line 4: unknown key 'tets'.*test"),
-    "no source": ("licence: CC0\n", "give one of folder, table and shards, not none of them"),
+    "no source": ("classes: [a]\n", "give one of folder, table and shards, not none of them"),
     "two sources": ("folder: images\ntable: a.csv\n", "give one of .* not folder and table"),
     "images without a table": (IN_FOLDERS + "images: x\n", "images goes with table, not with folder"),
     "key twice": (IN_FOLDERS + "folder: x\n", "line 5: folder is there already, in line 3"),
     "no yaml": ("folder: [a\nb: c\n", "line 4: "),
     "a tab": ("folder:\n\timages\n", "line 4: "),
-    "alias": ("folder: &a images\nlicence: *a\n", "aliases"),
+    "alias": ("folder: &a images\nsplit: *a\n", "aliases"),
     "a tag": ("folder: !!python/object/apply:os.system ['true']\n", "no YAML that can be read"),
     "deep nesting": ("classes: " + "[" * 5000 + "]" * 5000 + "\n", "nested so deep"),
     "name with blanks": ("folder: images\n", r"line 1: name = 'My birds': small letters", HEAD.replace("my-b", "My b")),
@@ -287,6 +306,8 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "an absolute path": ("csv", "path,label\n/etc/passwd,x\n", "is not a relative path"),
     "numbers without names": ("csv", "path,label\na.png,0\nb.png,1\n", "labels are numbers .* list them under classes"),
     "nothing": ("csv", "path,label\n", "lists no images"),
+    "an image in two splits": ("csv", "path,label,split\na.png,x,train\na.png,x,test\n", "'a.png' more than once"),
+    "an image of two classes": ("json", '[["a.png", "x"], ["a.png", "y"]]', "'a.png' more than once"),
     "an open quote": ("csv", 'path,label\n"a.png,x\n', "unexpected end of data"),
     "no json": ("json", "{", "is no JSON"),
     "deep json": ("json", "[" * 100_000, "is no JSON"),
@@ -303,7 +324,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "coop no test": ("json", '{"train": [["a.png", 0, "x"]]}', "no test images"),
     "coop class not trained": (
         "json",
-        '{"train": [["a.png", 0, "x"]], "test": [["b.png", 0, "x"], ["a.png", 1, "y"]]}',
+        '{"train": [["a.png", 0, "x"]], "test": [["b.png", 0, "x"], ["c.png", 1, "y"]]}',
         "class 'y' has no train image",
     ),
     "split half said": ("json", '[["a.png", "x", "test"], ["b.png", "x"]]', "'b.png' has no split"),
@@ -314,7 +335,7 @@ TABLES: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_mistake_in_a_table_is_named_in_one_line(tmp_path, kind):
     extension, text, words = TABLES[kind]
-    for name in ("a.png", "b.png"):
+    for name in ("a.png", "b.png", "c.png"):
         put(tmp_path / name)
     (tmp_path / f"birds.{extension}").write_text(text)
     says = "split" in text or (extension == "json" and ("{" in text[:1] or "test" in text))

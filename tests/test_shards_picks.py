@@ -9,6 +9,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +257,8 @@ def broken_records(toy: ShardSet, datum: Callable[..., object], change: str) -> 
         content["train"], content["val"] = content["val"], content["train"]
     elif change == "no val":
         del content["val"]
+    elif change == "fewer":
+        content = records_of(toy, drawn(toy, 1, 1), datum)
     else:
         content = records_of(toy, drawn(toy, 3, 1), datum)
     return content
@@ -272,6 +275,7 @@ def broken_records(toy: ShardSet, datum: Callable[..., object], change: str) -> 
         ("split", r"train: 10 of 10 images are not in the packed split: .*, \.\.\.; are they picks of another"),
         ("no val", r"has no images for validation and the packed 'toy' has some"),
         ("shots", r"3 images of class .*: these are not 2 shots"),
+        ("fewer", r"1 image of class .*: these are not 2 shots"),
     ],
 )
 def test_a_cache_that_does_not_fit_the_packed_set_is_refused_with_counts(toy, tmp_path, datum, change, words):
@@ -293,9 +297,35 @@ def test_a_flat_path_is_matched_to_its_longest_ending(tmp_path):
     """`a/1.png` and `1.png` are two images; a foreign path means the longer one where both fit."""
     from shards.picks_import import _ending
 
-    assert _ending("/x/a/1.png", {"1.png", "a/1.png"}) == "a/1.png"
-    assert _ending("/x/b/1.png", {"1.png", "a/1.png"}) == "1.png"
-    assert _ending("/x/b/11.png", {"1.png", "a/1.png"}) is None
+    assert _ending("/x/a/1.png", {"1.png", "a/1.png"}, 2) == "a/1.png"
+    assert _ending("/x/b/1.png", {"1.png", "a/1.png"}, 2) == "1.png"
+    assert _ending("/x/b/11.png", {"1.png", "a/1.png"}, 2) is None
+
+
+def test_a_path_of_a_million_folders_is_matched_at_once(toy, tmp_path, datum):
+    content = records_of(toy, drawn(toy, 2, 1), datum)
+    content["train"][0]._impath = "a/" * 1_000_000 + "1.png"
+    (tmp_path / "picks.pkl").write_bytes(dumped(content, 4))
+    before = time.process_time()
+    with pytest.raises(DataError, match="1 of 10 images are not in the packed split"):
+        imported(toy, tmp_path / "picks.pkl", 2, 1)
+    assert time.process_time() - before < 5
+
+
+def test_one_record_named_many_times_is_refused(tmp_path, datum):
+    record = datum("/x/1.png", 0, 0, "red ball")
+    (tmp_path / "picks.pkl").write_bytes(dumped({"train": [record] * 1000, "val": []}, 4))
+    with pytest.raises(DataError, match="entry 2 of 'train' is the record of an entry before it"):
+        read_coop_picks(tmp_path / "picks.pkl")
+
+
+def test_picks_that_are_kept_again_have_the_facts_that_were_said_last(tmp_path):
+    pack_source(toy_source(), tmp_path)
+    toy = open_dataset(tmp_path, "toy")
+    by_rule = drawn(toy, 2, 9)
+    keep(toy.folder, Picks("toy", 2, 1, "imported", by_rule.train, by_rule.val))
+    keep(toy.folder, Picks("toy", 2, 9, "imported", by_rule.train, by_rule.val))
+    assert kept(toy.folder, by_rule.digest).seed == 9
 
 
 def test_kept_picks_are_found_by_their_digest_and_are_no_part_of_the_set(tmp_path):
@@ -454,3 +484,9 @@ def test_picks_need_no_torch(packed):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "0 False False", done.stderr
+
+
+def test_only_imagenet_itself_is_said_to_be_sorted(tmp_path, capsys):
+    pack_source(toy_source(name="imagenet-mine"), tmp_path)
+    assert main(["data", "picks", "imagenet-mine", "--shots", "2", "--data", str(tmp_path)]) == 0
+    assert "ImageNet's lists" not in capsys.readouterr().err

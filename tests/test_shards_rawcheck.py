@@ -136,7 +136,7 @@ def test_images_that_do_not_decode_are_named_by_one_process_or_two(minis, tmp_pa
     assert checked("dtd", tmp_path, decode=False).undecodable_count == 0
 
 
-def test_flat_validation_images_are_moved_by_the_command_where_their_classes_are_known(minis, tmp_path):
+def test_flat_validation_images_are_moved_by_the_command_where_their_classes_are_known(minis, tmp_path, monkeypatch):
     folder = copied("imagenet", minis, tmp_path)
     val = folder / "images" / "val"
     before = sorted(file.relative_to(val) for file in val.rglob("*.JPEG"))
@@ -147,17 +147,19 @@ def test_flat_validation_images_are_moved_by_the_command_where_their_classes_are
     assert any(f"{val} holds 20 files and no class folder" in problem for problem in report.problems)
     (fix,) = [fix for fix in report.fixes if "valprep.sh" in fix]
     assert "ILSVRC2012_img_val.tar" in fix and "from torchvision.datasets import ImageNet" in fix
+    # torchvision sorts into `val` below the folder it is given, and only where that is not there yet.
+    assert fix.endswith(f" {val.parent}") and f"mv -i {val} {val}-unsorted && " in fix
     lines = [f"{path.stem},{path.parent} 1 2 3 4 {path.parent} 5 6 7 8" for path in before]
     (folder / "LOC_val_solution.csv").write_text("\n".join(["ImageId,PredictionString", *lines]) + "\n")
-    run_fix(checked("imagenet", tmp_path), "LOC_val_solution.csv")
+    monkeypatch.chdir(tmp_path.parent)
+    run_fix(checked("imagenet", Path(tmp_path.name)), "LOC_val_solution.csv")
     assert sorted(file.relative_to(val) for file in val.rglob("*.JPEG")) == before
     assert images_there(checked("imagenet", tmp_path)) == images_there(checked("imagenet", minis))
 
 
 def test_class_archives_in_train_are_unpacked_by_the_command(minis, tmp_path):
     train = copied("imagenet", minis, tmp_path) / "images" / "train"
-    (train / "README").unlink()
-    for folder in sorted(train.iterdir()):
+    for folder in sorted(train.glob("n*")):
         with tarfile.open(train / f"{folder.name}.tar", "w") as archive:
             for file in folder.glob("*.JPEG"):
                 archive.add(file, file.name)
@@ -224,14 +226,61 @@ def test_an_archive_that_was_not_unpacked_is_named_and_unpacked_by_the_command(n
         assert not any(archive in fix for fix in checked(other, tmp_path / "raw").fixes), other
 
 
-def test_a_stray_is_moved_by_the_command(minis, tmp_path):
+@pytest.mark.parametrize("name", [b"READ ME.txt", b"two\nlines.txt", b"it's \xff \\ \t.txt"])
+def test_a_stray_is_moved_by_the_command(name, minis, tmp_path):
     images = copied("imagenet-sketch", minis, tmp_path) / "images"
-    (images / "READ ME.txt").touch()
+    (images / os.fsdecode(name)).touch()
     report = checked("imagenet-sketch", tmp_path)
-    assert any("READ ME.txt" in problem and "neither a class folder" in problem for problem in report.problems)
+    assert any("neither a class folder" in problem for problem in report.problems)
     run_fix(report, "move it out of there")
-    assert (tmp_path / "READ ME.txt").exists()
-    assert not any("READ ME.txt" in problem for problem in checked("imagenet-sketch", tmp_path).problems)
+    assert (tmp_path / os.fsdecode(name)).exists()
+    assert not any("neither a class folder" in problem for problem in checked("imagenet-sketch", tmp_path).problems)
+
+
+def packed_in(archive: Path, *members: tuple[Path, str]) -> None:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:gz") as tar:
+        for path, name in members:
+            tar.add(path, name)
+
+
+def test_of_several_archives_that_of_the_images_is_unpacked(minis, tmp_path):
+    """Lists come in archives too, whose names sort before those of the images."""
+    for name, images, lists in (
+        ("oxford-pets", "images.tar.gz", "annotations.tar.gz"),
+        ("sun397", "SUN397.tar.gz", "Partitions.tar.gz"),
+        ("stanford-cars", "cars_train.tgz", "car_devkit.tgz"),
+    ):
+        raw = find(name).raw
+        assert raw
+        folder = tmp_path / raw.folders[0]
+        source = minis / raw.folders[0] / raw.images[0]
+        packed_in(folder / lists, (minis / raw.folders[0] / raw.split_file, "list.json"))
+        packed_in(folder / images, (source, raw.images[0]))
+        report = checked(name, tmp_path)
+        assert any(fix.startswith(f"{images} is not unpacked") for fix in report.fixes), report.fixes
+        run_fix(report, images)
+        assert not any("no images" in problem for problem in checked(name, tmp_path).problems)
+
+
+def test_an_archive_inside_an_archive_is_unpacked_in_two_steps(minis, tmp_path):
+    """caltech-101.zip holds 101_ObjectCategories.tar.gz; unpacking the outer one again would lead nowhere."""
+    packed_in(tmp_path / "inner.tar.gz", (minis / "caltech-101" / "101_ObjectCategories", "101_ObjectCategories"))
+    packed_in(
+        tmp_path / "raw" / "caltech-101.tar.gz",
+        (tmp_path / "inner.tar.gz", "caltech-101/101_ObjectCategories.tar.gz"),
+    )
+    run_fix(checked("caltech101", tmp_path / "raw"), "caltech-101.tar.gz is not unpacked")
+    run_fix(checked("caltech101", tmp_path / "raw"), "101_ObjectCategories.tar.gz is not unpacked")
+    assert not any("no images" in problem for problem in checked("caltech101", tmp_path / "raw").problems)
+
+
+def test_trimaps_are_not_taken_for_the_pictures_of_pets(minis, tmp_path):
+    trimaps = tmp_path / "oxford_pets" / "annotations" / "trimaps"
+    trimaps.mkdir(parents=True)
+    (trimaps / "Abyssinian_1.png").touch()
+    report = checked("oxford-pets", tmp_path)
+    assert "no images" in report.problems[0] and report.fixes[0].startswith("get images.tar.gz")
 
 
 def test_what_needs_no_mending_is_no_problem(minis, tmp_path):

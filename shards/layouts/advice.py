@@ -11,10 +11,12 @@ from pathlib import Path
 from shards.catalogue import CATALOGUE
 from shards.dataset import Dataset
 from shards.layouts.folders import is_file
-from shards.layouts.places import Place, sheet, too_deep
+from shards.layouts.places import Place, inner_folders, sheet, too_deep
 
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 ARCHIVES = (*_TAR, ".zip", ".7z", ".rar")
+# Archives that come beside those of the images.
+_LISTS = re.compile(r"annot|partition|devkit|label|list|segment|setid", re.IGNORECASE)
 
 
 def unpack_advice(dataset: Dataset, raw_root: Path, place: Place | None) -> str:
@@ -23,9 +25,12 @@ def unpack_advice(dataset: Dataset, raw_root: Path, place: Place | None) -> str:
     buried = too_deep(dataset, place.folder) if place else None
     if buried:
         return _move(dataset, folder, buried)
-    archives = [archive for archive in _archives(folder)] if place else []
+    # An archive inside an unpacked one comes first: the outer one would only bring it again.
+    inner = reversed(list(inner_folders(folder, depth=2))) if place else ()
+    archives = [archive for within in (*inner, *([folder] if place else [])) for archive in _archives(within)]
     archives += [archive for archive in _archives(raw_root) if _owner(archive.name) == dataset.name]
-    return _unpack(archives[0], folder) if archives else ""
+    of_images = next((archive for archive in archives if not _LISTS.search(archive.name)), None)
+    return _unpack(of_images, folder) if of_images else ""
 
 
 def _move(dataset: Dataset, folder: Path, buried: Path) -> str:

@@ -10,7 +10,7 @@ from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.layouts.folders import Listing, RawProblem
 from shards.layouts.places import find_place, sheet
-from shards.layouts.raw import list_images, missing_images, present, published_problems
+from shards.layouts.raw import list_images, missing_images, present, published_problems, unproven_lists
 from shards.pool import Report, in_order
 
 NAMED = 5
@@ -58,6 +58,11 @@ class RawReport:
     @property
     def ok(self) -> bool:
         return self.found and not self.problems
+
+    @property
+    def nearly(self) -> bool:
+        """Whether it was not found, and something is there that a fix makes it of: an archive, or a folder above."""
+        return not self.found and any(not fix.startswith("get ") for fix in self.fixes)
 
 
 def check_raw(
@@ -121,8 +126,8 @@ def _notes(dataset: Dataset, raw_root: Path) -> Iterator[str]:
         yield f"images are read from {place.images}, which CoOp has as {usual}: nothing need be renamed"
     if raw.layout == "imagenet":
         yield "files of a class are sorted by name; CoOp's come as the disk lists them: its own picks must be imported"
-    if raw.split_file and not raw.split_digests:
-        yield f"no digest of {raw.split_file} is known: it is held to the published class names and sizes"
+    if caution := unproven_lists(dataset):
+        yield caution
 
 
 def undecodable(

@@ -95,29 +95,38 @@ def strays_among(raw_root: Path, images: Path, strays: Sequence[str]) -> list[Ra
 
 def _quoted(path: Path) -> str:
     """A path as a shell takes it, in one line whatever its name."""
-    return shlex.quote(str(path)) if str(path).isprintable() else f"${str(path)!a}"
+    if str(path).isprintable():
+        return shlex.quote(str(path))
+    # Byte by byte: a name that is no UTF-8 has no letters to write.
+    letters = {10: r"\n", 9: r"\t"} | {byte: chr(byte) for byte in range(32, 127) if byte not in b"'\\"}
+    plain = (letters.get(byte, f"\\x{byte:02x}") for byte in os.fsencode(path))
+    return f"$'{''.join(plain)}'"
 
 
 def _flat(place: Place, folder: Path, files: Sequence[str]) -> RawProblem:
     there = shlex.quote(str(folder))
-    if all(file.endswith(".tar") for file in files):
+    tars = [file for file in files if file.endswith(".tar")]
+    if tars:
         unpack = 'for f in *.tar; do mkdir -p "${f%.tar}" && tar -xf "$f" -C "${f%.tar}" && rm "$f"; done'
         return RawProblem(
-            f"{folder} holds {len(files):,} class archives that are not unpacked", f"cd {there} && {unpack}"
+            f"{folder} holds {len(tars):,} class archives that are not unpacked", f"cd {there} && {unpack}"
         )
     what = f"{folder} holds {len(files):,} files and no class folder: its images must be moved into class folders"
+    if folder.name == "train":
+        return RawProblem(what, "unpack ILSVRC2012_img_train.tar there again: it holds an archive for each class")
     solution = next((found for found in _solutions(place) if os.path.isfile(found)), None)
-    if solution and folder.name == "val":
-        pairs = f"tail -n +2 {shlex.quote(str(solution))} | tr ',' ' '"
+    if solution:
+        # The command goes to another folder first.
+        pairs = f"tail -n +2 {shlex.quote(os.path.abspath(solution))} | tr ',' ' '"
         move = 'mkdir -p "$class" && mv "$image.JPEG" "$class/"'
         return RawProblem(what, f"cd {there} && {pairs} | while read -r image class rest; do {move}; done")
     archives = "ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz"
-    root = shlex.quote(str(place.folder))
-    command = (
-        f"""python -c "import sys; from torchvision.datasets import ImageNet; ImageNet(sys.argv[1], 'val')" {root}"""
-    )
+    root = shlex.quote(str(folder.parent))
+    # torchvision unpacks and sorts only where no folder of that name is.
+    aside = f"mv -i {there} {shlex.quote(f'{folder}-unsorted')}"
+    sort = f"""python -c "import sys; from torchvision.datasets import ImageNet; ImageNet(sys.argv[1], 'val')" {root}"""
     remedy = f"with the script valprep.sh of soumith/imagenetloader.torch run inside it, or anew from {archives}"
-    return RawProblem(what, f"{remedy} in {root}: {command}")
+    return RawProblem(what, f"{remedy} in {root}: {aside} && {sort}")
 
 
 def _solutions(place: Place) -> list[Path]:

@@ -21,6 +21,9 @@ IMAGE_EXTENSIONS = frozenset((*IMAGES, "jpeg"))
 # Enough for an estimate within a percent or two; a million `stat` calls on a network disk would take minutes.
 SIZE_SAMPLE = 5_000
 
+# A file is read as a whole: one that no image fills must not fill the memory. 100 million pixels of 3 bytes fit.
+FILE_LIMIT = 500_000_000
+
 UNCHANGED = "put an unchanged copy of the published file there"
 
 
@@ -94,10 +97,13 @@ class FolderPart:
     def records(self) -> Iterator[Record]:
         """Raises DataError that names a file which cannot be read."""
         for path, label in zip(self.paths, self.labels, strict=True):
+            file = self.root / path
             try:
-                data = (self.root / path).read_bytes()
+                if file.stat().st_size > FILE_LIMIT:
+                    raise DataError(f"{file} has more than {FILE_LIMIT // 10**6:,} MB: it is no image to be packed")
+                data = file.read_bytes()
             except OSError as error:
-                raise _unreadable(self.root / path, error) from error
+                raise _unreadable(file, error) from error
             yield Record(path, label, data)
 
     def stamp(self) -> str:

@@ -67,7 +67,8 @@ def _classes(root: Path, split: str, prefix: str) -> Iterator[Item]:
         folder = f"{prefix}{entry.name}"
         names, others = image_names(root / folder)
         if others:
-            raise DataError(f"folder: {root / folder} holds {first_few(others)}, no image of a known kind: move it away")
+            what = f"folder: {root / folder} holds {first_few(others)}"
+            raise DataError(f"{what}, no image of a known kind: move it away")
         if not names:
             raise DataError(f"folder: {root / folder} holds no image: remove the folder, or add its images")
         for name in names:
@@ -131,7 +132,8 @@ def _json_rows(file: Path, text: str) -> Iterator[Item]:
         where = f"{file}, entry {number}"
         if isinstance(row, dict):
             if not {"path", "label"} <= set(row) <= COLUMNS:
-                raise DataError(f"table: {where} has {first_few(sorted(map(str, row)))}, not path, label and maybe split")
+                keys = first_few(sorted(map(str, row)))
+                raise DataError(f"table: {where} has {keys}, not path, label and maybe split")
             row = [row["path"], row["label"], *([row["split"]] if "split" in row else [])]
         if not isinstance(row, list) or len(row) not in (2, 3):
             raise DataError(f"table: {where} is not [path, label] or [path, label, split]")

@@ -147,7 +147,7 @@ def _pets(place: Place, part: str) -> Images:
     for number, line in read_lines(file):
         name, _, rest = line.strip().partition(" ")
         label = rest.split(" ")[0]
-        if not label.isdecimal():
+        if not re.fullmatch("[0-9]{1,9}", label):
             raise RawProblem(f"{file}, line {number}: {line[:80]!a} has no class number", UNCHANGED)
         found.append((f"{name}.jpg", int(label) - 1))
     listed = _known(place, file, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from shards.dataset import Dataset, RawSheet
 from shards.layouts.classnames import imagenet_wnids, published_classnames
-from shards.layouts.folders import RawProblem, entries, is_folder, is_image_name
+from shards.layouts.folders import RawProblem, entries, is_folder
 
 # By what a folder of images is known where that is neither its class folders nor images that lie in it flat.
 _TOP_FOLDERS: Mapping[str, tuple[str, ...]] = {
@@ -19,7 +20,12 @@ _TOP_FOLDERS: Mapping[str, tuple[str, ...]] = {
     "stanford-cars": ("cars_train", "cars_test"),
     "sun397": tuple(string.ascii_lowercase),
 }
-_FLAT = ("oxford-pets", "oxford-flowers", "fgvc-aircraft")
+# Images that lie flat are known by their names: trimaps and segmentations of the same sets have others.
+_FLAT: Mapping[str, re.Pattern[str]] = {
+    "oxford-pets": re.compile(r"[^.].*_[0-9]+\.jpg"),
+    "oxford-flowers": re.compile(r"image_[0-9]{5}\.jpg"),
+    "fgvc-aircraft": re.compile(r"[0-9]{7}\.jpg"),
+}
 
 # How deep a folder is searched for images that were unpacked too deep, and how many folders are looked at.
 _DEPTH = 4
@@ -73,7 +79,7 @@ def holds(dataset: Dataset, folder: Path) -> bool:
     try:
         with os.scandir(folder) as found:
             if dataset.base in _FLAT:
-                return any(is_image_name(entry.name) and not entry.name.startswith(".") for entry in found)
+                return any(_FLAT[dataset.base].fullmatch(entry.name) for entry in found)
             tops = class_folders(dataset)
             return any(entry.name in tops and is_folder(entry) for entry in found)
     except OSError:
@@ -111,12 +117,13 @@ def folder_names(dataset: Dataset) -> dict[str, str]:
 
 def too_deep(dataset: Dataset, folder: Path) -> Path | None:
     """Images of the data set somewhere below `folder` where nobody looks for them."""
-    return next((inner for inner in _inner_folders(folder) if holds(dataset, inner)), None)
+    return next((inner for inner in inner_folders(folder) if holds(dataset, inner)), None)
 
 
-def _inner_folders(folder: Path) -> Iterator[Path]:
+def inner_folders(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """The folders below one, the nearest first, and not more than a reader would wait for; links are not followed."""
     level, seen = [folder], 0
-    for _ in range(_DEPTH):
+    for _ in range(depth):
         inner: list[Path] = []
         for outer in level:
             try:

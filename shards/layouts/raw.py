@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,17 @@ def _split_file(place: Place) -> Listing:
     return Listing(place.require_images(), content.classnames, content.splits, f"CoOp split {raw.split_file}")
 
 
+def unproven_lists(dataset: Dataset) -> str:
+    """What cannot be told of the lists of a published set, in one line; "" where digests tell any change."""
+    raw = sheet(dataset)
+    if not raw.split_file or raw.split_digests:
+        return ""
+    return (
+        f"no digest of {raw.split_file} is known: it is held to the published class names and sizes, and a private "
+        "split of the same sizes, as CoOp writes when the file is missing, cannot be told from it"
+    )
+
+
 def published_problems(dataset: Dataset, listing: Listing) -> Iterator[RawProblem]:
     """What keeps the lists from being the published ones; presence on the disk is another question."""
     yield from listing.problems
@@ -150,8 +162,17 @@ def published_problems(dataset: Dataset, listing: Listing) -> Iterator[RawProble
         for split, rows in listing.splits.items():
             if len(rows) != dataset.counts[split]:
                 yield _wrong_count(dataset, listing, split, rows)
-    elif not named or not listed or counts != dict(dataset.counts):
+    elif not named or not listed or counts != dict(dataset.counts) or not _balanced(dataset, listing):
         yield _not_published(dataset, listing, named)
+
+
+def _balanced(dataset: Dataset, listing: Listing) -> bool:
+    """Whether classes are equally large in split files without a known digest: Food101's and SUN397's are."""
+    raw = sheet(dataset)
+    if not raw.split_file or raw.split_digests:
+        return True
+    sizes = {split: set(Counter(rows.labels).values()) for split, rows in listing.splits.items()}
+    return all(sizes[split] == {count // dataset.classes} for split, count in dataset.counts.items())
 
 
 def _not_published(dataset: Dataset, listing: Listing, named: bool) -> RawProblem:

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from shards.catalogue import change_of, find
+from shards.catalogue import GROUPS, change_of, find
 from shards.errors import DataError, DataUsageError
 from shards.known import NAME
 from shards.manifest import unfit_texts
@@ -26,8 +26,6 @@ from shards.manifest import unfit_texts
 # A sheet with the names of thousands of classes is a tenth of this.
 LARGEST = 2**20
 DEEPEST = 5
-# Words that mean several data sets on the command line.
-GROUPS = ("all", "paper", "world")
 
 SplitName = Literal["train", "val", "test"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -59,8 +57,6 @@ class Sheet(BaseModel):
     name: StrictStr
     template: StrictStr
     templates: tuple[StrictStr, ...] = ()
-    licence: StrictStr = ""
-    description: StrictStr = ""
     classes: tuple[StrictStr, ...] | dict[StrictStr | StrictInt, StrictStr] | None = None
     folder: StrictStr | None = None
     table: StrictStr | None = None

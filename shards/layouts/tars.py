@@ -155,8 +155,8 @@ def _digest(tars: Mapping[str, Iterable[TarIndex]]) -> str:
     for split, indexes in tars.items():
         total.update(f"{split}\n".encode())
         for index in indexes:
-            for path, label, size in zip(index.paths.tolist(), index.labels.tolist(), index.sizes.tolist(), strict=True):
-                total.update(b"%s\t%d\t%d\n" % (path, label, size))
+            for facts in zip(index.paths.tolist(), index.labels.tolist(), index.sizes.tolist(), strict=True):
+                total.update(b"%s\t%d\t%d\n" % facts)
     return total.hexdigest()[:16]
 
 
