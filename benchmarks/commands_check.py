@@ -68,7 +68,9 @@ def _mending(broken: Sequence[str], root: Path) -> Iterator[str]:
     if not broken:
         return
     if is_mirror(root):
-        yield f"delete what is broken and it is fetched again: rm -r {' '.join(quoted(root / name) for name in broken)}"
+        kept = [quoted(root / name) for name in broken if (root / name).exists()]
+        if kept:
+            yield f"delete what is broken and it is fetched again: rm -r {' '.join(kept)}"
         return
     own = [name for name in broken if base_name(name) not in CATALOGUE]
     published = [name for name in broken if name not in own and CATALOGUE[base_name(name)].source == "folder"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.answers import one_line
@@ -15,9 +16,10 @@ from benchmarks.plan import data_states
 from procap.errors import UsageError
 from shards.errors import DataError
 from shards.known import is_packed, known
-from shards.manifest import Manifest
-from shards.mirror import refuse_packing
+from shards.manifest import Manifest, read_manifest
+from shards.mirror import is_mirror, mirrored_url, refuse_packing
 from shards.records import Source, source_of
+from shards.urls import shown
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
@@ -31,11 +33,12 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         dataset = known(name, data_root)
         if is_packed(data_root, dataset.name):
             continue
+        if is_mirror(data_root):
+            raise DataError(f"there is no '{dataset.name}' at {shown(mirrored_url(data_root))}")
         if dataset.source == "folder":
             raw = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
             command = f"procap data pack {dataset.name}{raw} --data {quoted(data_root)}"
             raise DataError(f"'{dataset.name}' is not packed in {data_root}; pack it: {command}")
-        refuse_packing(data_root)
         note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
         pack_one(source_of(dataset), data_root)
 
@@ -78,7 +81,12 @@ def pack(
     for one in wanted:
         try:
             there = None if force else one.packed_in(root)
+            if there:
+                note(f"{one.name} is there already from the same published shards; --force fetches them again")
+            before = _digest(root, one.name)
             packed[one.name] = there or pack_one(one.source(), root, force=force, workers=workers or cores())
+            if before not in ("", packed[one.name].digest):
+                note(f"{one.name} replaced what was packed there from other images or lists ({before})")
             one.tidy()
             if one.caution:
                 note(f"procap: note: {one.name}: {one.caution}")
@@ -107,6 +115,13 @@ def pack(
         digests = {name: manifest.digest for name, manifest in packed.items()}
         show_json({"data": str(root), "datasets": digests, "failed": failed})
     return 0 if not failed else 3 if packed else 1
+
+
+def _digest(root: Path, name: str) -> str:
+    """What is packed under a name, "" for nothing that can be read."""
+    with suppress(DataError):
+        return read_manifest(root / name, name).digest if is_packed(root, name) else ""
+    return ""
 
 
 def _plan(wanted: Sequence[Wanted], root: Path, output: Output) -> int:

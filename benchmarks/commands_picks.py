@@ -52,6 +52,8 @@ def picks(name: str, data: str, request: Request, output: Output) -> int:
     classes = class_choice(request.classes)
     if classes != "all" and (request.out or request.source):
         raise UsageError(f"--classes {classes}: files hold the picks of all classes, a run takes its half of them")
+    if request.out and request.out.is_dir():
+        raise UsageError(f"--out {request.out} is a folder; name a file, for example picks.json")
     shards = open_dataset(root, known(name, root).name)
     found, rule = _found(shards, request)
     rows = _rows(shards, found, classes)

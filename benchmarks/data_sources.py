@@ -90,6 +90,8 @@ def _group(name: str, packing: Packing) -> list[Wanted]:
 
     drawn = [dataset for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()
+    if name == "world" and packing.changes:
+        raise UsageError("'world' is drawn as it is: own splits, subsets and sizes are for raw folders")
     if name == "world" or (name == "all" and root is None):
         return [_drawn(dataset) for dataset in drawn]
     if root is None:

@@ -90,7 +90,8 @@ def check_shots(shards: ShardSet, shots: int) -> None:
         raise DataUsageError(f"--shots {shots}: give a number of images per class, or 0 for all of them")
     largest = int(np.bincount(shards.labels("train")).max())
     if shots > largest:
-        raise DataUsageError(f"--shots {shots}: the largest class of '{shards.name}' has {largest} training images")
+        has = f"the largest class of '{shards.name}' has {largest} training images"
+        raise DataUsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 
 def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all", picks: Picks | None = None) -> FewShot:

@@ -134,7 +134,14 @@ def repack_hint(folder: Path) -> str:
 
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
-    return f"pack it again: procap data pack {folder.name} --force --data {shlex.quote(str(folder.parent))}"
+    from shards.catalogue import find
+
+    name, raw = folder.name, ""
+    try:
+        raw = " --raw FOLDER" if find(name).source == "folder" and not os.environ.get("PROCAP_RAW") else ""
+    except DataError:
+        name = f"{name}.yaml"
+    return f"pack it again: procap data pack {name}{raw} --force --data {shlex.quote(str(folder.parent))}"
 
 
 def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:

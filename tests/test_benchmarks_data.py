@@ -6,6 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -192,6 +195,7 @@ WRONG = [
     (["pack", "shapes", "--raw", "RAW", "--data", "RAW/eurosat/2750/x"], 2, "lies in the raw data"),
     (["pack", "paper", "--from", "somewhere", "--raw", "RAW"], 2, "name it instead of 'paper'"),
     (["pack", "dtd", "--own-split", "1", "--subset", "--raw", "RAW"], 2, "leave out --subset"),
+    (["pack", "world", "--subset"], 2, "drawn as it is"),
     (["pack", "dtd-split3", "--own-split", "4", "--raw", "RAW"], 2, "two data sets"),
     (["pack", "shapes", "dtd", "--from", "somewhere"], 2, "one data set"),
     (["pack", "food101", "--from", "https://127.0.0.1:9/wds_food101"], 2, "official"),
@@ -318,3 +322,31 @@ def test_a_data_folder_that_is_a_file_is_named_as_it_was_given(tmp_path, capsys,
     assert "--data file is a file" in run(capsys, "data", "pack", "shapes", "--data", "file")[2]
     monkeypatch.setenv("PROCAP_DATA", "file")
     assert "$PROCAP_DATA = file is a file" in run(capsys, "data", "pack", "shapes")[2]
+
+
+def test_a_subset_without_test_images_is_refused_before_anything_is_trained_on_it(tmp_path, capsys):
+    raw = tmp_path / "raw"
+    shutil.rmtree(build("imagenet", raw, 3) / "images" / "val")
+    code, _, err = run(capsys, "data", "pack", "imagenet", "--subset", "--raw", raw, "--data", tmp_path / "data")
+    assert code == 1 and packed_names(tmp_path / "data") == []
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_packing_other_images_under_the_same_name_is_said(tmp_path, capsys):
+    for classes in (2, 3):
+        build("dtd", tmp_path / str(classes), 3, classes)
+        command = ("data", "pack", "dtd", "--subset", "--raw", tmp_path / str(classes), "--data", tmp_path / "data")
+        code, _, err = run(capsys, *command)
+        assert code == 0 and ("replaced what was packed there" in err) == (classes == 3)
+    assert "replaced" not in run(capsys, *command)[2]
+
+
+def test_a_data_set_that_a_server_does_not_have_is_said_of_the_server(tmp_path, capsys):
+    """Its mirror in the cache is nobody's concern, and packing into it would help nobody."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        code, _, err = run(capsys, "train", "--methods", "coop", "--datasets", "dtd-subset", "--data", url)
+        server.shutdown()
+    assert code != 0 and url in err and "mirrors" not in err and "pack" not in err

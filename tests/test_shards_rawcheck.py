@@ -121,6 +121,15 @@ def test_the_folder_itself_named_as_the_root_is_told_apart(minis):
     )
 
 
+def test_another_selection_of_imagenetv2_is_never_taken_for_the_published_one(minis, tmp_path):
+    """All of them have folders 0 to 999 of ten images each: following the advice must not lead there."""
+    folder = copied("imagenetv2", minis, tmp_path)
+    (folder / "imagenetv2-matched-frequency-format-val").rename(folder / "imagenetv2-threshold0.7-format-val")
+    report = checked("imagenetv2", tmp_path)
+    assert not report.ok and not any("mv " in fix for fix in report.fixes)
+    assert any("another selection" in fix and "matched-frequency" in fix for fix in report.fixes)
+
+
 def test_images_that_do_not_decode_are_named_by_one_process_or_two(minis, tmp_path, monkeypatch):
     images = copied("dtd", minis, tmp_path) / "images"
     bad = sorted(images.rglob("*.jpg"))[::2]

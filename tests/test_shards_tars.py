@@ -24,6 +24,7 @@ from shards import remote
 from shards.catalogue import CATALOGUE, derived
 from shards.errors import DataError, DataUsageError
 from shards.layouts import tars
+from shards.layouts.classnames import published_classnames
 from shards.layouts.tarlists import working_folder
 from shards.layouts.tars import public_source, remove_downloads, tar_source
 from shards.layouts.tarscan import SIDE_LIMIT
@@ -545,6 +546,18 @@ def test_other_images_than_the_published_ones_are_refused(tmp_path, small_pets, 
     assert words in str(error.value)
     (folder / "classnames.txt").write_text("Cat\nDog\n")
     with pytest.raises(DataError, match="it names 2 classes, OxfordPets has 37"):
+        public_source(small_pets, str(folder), tmp_path)
+
+
+def test_published_shards_whose_classes_stand_in_another_order_are_refused(tmp_path, small_pets):
+    """The Hub's spelling is its own (Title Case, years last), so only names that we have at another place tell."""
+    folder = pets(tmp_path / "wds_vtab-pets")
+    names = [name.replace("_", " ").title() for name in published_classnames(small_pets)]
+    (folder / "classnames.txt").write_text("\n".join([*names[:-1], "Some Other Spelling"]))
+    assert public_source(small_pets, str(folder), tmp_path).counts == {"test": 111}
+    names[3], names[4] = names[4], names[3]
+    (folder / "classnames.txt").write_text("\n".join(names))
+    with pytest.raises(DataError, match=r"another order, the first is .* as class 3, here it is class 4"):
         public_source(small_pets, str(folder), tmp_path)
 
 

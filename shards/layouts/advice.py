@@ -23,6 +23,10 @@ def unpack_advice(dataset: Dataset, raw_root: Path, place: Place | None) -> str:
     """A command that brings images in their place, or "" when nothing is there to be moved or unpacked."""
     folder = place.folder if place else raw_root / sheet(dataset).folders[0]
     buried = too_deep(dataset, place.folder) if place else None
+    if buried and sheet(dataset).layout == "numbered-folders" and not _is_named(dataset, buried):
+        # Class numbers alone look the same in every selection of ImageNetV2; only its folder's name tells which it is.
+        wanted = sheet(dataset).images[0]
+        return f"{buried} may be another selection of images than {wanted}: get {sheet(dataset).get}"
     if buried:
         return _move(dataset, folder, buried)
     # An archive inside an unpacked one comes first: the outer one would only bring it again.
@@ -31,6 +35,10 @@ def unpack_advice(dataset: Dataset, raw_root: Path, place: Place | None) -> str:
     archives += [archive for archive in _archives(raw_root) if _owner(archive.name) == dataset.name]
     of_images = next((archive for archive in archives if not _LISTS.search(archive.name)), None)
     return _unpack(of_images, folder) if of_images else ""
+
+
+def _is_named(dataset: Dataset, folder: Path) -> bool:
+    return folder.name in (*sheet(dataset).images, *sheet(dataset).folders)
 
 
 def _move(dataset: Dataset, folder: Path, buried: Path) -> str:

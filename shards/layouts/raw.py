@@ -51,6 +51,8 @@ def raw_source(
         splits = dict(_splits_there(dataset, listing, subset))
         if not splits:
             raise RawProblem(f"none of its images is in {listing.images}", f"get {sheet(dataset).get}")
+        if "test" not in splits:
+            raise RawProblem(f"none of its test images is in {listing.images}", f"get {sheet(dataset).get}")
     except RawProblem as problem:
         raise DataError(f"'{dataset.name}': {problem}") from problem
     paths = [path for rows in splits.values() for path in rows.paths]

@@ -66,6 +66,9 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
     named = place.text("classnames.txt")
     if named is not None and len(named.splitlines()) != dataset.classes:
         raise DataError(f"{other}: it names {len(named.splitlines())} classes, {dataset.title} has {dataset.classes}")
+    names = published_classnames(dataset)
+    if named is not None and (moved := _moved(named.splitlines(), names)):
+        raise DataError(f"{other}: its classes have another order, the first is {moved}")
     tars = _scan_all(place, {"test": "test"}, dataset.classes)
     found, expected = sum(map(len, tars["test"])), dataset.counts["test"]
     if found != expected:
@@ -74,8 +77,21 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
     if missing:
         raise DataError(f"{other}: no image has label {missing[0]} ({len(missing)} of {dataset.classes} are missing)")
     origin = public_origin(dataset)
-    names = published_classnames(dataset)
     return _source(dataset.name, names, dataset.template, dataset.templates, origin, tars)
+
+
+def _moved(found: Sequence[str], names: Sequence[str]) -> str:
+    """The first class that stands at another place than ours, or ""; spellings that only they use say nothing."""
+
+    def key(name: str) -> tuple[str, ...]:
+        # "Audi TTS Coupe 2012" is our "2012 Audi TTS Coupe".
+        return tuple(sorted(re.findall(r"\w+", name.lower().replace("_", " "))))
+
+    ours = list(map(key, names))
+    for place, name in enumerate(found):
+        if ours[place] != key(name) and key(name) in ours:
+            return f"{name!r} as class {place}, here it is class {ours.index(key(name))}"
+    return ""
 
 
 def public_origin(dataset: Dataset) -> str:
