@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.commands_data import ensure_packed
 from benchmarks.commands_picks import keep_picks
-from benchmarks.flags import Doing, Output, Place, Selection, Training, command_line
+from benchmarks.flags import Doing, Output, Place, Selection, Training, command_line, features_root
 from benchmarks.output import columns, note, show, show_json
 from benchmarks.plan import data_states, describe, plan
 from benchmarks.selection import configs, targets_of, workplace
@@ -122,10 +122,12 @@ def evaluate(
     place: Place,
     doing: Doing,
     output: Output,
+    *,
+    cached: bool = True,
 ) -> int:
     """Evaluate run folders or selected runs on targets; see `procap eval --help`."""
     library_defaults()
-    at = workplace(place, limit)
+    at = workplace(place, limit, features_root() if cached else None)
     if runs and (selection != Selection() or training != Training()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
     found = [_run_of(run, at) for run in runs] or [(config, at) for config in configs(selection, training, at.data)]
@@ -146,6 +148,8 @@ def evaluate(
         )
         if any(result.limited for _, _, result in done):
             note("† limited: only the first images of the target were evaluated")
+        if any(result.features != "computed" for _, _, result in done):
+            note("no images/s where image features came from the cache: --force computes and times them")
     code = failures.exit_code(len(done))
     if output.json:
         entries = [{"run": config.path, **_eval_json(result)} for config, _, result in done]
@@ -247,4 +251,5 @@ def _eval_row(config: RunConfig, target: Target, result: EvalResult) -> tuple[ob
 
 def _eval_json(result: EvalResult) -> dict[str, Any]:
     timed = {name: getattr(result, name) for name in ("images_per_second", "images_per_second_model")}
-    return {name: getattr(result, name) for name in ("target", "correct", "total", "limit", "accuracy")} | timed
+    kept = ("target", "correct", "total", "limit", "accuracy", "features")
+    return {name: getattr(result, name) for name in kept} | timed

@@ -165,8 +165,11 @@ def targets_of(config: RunConfig, text: str = "", data: Path | None = None) -> l
     return [Target.recorded(f"{config.dataset}:{half}") for half in halves]
 
 
-def workplace(place: Place, limit: int | None = None) -> Workplace:
-    """Where and how the runs happen. Raises UsageError where a file is in the place of a folder."""
+def workplace(place: Place, limit: int | None = None, features: Path | None = None) -> Workplace:
+    """Where and how the runs happen. Raises UsageError where a file is in the place of a folder.
+
+    features: where image features are kept, None to compute them every time.
+    """
     from runner.config import Workplace
 
     data, results = place.data_root(), place.results.expanduser()
@@ -180,6 +183,7 @@ def workplace(place: Place, limit: int | None = None) -> Workplace:
         workers=place.workers,
         limit=limit,
         tracking_uri=place.tracking or None,
+        features=features,
     )
 
 

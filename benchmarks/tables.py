@@ -119,7 +119,7 @@ def build_table(scores: Iterable[Score]) -> Table:
     )
     changed = variants_of(kept)
     foot = [f"{name}: {words}; not comparable with published figures." for name, words in changed.items()]
-    notes = (*_notes(rows, averages, target_rows, variants), *foot, *doubts, *_unequal(kept))
+    notes = (*_notes(rows, averages, target_rows, variants), *foot, *doubts, *_unrated(kept, title_of), *_unequal(kept))
     return Table(tuple(rows), tuple(averages), tuple(target_rows), notes, title_of, changed)
 
 
@@ -258,6 +258,15 @@ def _recipe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:
     if len(found) == 1:
         return f"{name} {next(iter(found))}"
     return f"{name} " + " / ".join(f"{value} ({', '.join(dict.fromkeys(methods))})" for value, methods in found.items())
+
+
+def _unrated(scores: Iterable[Score], title_of: Mapping[str, str]) -> list[str]:
+    """Methods of which a speed is missing because the image tower did not run."""
+    cached = [title_of[s.config.path] for s in scores if _is_half(s) and s.result.features != "computed"]
+    if not cached:
+        return []
+    named = ", ".join(dict.fromkeys(cached))
+    return [f"FPS leaves out evaluations with image features from the cache ({named}): procap eval --force times them."]
 
 
 def _unequal(scores: Sequence[Score]) -> list[str]:

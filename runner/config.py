@@ -140,7 +140,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where and how a run happens; nothing here changes what comes out of it."""
+    """Where and how a run happens; nothing here changes what comes out of it, up to rounding.
+
+    features: where image features of test splits are kept for methods without prompts in the image tower; None computes
+        them for every evaluation.
+    """
 
     data: Path
     results: Path
@@ -150,6 +154,7 @@ class Workplace:
     limit: int | None = None
     tracking_uri: str | None = None
     quiet: bool = False
+    features: Path | None = None
 
     def __post_init__(self) -> None:
         if self.workers < 0:

@@ -5,6 +5,8 @@ Shapes: B images, C classes, N images of the target.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,7 @@ from runner.assemble import autocast, check_content, label_space, load_backbone,
 from runner.checkpoint import CheckpointCard, load_into, read_prompts
 from runner.config import RunConfig, Target, Workplace
 from runner.environment import environment, resolve_device
+from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
@@ -64,6 +67,8 @@ def evaluate(
     """Count what a finished run gets right on `target` and give what `eval/<target>.json` says.
 
     A result of the same checkpoint is read, not repeated, unless `force`, or a limit that made it smaller than asked.
+    Image features that `place.features` holds are used, unless `force`, where the classifier puts no prompts into the
+    image tower; the result then says so and has no speed. Logits differ from computed ones by rounding at most.
     `trained` saves loading when several targets follow each other. Draws no random number.
     Raises UserError when the run is not finished, when a data set has other content than the run was trained on or a
     known result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
@@ -83,7 +88,7 @@ def evaluate(
         check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, place.data, "evaluate")
         return known
     with StopRequest() as stop:
-        result = _evaluate(config, target, place, trained or load_trained(config, place), stop)
+        result = _evaluate(config, target, place, trained or load_trained(config, place), stop, anew=force)
         write_json(folder.eval_file(target), result)
         stop.check(f"evaluated {config.path} on {target}")
     tracker_for(folder, place).close()
@@ -108,51 +113,107 @@ def _known(folder: RunFolder, target: Target, training: TrainResult, force: bool
     return known if known and known.checkpoint_sha256 == training.checkpoint_sha256 else None
 
 
-def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trained, stop: StopRequest) -> EvalResult:
+class Answers:
+    """What a classifier said, by the image's place in the target; nothing leaves the device before `predictions`."""
+
+    def __init__(self) -> None:
+        self._places: list[NDArray[np.int64]] = []
+        self._predictions: list[torch.Tensor] = []
+        self._finite: list[torch.Tensor] = []
+
+    def add(self, logits: torch.Tensor, places: NDArray[np.int64]) -> int:
+        """Book logits [B, C] of the images at `places` [B]; gives how many they are. Negative places are filling."""
+        self._places.append(places)
+        self._predictions.append(logits.argmax(dim=1))
+        self._finite.append(torch.isfinite(logits).all())
+        return int((places >= 0).sum())
+
+    def finite(self) -> bool:
+        return bool(torch.stack(self._finite).all())
+
+    def predictions(self, wanted: int) -> NDArray[np.int64]:
+        """The class [N] of each of the first `wanted` images, which must have been seen exactly once each."""
+        places = np.concatenate(self._places)
+        # A stream that is shared by processes fills its last batch with images of index -1; none of them is an answer.
+        real = places >= 0
+        order = np.argsort(places[real])
+        if not np.array_equal(places[real][order], np.arange(wanted)):
+            raise RuntimeError("not every image was seen exactly once")
+        return torch.cat(self._predictions).cpu().numpy()[real][order]
+
+
+def _evaluate(
+    config: RunConfig, target: Target, place: Workplace, trained: Trained, stop: StopRequest, *, anew: bool
+) -> EvalResult:
+    """`anew`: no feature on the disk is read; all are computed and put there."""
     clip, device = trained.clip, trained.clip.device
     shards = open_dataset(place.data, target.dataset)
     manifest = shards.manifest
     selection = evaluation_split(shards, target.classes, target.split)
     wanted = min(len(selection.images), place.limit or len(selection.images))
+    positions = selection.images.positions[:wanted]
     batch_size, size = config.recipe.test_batch_size, clip.geometry.image_size
+    transform = eval_transform(size, clip.image_mean, clip.image_std)
     meter, machine = Meter(device, warmup=0), Machine(device)
     with meter.phase("classes", rated=False), autocast(config, device):
         classifier = trained.method.classifier(label_space(manifest, selection.classnames))
-    with meter.phase("warm-up", rated=False), autocast(config, device):
-        # Blank images, so that none is decoded before the clock of the rates starts. Kernels and memory pools of a GPU
-        # are for one size of batch; a CPU has neither, and two whole batches there can cost as much as the evaluation.
-        blanks = min(batch_size, wanted) if device.type == "cuda" else 1
-        blank = torch.zeros(blanks, 3, size, size, device=device)
-        for _ in range(WARMUP_BATCHES):
-            classifier(blank)
+    store = None
+    if place.features and reads_plain_features(classifier, clip):
+        with meter.phase("features", rated=False):
+            backbone = trained.training.backbone_digest
+            key = FeatureKey.of(manifest, target.split, backbone, transform, config.precision, device)
+            store = FeatureStore(place.features, key, read=not anew)
+    known = store.known(positions) if store else np.zeros(wanted, bool)
+    fresh, cached = np.flatnonzero(~known), np.flatnonzero(known)
+    if len(fresh):
+        with meter.phase("warm-up", rated=False), autocast(config, device):
+            # Blank images, so that none is decoded before the clock of the rates starts. Kernels and memory pools of a
+            # GPU are for one size of batch; a CPU has neither, and two whole batches there can cost as much as the
+            # evaluation.
+            blanks = min(batch_size, len(fresh)) if device.type == "cuda" else 1
+            blank = torch.zeros(blanks, 3, size, size, device=device)
+            for _ in range(WARMUP_BATCHES):
+                classifier(blank)
     meter.settle()
-    predictions: list[torch.Tensor] = []
-    finite: list[torch.Tensor] = []
-    order: list[NDArray[np.int64]] = []
-    transform = eval_transform(size, clip.image_mean, clip.image_std)
-    batches = evaluation_batches(selection.images, transform, batch_size, workers=place.workers, limit=place.limit)
-    with ProgressDisplay(f"{config.method} on {target}", wanted, unit="images", quiet=place.quiet) as display:
-        for images, _, indices in meter.each("data", batches):
+
+    def batches() -> Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]]:
+        """Images, None where their features are known, and their places in the target."""
+        missing = selection.images.subset(fresh)
+        for images, _, indices in evaluation_batches(missing, transform, batch_size, workers=place.workers):
+            chosen = indices.numpy()
+            yield images, np.where(chosen < 0, -1, fresh[chosen])
+        for start in range(0, len(cached), batch_size):
+            yield None, cached[start : start + batch_size]
+
+    def classify(images: torch.Tensor | None, places: NDArray[np.int64]) -> torch.Tensor:
+        if store is None:
+            assert images is not None
+            return classifier(images.to(device, non_blocking=True))
+        with torch.inference_mode():
+            if images is None:
+                return classifier.logits(store.recall(positions[places]).to(device))
+            at = np.where(places < 0, -1, positions[places])
+            return classifier.logits(store.encode(clip, images.to(device, non_blocking=True), at))
+
+    answers = Answers()
+    with (
+        ProgressDisplay(f"{config.method} on {target}", wanted, unit="images", quiet=place.quiet) as display,
+        _kept(store, meter),
+    ):
+        for images, places in meter.each("data", batches()):
             # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
-                logits = classifier(images.to(device, non_blocking=True))
-                predictions.append(logits.argmax(dim=1))
-                finite.append(torch.isfinite(logits).all())
-            order.append(np.asarray(indices))
-            seen = int((order[-1] >= 0).sum())
+                seen = answers.add(classify(images, places), places)
             meter.step(seen)
             machine.sample()
             display.update(display.done + seen)
             stop.check(f"stopped the evaluation of {config.path} on {target}; it starts over when repeated")
     meter.settle()
-    if not torch.stack(finite).all():
+    if not answers.finite():
         raise UserError(f"{config.path} gives logits on {target} that are not finite: try --precision fp32")
-    positions = np.concatenate(order)
-    # A stream that is shared by processes fills its last batch with images of index -1; none of them is an answer.
-    real = positions >= 0
-    if not np.array_equal(positions[real], np.arange(wanted)):
-        raise RuntimeError(f"{target}: not every image was seen exactly once")
-    correct, total = per_class_counts(torch.cat(predictions).cpu().numpy()[real], selection, wanted)
+    correct, total = per_class_counts(answers.predictions(wanted), selection, wanted)
+    # A speed without the image tower, or partly without, is not that of the method.
+    rated = not len(cached)
     return EvalResult(
         config_hash=config.hash,
         target=str(target),
@@ -166,10 +227,11 @@ def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trai
         batch_size=batch_size,
         workers=place.workers,
         device=str(device),
+        features="computed" if rated else "mixed" if len(fresh) else "cached",
         seconds=meter.seconds,
-        images_per_second=meter.images_per_second(),
-        images_per_second_model=meter.images_per_second("model"),
-        warmup_batches=WARMUP_BATCHES,
+        images_per_second=meter.images_per_second() if rated else None,
+        images_per_second_model=meter.images_per_second("model") if rated else None,
+        warmup_batches=WARMUP_BATCHES if len(fresh) else 0,
         phases=meter.with_other(),
         peak_memory_bytes=machine.peak_memory(),
         use=machine.use(),
@@ -179,6 +241,17 @@ def _evaluate(config: RunConfig, target: Target, place: Workplace, trained: Trai
         checkpoint_sha256=trained.training.checkpoint_sha256,
         environment=environment(device),
     )
+
+
+@contextmanager
+def _kept(store: FeatureStore | None, meter: Meter) -> Iterator[None]:
+    """Keep what was encoded, also where the evaluation is stopped or an image is broken."""
+    try:
+        yield
+    finally:
+        if store:
+            with meter.phase("features", rated=False):
+                store.keep()
 
 
 def per_class_counts(predictions: NDArray[np.int64], selection: Selection, seen: int) -> tuple[list[int], list[int]]:

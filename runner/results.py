@@ -128,9 +128,14 @@ class EvalResult(_Record):
     batch_size: int = Field(description="of the evaluation, on which its throughput depends")
     workers: int = Field(description="threads that decoded images; 0: the one that evaluates")
     device: str = Field(description="torch's name; `environment` says what it is")
-    seconds: float = Field(description="class features, warm-up and all images")
-    images_per_second: float | None = Field(description="all images, decoding included")
-    images_per_second_model: float | None = Field(description="all images, decoding excluded")
+    features: Literal["computed", "cached", "mixed"] = Field(
+        default="computed", description="whether the image tower ran for all images, none or some of them"
+    )
+    seconds: float = Field(description="class features, warm-up, all images, and reading and keeping features")
+    images_per_second: float | None = Field(
+        description="all images, decoding included; None unless every image was decoded and encoded"
+    )
+    images_per_second_model: float | None = Field(description="all images, decoding excluded; None likewise")
     warmup_batches: int = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, float] = Field(default_factory=dict)
     peak_memory_bytes: PeakMemory

@@ -1,0 +1,184 @@
+"""Image features of the untouched image tower, computed once per test split and shared by every method that reads them.
+
+<features>/<dataset>-<split>-<digest of the key>.safetensors, of the M images known so far:
+    positions [M] int64 in the packed split, ascending; features [M, E] float32 as the tower gives them
+That is 4 E + 8 bytes an image, 103 MB for 50,000 images at E = 512. Files only save time: delete any of them, or the
+whole folder, whenever no evaluation should use them.
+
+Shapes: N images of a selection, M images known, E joint embedding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as dump_arrays
+from torch import Tensor
+
+from procap.classifier import Classifier
+from procap.clip import CLIP
+from shards.fetch import alone
+from shards.manifest import Manifest, write_bytes
+from shards.transforms import EvalTransform
+
+Rows = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+SCHEMA = 1
+"""Goes up when decoding, resizing or the image tower change their numbers beyond rounding."""
+
+
+@dataclass(frozen=True)
+class FeatureKey:
+    """Everything that decides the features of a split, up to rounding; equal keys share one file."""
+
+    dataset: str
+    split: str
+    manifest: str
+    backbone: str
+    transform: str
+    precision: str
+    device: str
+    torch_version: str
+    pillow_version: str
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        split: str,
+        backbone: str,
+        transform: EvalTransform,
+        precision: str,
+        device: torch.device,
+    ) -> FeatureKey:
+        """The key of `split` under the libraries that run now; `backbone` is the digest of a CLIP."""
+        versions = (str(torch.__version__), PIL.__version__)
+        return cls(
+            manifest.dataset, split, manifest.digest, backbone, repr(transform), precision, device.type, *versions
+        )
+
+    @property
+    def file(self) -> str:
+        text = json.dumps({"schema": SCHEMA, **asdict(self)}, sort_keys=True)
+        return f"{self.dataset}-{self.split}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.safetensors"
+
+
+def reads_plain_features(classifier: object, clip: CLIP) -> bool:
+    """Whether images reach a classifier as features of `clip` without prompts in the image tower, and in no other way.
+
+    A plug-in that calls the tower itself, or looks at the images besides, is left alone.
+    """
+    return (
+        isinstance(classifier, Classifier)
+        and type(classifier).__call__ is Classifier.__call__
+        and classifier.clip is clip
+        and not classifier.image_plan
+    )
+
+
+class FeatureStore:
+    """The known features of one key, and those that an evaluation adds; a snapshot of a file that others add to too."""
+
+    def __init__(self, folder: Path, key: FeatureKey, *, read: bool = True) -> None:
+        """read: False knows nothing, so that every feature is computed and replaces the one on the disk."""
+        self.path = folder / key.file
+        self.key = key
+        self._known = self._read() if read else None
+        self._fresh: list[tuple[NDArray[np.int64], Tensor]] = []
+
+    def known(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the images at `positions` [N] of the split need no image tower."""
+        return np.isin(positions, self._known[0]) if self._known else np.zeros(len(positions), bool)
+
+    def encode(self, clip: CLIP, images: Tensor, positions: NDArray[np.int64]) -> Tensor:
+        """Features [B, E] of `images`, the ones at `positions` [B], for `keep`; negative positions are only filling."""
+        features = clip.encode_image(images)
+        self._fresh.append((positions, features))
+        return features
+
+    def recall(self, positions: NDArray[np.int64]) -> Tensor:
+        """Features [B, E] on the CPU of images that are all known, as they were computed."""
+        assert self._known is not None
+        known, features = self._known
+        return torch.from_numpy(features[np.searchsorted(known, positions)])
+
+    def keep(self) -> None:
+        """Add to the file what was encoded; a disk that is full or not ours costs a note, never an evaluation."""
+        if not self._fresh:
+            return
+        positions = np.concatenate([batch for batch, _ in self._fresh])
+        features = torch.cat([batch for _, batch in self._fresh]).float().cpu().numpy()
+        # Of weights that overflow nothing is remembered: another precision may be asked for next.
+        sound = (positions >= 0) & np.isfinite(features).all(axis=1)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Who evaluates the other half of the split right now adds to the same file.
+            with alone(self.path.parent / ".lock"):
+                rows = _merged(self._read(quiet=True), (positions[sound], features[sound]))
+                write_bytes(self.path, _pack(self.key, rows))
+        except OSError as error:
+            warnings.warn(
+                f"image features are not kept in {self.path.parent} ({error.strerror or error}); "
+                "the next evaluation computes them again",
+                stacklevel=1,
+            )
+
+    def _read(self, *, quiet: bool = False) -> Rows | None:
+        """What the file holds; None where there is none and, with a note, where it is damaged."""
+        try:
+            return _unpack(self.key, self.path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            if not quiet:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                warnings.warn(f"{self.path} cannot be used ({reason}); its features are computed again", stacklevel=1)
+            return None
+
+
+def _merged(known: Rows | None, fresh: Rows) -> Rows:
+    """Both together, positions ascending; of an image that is in both, the fresh row."""
+    positions, features = fresh
+    if known is not None:
+        old = ~np.isin(known[0], positions)
+        positions = np.concatenate([known[0][old], positions])
+        features = np.concatenate([known[1][old], features])
+    order = np.argsort(positions)
+    return positions[order], features[order]
+
+
+def _pack(key: FeatureKey, rows: Rows) -> bytes:
+    about = {"schema": SCHEMA, "key": asdict(key), "sha256": _sha256(rows)}
+    positions, features = rows
+    return dump_arrays({"positions": positions, "features": features}, {"procap": json.dumps(about, sort_keys=True)})
+
+
+def _unpack(key: FeatureKey, data: bytes) -> Rows:
+    arrays = load_arrays(data)
+    header: Any = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about = json.loads(header["__metadata__"]["procap"])
+    rows = arrays["positions"], arrays["features"]
+    if about["schema"] != SCHEMA or about["key"] != asdict(key):
+        raise ValueError("it holds other features than its name says")
+    if about["sha256"] != _sha256(rows):
+        raise ValueError("its SHA-256 is not the one it was written with")
+    return rows
+
+
+def _sha256(rows: Rows) -> str:
+    sha = hashlib.sha256()
+    for array in rows:
+        sha.update(f"{array.dtype} {array.shape}".encode())
+        sha.update(array.ravel().data)
+    return sha.hexdigest()

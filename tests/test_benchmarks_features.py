@@ -1,0 +1,85 @@
+"""Kept image features at the command line: on by default, off by a flag, and never a speed in a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_results import put_halves
+
+from benchmarks.cli import main
+from benchmarks.scores import read_scores
+from benchmarks.table_formats import render
+from benchmarks.tables import build_table
+from runner.config import Target
+from runner.results import RunFolder, write_json
+
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch, capsys, few_digits, tiny_checkpoint):
+    """Zero-shot CLIP on the digits through `procap`; gives the entry of each target and what was said to people."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    selected = ["--methods", "zeroshot", "--datasets", "digits", "--backbone", str(tiny_checkpoint)]
+    shared = [*selected, "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
+
+    def run(templates: str, *more: str) -> tuple[list[dict], str]:
+        flags = [*shared, "--option", f"templates={templates}"]
+        assert main(["train", *flags]) == 0
+        capsys.readouterr()
+        assert main(["eval", *flags, "--json", *more]) == 0
+        captured = capsys.readouterr()
+        return json.loads(captured.out.splitlines()[-1])["evaluated"], captured.err
+
+    return run
+
+
+def test_a_second_run_finds_the_features_of_the_first_and_shows_no_speed(evaluate, tmp_path):
+    first, said = evaluate("single")
+    assert [entry["features"] for entry in first] == ["computed"] * 2 and "from the cache" not in said
+    second, said = evaluate("ensemble")
+    assert [entry["features"] for entry in second] == ["cached"] * 2
+    assert {entry["images_per_second"] for entry in second} == {None} and "image features came from the cache" in said
+    assert [file.suffix for file in (tmp_path / "home" / "features").glob("digits-test-*")] == [".safetensors"]
+    forced, said = evaluate("ensemble", "--force")
+    assert [entry["correct"] for entry in forced] == [entry["correct"] for entry in second]
+    assert all(entry["images_per_second"] for entry in forced) and "from the cache" not in said
+
+
+def test_the_flag_neither_reads_nor_keeps_features(evaluate, tmp_path):
+    found, _ = evaluate("single", "--no-feature-cache")
+    assert [entry["features"] for entry in found] == ["computed"] * 2
+    assert not (tmp_path / "home" / "features").exists()
+
+
+def mark_cached(results: Path, config, target: str) -> None:
+    file = RunFolder(results / config.path).eval_file(Target.recorded(target))
+    result = RunFolder(results / config.path).evaluation(Target.recorded(target))
+    assert result
+    unrated = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
+    write_json(file, result.model_copy(update=unrated))
+
+
+def test_tables_leave_out_the_speed_of_cached_evaluations_and_say_so(tmp_path):
+    put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100))
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    assert "from the cache" not in render(build_table(read_scores(tmp_path)), "md")
+    for half in ("base", "novel"):
+        mark_cached(tmp_path, config, f"shapes:{half}")
+    table = build_table(read_scores(tmp_path))
+    speed = {row.method: row.images_per_second for row in table.rows}
+    assert speed["coop"] is None and speed["maple"]
+    [note] = [note for note in table.notes if "from the cache" in note]
+    assert "(CoOp)" in note and "procap eval --force" in note
+    for form in ("md", "csv", "latex", "json"):
+        assert render(table, form)
+
+
+def test_results_from_before_features_were_kept_count_as_computed(tmp_path):
+    config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
+    file = RunFolder(tmp_path / config.path).eval_file(Target.recorded("shapes:base"))
+    plain = json.loads(file.read_text())
+    assert plain.pop("features") == "computed"
+    file.write_text(json.dumps(plain))
+    assert {score.result.features for score in read_scores(tmp_path)} == {"computed"}

@@ -1,0 +1,394 @@
+"""Image features of a test split are computed once for all methods that read them, and change no answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+import runner.evaluate
+from procap.classifier import Classifier
+from procap.clip import CLIP
+from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.evaluate import Answers, evaluate
+from runner.features import FeatureKey, FeatureStore, reads_plain_features
+from runner.results import EvalResult, RunFolder
+from runner.train import train
+from shards.catalogue import find
+from shards.errors import DataError
+from shards.pack import pack_source
+from shards.reader import Split
+from shards.records import source_of
+from shards.stream import evaluation_batches
+
+ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
+TEXT_ONLY = ("zeroshot", "coop", "cocoop")
+PROMPTED = ("maple", "procap")
+KEY = FeatureKey("digits", "test", "m" * 16, "b" * 16, "resize", "fp32", "cpu", "2.11", "12")
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_checkpoint):
+    def make(method: str, **more) -> RunConfig:
+        quick = {"epochs": 1, "batch_size": 5, "lr": 0.1, "warmup": "none", "test_batch_size": 8}
+        fields = {"dataset": "digits", "shots": 1, "backbone": str(tiny_checkpoint), "overrides": quick, **more}
+        return plan_run(method=method, **fields)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def without(few_digits, plan, tmp_path_factory) -> Workplace:
+    """Every method, trained; evaluations there use no features of each other."""
+    place = Workplace(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
+    for method in (*TEXT_ONLY, *PROMPTED):
+        train(plan(method), place)
+    return place
+
+
+@pytest.fixture
+def place(without, tmp_path) -> Workplace:
+    return dataclasses.replace(without, features=tmp_path / "features")
+
+
+@pytest.fixture
+def answer(monkeypatch) -> Callable[..., tuple[EvalResult, torch.Tensor]]:
+    """Evaluates, whatever was counted before; gives the result and the logits in the order of the target."""
+
+    def evaluated(config: RunConfig, target: Target, place: Workplace, **how) -> tuple[EvalResult, torch.Tensor]:
+        RunFolder(place.results / config.path).eval_file(target).unlink(missing_ok=True)
+        seen: list[tuple[np.ndarray, torch.Tensor]] = []
+        add = Answers.add
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Answers, "add", lambda self, logits, at: (seen.append((at, logits)), add(self, logits, at))[1]
+            )
+            result = evaluate(config, target, place, **how)
+        places = np.concatenate([at for at, _ in seen])
+        logits = torch.cat([batch for _, batch in seen])[torch.from_numpy(places >= 0)]
+        return result, logits[torch.from_numpy(np.argsort(places[places >= 0]))]
+
+    return evaluated
+
+
+@pytest.fixture
+def decoded(monkeypatch) -> list[int]:
+    """The positions of images that were decoded."""
+    found: list[int] = []
+    image = Split.image
+    monkeypatch.setattr(Split, "image", lambda split, i: (found.append(int(split.positions[i])), image(split, i))[1])
+    return found
+
+
+def files(place: Workplace) -> list[Path]:
+    assert place.features
+    return sorted(place.features.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("method", "precision"), [*((method, "fp32") for method in TEXT_ONLY), ("coop", "bf16")])
+def test_not_a_bit_of_any_logit_changes(plan, without, place, answer, decoded, method, precision):
+    config = plan(method, precision=precision)
+    train(config, without)
+    plain, wanted = answer(config, NOVEL, without)
+    assert plain.features == "computed"
+    first, computed = answer(config, NOVEL, place)
+    assert first.features == "computed" and first.images_per_second and first.images_per_second_model
+    decoded.clear()
+    again, cached = answer(config, NOVEL, place)
+    assert again.features == "cached" and not decoded
+    assert torch.equal(computed, wanted) and torch.equal(cached, wanted)
+    assert plain.per_class == first.per_class == again.per_class
+
+
+def test_one_computation_serves_all_methods_that_prompt_the_text_alone(plan, without, place, answer, monkeypatch):
+    wanted = {method: answer(plan(method), ALL, without) for method in TEXT_ONLY}
+    answer(plan("zeroshot"), ALL, place)
+    monkeypatch.setattr(CLIP, "encode_image", None)
+    monkeypatch.setattr(Split, "image", None)
+    for method in TEXT_ONLY:
+        result, logits = answer(plan(method), ALL, place)
+        assert result.features == "cached"
+        assert result.per_class == wanted[method][0].per_class and torch.equal(logits, wanted[method][1])
+    assert len(files(place)) == 1
+
+
+def test_a_cached_evaluation_has_no_speed(plan, place, answer):
+    answer(plan("zeroshot"), BASE, place)
+    result, _ = answer(plan("coop"), BASE, place)
+    assert (result.images_per_second, result.images_per_second_model, result.warmup_batches) == (None, None, 0)
+    assert result.seconds > 0 and result.phases["features"] > 0
+
+
+@pytest.mark.parametrize("method", PROMPTED)
+def test_prompts_in_the_image_tower_keep_away_from_it(plan, place, answer, decoded, method):
+    answer(plan("zeroshot"), ALL, place)
+    [file] = files(place)
+    before = file.read_bytes()
+    decoded.clear()
+    result, _ = answer(plan(method), ALL, place)
+    assert result.features == "computed" and result.images_per_second and "features" not in result.phases
+    assert len(decoded) == result.total and file.read_bytes() == before
+
+
+def test_the_classifier_decides_and_a_plug_in_that_looks_at_images_itself_is_left_alone(tiny_clip, tiny_geometry):
+    class Looks(Classifier):
+        def __call__(self, images: torch.Tensor) -> torch.Tensor:
+            return super().__call__(images.flip(-1))
+
+    class Adapts(Classifier):
+        def logits(self, features: torch.Tensor) -> torch.Tensor:
+            return super().logits(2 * features)
+
+    class_features, scale = torch.eye(5, tiny_geometry.embed_dim), torch.tensor(100.0)
+    plain, looks, adapts = (kind(tiny_clip, (), class_features, scale) for kind in (Classifier, Looks, Adapts))
+    assert reads_plain_features(plain, tiny_clip) and reads_plain_features(adapts, tiny_clip)
+    assert not reads_plain_features(looks, tiny_clip)
+    assert not reads_plain_features(plain, CLIP.random(tiny_geometry, seed=0))
+    assert not reads_plain_features(lambda images: images, tiny_clip)
+
+
+def test_halves_and_limits_share_what_is_known(plan, without, place, answer, decoded):
+    config = plan("coop")
+    base, _ = answer(config, BASE, place)
+    few, _ = answer(config, ALL, dataclasses.replace(place, limit=20))
+    decoded.clear()
+    result, logits = answer(config, ALL, place)
+    assert (base.features, few.features, result.features) == ("computed", "mixed", "mixed")
+    assert result.images_per_second is None and result.images_per_second_model is None
+    assert len(set(decoded)) == len(decoded) < result.total - base.total
+    assert answer(config, NOVEL, place)[0].features == "cached"
+    plain, wanted = answer(config, ALL, without)
+    # An image in another batch is rounded otherwise: by units in the last place of a scale of 100.
+    assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
+    assert result.per_class == plain.per_class
+
+
+def test_filling_of_shared_streams_is_never_remembered(plan, without, place, answer, monkeypatch):
+    def of_seven_processes(*args: object, **options: object) -> Iterator[tuple[torch.Tensor, ...]]:
+        for rank in range(7):
+            yield from evaluation_batches(*args, **options, rank=rank, world_size=7)  # type: ignore[arg-type]
+
+    config = plan("zeroshot")
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.evaluate, "evaluation_batches", of_seven_processes)
+        assert answer(config, ALL, place)[0].features == "computed"
+    result, logits = answer(config, ALL, place)
+    plain, wanted = answer(config, ALL, without)
+    assert result.features == "cached" and result.per_class == plain.per_class
+    assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
+
+
+def test_force_computes_again_and_replaces_what_was_kept(plan, without, place, answer, decoded, tiny_geometry):
+    config, wide = plan("zeroshot"), tiny_geometry.embed_dim
+    answer(config, BASE, place)
+    [file] = files(place)
+    sound = file.read_bytes()
+    _, wanted = answer(config, BASE, without)
+    false = FeatureStore(file.parent, read_key(file))
+    at = read_positions(file)
+    false.encode(Blind(), torch.ones(len(at), wide), at)  # type: ignore[arg-type]
+    false.keep()
+    misled, wrong = answer(config, BASE, place)
+    assert misled.features == "cached" and not torch.equal(wrong, wanted)
+    decoded.clear()
+    forced, right = answer(config, BASE, place, force=True)
+    assert forced.features == "computed" and forced.images_per_second and len(decoded) == forced.total
+    assert torch.equal(right, wanted) and file.read_bytes() == sound
+
+
+def test_what_was_encoded_before_a_broken_image_is_kept(plan, place, answer, monkeypatch):
+    image = Split.image
+
+    def broken(split: Split, i: int):
+        if i == 21:
+            raise DataError("image 21 is broken")
+        return image(split, i)
+
+    config = plan("zeroshot", seed=2)
+    train(config, place)
+    with monkeypatch.context() as patch, pytest.raises(DataError):
+        patch.setattr(Split, "image", broken)
+        evaluate(config, ALL, place)
+    assert not RunFolder(place.results / config.path).eval_file(ALL).exists()
+    assert len(read_positions(files(place)[0])) == 16
+    assert answer(config, ALL, place)[0].features == "mixed"
+
+
+def test_other_images_of_the_same_name_are_other_features(plan, place, answer, tmp_path):
+    source = source_of(find("digits"))
+    there = dataclasses.replace(place, data=tmp_path)
+    for count in (30, 31):
+        pack_source(dataclasses.replace(source, name="scans", counts={"test": count}), tmp_path, force=True)
+        assert answer(plan("zeroshot"), Target("scans"), there)[0].features == "computed"
+    assert len(files(place)) == 2
+
+
+def test_another_precision_or_backbone_finds_nothing(plan, without, place, answer, tiny_geometry, tmp_path):
+    save_file(CLIP.random(tiny_geometry, seed=1).state_dict(), tmp_path / "other.safetensors", {"quick_gelu": "true"})
+    answer(plan("zeroshot"), BASE, place)
+    for change in ({"precision": "bf16"}, {"backbone": str(tmp_path / "other.safetensors")}):
+        config = plan("zeroshot", **change)
+        train(config, without)
+        assert answer(config, BASE, place)[0].features == "computed"
+    assert len(files(place)) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_gpu_kept_features_give_the_same_answers_and_those_of_a_cpu_are_not_used(
+    plan, without, place, answer, precision
+):
+    config = plan("coop", precision=precision)
+    train(config, without)
+    answer(config, ALL, place)
+    there = dataclasses.replace(place, device="cuda")
+    first, computed = answer(config, ALL, there)
+    again, cached = answer(config, ALL, there)
+    assert (first.features, again.features) == ("computed", "cached") and len(files(place)) == 2
+    assert torch.allclose(computed, cached, rtol=0, atol=1e-4) and first.per_class == again.per_class
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(FeatureKey)])
+def test_whatever_decides_the_numbers_has_a_file_of_its_own(field):
+    assert dataclasses.replace(KEY, **{field: "other"}).file != KEY.file
+    assert dataclasses.replace(KEY).file == KEY.file
+
+
+class Blind:
+    """A tower that gives its input back."""
+
+    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
+        return images
+
+
+def put(folder: Path, positions: list[int], value: float = 1.0, width: int = 4) -> FeatureStore:
+    store = FeatureStore(folder, KEY)
+    remember(store, positions, value, width)
+    store.keep()
+    return store
+
+
+def remember(store: FeatureStore, positions: list[int], value: float = 1.0, width: int = 4) -> None:
+    features = value * torch.tensor(positions)[:, None].expand(-1, width)
+    store.encode(Blind(), features, np.array(positions))  # type: ignore[arg-type]
+
+
+def read_positions(file: Path) -> np.ndarray:
+    return load_file(file)["positions"]
+
+
+def read_key(file: Path) -> FeatureKey:
+    data = file.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return FeatureKey(**json.loads(header["__metadata__"]["procap"])["key"])
+
+
+def rows(folder: Path, positions: list[int]) -> list[float]:
+    return FeatureStore(folder, KEY).recall(np.array(positions))[:, 0].tolist()
+
+
+def test_rows_are_found_by_position_in_any_order_and_the_newest_counts(tmp_path):
+    put(tmp_path, [9, 2, -1, 5])
+    put(tmp_path, [5, 7], value=-1.0)
+    known = FeatureStore(tmp_path, KEY).known(np.arange(-1, 10))
+    assert np.flatnonzero(known).tolist() == [3, 6, 8, 10]
+    assert rows(tmp_path, [7, 9, 2, 5]) == [-7, 9, 2, -5]
+
+
+def test_a_store_is_as_small_as_it_says(tmp_path):
+    store = put(tmp_path, list(range(500)), width=512)
+    assert 0 < store.path.stat().st_size - 500 * (4 * 512 + 8) < 1000
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path):
+    def work(first: int) -> None:
+        for position in range(first, 40, 4):
+            put(tmp_path, [position])
+
+    children = [forked(lambda first=first: work(first)) for first in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert rows(tmp_path, list(range(40))) == list(range(40))
+
+
+def test_a_writer_that_is_killed_breaks_nothing(tmp_path):
+    put(tmp_path, [1, 2])
+
+    def killed() -> None:
+        os.replace = lambda *paths: os._exit(9)  # type: ignore[assignment]
+        put(tmp_path, [3])
+
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(killed), 0)[1]) == 9
+    assert list(tmp_path.glob(".*.part"))
+    assert FeatureStore(tmp_path, KEY).known(np.arange(5)).tolist() == [False, True, True, False, False]
+    put(tmp_path, [4])
+    assert rows(tmp_path, [1, 2, 4]) == [1, 2, 4]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "a flipped bit of a feature": lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
+    "cut short": lambda data: data[: len(data) // 2],
+    "nothing": lambda data: b"",
+    "another file": lambda data: b"not a tensor in sight" * 99,
+    "no description": lambda data: data.replace(b'"procap"', b'"capper"'),
+    "of other weights": lambda data: data.replace(b"backbone", b"backbame"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, damage):
+    file = put(tmp_path, [1, 2, 3]).path
+    sound = file.read_bytes()
+    file.write_bytes(damage(sound))
+    assert file.read_bytes() != sound
+    with pytest.warns(UserWarning, match=r"cannot be used .*computed again") as notes:
+        store = FeatureStore(tmp_path, KEY)
+    assert len(notes) == 1 and "\n" not in str(notes[0].message)
+    assert not store.known(np.arange(4)).any()
+    remember(store, [1, 2, 3])
+    store.keep()
+    assert file.read_bytes() == sound
+
+
+def test_features_that_are_not_finite_are_never_kept(tmp_path):
+    store = FeatureStore(tmp_path, KEY)
+    encoded = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [0.0, float("inf")]])
+    store.encode(Blind(), encoded, np.arange(3))  # type: ignore[arg-type]
+    store.keep()
+    assert FeatureStore(tmp_path, KEY).known(np.arange(3)).tolist() == [True, False, False]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_note(plan, place, answer):
+    assert place.features
+    place.features.write_text("a file in its place")
+    with pytest.warns(UserWarning, match="not kept") as notes:
+        result, _ = answer(plan("zeroshot"), BASE, place)
+    assert len(notes) == 1
+    assert result.features == "computed"
+
+
+def test_nothing_to_keep_writes_nothing(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FeatureStore(tmp_path / "none", KEY).keep()
+    assert not (tmp_path / "none").exists()
+
+
+def forked(work: Callable[[], None]) -> int:
+    """The id of a process that does `work` and ends with 0, or with 1 where it raises."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
