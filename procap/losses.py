@@ -23,7 +23,7 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
     with torch.autocast(image.device.type, enabled=False):
         similarity = image.float() @ text.float().t() * torch.exp(-log_temperature.float())
         image_to_class = F.cross_entropy(similarity, labels)
-        own = F.one_hot(labels, text.shape[0]).bool()
+        own = labels[:, None] == torch.arange(len(text), device=labels.device)
         present = own.any(dim=0)
         # A finite fill keeps the gradient of absent classes at zero, where -inf would make it NaN; keeping their
         # columns, rather than selecting those present, keeps every shape fixed and the host out of it.

@@ -3,7 +3,8 @@
 A plan is a tuple of `TokenOp`. The tower keeps all bookkeeping (sequence length, causal order, position of the
 end-of-text token) and knows no method by name. An empty plan is the vanilla encoder.
 
-Shapes: N rows in the tower's batch (images, or class prompts), P prompt tokens, L sequence length, D tower width.
+Shapes: N rows in the tower's batch (images, or class prompts), P prompt tokens, S token sets, L sequence length,
+D tower width.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from procap.attention import CAUSAL, EVERY, Pattern, RowMap
 
 INPUT = -1
 """The layer number of an operation that acts on the input embeddings.
@@ -26,7 +29,8 @@ For text it acts before the positional embedding is added; for vision after it w
 class TokenOp:
     """Put `tokens` into the sequence that enters block `layer` (0-based), or into the input (`layer=INPUT`).
 
-    tokens: [P, D], the same for every row of the batch, or [N, P, D], one set per row.
+    tokens: [P, D], the same for every row of the batch; [N, P, D], one set per row; or, for text, [S, 1, P, D]: the
+        prompts are encoded under S sets at once, each the same for every row.
     mode: "replace" overwrites rows start..start+P-1; "insert" puts them before row `start` and shifts the rest;
         "append" puts them behind the last row (`start` is then ignored).
     start: a row of the sequence as it is when the operation acts, so after all earlier ones.
@@ -47,29 +51,48 @@ def apply_op(x: Tensor, op: TokenOp) -> Tensor:
     Raises ValueError where the tokens do not fit the sequence.
     """
     tokens = op.tokens.to(x.dtype)
-    if tokens.dim() == 2:
-        tokens = tokens.expand(x.shape[0], -1, -1)
+    tokens = tokens.expand(len(x), *tokens.shape[-2:])
     count = tokens.shape[1]
     start = x.shape[1] if op.mode == "append" else op.start
     end = start + count if op.mode == "replace" else start
     if not 0 <= start <= end <= x.shape[1]:
         raise ValueError(f"{op.mode} of {count} tokens at row {op.start} does not fit a sequence of {x.shape[1]} rows")
+    if op.mode == "replace":
+        return x.slice_scatter(tokens, 1, start, end)
     return torch.cat([x[:, :start], tokens, x[:, end:]], dim=1)
+
+
+def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: int = 0) -> slice | None:
+    """The rows that depend on something learned after `op` has put its tokens into `rows` of a sequence `x`.
+
+    live: those before; None: none where `x` has no gradient, else all, before and after. The answer may hold rows
+    between two sets of tokens that depend on nothing. grown: by how many rows the sequence has grown at `rows.start`.
+    """
+    learned = op.tokens.requires_grad
+    if live is None:
+        return rows if learned and not x.requires_grad else None
+    start = live.start + grown * (rows.start <= live.start)
+    stop = live.stop + grown * (rows.start < live.stop)
+    return slice(min(start, rows.start), max(stop, rows.stop)) if learned else slice(start, stop)
 
 
 @dataclass(frozen=True)
 class Track:
-    """A sequence on its way through a tower.
+    """A batch of sequences of equal length on its way through a tower.
 
     x: states [N, L, D].
     read_out: the row whose final state becomes the feature: a number, or one per row of the batch [N].
+    causal: rows see only themselves and earlier rows, inserted tokens included.
     rows: where the tokens of each operation are now, by the operation's place in the plan; an insertion inside a slice
         widens it.
+    live: the rows that depend on something learned (`live_rows`).
     """
 
     x: Tensor
     read_out: int | Tensor
+    causal: bool
     rows: Mapping[int, slice] = field(default_factory=dict)
+    live: slice | None = None
 
     def apply(self, plan: Plan, layer: int) -> Track:
         """The sequence after the operations of `plan` at `layer`, in the order of the plan."""
@@ -79,9 +102,25 @@ class Track:
                 track = track._apply(index, op)
         return track
 
-    def with_states(self, x: Tensor) -> Track:
+    def with_states(self, x: Tensor, live: slice | None = None) -> Track:
         """The same bookkeeping over other states."""
-        return replace(self, x=x)
+        return replace(self, x=x, live=live)
+
+    def pattern(self, layer: int) -> Pattern:
+        """Which rows attend to which in a block."""
+        return CAUSAL if self.causal else EVERY
+
+    def reading(self) -> tuple[Pattern, RowMap]:
+        """The row that is read out, and which rows it attends to."""
+        row = self.read_out
+        if isinstance(row, int):
+            if self.causal:
+                raise ValueError("a causal sequence is read out at one row per prompt")
+            return EVERY, lambda x: x[:, row : row + 1]
+        earlier = torch.arange(self.x.shape[1], device=row.device) <= row[:, None]
+        mask = torch.zeros_like(earlier, dtype=torch.float32).masked_fill(~earlier, float("-inf"))
+        batch = torch.arange(len(row), device=row.device)
+        return Pattern(mask=mask[:, None, None]), lambda x: x[batch, row][:, None]
 
     def in_plan_order(self) -> tuple[slice, ...]:
         """The slice of every operation, once all have been applied."""
@@ -96,7 +135,8 @@ class Track:
             for i, r in self.rows.items()
         }
         rows[index] = slice(start, start + op.tokens.shape[-2])
-        return Track(x, self.read_out + grown * (self.read_out >= start), rows)
+        live = live_rows(self.x, self.live, op, rows[index], grown)
+        return replace(self, x=x, read_out=self.read_out + grown * (self.read_out >= start), rows=rows, live=live)
 
 
 def check_layers(plan: Plan, layers: int) -> None:

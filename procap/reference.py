@@ -8,8 +8,8 @@ Shapes: B images, C prompts, N either, T token ids, L sequence, D width, H heads
 
 from __future__ import annotations
 
-import copy
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from procap.clip import CLIP
+from procap.packing import PromptSet
 from procap.plan import INPUT, Plan
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def reference_logits(method: Method, images: Tensor, space: LabelSpace | None = 
 
 def plain(method: Method) -> Method:
     """`method` with the same parameters over the plain encoders; what it trains, `method` learns."""
-    twin = copy.copy(method)
-    twin._held = (cast(CLIP, PlainCLIP(method.clip)),)
-    return twin
+    return method.with_clip(cast(CLIP, PlainCLIP(method.clip)))
 
 
 class PlainCLIP:
@@ -74,9 +73,17 @@ class PlainCLIP:
     def encode_image(self, images: Tensor, plan: Plan = ()) -> Tensor:
         return encode_image(self._clip, images, plan)
 
-    def encode_text(self, ids: Tensor, plan: Plan = (), truncate: bool = True) -> Tensor:
-        """`truncate` is accepted and ignored: the whole context is always encoded."""
-        return encode_text(self._clip, ids, plan)
+    def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = ()) -> Tensor:
+        """The whole context is always encoded, token sets one after another."""
+        ids = prompts if isinstance(prompts, Tensor) else prompts.ids
+        sets = [op for op in plan if op.tokens.dim() == 4]
+        if not sets:
+            return encode_text(self._clip, ids, plan)
+        each = (
+            tuple(replace(op, tokens=op.tokens[number, 0]) if op.tokens.dim() == 4 else op for op in plan)
+            for number in range(len(sets[0].tokens))
+        )
+        return torch.stack([encode_text(self._clip, ids, one) for one in each])
 
 
 Row = tuple[int, Tensor]

@@ -101,6 +101,23 @@ def test_class_text_is_encoded_once_unless_it_depends_on_the_image(tiny_clip, ti
     assert len(calls) == (2 if name == "cocoop" else 0)
 
 
+@pytest.mark.parametrize("name", ["maple", "procap"])
+def test_prompts_are_made_once_per_version_of_the_weights(tiny_clip, tiny_space, name, monkeypatch):
+    """Batches cost the image encoder and nothing of the method; changed weights need a new classifier."""
+    method = trained(name, tiny_clip, tiny_space)
+    calls = []
+    plans = type(method).plans
+    monkeypatch.setattr(type(method), "plans", lambda *args: calls.append(args) or plans(*args))
+    classifier = method.classifier()
+    first = classifier(pictures())
+    classifier(pictures())
+    assert len(calls) == 1
+    with torch.no_grad():
+        next(method.parameters()).add_(0.5)
+    assert torch.equal(classifier(pictures()), first) and not torch.equal(method.classifier()(pictures()), first)
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("name, options", CASES)
 def test_saved_prompts_give_the_same_logits(tiny_clip, tiny_space, name, options, tmp_path):
     method = trained(name, tiny_clip, tiny_space, **options)

@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from procap.attention import CAUSAL, EVERY
 from procap.clip import CLIP, Geometry
 from procap.errors import UsageError, UserError
 from procap.methods import METHODS, build_method, method_class, method_options, method_specs
 from procap.methods.zeroshot import ENSEMBLE
+from procap.savings import NO_SAVINGS, Savings
 from procap.text import LabelSpace
 
 TRAINED = ("coop", "cocoop", "maple", "procap")
@@ -55,7 +57,7 @@ def text_by_definition(clip, ids, levels, first=1):
 
     x = put(x, levels[0]) + tower.positional_embedding
     for i, block in enumerate(tower.transformer.resblocks):
-        x = block(put(x, levels[i]) if 1 <= i < len(levels) else x, True)
+        x = block(put(x, levels[i]) if 1 <= i < len(levels) else x, CAUSAL)
     return tower.ln_final(x[torch.arange(len(ids)), ids.argmax(-1)]) @ tower.text_projection
 
 
@@ -68,7 +70,7 @@ def image_by_definition(clip, images, levels):
     for i, block in enumerate(tower.transformer.resblocks):
         if 1 <= i < len(levels):
             x = torch.cat([x[:, :-count], levels[i].expand(len(x), -1, -1)], dim=1)
-        x = block(x, False)
+        x = block(x, EVERY)
     return tower.ln_post(x[:, 0]) @ tower.proj
 
 
@@ -238,7 +240,7 @@ def test_coops_context_stands_where_the_position_says(tiny_clip, space, position
         x = torch.cat([sos, ctx[:before], words(tiny_clip, name), ctx[before:], dot, eot])[None]
         x = x + tower.positional_embedding[: x.shape[1]]
         for block in tower.transformer.resblocks:
-            x = block(x, True)
+            x = block(x, CAUSAL)
         features.append(tower.ln_final(x[:, -1]) @ tower.text_projection)
     expected = normed(torch.cat(features))
     torch.testing.assert_close(method.classifier().class_features, expected.detach(), rtol=0, atol=1e-5)
@@ -268,21 +270,19 @@ def test_cocoop_shifts_the_context_by_each_images_feature(tiny_clip, space):
     torch.testing.assert_close(method.classifier()(images), torch.stack(rows).detach(), rtol=0, atol=2e-4)
 
 
-def test_cocoop_is_the_same_in_chunks(tiny_clip, space, monkeypatch):
-    """Chunked (and, in training, recomputed) text rows change neither logits nor gradients."""
-    import procap.methods.cocoop as module
-
+@pytest.mark.parametrize("rows", [8, 30, 60])
+def test_cocoop_is_the_same_in_chunks(tiny_clip, space, rows):
+    """Chunks of classes, of images and of both (and, in training, recomputed) change neither logits nor gradients."""
     method, images, labels = build("cocoop", tiny_clip, space), pictures(), torch.tensor([0, 4, 2])
 
-    def run():
+    def run(chunk_rows):
+        chunked = method.with_clip(tiny_clip.with_savings(Savings(chunk_rows=chunk_rows)))
         method.zero_grad()
-        loss = method.loss(images, labels, seeded())["ce"]
+        loss = chunked.loss(images, labels, seeded())["ce"]
         loss.backward()
-        return [method.classifier()(images), loss.detach(), *(p.grad.clone() for p in method.parameters())]
+        return [chunked.classifier()(images), loss.detach(), *(p.grad.clone() for p in method.parameters())]
 
-    whole = run()
-    monkeypatch.setattr(module, "TEXT_ROWS", 4)
-    for one, other in zip(whole, run(), strict=True):
+    for one, other in zip(run(None), run(rows), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -327,19 +327,19 @@ def test_maples_tokens_enter_up_to_the_depth_and_then_flow_on(tiny_clip, space):
     method, depth, behind = build("maple", tiny_clip, space, depth=3), 3, tiny_clip.visual.num_tokens
     image_plan = method.classifier().image_plan
     with entering(tiny_clip.visual) as seen:
-        output = tiny_clip.visual(pictures(), image_plan)
+        output = tiny_clip.visual(pictures(), image_plan, keep_states=True)
     assert output.tokens.shape[1] == behind + 2
     for layer in range(1, depth):
         layer_tokens = method.deep_projection[layer - 1](method.deep_context[layer - 1])
         torch.testing.assert_close(seen[layer][:, behind:], layer_tokens.detach().expand(3, -1, -1))
     blocks = tiny_clip.visual.transformer.resblocks
     for layer in range(depth, 12):
-        assert torch.equal(seen[layer], blocks[layer - 1](seen[layer - 1], False))
+        assert torch.equal(seen[layer], blocks[layer - 1](seen[layer - 1], EVERY))
     with entering(tiny_clip.text) as seen:
-        method.classifier()
+        method.with_clip(tiny_clip.with_savings(NO_SAVINGS)).classifier()
     for layer in range(1, depth):
         assert torch.equal(seen[layer][:, 1:3], method.deep_context[layer - 1].detach().expand(5, -1, -1))
-    assert torch.equal(seen[depth], tiny_clip.text.transformer.resblocks[depth - 1](seen[depth - 1], True))
+    assert torch.equal(seen[depth], tiny_clip.text.transformer.resblocks[depth - 1](seen[depth - 1], CAUSAL))
 
 
 def test_maple_learns_the_first_words_and_keeps_the_rest(tiny_clip, space):

@@ -13,6 +13,7 @@ from procap import reference
 from procap.clip import CLIP, Geometry
 from procap.errors import UserError
 from procap.plan import INPUT, Plan, TokenOp
+from procap.savings import NO_SAVINGS, Savings
 
 LAYERS = 4
 WORDS = ("cat", "annual crop land", "centrifuge", "red", "photo of a small", "dog and horse and cow and sheep")
@@ -63,14 +64,14 @@ def test_vision_tower_equals_reference(clip, seed):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_text_tower_equals_reference_truncated_and_in_full(clip, seed):
+def test_text_tower_equals_reference_with_savings_and_in_full(clip, seed):
     chance = random.Random(seed)
     ids = clip.tokenize([f"X X X X {chance.choice(WORDS)}." for _ in range(3)])
     # Six rows hold the start token, four placeholders and a word: no operation may overwrite an end token.
     plan = draw_plan(chance, width=64, rows=3, length=6, modes=("replace", "insert"))
     plain = reference.encode_text(clip, ids, plan)
-    assert_equal_with_gradients(clip.encode_text(ids, plan, truncate=True), plain, plan)
-    assert_equal_with_gradients(clip.encode_text(ids, plan, truncate=False), plain, plan)
+    assert_equal_with_gradients(clip.encode_text(ids, plan), plain, plan)
+    assert_equal_with_gradients(clip.with_savings(NO_SAVINGS).encode_text(ids, plan), plain, plan)
 
 
 def test_maple_slots_equal_reference(clip):
@@ -124,7 +125,7 @@ def test_rows_name_where_tokens_ended_up(clip):
         TokenOp(2, "replace", torch.zeros(2, 96), 4),
         TokenOp(3, "insert", torch.zeros(1, 96), 0),
     )
-    out = clip.visual(images, plan)
+    out = clip.visual(images, plan, keep_states=True)
     n = clip.visual.num_tokens
     assert out.rows == (slice(5, 7), slice(n + 3, n + 6), slice(5, 7), slice(0, 1))
     assert out.tokens.shape == (1, n + 6, 96)
@@ -133,11 +134,11 @@ def test_rows_name_where_tokens_ended_up(clip):
 def test_read_out_row_follows_tokens_put_before_it(clip):
     """The feature is the class token's or the end token's state, also when rows come before it at the last block."""
     images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(7))
-    out = clip.visual(images, (TokenOp(LAYERS - 1, "insert", torch.ones(3, 96), 0),))
+    out = clip.visual(images, (TokenOp(LAYERS - 1, "insert", torch.ones(3, 96), 0),), keep_states=True)
     expected = clip.visual.ln_post(out.tokens[:, 3]) @ clip.visual.proj
     torch.testing.assert_close(out.features, expected)
     ids = clip.tokenize(["cat", "photo of a small cat"])
-    text = clip.text(ids, (TokenOp(LAYERS - 1, "insert", torch.ones(2, 64), 1),))
+    text = clip.text(ids, (TokenOp(LAYERS - 1, "insert", torch.ones(2, 64), 1),), keep_states=True)
     ends = torch.stack([text.tokens[0, 2 + 2], text.tokens[1, 6 + 2]])
     torch.testing.assert_close(text.features, clip.text.ln_final(ends) @ clip.text.text_projection)
 
@@ -146,10 +147,11 @@ def test_prompts_beyond_the_context_are_refused_and_padding_is_not(clip):
     ids = clip.tokenize(["cat", "word " * 70])
     room = 77 - (int(ids.argmax(dim=1).max()) + 1)
     fits = (TokenOp(INPUT, "insert", torch.zeros(room, 64), 1),)
-    for truncate in (True, False):
-        assert clip.encode_text(ids, fits, truncate=truncate).shape == (2, 40)
+    for savings in (Savings(), NO_SAVINGS):
+        over = clip.with_savings(savings)
+        assert over.encode_text(ids, fits).shape == (2, 40)
         with pytest.raises(UserError, match="a prompt needs 78 tokens, CLIP reads 77"):
-            clip.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(room + 1, 64), 1),), truncate=truncate)
+            over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(room + 1, 64), 1),))
 
 
 @pytest.mark.parametrize(

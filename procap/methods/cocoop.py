@@ -3,7 +3,7 @@
 Source: Zhou et al. 2022, "Conditional Prompt Learning for Vision-Language Models", section 3.2, and its public code.
 Learns 35,360 parameters on ViT-B/16: 4 context tokens and a meta-network of width E/16.
 
-Shapes: B images, C classes, P context tokens, D text width, E joint embedding, R = B x C text rows.
+Shapes: B images, C classes, P context tokens, D text width, E joint embedding.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from procap.classifier import Classifier, unit
-from procap.clip import CLIP, trim
+from procap.clip import CLIP
 from procap.methods.method import Method, check_task
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, linear, tokenize_classes
+from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-
-TEXT_ROWS = 512
-"""Prompts that go through the text tower at once: B x C of them have no bound."""
 
 
 class CoCoOp(Method):
@@ -60,11 +57,11 @@ class CoCoOp(Method):
 
     def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
         image = self.clip.encode_image(images)
-        logits = conditional_logits(self.clip, image, self.class_ids, self.context, self.meta_net, self.scale())
+        logits = conditional_logits(self.clip, image, self.prompts.tokenized, self.context, self.meta_net, self.scale())
         return {"ce": F.cross_entropy(logits, labels)}
 
     def classifier(self, space: LabelSpace | None = None) -> CoCoOpClassifier:
-        return CoCoOpClassifier(self, trim(self.class_prompts(space or self.space).ids))
+        return CoCoOpClassifier(self, self.class_prompts(space or self.space).tokenized)
 
 
 class CoCoOpClassifier(Classifier):
@@ -72,41 +69,25 @@ class CoCoOpClassifier(Classifier):
 
     depends_on_image = True
 
-    def __init__(self, method: CoCoOp, ids: Tensor) -> None:
+    def __init__(self, method: CoCoOp, prompts: PromptSet) -> None:
         self.clip = method.clip
         self.image_plan = ()
         self.scale = method.scale().detach().float().clone()
-        self.num_classes = len(ids)
-        self.ids = ids
+        self.num_classes = len(prompts)
+        self.prompts = prompts
         self.context = method.context.detach().clone()
         self.meta_net = copy.deepcopy(method.meta_net).requires_grad_(False)
 
     def logits(self, features: Tensor) -> Tensor:
-        return conditional_logits(self.clip, features, self.ids, self.context, self.meta_net, self.scale)
+        return conditional_logits(self.clip, features, self.prompts, self.context, self.meta_net, self.scale)
 
 
 def conditional_logits(
-    clip: CLIP, image: Tensor, ids: Tensor, context: Tensor, meta_net: nn.Module, scale: Tensor
+    clip: CLIP, image: Tensor, prompts: PromptSet, context: Tensor, meta_net: nn.Module, scale: Tensor
 ) -> Tensor:
-    """Logits [B, C] of image features [B, E] against the classes `ids` [C, T] under each image's own context.
-
-    At most `TEXT_ROWS` prompts are in the text tower at once; when there are more, training recomputes each chunk in
-    the backward pass instead of keeping its activations.
-    """
+    """Logits [B, C] of image features [B, E] against the classes of `prompts` under each image's own context."""
     image = unit(image)
     shifted = context + meta_net(image)[:, None]
-    batch, classes = len(image), len(ids)
-
-    def encode(rows: Tensor) -> Tensor:
-        tokens = shifted[rows // classes]
-        return clip.encode_text(ids[rows % classes], (TokenOp(INPUT, "replace", tokens, start=1),), truncate=False)
-
-    chunks = torch.arange(batch * classes, device=ids.device).split(TEXT_ROWS)
-    recompute = len(chunks) > 1 and shifted.requires_grad and torch.is_grad_enabled()
-    encoded = (
-        checkpoint(encode, rows, use_reentrant=False, preserve_rng_state=False) if recompute else encode(rows)
-        for rows in chunks
-    )
-    text = unit(torch.cat(list(encoded))).view(batch, classes, -1)
+    text = unit(clip.encode_text(prompts, (TokenOp(INPUT, "replace", shifted[:, None], start=1),)))
     with torch.autocast(image.device.type, enabled=False):
         return scale.float() * torch.einsum("be,bce->bc", image, text)

@@ -8,7 +8,8 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from procap.classifier import Classifier, cosine_logits
-from procap.clip import CLIP, trim
+from procap.clip import CLIP
 from procap.errors import unknown_name
 from procap.methods.prompts import ClassPrompts
 from procap.plan import Plan
@@ -48,13 +49,26 @@ class Method(nn.Module):
         self._held = (clip,)
         self.space = space
         self.options = options
-        prompts = self.class_prompts(space)
-        self.register_buffer("class_ids", trim(prompts.ids), persistent=False)
-        self.register_buffer("class_slots", prompts.slots, persistent=False)
+        self._prompts = self.class_prompts(space)
+        self.register_buffer("class_ids", self._prompts.ids, persistent=False)
+        self.register_buffer("class_slots", self._prompts.slots, persistent=False)
 
     @property
     def clip(self) -> CLIP:
         return self._held[0]
+
+    def with_clip(self, clip: CLIP) -> Self:
+        """The same method with the same parameters over `clip`, such as the model under other savings."""
+        twin = copy.copy(self)
+        twin._held = (clip,)
+        return twin
+
+    @property
+    def prompts(self) -> ClassPrompts:
+        """The tokenized prompts of the classes trained on, laid out once for all steps."""
+        if self._prompts.ids is not self.class_ids:
+            self._prompts = ClassPrompts(self.class_ids, self.class_slots)
+        return self._prompts
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -81,10 +95,10 @@ class Method(nn.Module):
 
     def features(self, images: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
         """Image features [B, E] and class features [C, E] of one training step, not normalised."""
-        prompts = ClassPrompts(self.class_ids, self.class_slots)
+        prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
         image = self.clip.encode_image(images, image_plan)
-        return image, self.clip.encode_text(prompts.ids, text_plan, truncate=False)
+        return image, self.clip.encode_text(prompts.tokenized, text_plan)
 
     def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
         """Weighted terms whose sum is trained on, "ce" first; images [B, 3, H, W], labels [B] int64."""
@@ -99,7 +113,7 @@ class Method(nn.Module):
         prompts = self.class_prompts(space or self.space)
         with torch.no_grad():
             image_plan, text_plan = self.plans(prompts)
-            text = self.clip.encode_text(prompts.ids, text_plan)
+            text = self.clip.encode_text(prompts.tokenized, text_plan)
             return Classifier(self.clip, image_plan, text, self.scale())
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
+from procap.fused_refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods.method import STRICT, Method, check_task
 from procap.methods.prompts import (
@@ -198,10 +199,7 @@ class ProCAP(Method):
                 v, t = vision[level], text[level]
             if self.options.cross_attention:
                 # One assignment: both directions read the level below, neither the other's update of this one.
-                v, t = (
-                    self.vision_attention[level](v, t),
-                    self.text_attention[level](t, self.vision_to_text(v)),
-                )
+                v, t = refine_level(v, t, self.vision_to_text, self.vision_attention[level], self.text_attention[level])
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
+from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
 
 PLACEHOLDER = "X"
@@ -47,6 +49,17 @@ class ClassPrompts:
     ids: Tensor
     slots: Tensor | None = None
 
+    @cached_property
+    def tokenized(self) -> PromptSet:
+        """The prompts for the text tower, which lays them out at the first use."""
+        return PromptSet(self.ids)
+
+    @cached_property
+    def last_slot(self) -> int:
+        """The last row of a learned token in any prompt that names its rows."""
+        assert self.slots is not None
+        return int(self.slots.max())
+
 
 def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> Tensor:
     """Token ids [C, T] of `texts`; UserError names the class whose prompt is too long."""
@@ -65,8 +78,7 @@ def context_op(clip: CLIP, prompts: ClassPrompts, context: Tensor) -> TokenOp:
     """The operation that puts `context` [P, Dt] or [C, P, Dt] into its rows of the text input."""
     if prompts.slots is None:
         return TokenOp(INPUT, "replace", context, start=1)
-    last = int(prompts.slots.max())
-    words = clip.token_embedding(prompts.ids[:, 1 : last + 1])
+    words = clip.token_embedding(prompts.ids[:, 1 : prompts.last_slot + 1])
     rows = (prompts.slots - 1)[..., None].expand(-1, -1, words.shape[-1])
     return TokenOp(INPUT, "replace", words.scatter(1, rows, context.to(words.dtype).expand(rows.shape)), start=1)
 

@@ -1,0 +1,147 @@
+"""The blocks of both towers, and which rows attend to which.
+
+Attention is torch's scaled dot product, on shapes and masks that its fused kernels take.
+
+Shapes: N sequences, L rows, D width, H heads, G groups of rows, Q queries per group, P prefix rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+RowMap = Callable[[Tensor], Tensor]
+"""States [N, L, D] to states of some of their rows [N, Q, D]."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which rows attend to which.
+
+    groups: 1: queries attend to all rows under `mask` or `causal`. More: the rows behind the first `prefix` ones are
+        that many groups of equal size, each attends to the prefix and to itself under `mask`.
+    mask: added to the scores: [Q, L] or [N, 1, Q, L] for one group, [G, 1, Q, P + L / G] for several.
+    causal: rows attend to themselves and earlier ones; the prefix of several groups always does.
+    prefix_queries: the queries include the prefix rows.
+    """
+
+    causal: bool = False
+    mask: Tensor | None = None
+    groups: int = 1
+    prefix: int = 0
+    prefix_queries: bool = True
+
+    def mix(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
+        """Attention of queries [N, Q, D] to keys and values [N, L, 2 D]; gives [N, Q, D]."""
+        if self.groups == 1:
+            return attend(q, kv, heads, self.mask, self.causal)
+        assert self.mask is not None
+        count, ahead = len(q), self.prefix if self.prefix_queries else 0
+        own = kv[:, self.prefix :].unflatten(1, (self.groups, -1))
+        if self.prefix:
+            # Fused kernels want the keys of a sequence in one piece; this copy is a hundredth of a linear layer's work.
+            own = torch.cat([kv[:, None, : self.prefix].expand(-1, self.groups, -1, -1), own], dim=2)
+        mask = self.mask if count == 1 else self.mask.repeat(count, 1, 1, 1)
+        queries = q[:, ahead:].unflatten(1, (self.groups, -1)).flatten(0, 1)
+        mixed = attend(queries, own.flatten(0, 1), heads, mask).reshape(count, -1, q.shape[-1])
+        if not ahead:
+            return mixed
+        return torch.cat([attend(q[:, :ahead], kv[:, :ahead], heads, causal=True), mixed], dim=1)
+
+
+EVERY = Pattern()
+"""Every row attends to every row, as images do."""
+CAUSAL = Pattern(causal=True)
+"""Every row attends to itself and to earlier rows, as text does."""
+
+
+def attend(q: Tensor, kv: Tensor, heads: int, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Multi-head attention of q [N, Q, D] to kv [N, L, 2 D], gives [N, Q, D]."""
+    k, v = kv.chunk(2, dim=-1)
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    mask = None if mask is None else mask.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+def on_live_rows(function: RowMap, x: Tensor, live: slice | None) -> Tensor:
+    """`function`, which works on rows independently, with a graph through the rows `live` alone (None: all).
+
+    Right where the other rows of `x` depend on nothing that is learned.
+    """
+    if live is None or not x.requires_grad:
+        return function(x)
+    with torch.no_grad():
+        constant = function(x)
+    return constant.slice_scatter(function(x[:, live]), 1, live.start, live.stop)
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm computed in float32 whatever autocast or the weights' precision say."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias = self.weight.float(), self.bias.float()
+        return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+
+
+class QuickGELU(nn.Module):
+    """The sigmoid approximation of GELU that OpenAI's weights were trained with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with the parameter names of `nn.MultiheadAttention`."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.width = width
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.in_proj_bias = nn.Parameter(torch.empty(3 * width))
+        self.out_proj = nn.Linear(width, width)
+
+    def queries(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.in_proj_weight[: self.width], self.in_proj_bias[: self.width])
+
+    def keys_values(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.in_proj_weight[self.width :], self.in_proj_bias[self.width :])
+
+    def queries_keys_values(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.in_proj_weight, self.in_proj_bias)
+
+    def forward(self, q: Tensor, kv: Tensor, pattern: Pattern) -> Tensor:
+        return self.out_proj(pattern.mix(q, kv, self.heads))
+
+
+class Block(nn.Module):
+    """One pre-norm residual block."""
+
+    def __init__(self, width: int, heads: int, mlp_width: int, quick_gelu: bool) -> None:
+        super().__init__()
+        self.ln_1 = LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.ln_2 = LayerNorm(width)
+        self.mlp = nn.Sequential()
+        self.mlp.add_module("c_fc", nn.Linear(width, mlp_width))
+        self.mlp.add_module("gelu", QuickGELU() if quick_gelu else nn.GELU())
+        self.mlp.add_module("c_proj", nn.Linear(mlp_width, width))
+
+    def forward(self, x: Tensor, pattern: Pattern, live: slice | None = None, read: RowMap | None = None) -> Tensor:
+        """States [N, L, D] to those of all rows, or of the rows that `read` picks, which `pattern` then is about.
+
+        live: the only rows of `x` that depend on something learned; None: all may.
+        """
+        if read is None:
+            qkv = on_live_rows(lambda rows: self.attn.queries_keys_values(self.ln_1(rows)), x, live)
+            q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
+        else:
+            kv = on_live_rows(lambda rows: self.attn.keys_values(self.ln_1(rows)), x, live)
+            x = read(x)
+            q = self.attn.queries(self.ln_1(x))
+        x = x + self.attn(q, kv, pattern)
+        return x + self.mlp(self.ln_2(x))

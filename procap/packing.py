@@ -1,0 +1,295 @@
+"""Class prompts side by side without padding, the rows that they share computed once.
+
+A tower's text batch becomes one sequence [S, L, D]: first the prefix, that is the leading rows that are equal in all
+prompts under a plan, then the prompts' own rows, whole prompts filling G groups of nearly equal size. Linear layers see
+nothing but those rows; attention is one call over the groups under a mask that keeps prompts apart.
+
+Shapes: C prompts, T token ids per prompt, S token sets, L packed rows, G groups, Q prompts in a group, D width.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from procap.attention import Pattern, RowMap
+from procap.plan import INPUT, Plan, TokenOp, live_rows
+
+GROUP_ROWS = 64
+"""Rows of a group, about: more would spend work on masked scores, fewer leave tiles of a fused kernel half empty."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the tokens of one operation go: prefix rows from `start`, then rows `at` of single prompts.
+
+    shared: how many tokens go into the prefix, from the operation's first.
+    at, source: rows [M] of the sequence and the places [M] in the operation's tokens, laid out as [rows x P].
+    rows: the smallest slice of the sequence that holds all of them.
+    """
+
+    start: int
+    shared: int
+    rows: slice
+    insert: bool = False
+    at: Tensor | None = None
+    source: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything about a packed batch but its states; fixed for a set of prompts and a form of plan.
+
+    ids, positions: [L] token ids before, position numbers after the operations on the input.
+    placements: by the operation's place in the plan.
+    patterns: of every block; ends_pattern: of the last one where only the end rows ask.
+    ends: [G x Q] rows whose states are read; slots: [C] each prompt's place among them.
+    rows: L at the last block.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    placements: dict[int, Placement]
+    patterns: tuple[Pattern, ...]
+    ends_pattern: Pattern
+    ends: Tensor
+    slots: Tensor
+    rows: int
+
+
+@dataclass(frozen=True)
+class PackedTrack:
+    """A packed batch on its way through the text tower: states [S, L, D], their layout, and which rows are learned."""
+
+    x: Tensor
+    layout: Layout
+    live: slice | None = None
+
+    def apply(self, plan: Plan, layer: int) -> PackedTrack:
+        """The sequence after the operations of `plan` at `layer`, in the order of the plan."""
+        track = self
+        for index, op in enumerate(plan):
+            if op.layer == layer:
+                track = track._apply(op, self.layout.placements[index])
+        return track
+
+    def with_states(self, x: Tensor, live: slice | None = None) -> PackedTrack:
+        """The same layout over other states."""
+        return replace(self, x=x, live=live)
+
+    def pattern(self, layer: int) -> Pattern:
+        """Which rows attend to which in a block."""
+        return self.layout.patterns[layer]
+
+    def reading(self) -> tuple[Pattern, RowMap]:
+        """The end rows [S, G x Q, D], and which rows they attend to."""
+        return self.layout.ends_pattern, lambda x: x.index_select(1, self.layout.ends)
+
+    def _apply(self, op: TokenOp, place: Placement) -> PackedTrack:
+        x, sets, width = self.x, len(self.x), self.x.shape[-1]
+        tokens = op.tokens.to(x.dtype)
+        tokens = tokens.squeeze(1) if tokens.dim() == 4 else tokens.reshape(1, -1, width)
+        shared = tokens[:, : place.shared].expand(sets, -1, -1)
+        if place.insert:
+            x = torch.cat([x[:, : place.start], shared, x[:, place.start :]], dim=1)
+        elif place.shared:
+            x = x.slice_scatter(shared, 1, place.start, place.start + place.shared)
+        if place.at is not None and place.source is not None:
+            x = x.index_copy(1, place.at, tokens.index_select(1, place.source).expand(sets, -1, -1))
+        grown = x.shape[1] - self.x.shape[1]
+        return replace(self, x=x, live=live_rows(self.x, self.live, op, place.rows, grown))
+
+
+class PromptSet:
+    """Tokenized prompts, ids [C, T], with what the host must know of them to lay them out; asked of the device once.
+
+    columns: rows that an operation may address, to the last end-of-text token; of a part, that of the whole.
+    """
+
+    def __init__(self, ids: Tensor, columns: int | None = None) -> None:
+        host = ids.detach().cpu()
+        self.ids = ids
+        self.lengths: tuple[int, ...] = tuple((host.argmax(dim=-1) + 1).tolist())
+        self.columns = columns or max(self.lengths)
+        self.same: tuple[bool, ...] = tuple((host == host[:1]).all(dim=0).tolist())
+        self._parts: dict[tuple[int, int], PromptSet] = {}
+        self._layouts: dict[object, Layout | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def part(self, start: int, stop: int) -> PromptSet:
+        """Some of the prompts."""
+        if (start, stop) == (0, len(self)):
+            return self
+        if (start, stop) not in self._parts:
+            with torch.inference_mode(False):
+                self._parts[start, stop] = PromptSet(self.ids[start:stop], self.columns)
+        return self._parts[start, stop]
+
+    def layout(self, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool) -> Layout | None:
+        """How the prompts are packed under `plan`, or None where it asks for more than packing can do."""
+        form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan)
+        key = (form, layers, context, trim, pack, prefix)
+        if key not in self._layouts:
+            # Kept for training too, where a tensor made in inference mode could not be used.
+            with torch.inference_mode(False):
+                self._layouts[key] = _lay_out(self, plan, layers, context, trim, pack, prefix)
+        return self._layouts[key]
+
+
+def _lay_out(
+    prompts: PromptSet, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool
+) -> Layout | None:
+    ordered = sorted(enumerate(plan), key=lambda item: item[1].layer)
+    inserts = [op for op in plan if op.mode == "insert"]
+    added = sum(op.tokens.shape[-2] for op in inserts if op.layer == INPUT)
+    longest, columns = max(prompts.lengths), prompts.ids.shape[1]
+    columns = prompts.columns if trim or pack else min(columns, context - added)
+    shared = _shared_columns(prompts, [op for _, op in ordered], columns)
+    if shared is None or longest + added > context or (inserts and not prefix):
+        return None
+    shared = shared if prefix else 0
+    own = [(length if pack else columns) - shared for length in prompts.lengths]
+    groups = fill_groups(own, max(1, -(-sum(own) // GROUP_ROWS)))
+    size = max(sum(own[c] for c in group) for group in groups)
+    first = [0] * len(own)
+    for number, group in enumerate(groups):
+        at = number * size
+        for c in group:
+            first[c], at = at, at + own[c]
+
+    device, ahead = prompts.ids.device, shared
+    placements: dict[int, Placement] = {}
+    patterns = []
+    aheads = {}
+    for layer in range(INPUT, layers):
+        for index, op in ordered:
+            if op.layer == layer:
+                if op.mode == "insert" and (op.start > ahead or op.tokens.dim() == 3):
+                    return None
+                placements[index] = _place(op, ahead, first, own, device)
+                ahead += op.tokens.shape[-2] if op.mode == "insert" else 0
+        aheads[layer] = ahead
+    owner, order = _owners(groups, own, size)
+    masks = {p: _mask(owner, order, p, len(groups)) for p in set(aheads.values())}
+    many = len(groups) > 1
+    for layer in range(layers):
+        p = aheads[layer]
+        patterns.append(Pattern(mask=masks[p].to(device), groups=len(groups), prefix=p if many else 0))
+
+    # The end row of every prompt; a group of fewer prompts than another asks twice for its first one.
+    most = max(map(len, groups))
+    ends = torch.zeros(len(groups), most, dtype=torch.long)
+    slots = torch.zeros(len(own), dtype=torch.long)
+    for number, group in enumerate(groups):
+        ends[number] = first[group[0]] + prompts.lengths[group[0]] - shared - 1
+        for place, c in enumerate(group):
+            ends[number, place] = first[c] + prompts.lengths[c] - shared - 1
+            slots[c] = number * most + place
+    if many:
+        within = (ends - torch.arange(len(groups))[:, None] * size)[:, None, :, None]
+        asked = masks[ahead].gather(2, within.expand(-1, 1, -1, ahead + size))
+    else:
+        asked = masks[ahead][ends[0] + ahead]
+    ids = torch.zeros(shared + len(groups) * size, dtype=torch.long)
+    positions = torch.zeros(aheads[INPUT] + len(groups) * size, dtype=torch.long)
+    positions[: aheads[INPUT]] = torch.arange(aheads[INPUT])
+    host = prompts.ids.detach().cpu()
+    ids[:shared] = host[0, :shared]
+    for c, (start, count) in enumerate(zip(first, own, strict=True)):
+        ids[shared + start : shared + start + count] = host[c, shared : shared + count]
+        positions[aheads[INPUT] + start :][:count] = torch.arange(aheads[INPUT], aheads[INPUT] + count)
+    return Layout(
+        ids.to(device),
+        positions.to(device),
+        placements,
+        tuple(patterns),
+        Pattern(mask=asked.to(device), groups=len(groups), prefix=ahead if many else 0, prefix_queries=False),
+        (ends + ahead).flatten().to(device),
+        slots.to(device),
+        ahead + len(groups) * size,
+    )
+
+
+def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp], columns: int) -> int | None:
+    """How many leading columns of the ids are equal in all prompts in every block; None: packing cannot do the plan."""
+    same = list(prompts.same)
+    # The column that each row of the sequence comes from, None for inserted ones.
+    rows: list[int | None] = list(range(columns))
+    for op in ordered:
+        count, varies = op.tokens.shape[-2], op.tokens.dim() == 3
+        end = op.start + count * (op.mode == "replace")
+        if op.mode == "append" or not 0 <= op.start <= end <= len(rows):
+            return None
+        if op.mode == "insert":
+            rows[op.start : op.start] = [None] * count
+            continue
+        for column in rows[op.start : end]:
+            if column is None:
+                if varies:
+                    return None
+            elif varies:
+                same[column] = False
+            elif op.layer == INPUT:
+                same[column] = True
+    shared = next((column for column, equal in enumerate(same[:columns]) if not equal), columns)
+    return min(shared, min(prompts.lengths) - 1)
+
+
+def fill_groups(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """The numbers of `sizes` dealt to `count` groups (fewer if some stay empty), longest first into the emptiest."""
+    heap = [(0, number) for number in range(count)]
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        load, number = heapq.heappop(heap)
+        groups[number].append(index)
+        heapq.heappush(heap, (load + sizes[index], number))
+    return [group for group in groups if group]
+
+
+def _place(op: TokenOp, ahead: int, first: Sequence[int], own: Sequence[int], device: torch.device) -> Placement:
+    count = op.tokens.shape[-2]
+    if op.mode == "insert":
+        return Placement(op.start, count, slice(op.start, op.start + count), insert=True)
+    end = op.start + count
+    shared = max(0, min(end, ahead) - op.start)
+    at, source = [], []
+    for row in range(op.start + shared, end):
+        for c, (start, length) in enumerate(zip(first, own, strict=True)):
+            # A prompt that ends before this row has no such row: nothing behind its end could be seen.
+            if row - ahead < length:
+                at.append(ahead + start + row - ahead)
+                source.append((c * count if op.tokens.dim() == 3 else 0) + row - op.start)
+    lowest = op.start if shared else min(at, default=op.start)
+    highest = max(at, default=op.start + shared - 1) + 1
+    rows = slice(lowest, highest)
+    if not at:
+        return Placement(op.start, shared, rows)
+    return Placement(
+        op.start, shared, rows, at=torch.tensor(at, device=device), source=torch.tensor(source, device=device)
+    )
+
+
+def _owners(groups: Sequence[Sequence[int]], own: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
+    """The prompt [G, R] that each row of each group belongs to (-1: none), and the row's number in its group."""
+    owner = torch.full((len(groups), size), -1)
+    for number, group in enumerate(groups):
+        belongs = torch.tensor(group).repeat_interleave(torch.tensor([own[c] for c in group]))
+        owner[number, : len(belongs)] = belongs
+    return owner, torch.arange(size)
+
+
+def _mask(owner: Tensor, order: Tensor, ahead: int, groups: int) -> Tensor:
+    """The mask of a pattern: zero where a row may look, minus infinity elsewhere."""
+    allowed = (owner[:, :, None] == owner[:, None, :]) & (order[:, None] >= order[None, :])
+    allowed = torch.nn.functional.pad(allowed, (ahead, 0), value=True)
+    if groups == 1:
+        prefix = torch.ones(ahead, allowed.shape[-1], dtype=torch.bool).tril()
+        allowed = torch.cat([prefix, allowed[0]])
+    mask = torch.zeros(allowed.shape).masked_fill(~allowed, float("-inf"))
+    return mask if groups == 1 else mask[:, None]

@@ -1,0 +1,235 @@
+"""The two frozen towers with one seam, a plan of token operations (`procap.plan`).
+
+State-dict names are those of open_clip's CustomTextCLIP. With an empty plan the towers are CLIP's own encoders (Radford
+et al. 2021, section 2.4).
+
+Shapes: B images, C prompts, N either, T token ids per prompt, S token sets, L sequence, D width, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from procap.attention import Block, LayerNorm, on_live_rows
+from procap.errors import UserError
+from procap.packing import Layout, PackedTrack, PromptSet
+from procap.plan import INPUT, Plan, Track, check_layers
+from procap.savings import Savings
+
+if TYPE_CHECKING:
+    from procap.clip import Geometry
+
+EXACT = Savings()
+"""All shortcuts, the default of both towers."""
+
+
+Sequences = TypeVar("Sequences", Track, PackedTrack)
+"""A batch on its way through a tower: padded, or packed."""
+
+
+class TowerOutput(NamedTuple):
+    """What a tower gives.
+
+    features: [N, E], not normalised; of text under S token sets [S, C, E].
+    tokens: final states [N, L, D] of every row, before the tower's last LayerNorm; None unless asked for.
+    rows: for each operation of the plan, the slice of L where its tokens ended up; empty unless asked for.
+    """
+
+    features: Tensor
+    tokens: Tensor | None
+    rows: tuple[slice, ...]
+
+
+class Transformer(nn.Module):
+    """The blocks of a tower."""
+
+    def __init__(self, width: int, layers: int, heads: int, mlp_width: int, quick_gelu: bool) -> None:
+        super().__init__()
+        self.resblocks = nn.ModuleList(Block(width, heads, mlp_width, quick_gelu) for _ in range(layers))
+
+    def forward(self, track: Sequences, plan: Plan, savings: Savings) -> Sequences:
+        """Run every block, with the operations of `plan` before the block they name.
+
+        Gives the states of every row; with `savings.last_rows` only of those that are read out.
+        """
+        last = len(self.resblocks) - 1
+        for layer, block in enumerate(self.resblocks):
+            track = track.apply(plan, layer)
+            live = track.live if savings.frozen_rows else None
+            # The rows between two operations count as learned; where that is most of them, there is nothing to gain.
+            if live is not None and 2 * (live.stop - live.start) > track.x.shape[1]:
+                live = None
+            if layer == last and savings.last_rows:
+                pattern, read = track.reading()
+                return track.with_states(block(track.x, pattern, live, read))
+            track = track.with_states(block(track.x, track.pattern(layer), live))
+        return track
+
+
+class VisionTower(nn.Module):
+    """Images [B, 3, H, W] to joint features [B, E], read out at the class token."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        g, width = geometry, geometry.vision_width
+        self.num_tokens = 1 + (g.image_size // g.patch_size) ** 2
+        self.conv1 = nn.Conv2d(3, width, g.patch_size, g.patch_size, bias=False)
+        self.class_embedding = nn.Parameter(torch.empty(width))
+        self.positional_embedding = nn.Parameter(torch.empty(self.num_tokens, width))
+        self.ln_pre = LayerNorm(width)
+        self.transformer = Transformer(width, g.vision_layers, g.vision_heads, g.vision_mlp, g.quick_gelu)
+        self.ln_post = LayerNorm(width)
+        self.proj = nn.Parameter(torch.empty(width, g.embed_dim))
+
+    def forward(
+        self, images: Tensor, plan: Plan = (), savings: Savings = EXACT, keep_states: bool = False
+    ) -> TowerOutput:
+        """Encode `images` with the tokens of `plan`; operations at INPUT act after the positional embedding.
+
+        keep_states: give the final states of every row as well, which costs the whole last block.
+        """
+        check_layers(plan, len(self.transformer.resblocks))
+        if keep_states:
+            savings = replace(savings, last_rows=False)
+        patches = self.conv1(images.to(self.conv1.weight.dtype)).flatten(2).transpose(1, 2)
+        cls = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
+        x = torch.cat([cls, patches], dim=1) + self.positional_embedding
+        track = Track(x, read_out=0, causal=False).apply(plan, INPUT)
+        live = track.live if savings.frozen_rows else None
+        track = track.with_states(on_live_rows(self.ln_pre, track.x, live), live)
+        track = self.transformer(track, plan, savings)
+        cls = track.x[:, 0] if savings.last_rows else track.x[:, track.read_out]
+        features = project(self.ln_post(cls), self.proj)
+        return TowerOutput(features, track.x, track.in_plan_order()) if keep_states else TowerOutput(features, None, ())
+
+
+class TextTower(nn.Module):
+    """Token ids [C, T] to joint features [C, E], read out at the end-of-text token, which has the largest id."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        g, width = geometry, geometry.text_width
+        # nn.Embedding's own constructor draws a table first, which on the meta device takes seconds.
+        self.token_embedding = nn.Embedding.from_pretrained(torch.empty(g.vocab_size, width))
+        self.positional_embedding = nn.Parameter(torch.empty(g.context_length, width))
+        self.transformer = Transformer(width, g.text_layers, g.text_heads, g.text_mlp, g.quick_gelu)
+        self.ln_final = LayerNorm(width)
+        self.text_projection = nn.Parameter(torch.empty(width, g.embed_dim))
+
+    def forward(
+        self, prompts: Tensor | PromptSet, plan: Plan = (), savings: Savings = EXACT, keep_states: bool = False
+    ) -> TowerOutput:
+        """Encode `prompts` with the tokens of `plan`; operations at INPUT act before the positional embedding.
+
+        prompts: token ids, or a `PromptSet` of them, which is laid out once and not at every call; on a GPU a tensor
+            of ids makes the host wait for the device.
+        keep_states: give the final states of every row as well, padded and at full cost.
+        Raises UserError when a prompt with its inserted tokens is longer than the context.
+        """
+        check_layers(plan, len(self.transformer.resblocks))
+        if not isinstance(prompts, PromptSet):
+            prompts = PromptSet(prompts)
+        if keep_states:
+            track = self._padded(prompts, plan, replace(savings, last_rows=False))
+            return TowerOutput(self._read(track), track.x, track.in_plan_order())
+        return TowerOutput(self._in_chunks(prompts, plan, savings), None, ())
+
+    def rows(self, prompts: PromptSet, plan: Plan, savings: Savings = EXACT) -> int:
+        """The rows that blocks compute for one token set, chunks left aside."""
+        layout = self._layout(prompts, plan, savings)
+        if layout is not None:
+            return layout.rows
+        return len(prompts) * (prompts.columns if savings.trim or savings.pack else prompts.ids.shape[1])
+
+    def _layout(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Layout | None:
+        if not (savings.pack or savings.prefix):
+            return None
+        context, layers = self.positional_embedding.shape[0], len(self.transformer.resblocks)
+        return prompts.layout(plan, layers, context, savings.trim, savings.pack, savings.prefix)
+
+    def _in_chunks(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Tensor:
+        """Features [C, E], or [S, C, E] where the plan holds token sets."""
+        sets = max((len(op.tokens) for op in plan if op.tokens.dim() == 4), default=0)
+        limit, rows = savings.chunk_rows, self.rows(prompts, plan, savings)
+        if limit is None or rows * max(sets, 1) <= limit:
+            return self._encode(prompts, plan, savings)
+        parts = min(len(prompts), -(-rows // limit))
+        cuts = [len(prompts) * part // parts for part in range(parts + 1)]
+        sets_at_once = max(1, limit * parts // rows)
+        recompute = torch.is_grad_enabled() and any(op.tokens.requires_grad for op in plan)
+
+        def encode(first: int, start: int, stop: int) -> Tensor:
+            chosen = slice(first, first + sets_at_once)
+            some = tuple(replace(op, tokens=_part_of(op.tokens, chosen, slice(start, stop))) for op in plan)
+            return self._encode(prompts.part(start, stop), some, savings)
+
+        features = []
+        for first in range(0, max(sets, 1), sets_at_once):
+            chunks = [
+                checkpoint(encode, first, *cut, use_reentrant=False, preserve_rng_state=False)
+                if recompute
+                else encode(first, *cut)
+                for cut in pairwise(cuts)
+            ]
+            features.append(torch.cat(chunks, dim=-2))
+        return torch.cat(features) if sets else features[0]
+
+    def _encode(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Tensor:
+        sets = max((len(op.tokens) for op in plan if op.tokens.dim() == 4), default=0)
+        layout = self._layout(prompts, plan, savings)
+        if layout is None:
+            if not sets:
+                return self._read(self._padded(prompts, plan, savings))
+            each = [tuple(replace(op, tokens=_one_set(op.tokens, s)) for op in plan) for s in range(sets)]
+            return torch.stack([self._read(self._padded(prompts, one, savings)) for one in each])
+        x = self.token_embedding(layout.ids).expand(max(sets, 1), -1, -1)
+        track = PackedTrack(x, layout).apply(plan, INPUT)
+        track = track.with_states(track.x + self.positional_embedding[layout.positions], track.live)
+        x = self.transformer(track, plan, savings).x
+        ends = x if savings.last_rows else x.index_select(1, layout.ends)
+        features = project(self.ln_final(ends.index_select(1, layout.slots)), self.text_projection)
+        return features if sets else features[0]
+
+    def _padded(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Track:
+        ids = prompts.ids[:, : prompts.columns] if savings.trim or savings.pack else prompts.ids
+        track = Track(self.token_embedding(ids), read_out=ids.argmax(dim=-1), causal=True).apply(plan, INPUT)
+        x = self._fit(track) + self.positional_embedding[: track.x.shape[1]]
+        return self.transformer(track.with_states(x, track.live), plan, savings)
+
+    def _read(self, track: Track) -> Tensor:
+        if track.x.shape[1] == 1:
+            ends = track.x[:, 0]
+        else:
+            ends = track.x[torch.arange(len(track.x), device=track.x.device), track.read_out]
+        return project(self.ln_final(ends), self.text_projection)
+
+    def _fit(self, track: Track) -> Tensor:
+        context = self.positional_embedding.shape[0]
+        if track.x.shape[1] <= context:
+            return track.x
+        # Insertion pushed padding beyond the last position: padding may go, words and inserted tokens may not.
+        needed = max([int(torch.as_tensor(track.read_out).max()) + 1, *(rows.stop for rows in track.rows.values())])
+        if needed > context:
+            raise UserError(f"a prompt needs {needed} tokens, CLIP reads {context}: shorten names or learned prompts")
+        return track.x[:, :context]
+
+
+def _part_of(tokens: Tensor, sets: slice, prompts: slice) -> Tensor:
+    """An operation's tokens for some of the sets and prompts."""
+    return tokens[sets] if tokens.dim() == 4 else tokens[prompts] if tokens.dim() == 3 else tokens
+
+
+def _one_set(tokens: Tensor, number: int) -> Tensor:
+    return tokens[number, 0] if tokens.dim() == 4 else tokens
+
+
+def project(states: Tensor, projection: Tensor) -> Tensor:
+    """Joint features of read-out states, outside autocast: bfloat16 logits at temperature 1/100 step by 0.125."""
+    with torch.autocast(states.device.type, enabled=False):
+        return states.to(projection.dtype) @ projection

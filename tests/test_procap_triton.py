@@ -1,0 +1,433 @@
+"""The fused kernels give what the eager level gives, in values and in every gradient, and run only where they should.
+
+Triton's interpreter must be chosen before triton is imported, so kernels run on the CPU in a process of their own: this
+file started as a program answers cases, one JSON line each. On a GPU:
+
+    python -m pytest -m gpu tests/test_procap_triton.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import procap.fused_refinement as fused
+from procap.methods.procap import CrossAttention, ProCAPOptions
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = {"tokens": 3, "widths": (33, 20), "heads": 3, "head_width": 5}
+TINY = {"tokens": 2, "widths": (9, 7), "heads": 1, "head_width": 3}
+
+
+# --- one case: kernels beside eager -----------------------------------------------------------------------------------
+
+
+def level(tokens, widths, heads, head_width, norm="pre", zero=False, dtype="float32", device="cpu", seed=0):
+    """Tokens and modules of one level; all away from their start, but for output projections that are to be zero."""
+    generator = torch.Generator().manual_seed(seed)
+    options = ProCAPOptions(heads=heads, head_width=head_width, norm=norm, zero_output=zero)
+    vision, text = widths
+    modules = nn.Linear(vision, text), *(CrossAttention(w, text, options, generator) for w in widths)
+    for name, parameter in nn.ModuleList(modules).named_parameters():
+        if not (zero and "output" in name and "norm" not in name):
+            drawn = torch.randn(parameter.shape, generator=generator)
+            scale = parameter.shape[1] ** -0.5 if parameter.ndim == 2 else 0.3
+            parameter.data = scale * drawn + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    v, t = (torch.randn(tokens, width, generator=generator) for width in widths)
+    dtype = getattr(torch, dtype)
+    for module in modules:
+        module.to(device, dtype)
+    return v.to(device, dtype).requires_grad_(), t.to(device, dtype).requires_grad_(), *modules
+
+
+def results(run, v, t, *modules):
+    """Outputs and all gradients by name, for fixed gradients of the outputs that differ between the two."""
+    named = {"dv": v, "dt": t} | dict(nn.ModuleList(modules).named_parameters())
+    outputs = run(v, t, *modules)
+    # Eighths are exact in every precision.
+    gradients = [(torch.arange(x.numel()) % (17 + i) - 6).view(x.shape).to(x) / 8 for i, x in enumerate(outputs)]
+    found = torch.autograd.grad(outputs, list(named.values()), gradients)
+    return {"v": outputs[0], "t": outputs[1]} | dict(zip(named, found, strict=True))
+
+
+def both(case, levels=1):
+    """Results of the kernels, and of the eager level in float64, by name; of several levels with the same weights."""
+
+    def repeated(way):
+        def run(v, t, *modules):
+            for _ in range(levels):
+                v, t = way(v, t, *modules)
+            return v, t
+
+        return run
+
+    inputs = level(**case)
+    got = results(repeated(fused.fused_level), *inputs)
+    exact = [x.detach().double().requires_grad_() for x in inputs[:2]], [m.double() for m in inputs[2:]]
+    want = results(repeated(fused.eager_level), *exact[0], *exact[1])
+    assert all(x.isfinite().all() and x.shape == want[name].shape for name, x in got.items())
+    return {name: (got[name].double(), exact) for name, exact in want.items()}
+
+
+def worst(case, levels=1):
+    """Largest difference between the two by name, in parts of the tensor's own scale (at least 0.01)."""
+    pairs = both(case, levels).items()
+    return {n: ((got - want).abs().max() / want.abs().max().clamp_min(0.01)).item() for n, (got, want) in pairs}
+
+
+def roundings(case):
+    """Largest difference between the two in parts of the very entry, by name; a 10,000th of the scale is let pass."""
+    return {
+        name: (((got - want).abs() - 1e-4 * want.abs().max()) / want.abs()).max().item()
+        for name, (got, want) in both(case).items()
+    }
+
+
+def stacked(case):
+    return worst(case, levels=2)
+
+
+def unchanged(case):
+    """With output projections of zero: whether tokens come back bit for bit, and the names with a gradient."""
+    v, t, *modules = level(**case, zero=True)
+    got = results(fused.fused_level, v, t, *modules)
+    same = torch.equal(got["v"], v) and torch.equal(got["t"], t)
+    return [same, sorted(name for name, x in got.items() if name not in ("v", "t") and x.abs().max() > 0)]
+
+
+def compiled(case):
+    """The largest difference of a compiled level, choice and all in one graph, from the same kernels called plainly."""
+    inputs = level(**case)
+    plain = results(fused.fused_level, *inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        # As on a GPU whose user wants the kernels.
+        patch.setattr(fused, "covers", lambda *level: True)
+        patch.setenv("PROCAP_FUSED", "on")
+        graph = torch.compile(fused.refine_level, backend="aot_eager", fullgraph=True)
+        patch.setattr(fused, "eager_level", None)
+        traced = results(graph, *inputs)
+    return max((plain[name] - traced[name]).abs().max().item() for name in plain)
+
+
+def registered(case):
+    """torch's own checks of an operator: schema, fake tensors, autograd."""
+    v, t, projection, vision, text = level(**case)
+    arguments = (
+        v,
+        t,
+        list(projection.parameters()),
+        fused.parameters(vision),
+        fused.parameters(text),
+        vision.heads,
+        1e-5,
+    )
+    # Tracing is tested by itself, above.
+    checks = "test_schema", "test_autograd_registration", "test_faketensor"
+    return torch.library.opcheck(fused.level_op, arguments, test_utils=checks)
+
+
+def one_sided(case):
+    """Largest difference of v's gradient from eager's where only the vision tokens are used further on."""
+    v, t, *modules = level(**case)
+    ways = fused.fused_level, fused.eager_level
+    got, want = (torch.autograd.grad(way(v, t, *modules)[0].square().sum(), v)[0] for way in ways)
+    return (got - want).abs().max().item()
+
+
+@pytest.fixture(scope="module")
+def interpreter():
+    """Answers (question, case) by the kernels in Triton's interpreter."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+
+    def ask(question, case):
+        process.stdin.write(json.dumps([question, case]) + "\n")
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+        assert not isinstance(answer, str), answer
+        return answer
+
+    yield ask
+    process.stdin.close()
+    process.wait(timeout=20)
+
+
+# --- values and gradients ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["pre", "post", "none"])
+def test_values_and_gradients_are_those_of_eager(interpreter, norm):
+    errors = interpreter("worst", {**SMALL, "norm": norm})
+    parameters = {"pre": 24, "post": 20, "none": 16}[norm]
+    assert len(errors) == 4 + parameters and max(errors.values()) < 1e-5, errors
+
+
+@pytest.mark.parametrize(
+    "tokens, widths, heads, head_width",
+    [(1, (24, 16), 1, 8), (4, (40, 24), 2, 16), (17, (16, 24), 2, 4), (6, (41, 20), 1, 20)],
+)
+def test_shapes_that_fill_no_block(interpreter, tokens, widths, heads, head_width):
+    errors = interpreter("worst", {"tokens": tokens, "widths": widths, "heads": heads, "head_width": head_width})
+    assert max(errors.values()) < 1e-5, errors
+
+
+def test_levels_in_a_row_share_weights(interpreter):
+    errors = interpreter("stacked", {**SMALL, "widths": (24, 16)})
+    assert max(errors.values()) < 1e-5, errors
+
+
+sizes = st.integers(1, 40)
+cases = st.fixed_dictionaries(
+    {
+        "tokens": st.integers(1, 9),
+        "widths": st.tuples(sizes, sizes).map(lambda pair: (pair[0] + 2, pair[1] + 2)),
+        "heads": st.integers(1, 4),
+        "head_width": st.integers(1, 12),
+        "norm": st.sampled_from(["pre", "post", "none"]),
+        "zero": st.booleans(),
+        "dtype": st.sampled_from(["float32", "bfloat16"]),
+        "seed": st.integers(0, 1000),
+    }
+)
+
+
+def holds(interpreter, case):
+    errors = interpreter("worst", case)
+    # A LayerNorm over two or three nearly equal entries magnifies whatever rounding came before it.
+    limit = (2e-2 if case["dtype"] == "bfloat16" else 1e-4) * (1 if min(case["widths"]) > 8 else 30)
+    assert max(errors.values()) < limit, errors
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases)
+def test_any_level(interpreter, case):
+    holds(interpreter, case)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=cases)
+def test_very_many_levels(interpreter, case):
+    holds(interpreter, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens, widths, head_width", [(4, (768, 512), 64), (32, (96, 64), 16)])
+def test_the_widths_of_vit_b_and_the_most_tokens(interpreter, tokens, widths, head_width):
+    errors = interpreter("worst", {"tokens": tokens, "widths": widths, "heads": 8, "head_width": head_width})
+    assert max(errors.values()) < 2e-5, errors
+
+
+def test_bfloat16_is_summed_in_float32(interpreter):
+    errors = interpreter("roundings", {**SMALL, "widths": (80, 64), "dtype": "bfloat16"})
+    # One rounding, of the result; the interpreter cuts off, so that it is 2^-7 of the entry and not half of that.
+    assert max(errors.values()) < 2**-7, errors
+
+
+def test_zero_output_projections_leave_the_tokens_and_learn(interpreter):
+    same, learning = interpreter("unchanged", SMALL)
+    projections = [f"{i}.output.{name}" for i in (1, 2) for name in ("bias", "weight")]
+    assert same and learning == sorted([*projections, "dt", "dv"])
+
+
+def test_one_direction_alone_has_its_gradient(interpreter):
+    assert interpreter("one_sided", SMALL) < 1e-5
+
+
+def test_the_operator_compiles_whole(interpreter):
+    assert interpreter("compiled", TINY) == 0
+    assert set(interpreter("registered", TINY).values()) == {"SUCCESS"}
+
+
+# --- where they run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_level_on_the_cpu_is_eager_and_needs_no_triton():
+    program = """
+import sys
+sys.modules["triton"] = None
+import torch
+from tests.test_procap_triton import SMALL, level, results, fused
+a, b = (results(way, *level(**SMALL)) for way in (fused.refine_level, fused.eager_level))
+assert all(torch.equal(a[name], b[name]) for name in a)
+assert "torch._dynamo" not in sys.modules
+"""
+    environment = os.environ | {"PROCAP_FUSED": "on"}
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, env=environment, timeout=120)
+
+
+KEY = (0, torch.float32, 4, 768, 512, 8, 512, "pre", None)
+
+
+@pytest.mark.parametrize(
+    "times, plain, graphed",
+    [
+        ((2.0, 1.0, 0.2, 0.1), True, True),
+        ((1.0, 2.0, 0.2, 0.1), False, True),
+        ((2.0, 1.0, 0.1, 0.2), True, False),
+        ((1.0, float("inf"), 0.1, float("inf")), False, False),
+    ],
+)
+def test_the_faster_way_is_chosen_and_timed_once(monkeypatch, times, plain, graphed):
+    timed = []
+    monkeypatch.setattr(fused, "measure", lambda *key: timed.append(key) or fused.Timings(*times))
+    monkeypatch.setattr(fused, "_measured", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.delenv("PROCAP_FUSED", raising=False)
+    assert [fused.choose(*KEY, False), fused.choose(*KEY, True), fused.choose(*KEY, False)] == [plain, graphed, plain]
+    assert timed == [KEY] and fused.measured() == {KEY: times}
+
+
+def test_nothing_is_timed_during_a_capture_or_against_the_users_wish(monkeypatch):
+    monkeypatch.setattr(fused, "measure", lambda *key: pytest.fail("timed"))
+    monkeypatch.setattr(fused, "_measured", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.delenv("PROCAP_FUSED", raising=False)
+    assert not fused.choose(*KEY, True)
+    for wish, expected in (("off", False), ("on", True)):
+        monkeypatch.setenv("PROCAP_FUSED", wish)
+        assert fused.choose(*KEY, False) is expected
+
+
+def test_the_benchmark_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
+    sizes = ["--device", "cpu", "--levels", "1", "--rounds", "1", "--out", tmp_path / "level.json"]
+    subprocess.run([sys.executable, "-m", "benchmarks.cross_attention", *sizes], check=True, cwd=ROOT, timeout=120)
+    report = json.loads((tmp_path / "level.json").read_text())
+    # 21,305,088 parameters of cross-attention in nine levels, and W_p, of four bytes.
+    assert report["floor"]["level_bytes"] == 4 * (21_305_088 // 9 + 393_728)
+    assert report["floor"]["step_bytes"] == 3 * report["floor"]["forward_bytes"] == 3 * report["floor"]["level_bytes"]
+    assert report["ways"][0]["name"] == "eager" and report["ways"][0]["step_us"] > 0
+
+
+COMPILE = """
+import re, subprocess, tempfile
+from pathlib import Path
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+import procap.cross_attention_launch as launch
+from tests.test_procap_triton import fused, level
+
+tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+class Compiled:
+    def __init__(self, kernel):
+        self.kernel = kernel
+    def __getitem__(self, grid):
+        return lambda *a, **k: self.check(self.kernel.warmup(*a, grid=grid, **k))
+    def check(self, built):
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            Path(file.name).write_bytes(built.asm["cubin"])
+            usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+        print(self.kernel.__name__, built.metadata.shared, *re.search(r"STACK:(\\d+)", usage).groups())
+
+for name in ("project", "attend", "attend_backward", "project_backward", "inputs_backward"):
+    setattr(launch, name, Compiled(getattr(launch, name)))
+
+for capability in (80, 90):
+    class Device:
+        get_current_target = staticmethod(lambda: GPUTarget("cuda", capability, 32))
+        get_current_device = staticmethod(lambda: 0)
+        get_current_stream = staticmethod(lambda device: 0)
+    driver.set_active(Device())
+    v, t, projection, vision, text = level(4, (768, 512), 8, 64)
+    directions = [launch.Direction(*fused.parameters(attention)) for attention in (vision, text)]
+    projection = [projection.weight, projection.bias]
+    _, _, z, rows = launch.forward(v, t, projection, *directions, 8, 1e-5)
+    launch.backward((v, t), v, t, z, rows, projection, *directions, 8, 1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_a100_and_h100_and_stay_in_registers():
+    """By Triton's own compiler, which needs no device; 4 tokens of ViT-B/16."""
+    pytest.importorskip("triton")
+    done = subprocess.run([sys.executable, "-c", COMPILE], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    kernels = [line.split() for line in done.stdout.splitlines()]
+    assert len(kernels) == 2 * 6
+    assert all(int(stack) == 0 and int(shared) <= 99 * 1024 for _, shared, stack in kernels), kernels
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return "cuda"
+
+
+VIT_B, VIT_L, ODD = ((768, 512), 8, 64), ((1024, 768), 12, 64), ((33, 20), 3, 5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "tokens, sizes, norm, dtype",
+    [
+        (4, VIT_B, "pre", "float32"),
+        (4, VIT_B, "pre", "bfloat16"),
+        (4, VIT_B, "post", "float32"),
+        (4, VIT_B, "none", "float32"),
+        (1, VIT_B, "pre", "float32"),
+        (7, ODD, "pre", "float32"),
+        (9, ODD, "none", "bfloat16"),
+        (16, VIT_L, "pre", "float32"),
+        (32, VIT_B, "pre", "float32"),
+    ],
+)
+def test_native_kernels_are_eager(cuda, tokens, sizes, norm, dtype):
+    widths, heads, head_width = sizes
+    case = {"tokens": tokens, "widths": widths, "heads": heads, "head_width": head_width, "norm": norm}
+    errors = worst(case | {"dtype": dtype, "device": cuda})
+    assert max(errors.values()) < (2e-5 if dtype == "float32" else 2**-7), errors
+
+
+@pytest.mark.gpu
+def test_kernels_in_a_graph_and_compiled_give_the_same(cuda):
+    case = {"tokens": 4, "widths": (768, 512), "heads": 8, "head_width": 64, "device": cuda}
+    inputs = level(**case)
+    plain = results(fused.fused_level, *inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = results(fused.fused_level, *inputs)
+    graph.replay()
+    traced = results(torch.compile(fused.fused_level, fullgraph=True), *inputs)
+    for name, x in plain.items():
+        assert torch.equal(x, recorded[name]) and torch.allclose(x, traced[name], rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_the_choice_is_made_by_timing(cuda, autocast, capsys):
+    key = (*KEY[:-1], autocast)
+    timings = fused.measure(*key)
+    with capsys.disabled():
+        print(f"\none level of ViT-B/16, 4 tokens, autocast {autocast}, ms: {timings}")
+    assert max(timings) < float("inf")
+    assert fused.choose(*key, False) in (True, False) and key in fused.measured()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        question, case = json.loads(line)
+        try:
+            answer = globals()[question](case)
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        print(json.dumps(answer), flush=True)
