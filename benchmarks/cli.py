@@ -24,8 +24,10 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.", **PLAIN)
 data_app = typer.Typer(help="Pack data sets into shards, check them, look at them.", **PLAIN)
 track_app = typer.Typer(help="Send results to MLflow and see what it has not got yet.", **PLAIN)
+bench_app = typer.Typer(help="Measure how fast everything is, and what it costs.", **PLAIN)
 app.add_typer(data_app, name="data")
 app.add_typer(track_app, name="track")
+app.add_typer(bench_app, name="bench")
 
 
 def examples(*lines: str) -> dict[str, Any]:
@@ -131,11 +133,19 @@ def evaluate(
     limit: Annotated[
         int | None, typer.Option(metavar="N", help="the first N images only; the result is marked")
     ] = None,
+    no_feature_cache: Annotated[
+        bool, typer.Option("--no-feature-cache", help="neither read nor keep image features")
+    ] = False,
 ) -> int:
-    """Evaluate trained runs on any target."""
+    """Evaluate trained runs on any target.
+
+    Methods that put no prompts into the image tower share its features of a test split, kept in the folder features of
+    the cache (2 KB an image at width 512; delete it at will). An evaluation that found them there is as right and has
+    no speed; --force computes them again.
+    """
     from benchmarks.commands_run import evaluate as run
 
-    return run(runs or [], targets, limit, selection, training, place, doing, output)
+    return run(runs or [], targets, limit, selection, training, place, doing, output, cached=not no_feature_cache)
 
 
 @app.command(
@@ -303,6 +313,83 @@ def status(
     from benchmarks.commands_track import status as run
 
     return run(results, tracking, output)
+
+
+@bench_app.callback(**examples("procap bench runtime", "procap bench runtime --help"))
+def bench() -> None:
+    # With a single command typer would otherwise leave out its name.
+    pass
+
+
+@bench_app.command(
+    **examples(
+        "procap bench runtime",
+        "procap bench runtime --backbone ViT-B/16 --random --steps 3",
+        "procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --precision fp32,bf16",
+        "procap bench runtime --check",
+    )
+)
+@flat
+def runtime(
+    place: Place,
+    output: Output,
+    methods: Annotated[str, typer.Option(metavar="A,B", help="methods to compare")] = "zeroshot,maple,procap",
+    datasets: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="data sets; photographs-102: made-up images, as many as 16-shot Flowers102"),
+    ] = "",
+    modes: Annotated[str, typer.Option(metavar="A,B", help="reference works as public code does")] = "reference,fast",
+    precision: Annotated[str, typer.Option(metavar="fp32,bf16", help="one or both [default: fp32]")] = "",
+    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: mini]")] = "",
+    pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = "",
+    random: Annotated[bool, typer.Option("--random", help="random weights; no accuracy is shown then")] = False,
+    epochs: Annotated[int, typer.Option(metavar="N", help="of every training")] = 10,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="measure N training steps and extrapolate, which the table says")
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", help="rounds of evaluation and of every size")] = 5,
+    batch: Annotated[int, typer.Option(metavar="N", help="images per training step")] = 32,
+    test_batch: Annotated[int, typer.Option(metavar="N", help="images per evaluated batch")] = 100,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="measure what fits, extrapolate and limit the rest, and say so; 0: no limit "
+            "[default: 150 for mini and 900 else on a CPU, no limit on a GPU]",
+        ),
+    ] = None,
+    scaling: Annotated[
+        str, typer.Option(metavar="CLASSESxBATCHES|off", help="sizes, as in 10,50,200x4,32, the default with mini")
+    ] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="say what is to be reached, met or not; chooses full size on a GPU")
+    ] = False,
+) -> int:
+    """Time training and inference of every method, as public code does it and as this program does.
+
+    Seconds of ten epochs, images per second, memory, operations against the peak of this device, and accuracy, beside
+    the paper's table. Nothing else should run on the machine.
+    """
+    from benchmarks.runtime import Flags, bench_runtime
+
+    flags = Flags(
+        methods=methods,
+        datasets=datasets,
+        modes=modes,
+        precision=precision,
+        backbone=backbone,
+        pretrained=pretrained,
+        random=random,
+        epochs=epochs,
+        steps=steps,
+        repeats=repeats,
+        batch=batch,
+        test_batch=test_batch,
+        budget=budget,
+        scaling=scaling,
+        check=check,
+    )
+    return bench_runtime(flags, place, output)
 
 
 @contextmanager
