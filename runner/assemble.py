@@ -92,7 +92,7 @@ def check_content(result: str, dataset: str, digest: str, data: Path, again: str
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over everything that the method learns."""
     decay = recipe.weight_decay
-    # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them can outlast a backward pass.
+    # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them takes as long as a pass.
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(method.parameters(), recipe.lr, betas=recipe.betas, weight_decay=decay, fused=True)
     return torch.optim.SGD(method.parameters(), recipe.lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
