@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,11 @@ def draw_figures(table: Table, scores: Sequence[Score], folder: Path) -> list[Pa
         "learning-curves": lambda: learning_curves(table, scores, looks),
         "accuracy-speed": lambda: accuracy_speed(table, looks),
     }
+    return save_figures(folder, drawings)
+
+
+def save_figures(folder: Path, drawings: Mapping[str, Callable[[], Figure | None]]) -> list[Path]:
+    """Draw and write each figure in every format; gives the PNGs. A drawing that has nothing to show is left out."""
     written = []
     for name, draw in drawings.items():
         figure = draw()

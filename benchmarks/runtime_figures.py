@@ -5,13 +5,12 @@ Colours and markers are those of `benchmarks.figures`; reference mode is hatched
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.figures import COLOURS, DPI, FAINT, FORMATS, GRID, INK, MARKERS, SPARE
-from runner.results import write_bytes
+from benchmarks.figures import COLOURS, FAINT, GRID, INK, MARKERS, SPARE, save_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,19 +31,7 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
         "runtime-classes": step_against_classes,
         "runtime-accuracy": accuracy_against_time,
     }
-    written = []
-    for name, draw in drawings.items():
-        figure = draw(report)
-        if figure is None:
-            continue
-        for form in FORMATS:
-            image = io.BytesIO()
-            # Without a date, the same numbers give the same file.
-            dated: dict[str, Any] = {"CreationDate": None} if form == "pdf" else {}
-            figure.savefig(image, format=form, dpi=DPI, metadata=dated, bbox_inches="tight", facecolor="white")
-            write_bytes(folder / f"{name}.{form}", image.getvalue())
-        written.append(folder / f"{name}.png")
-    return written
+    return save_figures(folder, {name: partial(draw, report) for name, draw in drawings.items()})
 
 
 def bars(report: dict[str, Any]) -> Figure | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.table_formats import pipes
 from runner.results import write_bytes
 
 PUBLISHED = Path(__file__).with_name("published") / "runtime.csv"
@@ -46,11 +47,11 @@ def write_report(report: dict[str, Any], folder: Path) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     """The table, the sizes, and what must be known to read them."""
-    parts = [_pipes(HEADERS, [*_body(report), *_paper_body()], left=3)]
+    parts = [pipes(HEADERS, [*_body(report), *_paper_body()], left=3)]
     if report["scaling"]:
-        parts.append(_pipes(SCALING_HEADERS, [_scaling_line(one) for one in report["scaling"]], left=1))
+        parts.append(pipes(SCALING_HEADERS, [_scaling_line(one) for one in report["scaling"]], left=1))
     phases = [[_label(row), *(_number(row["phases"][name], 2) for name in PHASES)] for row in report["rows"]]
-    parts.append(_pipes(("Seconds of the measured steps", *PHASES), phases, left=1))
+    parts.append(pipes(("Seconds of the measured steps", *PHASES), phases, left=1))
     parts.append("\n".join(f"- {line}" for line in notes(report)))
     return "\n\n".join(parts)
 
@@ -207,17 +208,6 @@ def _number(value: float | None, digits: int) -> str:
 
 def _percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.0f} %"
-
-
-def _pipes(headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
-    widths = [max(3, *(len(line[i]) for line in [headers, *body])) for i in range(len(headers))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return f"| {' | '.join(padded)} |"
-
-    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    return "\n".join([line(headers), f"| {' | '.join(rule)} |", *map(line, body)])
 
 
 def _escape(text: str) -> str:

@@ -24,9 +24,9 @@ def markdown(table: Table) -> str:
     """Pipes and dashes, the best of each data set in bold, the notes below."""
     parts = []
     if table.rows:
-        parts.append(_pipes(HEADERS, _body(table, bold="**{}**", plus_minus=" ± "), left=2))
+        parts.append(pipes(HEADERS, _body(table, bold="**{}**", plus_minus=" ± "), left=2))
     if table.others:
-        parts.append(_pipes(OTHER_HEADERS, [_other(row, table, " ± ") for row in table.others], left=3))
+        parts.append(pipes(OTHER_HEADERS, [_other(row, table, " ± ") for row in table.others], left=3))
     return "\n\n".join([*parts, "\n".join(f"- {line}" for line in table.notes)])
 
 
@@ -159,7 +159,7 @@ def _other(row: TargetRow, table: Table, plus_minus: str) -> list[str]:
     return [row.trained_on, row.title, row.target, _accuracy(row.accuracy, table, plus_minus)]
 
 
-def _pipes(headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
+def pipes(headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
     """`left` columns of text, the rest numbers, padded so that the source reads as a table too."""
     widths = [max(3, *(len(line[i]) for line in [headers, *body])) for i in range(len(headers))]
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def epsilon(attention: Attention) -> float:
 
 
 # Operators, not a plain autograd.Function: torch.compile takes them as they are, and CUDA graphs record them.
-@torch.library.custom_op("procap::cross_attention_level", mutates_args=())
+@library.custom_op("procap::cross_attention_level", mutates_args=())
 def level_op(
     v: Tensor, t: Tensor, projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -117,7 +117,7 @@ def _(
     return *new, v.new_empty(z, dtype=torch.float32), v.new_empty(rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("procap::cross_attention_level_backward", mutates_args=())
+@library.custom_op("procap::cross_attention_level_backward", mutates_args=())
 def level_backward_op(
     g_v: Tensor, g_t: Tensor, v: Tensor, t: Tensor, z: Tensor, rows: Tensor,
     projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float,

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import library, nn
 
 import procap.fused_refinement as fused
 from procap.methods.procap import CrossAttention, ProCAPOptions
@@ -132,7 +132,7 @@ def registered(case):
     )
     # Tracing is tested by itself, above.
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
-    return torch.library.opcheck(fused.level_op, arguments, test_utils=checks)
+    return library.opcheck(fused.level_op, arguments, test_utils=checks)
 
 
 def one_sided(case):
