@@ -1,4 +1,4 @@
-"""Public clip-benchmark shards stand for a published test split where they hold its images; elsewhere they are refused."""
+"""Public clip-benchmark shards stand for a published test split where they hold its images, else they are refused."""
 
 from __future__ import annotations
 
