@@ -97,7 +97,7 @@ def hm_bars(table: Table, looks: dict[str, Look]) -> Figure | None:
     axes.set_title("Harmonic mean of base and novel accuracy", loc="left", color=INK, fontsize=12)
     axes.scatter([], [], marker="^", s=22, color=INK, label="base")
     axes.scatter([], [], marker="v", s=22, facecolor="white", edgecolor=INK, label="novel")
-    _grid(axes, "y")
+    grid(axes, "y")
     figure.legend(loc="outside lower center", ncols=len(titles) + 2, frameon=False)
     return figure
 
@@ -187,7 +187,7 @@ def learning_curves(table: Table, scores: Sequence[Score], looks: dict[str, Look
         panel.set_title(dataset, loc="left", fontsize=10, color=INK)
         panel.set_ylim(bottom=0)
         panel.xaxis.get_major_locator().set_params(integer=True)
-        _grid(panel, "y")
+        grid(panel, "y")
     for panel in panels.flat[len(datasets) :]:
         panel.set_axis_off()
     for panel in panels[-1]:
@@ -220,7 +220,7 @@ def accuracy_speed(table: Table, looks: dict[str, Look]) -> Figure | None:
     axes.set_ylabel("harmonic mean, %")
     over = "average over data sets" if points[0][0].dataset == AVERAGE else "single data sets"
     axes.set_title(f"Accuracy against speed, {over}", loc="left", color=INK)
-    _grid(axes, "both")
+    grid(axes, "both")
     figure.legend(loc="outside lower center", ncols=min(4, len(named)), frameon=False)
     return figure
 
@@ -232,7 +232,8 @@ def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _grid(axes: Axes, which: Any) -> None:
+def grid(axes: Axes, which: Any) -> None:
+    """The lines and frame that all figures share; `which` is "x", "y" or "both"."""
     axes.grid(axis=which, color=GRID, linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

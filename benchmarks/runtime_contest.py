@@ -58,7 +58,6 @@ class Contestant:
         self.trains = config.recipe.epochs > 0
         self.meter = Meter(self.device, 0, ("data", *MODEL))
         self.rounds: list[Round] = []
-        self.eval_seconds: list[float] = []
         self.first_loss: float | None = None
         self.train_peak: int | None = None
         self.eval_peak: int | None = None

@@ -5,12 +5,12 @@ Colours and markers are those of `benchmarks.figures`; reference mode is hatched
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.figures import COLOURS, FAINT, GRID, INK, MARKERS, SPARE, save_figures
+from benchmarks.figures import COLOURS, FAINT, INK, MARKERS, SPARE, grid, save_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,7 +65,7 @@ def bars(report: dict[str, Any]) -> Figure | None:
         panel.set_xticks(range(len(datasets)), datasets)
         panel.set_title(title, loc="left", fontsize=10, color=INK)
         panel.margins(y=0.12)
-        _grid(panel, "y")
+        grid(panel, "y")
     figure.suptitle(f"Training time and speed, {_subject(report)}", x=0.01, ha="left", color=INK, fontsize=12)
     figure.legend(loc="outside lower center", ncols=min(6, len(kinds)), frameon=False)
     return figure
@@ -105,7 +105,7 @@ def step_against_classes(report: dict[str, Any]) -> Figure | None:
         panel.minorticks_off()
         panel.set_xlabel("classes")
         panel.set_title({"train": "training step, ms", "eval": "evaluated batch, ms"}[kind], loc="left", fontsize=10)
-        _grid(panel, "both")
+        grid(panel, "both")
     from benchmarks.runtime import TITLES
 
     method = TITLES.get(sizes[0]["method"], sizes[0]["method"])
@@ -148,7 +148,7 @@ def accuracy_against_time(report: dict[str, Any]) -> Figure | None:
         longest = max(row["train_seconds"] or 0.0 for row in rows)
         panel.set_xlim(-0.05 * longest, 1.1 * longest)
         panel.margins(y=0.2)
-        _grid(panel, "both")
+        grid(panel, "both")
     panels[0].set_ylabel("accuracy, %")
     figure.suptitle(f"Accuracy against training time, {_subject(report)}", x=0.01, ha="left", color=INK, fontsize=12)
     handles, titles = panels[0].get_legend_handles_labels()
@@ -183,13 +183,3 @@ def _subject(report: dict[str, Any]) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
-
-
-def _grid(axes: Any, which: Sequence[str] | str) -> None:
-    axes.grid(axis=which, color=GRID, linewidth=0.8, zorder=0)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(FAINT)
-    axes.tick_params(colors=FAINT, labelcolor=INK)
