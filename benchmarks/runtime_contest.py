@@ -183,7 +183,8 @@ class Contestant:
         self._step += 1
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        noise = generator(self.config.seed, "noise", self._step)
+        drawn = self.method.draw(generator(self.config.seed, "noise", self._step))
+        noise = tuple(t.to(self.device) for t in drawn)
         return torch.stack(list(self.method.loss(images, labels, noise).values())).sum()
 
     def _gradients(self, images: Tensor, labels: Tensor) -> float:

@@ -143,7 +143,8 @@ def _work(
 
     def step() -> None:
         with _autocast(point, images):
-            terms = method.loss(images, labels, generator(seed, "noise"))
+            noise = tuple(t.to(images.device) for t in method.draw(generator(seed, "noise")))
+            terms = method.loss(images, labels, noise)
             loss = torch.stack(list(terms.values())).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -100,7 +100,7 @@ def _learn(
                 group["lr"] = lr
             for images, labels in meter.each("data", stream.epoch(epoch, start_step=state.step_in_epoch)):
                 with meter.phase("forward"), autocast(config, device):
-                    noise = generator(config.seed, "noise", state.step)
+                    noise = tuple(t.to(device) for t in method.draw(generator(config.seed, "noise", state.step)))
                     terms = method.loss(images.to(device), labels.to(device), noise)
                     loss = torch.stack(list(terms.values())).sum()
                     values = journal.finite(terms, loss)

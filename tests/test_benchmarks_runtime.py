@@ -69,7 +69,7 @@ def test_counted_training_step_is_what_torch_counts(mini, name, savings):
     """To half a percent: the attention between a handful of prompt tokens is not worth counting."""
     method, images = build(mini.with_savings(savings), name), random_images(mini, 3)
     labels, noise = torch.tensor([0, 1, 2]), torch.Generator().manual_seed(0)
-    forward, loss = counted(lambda: torch.stack(list(method.loss(images, labels, noise).values())).sum())
+    forward, loss = counted(lambda: torch.stack(list(method.loss(images, labels, method.draw(noise)).values())).sum())
     backward, _ = counted(loss.backward)
     work = training_step(method, 3, executed=True)
     assert forward == pytest.approx(work.forward, rel=5e-3)

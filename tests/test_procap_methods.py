@@ -130,7 +130,7 @@ VARIANTS = [
 @pytest.mark.parametrize("name, options", VARIANTS)
 def test_gradient_reaches_every_learnable_and_nothing_else(tiny_clip, space, name, options):
     method = build(name, tiny_clip, space, **options)
-    terms = method.loss(pictures(), torch.tensor([0, 1, 1]), seeded(2))
+    terms = method.loss(pictures(), torch.tensor([0, 1, 1]), method.draw(seeded(2)))
     assert next(iter(terms)) == "ce" and all(term.isfinite() and term.dim() == 0 for term in terms.values())
     sum(terms.values()).backward()
     for parameter, tensor in method.named_parameters():
@@ -149,7 +149,8 @@ def test_state_holds_the_learnables_and_nothing_else(tiny_clip, space, name):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_batch_of_one_can_be_trained_on(tiny_clip, space, name):
-    terms = build(name, tiny_clip, space).loss(pictures(1), torch.tensor([3]), seeded())
+    method = build(name, tiny_clip, space)
+    terms = method.loss(pictures(1), torch.tensor([3]), method.draw(seeded()))
     sum(terms.values()).backward()
     assert all(term.isfinite() for term in terms.values())
 
@@ -171,10 +172,10 @@ def test_the_start_comes_from_the_given_generator_alone(tiny_clip, space, name):
 def test_loss_draws_from_the_noise_generator_alone(tiny_clip, space, name):
     method, labels = build(name, tiny_clip, space), torch.tensor([0, 1, 2])
     state = torch.get_rng_state()
-    first = sum(method.loss(pictures(), labels, seeded(3)).values())
+    first = sum(method.loss(pictures(), labels, method.draw(seeded(3))).values())
     assert torch.equal(torch.get_rng_state(), state)
-    assert first == sum(method.loss(pictures(), labels, seeded(3)).values())
-    assert (first == sum(method.loss(pictures(), labels, seeded(4)).values())) == (name != "procap")
+    assert first == sum(method.loss(pictures(), labels, method.draw(seeded(3))).values())
+    assert (first == sum(method.loss(pictures(), labels, method.draw(seeded(4))).values())) == (name != "procap")
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -183,7 +184,7 @@ def test_a_few_steps_lower_the_loss(tiny_clip, space, name):
     optimizer = torch.optim.AdamW(method.parameters(), lr=3e-3)
     losses = []
     for step in range(4):
-        loss = sum(method.loss(images, labels, seeded(step)).values())
+        loss = sum(method.loss(images, labels, method.draw(seeded(step))).values())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -194,9 +195,9 @@ def test_a_few_steps_lower_the_loss(tiny_clip, space, name):
 @pytest.mark.parametrize("name", TRAINED)
 def test_bfloat16_training_stays_near_float32(tiny_clip, space, name):
     method, labels = build(name, tiny_clip, space), torch.tensor([0, 1, 2])
-    plain = sum(method.loss(pictures(), labels, seeded()).values()).item()
+    plain = sum(method.loss(pictures(), labels, method.draw(seeded())).values()).item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = sum(method.loss(pictures(), labels, seeded()).values())
+        cast = sum(method.loss(pictures(), labels, method.draw(seeded())).values())
     cast.backward()
     assert cast.item() == pytest.approx(plain, abs=0.15)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters())
@@ -278,7 +279,7 @@ def test_cocoop_is_the_same_in_chunks(tiny_clip, space, rows):
     def run(chunk_rows):
         chunked = method.with_clip(tiny_clip.with_savings(Savings(chunk_rows=chunk_rows)))
         method.zero_grad()
-        loss = chunked.loss(images, labels, seeded())["ce"]
+        loss = chunked.loss(images, labels, chunked.draw(seeded()))["ce"]
         loss.backward()
         return [chunked.classifier()(images), loss.detach(), *(p.grad.clone() for p in method.parameters())]
 
@@ -460,7 +461,7 @@ def test_cross_entropy_comes_first_and_alone_for_the_baselines(tiny_clip, space)
     labels = torch.tensor([1, 0, 3])
     for name in ("coop", "cocoop", "maple"):
         method = build(name, tiny_clip, space)
-        terms = method.loss(pictures(), labels, seeded())
+        terms = method.loss(pictures(), labels, method.draw(seeded()))
         assert list(terms) == ["ce"]
         expected = F.cross_entropy(method.classifier()(pictures()), labels)
         assert math.isclose(terms["ce"].item(), expected.item(), rel_tol=1e-5)

@@ -87,7 +87,7 @@ def test_training_samples_and_inference_takes_the_means(tiny_clip, space):
     with torch.no_grad():
         method.text_logvar[0, 0], method.text_logvar[0, 1], method.text_logvar[0, 2] = -2, -40, 9
     noise = seeded(0)
-    draws = torch.stack([method.tokens(noise)[1][0].detach() for _ in range(800)])
+    draws = torch.stack([method.tokens(method.draw(noise))[1][0].detach() for _ in range(800)])
     spread = (draws - method.text_mu[0].detach()).square().mean(dim=(0, 2)).sqrt()
     expected = [math.exp(-1), math.exp(-6), math.exp(1), math.exp(-4.5)]
     assert spread.tolist() == pytest.approx(expected, rel=0.03)
@@ -153,7 +153,7 @@ def test_training_starts_at_the_template(tiny_clip, space):
     """With output projections at zero every level is its start, V_l = V_0 and T_l = T_0, samples included."""
     method = build(tiny_clip, space)
     for noise in (None, 4):
-        start = method.tokens(None if noise is None else seeded(noise))
+        start = method.tokens(None if noise is None else method.draw(seeded(noise)))
         for tokens, levels in zip(start, method.refine(*start), strict=True):
             assert len(levels) == 9 and all(torch.equal(level, tokens[0]) for level in levels)
     other = build(tiny_clip, space, zero_output=False)
@@ -212,7 +212,7 @@ def test_terms_are_the_papers_sum(tiny_clip, space):
     """Every term recomputed from the sampled tokens with the plain encoders, weights included."""
     method = trained(tiny_clip, space, kl_weight=0.03, l2_weight=0.02, nce_weight=0.5)
     images, labels = pictures(4), torch.tensor([0, 2, 2, 1])
-    got = method.loss(images, labels, seeded(5))
+    got = method.loss(images, labels, method.draw(seeded(5)))
     with torch.no_grad():
         noise = seeded(5)
         v, t = (
@@ -271,7 +271,7 @@ def test_a_switch_removes_its_parameters_and_terms_and_moves_nothing_else(tiny_c
     assert {name.split(".")[0] for name in set(whole) - set(rest)} == parameters
     assert set(rest) <= set(whole) and all(torch.equal(whole[name], tensor) for name, tensor in rest.items())
     labels = torch.tensor([0, 1, 2])
-    lost, kept = full.loss(pictures(), labels, seeded()), less.loss(pictures(), labels, seeded())
+    lost, kept = full.loss(pictures(), labels, full.draw(seeded())), less.loss(pictures(), labels, less.draw(seeded()))
     assert set(lost) - set(kept) == terms
     if switch not in ("gaussian", "cross_attention"):
         assert all(torch.equal(lost[name], term) for name, term in kept.items())
@@ -280,7 +280,7 @@ def test_a_switch_removes_its_parameters_and_terms_and_moves_nothing_else(tiny_c
 def test_without_gaussians_training_draws_nothing(tiny_clip, space):
     method, noise = build(tiny_clip, space, gaussian=False), seeded(3)
     state = noise.get_state()
-    method.loss(pictures(), torch.tensor([0, 1, 2]), noise)
+    method.loss(pictures(), torch.tensor([0, 1, 2]), method.draw(noise))
     assert torch.equal(noise.get_state(), state)
 
 
@@ -290,7 +290,7 @@ def test_with_everything_off_plain_tokens_enter_every_layer(tiny_clip, space, de
     method = build(tiny_clip, space, depth=4, deep_tokens=deep_tokens, **off)
     shapes = {name: tuple(tensor.shape) for name, tensor in method.state_dict().items()}
     assert shapes == {"text_mu": (sets, 4, 64), "vision_mu": (sets, 4, 128)}
-    assert list(method.loss(pictures(), torch.tensor([0, 1, 2]), seeded())) == ["ce"]
+    assert list(method.loss(pictures(), torch.tensor([0, 1, 2]), method.draw(seeded()))) == ["ce"]
     image_plan, text_plan = method.plans(None)
     for layer in range(4):
         assert torch.equal(image_plan[layer].tokens, method.vision_mu[min(layer, sets - 1)])

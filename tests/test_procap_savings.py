@@ -161,7 +161,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
     images, labels = torch.randn(3, 3, size, size, generator=seeded(2)), torch.tensor([0, 4, 2])
-    total = torch.stack(list(method.loss(images, labels, seeded(5)).values())).sum()
+    total = torch.stack(list(method.loss(images, labels, method.draw(seeded(5))).values())).sum()
     parameters = list(method.parameters())
     grads = torch.autograd.grad(total, parameters, allow_unused=True) if parameters else []
     return total, [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
@@ -371,7 +371,7 @@ torch.set_num_threads(2)
 clip = CLIP.random(Geometry(224, 16, 768, 12, 12, 512, 12, 8, 77, 49408, 512, quick_gelu=True))
 space = LabelSpace(tuple(("red " * (i % 5) + f"cat {i % 10}") for i in range(1000)))
 method = build_method("procap", clip, space, {}, torch.Generator().manual_seed(0))
-terms = method.loss(torch.zeros(32, 3, 224, 224), torch.arange(32), torch.Generator().manual_seed(1))
+terms = method.loss(torch.zeros(32, 3, 224, 224), torch.arange(32), method.draw(torch.Generator().manual_seed(1)))
 sum(terms.values()).backward()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

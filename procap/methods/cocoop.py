@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
-from procap.methods.method import Method, check_task
+from procap.methods.method import Method, Noise, check_task
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, linear, tokenize_classes
 from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
@@ -51,11 +51,11 @@ class CoCoOp(Method):
         free = " ".join([PLACEHOLDER] * self.options.n_ctx)
         return ClassPrompts(tokenize_classes(self.clip, names, [f"{free} {name}." for name in names]))
 
-    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """The unshifted context; `conditional_logits` adds each image's shift."""
         return (), (TokenOp(INPUT, "replace", self.context, start=1),)
 
-    def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         image = self.clip.encode_image(images)
         logits = conditional_logits(self.clip, image, self.prompts.tokenized, self.context, self.meta_net, self.scale())
         return {"ce": F.cross_entropy(logits, labels)}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError
-from procap.methods.method import Method, check_task
+from procap.methods.method import Method, Noise, check_task
 from procap.methods.prompts import (
     PLACEHOLDER,
     ClassPrompts,
@@ -93,7 +93,7 @@ class CoOp(Method):
         slots = 1 + slot + torch.where(slot < before, 0, lengths)
         return ClassPrompts(move_names(ids, lengths, n_ctx, before), slots)
 
-    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return (), (context_op(self.clip, prompts, self.context),)
 
 

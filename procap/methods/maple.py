@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError
-from procap.methods.method import STRICT, Method, check_task
+from procap.methods.method import STRICT, Method, Noise, check_task
 from procap.methods.prompts import (
     PLACEHOLDER,
     ClassPrompts,
@@ -110,7 +110,7 @@ class MaPLe(Method):
         names = space.names()
         return ClassPrompts(tokenize_classes(self.clip, names, [f"{self._phrase()} {name}." for name in names]))
 
-    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         deep = list(self.deep_context)
         vision = [self.projection(self.context)]
         vision += [project(tokens) for project, tokens in zip(self.deep_projection, deep, strict=True)]

@@ -27,6 +27,9 @@ from procap.text import LabelSpace
 TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
 """The tasks that published recipes tell apart."""
 
+Noise = tuple[Tensor, ...]
+"""Everything random in one training step, drawn before it; () where nothing is."""
+
 STRICT = ConfigDict(frozen=True, extra="forbid")
 """Configuration of every `Options`: a value never changes, an unknown field is refused."""
 
@@ -85,23 +88,30 @@ class Method(nn.Module):
         """The tokenized prompts of `space`, at the full context length; reads `clip` and `options` only."""
         raise NotImplementedError
 
-    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
-        """Image plan and text plan of the current weights; `noise` is None in inference and nothing is drawn then."""
+    def draw(self, generator: torch.Generator) -> Noise:
+        """The noise of one step, on the CPU, so that a seed means the same on every device; for `loss` on this device.
+
+        Drawn apart from the step, which then does the same work every time and can be recorded once and replayed.
+        """
+        return ()
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        """Image plan and text plan of the current weights; `noise` is None in inference: nothing is random then."""
         raise NotImplementedError
 
     def scale(self) -> Tensor:
         """What cosines are multiplied with: CLIP's own frozen temperature, inverted."""
         return self.clip.logit_scale.exp()
 
-    def features(self, images: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    def features(self, images: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         """Image features [B, E] and class features [C, E] of one training step, not normalised."""
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
         image = self.clip.encode_image(images, image_plan)
         return image, self.clip.encode_text(prompts.tokenized, text_plan)
 
-    def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
-        """Weighted terms whose sum is trained on, "ce" first; images [B, 3, H, W], labels [B] int64."""
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Weighted terms whose sum is trained on, "ce" first; images [B, 3, H, W], labels [B] int64, `draw`'s noise."""
         image, text = self.features(images, noise)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
 

@@ -23,7 +23,7 @@ from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.fused_refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
-from procap.methods.method import STRICT, Method, check_task
+from procap.methods.method import STRICT, Method, Noise, check_task
 from procap.methods.prompts import (
     PLACEHOLDER,
     ClassPrompts,
@@ -177,16 +177,23 @@ class ProCAP(Method):
         texts = [f"{free} {text}." for text in space.prompts(template)]
         return ClassPrompts(tokenize_classes(self.clip, space.names(), texts))
 
-    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+    def draw(self, generator: torch.Generator) -> Noise:
+        """Standard normal values for the vision and the text token sets, [S, P, D] each."""
+        if not self.options.gaussian:
+            return ()
+        return tuple(torch.randn(mu.shape, generator=generator) for mu in (self.vision_mu, self.text_mu))
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return deep_plans(self.clip, *self.refine(*self.tokens(noise)))
 
-    def tokens(self, noise: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Vision and text token sets [S, P, D]: a sample drawn from `noise`, or the means where it is None."""
+    def tokens(self, noise: Noise | None) -> tuple[Tensor, Tensor]:
+        """Vision and text token sets [S, P, D]: samples made with `noise`, or the means where it is None."""
         if noise is None or not self.options.gaussian:
             return self.vision_mu, self.text_mu
+        vision, text = noise
         return (
-            sample(self.vision_mu, self._clamped(self.vision_logvar), noise),
-            sample(self.text_mu, self._clamped(self.text_logvar), noise),
+            sample(self.vision_mu, self._clamped(self.vision_logvar), vision),
+            sample(self.text_mu, self._clamped(self.text_logvar), text),
         )
 
     def refine(self, vision: Tensor, text: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -206,7 +213,7 @@ class ProCAP(Method):
     def scale(self) -> Tensor:
         return self.logit_scale.exp() if self.options.learn_logit_scale else super().scale()
 
-    def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """L_CE + lambda L_NCE + beta L_KL + gamma L_2, each term already weighted; absent where switched off."""
         o = self.options
         image, text = self.features(images, noise)
@@ -286,9 +293,8 @@ def contrastive_head(width: int, options: ProCAPOptions, generator: torch.Genera
     return nn.Sequential(linear(width, width, generator), activation, linear(width, options.nce_width, generator))
 
 
-def sample(mu: Tensor, logvar: Tensor, noise: torch.Generator) -> Tensor:
-    """mu + sigma * eps; drawn on the CPU, so that a seed means the same noise on every device."""
-    eps = torch.randn(mu.shape, generator=noise).to(mu.device)
+def sample(mu: Tensor, logvar: Tensor, eps: Tensor) -> Tensor:
+    """mu + sigma * eps, all [S, P, D]."""
     return mu + torch.exp(logvar / 2) * eps
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, Field
 from torch import Tensor
 
 from procap.classifier import Classifier
-from procap.methods.method import STRICT, Method, check_task
+from procap.methods.method import STRICT, Method, Noise, check_task
 from procap.methods.prompts import ClassPrompts, tokenize_classes
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -58,10 +57,10 @@ class ZeroShot(Method):
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts()))
 
-    def plans(self, prompts: ClassPrompts, noise: torch.Generator | None = None) -> tuple[Plan, Plan]:
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return (), ()
 
-    def loss(self, images: Tensor, labels: Tensor, noise: torch.Generator) -> dict[str, Tensor]:
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """The cross-entropy as a number to look at; it has no gradient."""
         return {"ce": F.cross_entropy(self.classifier()(images), labels)}
 
