@@ -2,7 +2,7 @@
 
 What a batch holds depends on (seed, epoch, position) alone, never on the number of workers or processes. Workers are
 threads: decoding and resizing release the interpreter lock, and threads share the decoded images and start at once.
-Shapes: B images, S = image size, N = images of a split.
+Shapes: B images, W = processes, S = image size, N = images of a split.
 """
 
 from __future__ import annotations
@@ -36,24 +36,30 @@ class DecodedImages:
         self._lock = threading.Lock()
 
     def __getitem__(self, i: int) -> Image:
+        image = self.read(i)
+        self.keep(i, image)
+        return image
+
+    def read(self, i: int) -> Image:
+        """Image `i`, which is not kept for that."""
         kept = self._kept.get(i)
-        if kept is not None:
-            return kept
-        image = self.split.image(i)
+        return self.split.image(i) if kept is None else kept
+
+    def keep(self, i: int, image: Image) -> None:
+        """Keep what was read if there is room."""
         size = 4 * image.width * image.height
         with self._lock:
             if i not in self._kept and size <= self._room:
                 self._room -= size
                 self._kept[i] = image
-        return image
 
 
 class TrainStream:
     """The training images in a new seeded order and augmentation each epoch.
 
-    batch_size is the global batch. With `world_size` processes each gets its part of every global batch, so that their
-    union is the batch of a single process. The last incomplete batch is dropped only when there is a complete one
-    (Dassl's rule), so an epoch has max(1, N // batch_size) steps.
+    batch_size is the global batch. With `world_size` processes each gets every world_size-th image of it, from its rank
+    on, so that their union is the batch of a single process. The last incomplete batch is dropped only when there is a
+    complete one (Dassl's rule), so an epoch has max(1, N // batch_size) steps.
     """
 
     def __init__(
@@ -84,20 +90,33 @@ class TrainStream:
         return torch.randperm(len(self.split), generator=generator(self.seed, "order", epoch)).tolist()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images [B, 3, S, S] float32, labels [B] int64) of every step from `start_step` on.
+        """(this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
 
-        Resuming in the middle gives exactly the batches that the uninterrupted epoch would have given.
+        Steps before `start_step` are left out: resuming in the middle gives exactly the batches that the uninterrupted
+        epoch would have given.
         """
-        order = self.order(epoch)
 
         def prepare(i: int, out: Tensor) -> None:
-            self.augment(self._images[i], generator(self.seed, "augment", epoch, i), out)
+            self.augment(self._images[i], self.draws(epoch, i), out)
 
-        steps = range(start_step, self.steps_per_epoch)
-        batches = (order[step * self.batch_size : (step + 1) * self.batch_size] for step in steps)
-        shares = (batch[self.rank :: self.world_size] for batch in batches)
-        for share, images in _batches(shares, prepare, self.augment.image_size, self.workers):
-            yield images, self.labels[share]
+        shares = (self.share(batch) for batch in self.batches(epoch, start_step))
+        prepared = _batches(shares, prepare, self.augment.image_size, self.workers)
+        for (_, images), batch in zip(prepared, self.batches(epoch, start_step), strict=True):
+            yield images, self.labels[batch]
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
+        """The images [B] of every global batch from `start_step` on."""
+        order = self.order(epoch)
+        for step in range(start_step, self.steps_per_epoch):
+            yield order[step * self.batch_size : (step + 1) * self.batch_size]
+
+    def share(self, batch: list[int]) -> list[int]:
+        """This process's images of a global batch."""
+        return batch[self.rank :: self.world_size]
+
+    def draws(self, epoch: int, i: int) -> torch.Generator:
+        """What the augmentation of image `i` in `epoch` is drawn from."""
+        return generator(self.seed, "augment", epoch, i)
 
 
 def evaluation_batches(

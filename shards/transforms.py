@@ -76,6 +76,17 @@ def eval_transform(image_size: int, mean: Sequence[float], std: Sequence[float])
     return EvalTransform(image_size, _normalise(mean, std))
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where a random view looks: a crop in pixels of the image, and whether it is mirrored once resized."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    flip: bool
+
+
 class TrainAugment:
     """Random augmentation whose every draw comes from the generator it is called with.
 
@@ -106,12 +117,19 @@ class TrainAugment:
             angle = _uniform(-self.rotation, self.rotation, generator)
             fill = tuple(round(255 * channel) for channel in self.normalise.mean)
             image = image.rotate(angle, Resampling.BILINEAR, fillcolor=fill)
-        top, left, height, width = crop_box(image.width, image.height, self.crop_scale, generator)
-        crop = image.crop((left, top, left + width, top + height))
-        image = crop.resize((self.image_size, self.image_size), Resampling.BICUBIC)
-        if self.flip and torch.rand(1, generator=generator).item() < 0.5:
-            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
+        image = self.look(image, self.draw(image.width, image.height, generator))
         return jitter_colours(image, self.colour_jitter, generator) if self.colour_jitter else image
+
+    def draw(self, width: int, height: int, generator: torch.Generator) -> View:
+        """The crop and flip of one random view of a width x height image."""
+        box = crop_box(width, height, self.crop_scale, generator)
+        return View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
+
+    def look(self, image: Image, view: View) -> Image:
+        """The S x S pixels of a drawn view."""
+        crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
+        image = crop.resize((self.image_size, self.image_size), Resampling.BICUBIC)
+        return image.transpose(Transpose.FLIP_LEFT_RIGHT) if view.flip else image
 
     def __call__(self, image: Image, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
         """[3, S, S] float32."""

@@ -402,8 +402,9 @@ def test_a_run_on_imported_picks_is_another_run_and_says_what_it_was_trained_on(
 def test_picks_that_are_not_there_stop_a_run_in_one_line(packed, tiny_checkpoint):
     import torch
 
+    place = Workplace(data=packed[0], results=Path("unused"))
     with pytest.raises(DataError, match=r"no picks 0123456789abcdef of 'digits' .*procap data picks digits --import"):
-        set_up(plan("0123456789abcdef", tiny_checkpoint), packed[0], torch.device("cpu"), 0)
+        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"))
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:

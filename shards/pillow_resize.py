@@ -1,0 +1,123 @@
+"""The arithmetic of Pillow's bicubic resize to S x S pixels, for whoever does it elsewhere to the bit.
+
+Pillow resizes in whole numbers: coefficients in units of 2^-22, one direction first, then the other, each rounded to 8
+bits. Written after Resample.c, operation by operation and in its order: doubles decide what the numbers are.
+Shapes: S image size, H and W pixels of an image, K taps (source pixels that one new pixel is made of).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+COEFFICIENT_BITS = 22
+LOW_BITS = 12
+HIGH_BITS = COEFFICIENT_BITS - LOW_BITS
+# At most 31 taps then, so that no sum of low digits times pixels reaches 2^24: 31 x 2048 x 255 < 2^24.
+REDUCTION = 7.5
+# (W, H) to 8 x 8 pixels at which the two orders of directions that Pillow is known to take differ, and where they meet.
+PROBES = ((5, 40), (40, 5), (5, 9), (12, 16), (12, 17), (17, 12), (30, 52), (30, 53))
+
+
+def fits(width: int, height: int, size: int) -> bool:
+    """Whether an image of this size, and so every crop of it, has digits whose sums float32 holds exactly."""
+    return max(width, height) <= REDUCTION * size
+
+
+def coefficients(length: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First source pixel [S] and coefficients [S, K] in units of 2^-22 that make `size` pixels of a row of `length`."""
+    scale = length / size
+    stretch = max(scale, 1.0)
+    support = 2.0 * stretch
+    centre = (np.arange(size) + 0.5) * scale
+    # Pillow rounds by truncation, which differs below 0, where either result becomes 0.
+    first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
+    stop = np.minimum((centre + support + 0.5).astype(np.int64), length)
+    tap = np.arange((stop - first).max())
+    weights = _bicubic((first[:, None] + tap - centre[:, None] + 0.5) * (1.0 / stretch))
+    weights[tap >= (stop - first)[:, None]] = 0.0
+    # A running sum adds in Pillow's order; numpy's `sum` adds in pairs.
+    weights /= np.cumsum(weights, axis=1)[:, -1:]
+    scaled = weights * 2.0**COEFFICIENT_BITS
+    return first, np.where(scaled < 0, scaled - 0.5, scaled + 0.5).astype(np.int64)
+
+
+def _bicubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    a, x = -0.5, np.abs(x)
+    near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+@dataclass(frozen=True)
+class Taps:
+    """How `size` pixels are made of a row: first source pixel [S] int32 and digits (high, low) [2, S, K] int16.
+
+    A coefficient is 4096 high + low with |low| <= 2048. No tap lies outside of the row; surplus ones are 0.
+    """
+
+    first: NDArray[np.int32]
+    digits: NDArray[np.int16]
+
+
+@lru_cache(maxsize=4096)
+def taps(length: int, size: int) -> Taps:
+    """The taps of a row of `length` pixels that becomes `size` pixels."""
+    first, whole = coefficients(length, size)
+    count = whole.shape[1]
+    # Near the end of the row surplus taps would reach beyond it: there all taps move back.
+    back = np.maximum(first + count - length, 0)
+    source = np.arange(count) - back[:, None]
+    moved = np.where(source >= 0, np.take_along_axis(whole, np.maximum(source, 0), 1), 0)
+    half = 1 << (LOW_BITS - 1)
+    low = ((moved + half) & (2 * half - 1)) - half
+    digits = np.stack([(moved - low) >> LOW_BITS, low]).astype(np.int16)
+    return Taps((first - back).astype(np.int32), digits)
+
+
+def columns_first(width: int, height: int, size: int) -> bool:
+    """Whether the installed Pillow resizes this crop by columns before it resizes by rows.
+
+    Raises ValueError when it follows no known rule.
+    """
+    rule = known_rule()
+    if rule is None:
+        raise ValueError("this Pillow resizes in an order that is not known")
+    return rule == "tall" and _much_taller(width, height, size)
+
+
+@lru_cache(maxsize=1)
+def known_rule() -> str | None:
+    """What the installed Pillow does, by looking: rows first always ("never", before 13) or unless the height shrinks
+    much more than the width ("tall", from 13 on); None when it is neither or its numbers are others."""
+    size, noise = 8, np.random.default_rng(0)
+    rules = {"never", "tall"}
+    for width, height in PROBES:
+        pixels = noise.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        found = np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
+        if not np.array_equal(found, resized(pixels, size, columns=False)):
+            rules.discard("never")
+        if not np.array_equal(found, resized(pixels, size, columns=_much_taller(width, height, size))):
+            rules.discard("tall")
+    return rules.pop() if len(rules) == 1 else None
+
+
+def _much_taller(width: int, height: int, size: int) -> bool:
+    return height > size and height - size > 2 * (width - size)
+
+
+def resized(pixels: NDArray[np.uint8], size: int, columns: bool) -> NDArray[np.int64]:
+    """[S, S, 3] of pixels [H, W, 3], by columns or by rows first: what is done elsewhere, in the plainest way."""
+    values = pixels.astype(np.int64)
+    for axis in (0, 1) if columns else (1, 0):
+        values = np.moveaxis(values, axis, 0)
+        first, whole = coefficients(len(values), size)
+        # Surplus taps have no weight: which pixel they meet does not matter.
+        source = np.minimum(first[:, None] + np.arange(whole.shape[1]), len(values) - 1)
+        total = np.einsum("sk,skxc->sxc", whole, values[source]) + (1 << (COEFFICIENT_BITS - 1))
+        values = np.moveaxis(np.clip(total >> COEFFICIENT_BITS, 0, 255), 0, axis)
+    return values

@@ -1,0 +1,312 @@
+"""Augmentation on the device: the bits of Pillow at any size, and every batch that of `TrainStream`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from toy_shards import toy_source
+
+from shards import pillow_resize
+from shards.device_images import DeviceCrops
+from shards.device_stream import DeviceTrainStream, augments_on_device
+from shards.device_taps import TapTable
+from shards.errors import DataError
+from shards.pack import pack_source
+from shards.pillow_resize import COEFFICIENT_BITS, REDUCTION, fits, known_rule, resized, taps
+from shards.reader import Split, open_dataset
+from shards.records import Record, png
+from shards.stream import TrainStream
+from shards.transforms import TrainAugment, View
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+AUGMENT = TrainAugment(8, MEAN, STD)
+# Two images are too large to be resized on the device, the last one in part only.
+SIZES = [(9, 7), (8, 8), (1, 1), (60, 60), (13, 59), (40, 5), (8, 31), (31, 8), (20, 19), (200, 70), (64, 56)]
+COUNT = 23
+
+
+def noise(width: int, height: int, seed: int, extreme: bool = False) -> np.ndarray:
+    """[H, W, 3] uint8; extreme: of 0 and 255 alone, which bicubic weights overshoot."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return (pixels > 127).astype(np.uint8) * 255 if extreme else pixels
+
+
+def photos(split: str) -> Iterator[Record]:
+    for i in range(COUNT):
+        yield Record(f"{i}.png", i % 5, png(noise(*SIZES[i % len(SIZES)], seed=i)))
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory) -> Split:
+    root = tmp_path_factory.mktemp("photos")
+    pack_source(toy_source(photos, counts={"train": COUNT}), root, per_shard=5)
+    return open_dataset(root, "toy").split("train")
+
+
+def same(first, second) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a.cpu(), b.cpu()) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def on_device(augment: TrainAugment, device: str, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
+    pixels = [torch.from_numpy(image).to(device).transpose(1, 2).contiguous() for image in images]
+    return DeviceCrops(augment, torch.device(device))(pixels, views).cpu()
+
+
+def by_pillow(augment: TrainAugment, images: list[np.ndarray], views: list[View]) -> torch.Tensor:
+    looks = [augment.look(Image.fromarray(image), view) for image, view in zip(images, views, strict=True)]
+    return torch.stack([augment.normalise(look) for look in looks])
+
+
+@st.composite
+def seen(draw) -> tuple[int, np.ndarray, View]:
+    """An image size, an image and a view of it that fits on the device, from 1 pixel to the strongest reduction."""
+    size = draw(st.sampled_from([7, 8, 33]))
+    length = st.one_of(st.integers(1, int(REDUCTION * size)), st.sampled_from([1, size - 1, size, size + 1, 2 * size]))
+    width, height = draw(length), draw(length)
+    left, top, right, bottom = (draw(st.integers(0, 9)) for _ in range(4))
+    image = noise(left + width + right, top + height + bottom, draw(st.integers(0, 9)), draw(st.booleans()))
+    return size, image, View(top, left, height, width, draw(st.booleans()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@settings(max_examples=150, deadline=None)
+@given(st.lists(seen(), min_size=1, max_size=6))
+def test_crops_of_any_size_are_those_of_pillow(device, many):
+    size = many[0][0]
+    many = [(image, view) for s, image, view in many if s == size]
+    images, views = map(list, zip(*many, strict=True))
+    augment = TrainAugment(size, MEAN, STD)
+    assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("extreme", [False, True])
+def test_photographs_seen_by_a_vit_are_those_of_pillow(device, extreme):
+    """With images that share a matrix product and others that are too large for that."""
+    augment = TrainAugment(224, MEAN, STD)
+    sizes = [(500, 375), (375, 500), (224, 224), (224, 300), (300, 224), (1680, 40), (40, 1680), (64, 64), (1100, 900)]
+    images = [noise(*size, seed=n, extreme=extreme) for n, size in enumerate(sizes)]
+    views = [View(0, 0, height, width, flip=n % 2 == 0) for n, (width, height) in enumerate(sizes)]
+    assert torch.equal(on_device(augment, device, images, views), by_pillow(augment, images, views))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_pixel_value_is_normalised_to_the_same_float(device):
+    ramp, view = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2), View(0, 0, 16, 16, False)
+    for mean, std in ((MEAN, STD), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.1, 0.2, 0.3), (1 / 3, 1 / 7, 0.9))):
+        augment = TrainAugment(16, mean, std)
+        assert torch.equal(on_device(augment, device, [ramp], [view]), by_pillow(augment, [ramp], [view]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_caller_that_computes_in_low_precision_changes_nothing(device):
+    images, view = [noise(50, 40, seed=1)], [View(1, 2, 30, 40, True)]
+    augment = TrainAugment(16, MEAN, STD)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(on_device(augment, device, images, view), by_pillow(augment, images, view))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_on_a_gpu_tf32_changes_nothing(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        test_photographs_seen_by_a_vit_are_those_of_pillow("cuda", True)
+        test_photographs_seen_by_a_vit_are_those_of_pillow("cuda", False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("size", [7, 8, 32, 224])
+def test_sums_of_digits_stay_exact_in_float32(size):
+    for length in range(1, int(REDUCTION * size) + 1, 1 if size < 100 else 7):
+        first, digits = taps(length, size).first, taps(length, size).digits.astype(int)
+        assert (np.abs(digits) <= 2048).all()  # 11 significant bits, which is what TF32 keeps
+        assert (255 * np.abs(digits).sum(2) < 2**24).all()
+        assert (np.abs((4096 * digits[0] + digits[1]).sum(1) - 2**COEFFICIENT_BITS) < 32).all()
+        assert (first >= 0).all() and (first + digits.shape[2] <= length).all()
+    assert fits(int(REDUCTION * size), 1, size) and not fits(1, int(REDUCTION * size) + 1, size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 9, 23, 32, 33])
+def test_each_band_reads_all_pixels_that_it_needs(size):
+    table = TapTable(size, int(REDUCTION * size), torch.device("cpu"))
+    for longest in range(1, table.longest + 1, 1 if size < 32 else 5):
+        rows = table.rows([longest, max(1, longest - 1), (longest + 1) // 2])
+        (matrix,) = table.matrices([rows], torch.from_numpy(np.stack([rows.lengths, rows.offsets])))
+        high, low = matrix.double().sum(3).chunk(2, dim=2)
+        assert ((1024 * high + low) * 4096 - 2**COEFFICIENT_BITS).abs().max() < 32
+        for n, window in enumerate(rows.windows()):
+            matrix[:, n, :, window] = 0
+        assert not matrix.any()
+
+
+def test_bands_read_little_more_than_they_need():
+    rows = TapTable(224, 500, torch.device("cpu")).rows([400, 350, 300])
+    assert sum(window.stop - window.start for window in rows.windows()) < 1.7 * rows.room
+
+
+@pytest.mark.parametrize("rule", ["never", "tall"])
+def test_either_order_of_directions_is_kept(monkeypatch, rule):
+    """Pillow changed it in version 13: what the other version gives is computed in the plainest way."""
+    monkeypatch.setattr(pillow_resize, "known_rule", lambda: rule)
+    augment = TrainAugment(8, (0, 0, 0), (1, 1, 1))
+    images = [noise(*size, seed=3) for size in pillow_resize.PROBES]
+    views = [View(0, 0, *image.shape[:2], False) for image in images]
+    found = (on_device(augment, "cpu", images, views) * 255).round().permute(0, 2, 3, 1)
+    for pixels, image in zip(found, images, strict=True):
+        turned = pillow_resize.columns_first(image.shape[1], image.shape[0], 8)
+        assert np.array_equal(pixels.numpy(), resized(image, 8, columns=turned))
+    assert pillow_resize.columns_first(5, 40, 8) == (rule == "tall")
+
+
+def test_only_crop_and_flip_by_a_known_pillow_are_done_on_the_device(train, monkeypatch):
+    assert known_rule() in ("never", "tall")
+    assert augments_on_device(AUGMENT) and augments_on_device(TrainAugment(8, MEAN, STD, (0.5, 1), flip=False))
+    for other in (TrainAugment(8, MEAN, STD, rotation=5), TrainAugment(8, MEAN, STD, colour_jitter=0.1)):
+        assert not augments_on_device(other)
+        with pytest.raises(ValueError):
+            DeviceTrainStream(train, 4, other, seed=1, device=torch.device("cpu"))
+    monkeypatch.setattr("shards.device_images.known_rule", lambda: None)
+    assert not augments_on_device(AUGMENT)
+
+
+def test_a_pillow_with_other_numbers_is_noticed(monkeypatch):
+    plain = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda image, size, way: plain(image, size, Image.Resampling.LANCZOS))
+    assert known_rule.__wrapped__() is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("device_bytes", [None, 0, 12_000])
+@pytest.mark.parametrize("cache_bytes", [0, 2**30])
+def test_every_batch_is_that_of_the_plain_stream(train, device, workers, device_bytes, cache_bytes):
+    rooms = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
+    for augment in (AUGMENT, TrainAugment(8, MEAN, STD, (0.5, 1.0), flip=False)):
+        plain = TrainStream(train, 4, augment, seed=1)
+        stream = DeviceTrainStream(train, 4, augment, 1, workers, device=torch.device(device), **rooms)
+        assert stream.steps_per_epoch == plain.steps_per_epoch
+        for epoch in range(3):
+            batches = list(stream.epoch(epoch))
+            assert all(images.is_contiguous() for images, _ in batches)
+            assert {(t.device.type, t.dtype) for batch in batches for t in batch} == {
+                (device, torch.float32),
+                (device, torch.int64),
+            }
+            assert same(batches, list(plain.epoch(epoch))) and stream.order(epoch) == plain.order(epoch)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    count=st.integers(1, COUNT),
+    batch=st.integers(1, 30),
+    world_size=st.integers(1, 6),
+    workers=st.integers(0, 3),
+    start=st.integers(0, 4),
+    epoch=st.integers(0, 2),
+)
+def test_processes_share_the_batch_of_one_and_resume_alike(train, count, batch, world_size, workers, start, epoch):
+    split = train.subset(range(count))
+    for rank in range(world_size):
+        share = {"rank": rank, "world_size": world_size}
+        plain = TrainStream(split, batch, AUGMENT, seed=2, **share)
+        stream = DeviceTrainStream(split, batch, AUGMENT, 2, workers, device=torch.device("cpu"), **share)
+        assert same(list(stream.epoch(epoch, start)), list(plain.epoch(epoch, start)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_is_read_once_while_there_is_room_for_its_pixels(train, device, workers, monkeypatch):
+    reads: list[int] = []
+    read = Split.read
+    monkeypatch.setattr(Split, "read", lambda split, i: (reads.append(i), read(split, i))[1])
+    sizes = {i: SIZES[i % len(SIZES)] for i in range(COUNT)}
+    chosen = [i for i, size in sizes.items() if fits(*size, 8)]
+    fitting, total = train.subset(chosen), sum(3 * sizes[i][0] * sizes[i][1] for i in chosen)
+    rooms = [(total, 0, 0), (total - 1, 0, 1), (0, 0, len(fitting)), (0, 2**30, 0)]
+    for device_bytes, cache_bytes, again in rooms:
+        reads.clear()
+        room = {"device_bytes": device_bytes, "cache_bytes": cache_bytes}
+        stream = DeviceTrainStream(fitting, len(fitting), AUGMENT, 1, workers, device=torch.device(device), **room)
+        list(stream.epoch(0))
+        assert len(reads) == len(fitting)
+        list(stream.epoch(1))
+        list(stream.epoch(2))
+        assert len(reads) == len(fitting) + 2 * again
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_said_as_by_the_plain_stream_when_its_batch_is_asked_for(tmp_path, device, workers):
+    pack_source(toy_source(photos, counts={"train": COUNT}), tmp_path, per_shard=5)
+    split = open_dataset(tmp_path, "toy").split("train")
+    (tmp_path / "toy/train/2.tar").write_bytes(b"")
+    plain = TrainStream(split, 1, AUGMENT, seed=1)
+    stream = DeviceTrainStream(split, 1, AUGMENT, 1, workers, device=torch.device(device))
+    seen_by, said = [], []
+    for either in (plain, stream):
+        batches = either.epoch(0)
+        count = 0
+        with pytest.raises(DataError, match=r"2\.tar was cut short") as raised:
+            for _ in batches:
+                count += 1
+        seen_by.append(count)
+        said.append(str(raised.value))
+    assert seen_by[0] == seen_by[1] > 0 and said[0] == said[1]
+
+
+@pytest.mark.parametrize("left", ["closed", "dropped"])
+def test_threads_end_when_a_stream_is_left_early_and_it_can_be_entered_again(train, left):
+    before = threading.active_count()
+    stream = DeviceTrainStream(train, 4, AUGMENT, 1, workers=3, device=torch.device("cpu"))
+    batches = stream.epoch(0)
+    first = next(batches)
+    assert threading.active_count() > before
+    if left == "closed":
+        batches.close()
+    del batches
+    assert threading.active_count() == before
+    assert same([next(stream.epoch(0))], [first])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_batches_stay_right_while_the_device_is_busy(train):
+    """Long kernels behind which later batches are made would show memory that is written again too early."""
+    busy, stream = torch.randn(2048, 2048, device="cuda"), torch.cuda.Stream()
+    ours = DeviceTrainStream(train, 4, AUGMENT, 1, 2, device=torch.device("cuda"), device_bytes=12_000)
+    for epoch in range(10):
+        copies = []
+        with torch.cuda.stream(stream):
+            for images, labels in ours.epoch(epoch):
+                for _ in range(5):
+                    busy = busy @ busy / 2048
+                copies.append((images.clone(), labels.clone()))
+                del images, labels
+        torch.cuda.synchronize()
+        assert same(copies, list(TrainStream(train, 4, AUGMENT, seed=1).epoch(epoch)))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_step_waits_for_the_device_once_all_images_are_there(train):
+    ours = DeviceTrainStream(train, 4, AUGMENT, 1, 2, device=torch.device("cuda"))
+    for epoch in range(3):
+        list(ours.epoch(epoch))
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in ours.epoch(1):
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
