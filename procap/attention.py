@@ -7,6 +7,7 @@ Shapes: N sequences, L rows, D width, H heads, G groups of rows, Q queries per g
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,16 +42,19 @@ class Pattern:
             return attend(q, kv, heads, self.mask, self.causal)
         assert self.mask is not None
         count, ahead = len(q), self.prefix if self.prefix_queries else 0
-        own = kv[:, self.prefix :].unflatten(1, (self.groups, -1))
+        # Split, not sliced: a slice's gradient is a whole tensor of zeros with that slice in it.
+        shared, own = kv.split([self.prefix, kv.shape[1] - self.prefix], dim=1)
+        first, queries = q.split([ahead, q.shape[1] - ahead], dim=1)
+        own = own.unflatten(1, (self.groups, -1))
         if self.prefix:
             # Fused kernels want the keys of a sequence in one piece; this copy is a hundredth of a linear layer's work.
-            own = torch.cat([kv[:, None, : self.prefix].expand(-1, self.groups, -1, -1), own], dim=2)
+            own = torch.cat([shared[:, None].expand(-1, self.groups, -1, -1), own], dim=2)
         mask = self.mask if count == 1 else self.mask.repeat(count, 1, 1, 1)
-        queries = q[:, ahead:].unflatten(1, (self.groups, -1)).flatten(0, 1)
+        queries = queries.unflatten(1, (self.groups, -1)).flatten(0, 1)
         mixed = attend(queries, own.flatten(0, 1), heads, mask).reshape(count, -1, q.shape[-1])
         if not ahead:
             return mixed
-        return torch.cat([attend(q[:, :ahead], kv[:, :ahead], heads, causal=True), mixed], dim=1)
+        return torch.cat([attend(first, shared, heads, causal=True), mixed], dim=1)
 
 
 EVERY = Pattern()
@@ -88,10 +92,38 @@ class LayerNorm(nn.LayerNorm):
 
 
 class QuickGELU(nn.Module):
-    """The sigmoid approximation of GELU that OpenAI's weights were trained with."""
+    """The sigmoid approximation of GELU that OpenAI's weights were trained with: silu(s x) / s."""
+
+    SLOPE = 1.702
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
+        return x * torch.sigmoid(self.SLOPE * x)
+
+
+class MLP(nn.Sequential):
+    """Linear, activation, linear, under the names of CLIP's state dict."""
+
+    c_fc: nn.Linear
+    gelu: nn.Module
+    c_proj: nn.Linear
+
+    def __init__(self, width: int, hidden: int, quick_gelu: bool) -> None:
+        gelu = QuickGELU() if quick_gelu else nn.GELU()
+        super().__init__(OrderedDict(c_fc=nn.Linear(width, hidden), gelu=gelu, c_proj=nn.Linear(hidden, width)))
+
+    def folded(self, x: Tensor) -> Tensor:
+        """The same with QuickGELU's scalings done by the products and by the sum with the bias.
+
+        One pass over the widest states of a block is left, where x * sigmoid(s x) takes three, and of that width the
+        backward pass keeps one tensor instead of two.
+        """
+        if not isinstance(self.gelu, QuickGELU):
+            return self(x)
+        slope, rows = self.gelu.SLOPE, x.flatten(0, -2)
+        scaled = torch.addmm(self.c_fc.bias, rows, self.c_fc.weight.t(), beta=slope, alpha=slope)
+        narrow = F.linear(F.silu(scaled), self.c_proj.weight)
+        # Scaled behind the product and not in it: the gradient is scaled where it is narrow, too.
+        return torch.add(self.c_proj.bias.to(narrow.dtype), narrow, alpha=1 / slope).view_as(x)
 
 
 class Attention(nn.Module):
@@ -114,9 +146,6 @@ class Attention(nn.Module):
     def queries_keys_values(self, x: Tensor) -> Tensor:
         return F.linear(x, self.in_proj_weight, self.in_proj_bias)
 
-    def forward(self, q: Tensor, kv: Tensor, pattern: Pattern) -> Tensor:
-        return self.out_proj(pattern.mix(q, kv, self.heads))
-
 
 class Block(nn.Module):
     """One pre-norm residual block."""
@@ -126,22 +155,35 @@ class Block(nn.Module):
         self.ln_1 = LayerNorm(width)
         self.attn = Attention(width, heads)
         self.ln_2 = LayerNorm(width)
-        self.mlp = nn.Sequential()
-        self.mlp.add_module("c_fc", nn.Linear(width, mlp_width))
-        self.mlp.add_module("gelu", QuickGELU() if quick_gelu else nn.GELU())
-        self.mlp.add_module("c_proj", nn.Linear(mlp_width, width))
+        self.mlp = MLP(width, mlp_width, quick_gelu)
 
-    def forward(self, x: Tensor, pattern: Pattern, live: slice | None = None, read: RowMap | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        pattern: Pattern,
+        live: slice | None = None,
+        read: RowMap | None = None,
+        folded: bool = False,
+    ) -> Tensor:
         """States [N, L, D] to those of all rows, or of the rows that `read` picks, which `pattern` then is about.
 
-        live: the only rows of `x` that depend on something learned; None: all may.
+        live: the only rows of `x` that depend on something learned; None: all may. folded: the MLP in fewer passes.
         """
         if read is None:
-            qkv = on_live_rows(lambda rows: self.attn.queries_keys_values(self.ln_1(rows)), x, live)
+            qkv = on_live_rows(self.enter, x, live)
             q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
         else:
             kv = on_live_rows(lambda rows: self.attn.keys_values(self.ln_1(rows)), x, live)
             x = read(x)
             q = self.attn.queries(self.ln_1(x))
-        x = x + self.attn(q, kv, pattern)
-        return x + self.mlp(self.ln_2(x))
+        return self.leave(x, pattern.mix(q, kv, self.attn.heads), folded)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [N, L, 3 D] of states [N, L, D]; like `leave` it works on rows one by one."""
+        return self.attn.queries_keys_values(self.ln_1(x))
+
+    def leave(self, x: Tensor, mixed: Tensor, folded: bool = False) -> Tensor:
+        """The block's states of rows x [N, L, D] whose attention gave `mixed`."""
+        x = x + self.attn.out_proj(mixed)
+        rows = self.ln_2(x)
+        return x + (self.mlp.folded(rows) if folded else self.mlp(rows))

@@ -45,6 +45,13 @@ class TokenOp:
 Plan = tuple[TokenOp, ...]
 
 
+def for_prompts(plan: Plan, start: int, stop: int) -> Plan:
+    """`plan` for the rows start..stop-1 of the tower's batch alone."""
+    return tuple(
+        replace(op, tokens=op.tokens[start:stop]) if op.tokens.dim() == 3 and len(op.tokens) > 1 else op for op in plan
+    )
+
+
 def apply_op(x: Tensor, op: TokenOp) -> Tensor:
     """Apply one operation to the states `x` [N, L, D]; gives [N, L, D] (replace) or [N, L + P, D] (insert, append).
 

@@ -335,7 +335,7 @@ def test_maples_tokens_enter_up_to_the_depth_and_then_flow_on(tiny_clip, space):
         torch.testing.assert_close(seen[layer][:, behind:], layer_tokens.detach().expand(3, -1, -1))
     blocks = tiny_clip.visual.transformer.resblocks
     for layer in range(depth, 12):
-        assert torch.equal(seen[layer], blocks[layer - 1](seen[layer - 1], EVERY))
+        assert torch.equal(seen[layer], blocks[layer - 1](seen[layer - 1], EVERY, folded=True))
     with entering(tiny_clip.text) as seen:
         method.with_clip(tiny_clip.with_savings(NO_SAVINGS)).classifier()
     for layer in range(1, depth):

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from procap import reference
+from procap.attention import MLP
 from procap.clip import CLIP, Geometry
 from procap.errors import UserError
 from procap.methods import build_method
@@ -35,7 +36,9 @@ WITHOUT_ONE = {f"without {name}": replace(Savings(), **{name: False}) for name i
 ALONE = {f"{name} alone": replace(NO_SAVINGS, **{name: True}) for name in SWITCHES}
 CHOICES = {"all": Savings(), "none": NO_SAVINGS, "chunked": Savings(chunk_rows=16), **WITHOUT_ONE, **ALONE}
 EVERY_CHOICE = [
-    Savings(*switches, chunk_rows=rows) for switches in product((False, True), repeat=5) for rows in (None, 20)
+    Savings(*switches, chunk_rows=rows)
+    for switches in product((False, True), repeat=len(SWITCHES))
+    for rows in (None, 20)
 ]
 
 GEOMETRIES = {
@@ -301,7 +304,6 @@ def test_the_vision_tower_computes_what_is_read(counted, learned):
         assert found["last_rows alone"][1] - found["all"][1] == 3 * unit * batch * (rows - 2)
         # The patches' embedding is never differentiated: what is left is the blocks and the projection.
         assert found["none"][1] == 12 * depth * unit * batch * rows + 2 * batch * width * 16
-    assert "aten.convolution_backward" not in backward.seen
 
 
 def test_per_image_context_shares_the_prefix_of_its_image(counted):
@@ -323,6 +325,60 @@ def test_many_prompts_fill_groups_with_little_to_spare():
     assert least <= clip.text.rows(prompts, plan) - 4 + 300 <= 1.03 * (least + 300)
     groups = fill_groups(lengths, 7)
     assert sorted(index for group in groups for index in group) == list(range(300))
+
+
+# --- blocks in fewer passes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5, 24), (2, 24)])
+def test_the_mlp_is_its_three_layers(quick, shape):
+    draw = seeded(2)
+    mlp = MLP(24, 50, quick).requires_grad_(False).double()
+    for parameter in mlp.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    x = torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_()
+    ours, plain = mlp.folded(x), mlp(x)
+    assert torch.allclose(ours, plain, rtol=1e-12, atol=1e-12)
+    for a, b in zip(gradients(ours, [x]), gradients(plain, [x]), strict=True):
+        assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_mlp_keeps_one_wide_tensor_for_the_backward_pass():
+    mlp, kept = MLP(8, 1000, quick_gelu=True).requires_grad_(False), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        mlp.folded(torch.ones(3, 8, requires_grad=True))
+    assert kept.count((3, 1000)) == 1
+
+
+def test_the_mlp_multiplies_in_bfloat16_under_autocast():
+    mlp, x = MLP(16, 64, quick_gelu=True).requires_grad_(False), torch.randn(5, 16, generator=seeded(1))
+    plain = mlp(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = mlp.folded(x)
+    assert rounded.dtype == torch.bfloat16 and 0 < (rounded.float() - plain).abs().max() < 0.05 * plain.abs().max()
+
+
+@pytest.mark.parametrize("size, patch", [(24, 8), (28, 14), (30, 8)])
+def test_patches_are_those_of_the_convolution(size, patch):
+    geometry = Geometry(size, patch, 40, 1, 1, 32, 1, 1, 77, 49408, 16, quick_gelu=True)
+    tower, images = CLIP.random(geometry, seed=2).visual, torch.randn(2, 3, size, size, generator=seeded(3))
+    plain = tower.embed(images, folded=False)
+    assert_near(tower.embed(images), plain, "rows")
+    assert_near(tower.embed(images.contiguous(memory_format=torch.channels_last)), plain, "channels last")
+
+
+def test_gradients_of_groups_are_cut_and_not_filled_with_zeros(models):
+    """The prefix and the prompts' own rows are split: a slice's gradient would be a whole tensor, mostly zeros."""
+    clip = models["quickgelu"]
+    ids = clip.tokenize([f"X X {WORDS[i % 7]} {WORDS[i % 5]}." for i in range(40)])
+    tokens = torch.zeros(2, 64, requires_grad=True)
+    # The rows of the first learned tokens are cut out of a frozen sequence by a slice, once.
+    saving = clip.with_savings(WITHOUT_ONE["without frozen_rows"])
+    features = saving.encode_text(ids, (TokenOp(INPUT, "replace", tokens, 1),))
+    with Work() as backward:
+        features.sum().backward()
+    assert "aten.cat" in backward.seen and "aten.slice_backward" not in backward.seen
 
 
 # --- kernels, chunks, the host ----------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.errors import unknown_name
 from procap.methods.prompts import ClassPrompts
+from procap.packing import PromptSet
+from procap.parallel import ClassShares, Team, whole_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -35,7 +37,10 @@ STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
 class Method(nn.Module):
-    """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else."""
+    """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
+
+    team: the processes that share every training step with this one; None: there are no others.
+    """
 
     Options: ClassVar[type[BaseModel]]
     summary: ClassVar[str]
@@ -52,6 +57,7 @@ class Method(nn.Module):
         self._held = (clip,)
         self.space = space
         self.options = options
+        self.team: Team | None = None
         self._prompts = self.class_prompts(space)
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
         self.register_buffer("class_slots", self._prompts.slots, persistent=False)
@@ -104,14 +110,24 @@ class Method(nn.Module):
         return self.clip.logit_scale.exp()
 
     def features(self, images: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Image features [B, E] and class features [C, E] of one training step, not normalised."""
+        """Image features [B, E] of the global batch and class features [C, E] of one training step, not normalised."""
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
-        image = self.clip.encode_image(images, image_plan)
-        return image, self.clip.encode_text(prompts.tokenized, text_plan)
+        image = whole_batch(self.team, self.clip.encode_image(images, image_plan))
+        return image, self._encode_classes(prompts.tokenized, text_plan)
+
+    def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
+        if self.team is None or not ClassShares.pay(len(prompts), self.team):
+            return self.clip.encode_text(prompts, plan)
+        shares = ClassShares(len(prompts), self.team)
+        return self.team.gather_uneven(self.clip.encode_text(*shares.of(prompts, plan)), shares.counts)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """Weighted terms whose sum is trained on, "ce" first; images [B, 3, H, W], labels [B] int64, `draw`'s noise."""
+        """Weighted terms whose sum is trained on, "ce" first, from `draw`'s noise.
+
+        images [B, 3, H, W], labels [B] int64. Of a team each process gets its images of the global batch, the labels of
+        all of it, and the same noise; all then give the same terms.
+        """
         image, text = self.features(images, noise)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
 

@@ -1,0 +1,28 @@
+"""The row-wise parts of the towers' blocks by torch.compile: norms, biases, activations and residuals fused.
+
+Only what works on rows one by one is compiled, and for any number of rows, so that a handful of programs serves both
+towers at every number of classes and images; attention keeps its own fused kernels. The numbers are those of the plain
+parts up to rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from procap.clip import CLIP
+
+MOST_PROGRAMS = 64
+"""Variants of one part that may live side by side: widths, gradients or none, precisions. torch's own limit is 8."""
+
+
+def compile_blocks(clip: CLIP, backend: str = "inductor") -> None:
+    """Let every block of `clip` run its row-wise parts compiled from now on, in all methods and savings that share it.
+
+    Compiling happens at first use and is kept on the disk by torch.
+    """
+    # pylint: the name of this setting in torch is private, the setting is documented.
+    torch._dynamo.config.recompile_limit = max(MOST_PROGRAMS, torch._dynamo.config.recompile_limit)
+    for tower in (clip.visual, clip.text):
+        for block in tower.transformer.resblocks:
+            for part in ("enter", "leave"):
+                setattr(block, part, torch.compile(getattr(block, part), dynamic=True, backend=backend))

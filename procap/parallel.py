@@ -1,0 +1,65 @@
+"""How processes that train together share a step: each encodes its images and its classes, all see every feature.
+
+Every process then computes the whole loss, so that contrastive terms see the global batch and penalties of the prompts
+count once. Gradients are averaged over the processes afterwards; what a gather hands back is scaled for that.
+
+Shapes: W processes, B images of the global batch, C classes, N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol
+
+from torch import Tensor
+
+from procap.packing import PromptSet
+from procap.plan import Plan, for_prompts
+
+SHARED_FROM = 32
+"""Classes from which each process encodes a share of them; below that all encode all, which saves a message."""
+
+
+class Team(Protocol):
+    """The processes, as one of them sees them.
+
+    The gradient of a gathered tensor is the same in every process, for all compute the same loss from it. A gather's
+    backward pass takes this process's rows of it times W: averaged over the processes, the gradients of what came
+    before the gather are then sums over all rows, and those of what comes after are what every process has.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather_interleaved(self, rows: Tensor) -> Tensor:
+        """[N, ...] of every process to [W N, ...]: row i of process r becomes row i W + r."""
+
+    def gather_uneven(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """[counts[rank], ...] of every process to [sum of counts, ...], in the order of the processes."""
+
+
+def whole_batch(team: Team | None, rows: Tensor) -> Tensor:
+    """Rows [B / W, ...] of this process's images to those of the global batch [B, ...], in its order."""
+    return rows if team is None else team.gather_interleaved(rows)
+
+
+class ClassShares:
+    """The classes dealt out to the processes in equal runs, which need not divide evenly."""
+
+    def __init__(self, classes: int, team: Team) -> None:
+        self.cuts = [classes * rank // team.size for rank in range(team.size + 1)]
+        self.counts = [stop - start for start, stop in pairwise(self.cuts)]
+        self.mine = self.cuts[team.rank], self.cuts[team.rank + 1]
+
+    @staticmethod
+    def pay(classes: int, team: Team | None) -> bool:
+        """Whether dealing them out is worth a message."""
+        return team is not None and classes >= max(SHARED_FROM, team.size)
+
+    def of(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
+        """This process's prompts and the plan for them."""
+        return prompts.part(*self.mine), for_prompts(plan, *self.mine)

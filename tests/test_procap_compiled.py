@@ -1,0 +1,75 @@
+"""Compiled blocks give the logits and gradients of plain ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from procap.clip import CLIP
+from procap.compiled import compile_blocks
+from procap.methods import build_method
+from procap.text import LabelSpace
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def outcome(clip: CLIP, name: str, names: tuple[str, ...], precision: torch.dtype = torch.float32) -> list[Tensor]:
+    """Logits, loss terms and gradients of one method at its seeded start."""
+    method: Any = build_method(name, clip, LabelSpace(names), {}, seeded(1))
+    size, device = clip.geometry.image_size, clip.device
+    images, labels = torch.randn(3, 3, size, size, generator=seeded(2)).to(device), torch.arange(3, device=device)
+    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+        terms = method.loss(images, labels, tuple(noise.to(device) for noise in method.draw(seeded(3))))
+        logits = method.classifier()(images)
+    parameters = list(method.parameters())
+    return [logits, *terms.values(), *torch.autograd.grad(sum(terms.values()), parameters, allow_unused=True)]
+
+
+def compare(clip: CLIP, backend: str, names: int, **tolerance: float) -> None:
+    """Of a copy with compiled blocks and the model itself, for methods that use the towers in different ways."""
+    torch.compiler.reset()
+    compiled = copy.deepcopy(clip)
+    compile_blocks(compiled, backend)
+    for count in (names, names + 1):
+        space = tuple("red " * (i % 3) + f"cat {i}" for i in range(count))
+        for name in ("coop", "cocoop", "maple", "procap"):
+            for one, other in zip(outcome(clip, name, space), outcome(compiled, name, space), strict=True):
+                torch.testing.assert_close(other, one, **tolerance)
+
+
+def test_compiled_parts_trace_as_a_whole_and_change_nothing(tiny_clip):
+    """With the tracing of torch.compile but torch's own kernels, so that every bit is the same."""
+    compare(tiny_clip, "aot_eager", 5, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_compiled_kernels_change_nothing_but_rounding(tiny_clip):
+    compare(tiny_clip, "inductor", 5, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_compiled_kernels_on_a_gpu_change_nothing_but_rounding(tiny_clip):
+    compare(copy.deepcopy(tiny_clip).to("cuda"), "inductor", 5, rtol=1e-3, atol=1e-4)
+
+
+def test_another_number_of_classes_compiles_nothing_anew(tiny_clip):
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    compiled = copy.deepcopy(tiny_clip)
+    compile_blocks(compiled, "aot_eager")
+    # Few classes end in one group of rows, many in several.
+    for count in (7, 20):
+        outcome(compiled, "procap", tuple(f"cat {i}" for i in range(count)))
+    programs = counters["stats"]["unique_graphs"]
+    for count in (4, 12, 60):
+        outcome(compiled, "procap", tuple(f"cat {i}" for i in range(count)))
+    assert counters["stats"]["unique_graphs"] == programs
+    assert 0 < programs <= 20
