@@ -86,7 +86,14 @@ class Place:
     ] = ""
     results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results")
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto"
-    workers: Annotated[int, typer.Option(metavar="N", help="threads that decode images; 0 decodes in turn")] = 0
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="threads that decode images; 0: in turn [default: 0, beside a GPU up to 12]"),
+    ] = None
+    accelerate: Annotated[
+        str,
+        typer.Option(metavar="auto|off|LIST", help="compile,graphs,images: what makes a GPU fast; auto: all"),
+    ] = "auto"
     tracking: Annotated[
         str,
         typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]"),

@@ -184,6 +184,7 @@ def workplace(place: Place, limit: int | None = None, features: Path | None = No
         limit=limit,
         tracking_uri=place.tracking or None,
         features=features,
+        accelerate=place.accelerate,
     )
 
 

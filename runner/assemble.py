@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,13 +15,18 @@ from procap.methods import build_method
 from procap.methods.method import Method
 from procap.recipe import Recipe
 from procap.text import LabelSpace
+from runner.acceleration import Acceleration, keep_compiled
 from runner.checkpoint import CheckpointCard
-from runner.config import RunConfig
+from runner.collectives import Crew
+from runner.config import RunConfig, Workplace
+from runner.environment import decoders
+from runner.ranks import ALONE, Ranks
+from shards.device_stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, evaluation_labels, pick
 from shards.known import base_name
 from shards.manifest import FILE, Manifest, read_manifest
 from shards.picks import kept
-from shards.reader import open_dataset
+from shards.reader import Split, open_dataset
 from shards.stream import TrainStream
 from shards.streams import generator
 from shards.transforms import TrainAugment
@@ -35,23 +40,34 @@ class Setup:
     card: CheckpointCard
     stream: TrainStream | None
     fewshot: FewShot | None
+    ways: Acceleration
 
 
-def set_up(config: RunConfig, data: Path, device: torch.device, workers: int) -> Setup:
-    """Open the data, load the backbone and build the method; raises the user's errors of all three."""
-    shards = open_dataset(data, config.dataset)
-    clip = load_backbone(config, device)
+def set_up(config: RunConfig, place: Workplace, device: torch.device, crew: Crew) -> Setup:
+    """Open the data, load the backbone and build the method; raises the user's errors of all three.
+
+    Raises UsageError where the batch cannot be dealt out evenly to the crew.
+    """
+    # Messages between processes are not recorded, so steps of several are run as they are.
+    alone = crew.ranks.size == 1
+    ways = Acceleration.of(place.accelerate, device)
+    ways = ways if alone else replace(ways, graphs=False)
+    shards = open_dataset(place.data, config.dataset)
+    clip = load_backbone(config, device, ways)
     fewshot = stream = None
     if config.recipe.epochs:
         picks = kept(shards.folder, config.picks) if config.picks else None
         fewshot = pick(shards, config.shots, config.seed, config.classes, picks)
         augment = train_augment(config.recipe, clip)
-        stream = TrainStream(fewshot.train, config.recipe.batch_size, augment, config.seed, workers=workers)
+        workers = decoders(place.workers, device)
+        stream = train_stream(fewshot.train, config, augment, workers, device, ways, crew.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
     space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
     method = make_method(config, clip, space)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
+    if not alone:
+        method.team = crew
     card = CheckpointCard(
         config=config,
         classnames=space.classnames,
@@ -60,15 +76,21 @@ def set_up(config: RunConfig, data: Path, device: torch.device, workers: int) ->
         backbone_digest=clip.digest(),
         manifest_digest=shards.manifest.digest,
     )
-    return Setup(method, card, stream, fewshot)
+    return Setup(method, card, stream, fewshot, ways)
 
 
-def load_backbone(config: RunConfig, device: torch.device) -> CLIP:
-    """The frozen CLIP of a run, on `device`."""
+def load_backbone(config: RunConfig, device: torch.device, ways: Acceleration) -> CLIP:
+    """The frozen CLIP of a run, on `device`, its blocks compiled where `ways` says so."""
     if device.type == "cuda":
         # cuDNN's default for convolutions is TF32, ten bits of mantissa: less than fp32 is a choice made by name.
         torch.backends.cudnn.allow_tf32 = False
-    return load_clip(config.backbone, config.pretrained).to(device)
+    clip = load_clip(config.backbone, config.pretrained).to(device)
+    if ways.compile:
+        from procap.compiled import compile_blocks
+
+        keep_compiled()
+        compile_blocks(clip)
+    return clip
 
 
 def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
@@ -91,11 +113,39 @@ def check_content(result: str, dataset: str, digest: str, data: Path, again: str
 
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over everything that the method learns."""
-    decay = recipe.weight_decay
+    decay, device = recipe.weight_decay, method.clip.device
+    on_gpu = device.type == "cuda"
+    # Steps that are recorded read the rate where it can be changed for them: on the device.
+    lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
     # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them takes as long as a pass.
     if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(method.parameters(), recipe.lr, betas=recipe.betas, weight_decay=decay, fused=True)
-    return torch.optim.SGD(method.parameters(), recipe.lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+        betas = recipe.betas
+        return torch.optim.AdamW(method.parameters(), lr, betas, weight_decay=decay, fused=True, capturable=on_gpu)
+    return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+
+
+def train_stream(
+    split: Split,
+    config: RunConfig,
+    augment: TrainAugment,
+    workers: int,
+    device: torch.device,
+    ways: Acceleration,
+    ranks: Ranks = ALONE,
+) -> TrainStream:
+    """The run's training batches, or one process's part of them; augmented on `device` where asked for and possible.
+
+    Raises UsageError where the global batch cannot be dealt out evenly.
+    """
+    batch, rank, size = config.recipe.batch_size, ranks.rank, ranks.size
+    if (images := min(batch, len(split))) % size:
+        raise UsageError(
+            f"a global batch of {images} images cannot be dealt out evenly to {size} processes: "
+            f"give --global-batch-size a multiple of {size}, or start another number of processes"
+        )
+    if ways.images and augments_on_device(augment):
+        return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, rank=rank, world_size=size)
+    return TrainStream(split, batch, augment, config.seed, workers, rank=rank, world_size=size)
 
 
 def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:

@@ -57,6 +57,11 @@ def save_prompts(path: Path, method: nn.Module, card: CheckpointCard) -> str:
 
 def read_prompts(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
     """The tensors and the card of a checkpoint. Raises UserError for a missing, altered, broken or foreign file."""
+    return unpack_prompts(prompts_bytes(path, sha256), path)
+
+
+def prompts_bytes(path: Path, sha256: str | None = None) -> bytes:
+    """A checkpoint as it is on the disk. Raises UserError where it is missing or was altered."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -65,6 +70,11 @@ def read_prompts(path: Path, sha256: str | None = None) -> tuple[dict[str, Tenso
         ) from error
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise UserError(f"{path} is not the file that training wrote (its SHA-256 differs); train again with --force")
+    return data
+
+
+def unpack_prompts(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
+    """The tensors and the card in a checkpoint's bytes. Raises UserError naming `path` where they are no checkpoint."""
     try:
         tensors, plain = _unpack(data)
         return tensors, CheckpointCard.model_validate(plain)
@@ -132,22 +142,22 @@ class StateKeeper:
         self.folder = folder
         self.identity = dict(identity)
 
-    def save(self, state: TrainState, method: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Write everything. Raises UserError, and keeps what is on disk, when a tensor is no longer finite."""
-        tensors = {f"param/{name}": value for name, value in _tensors(method).items()}
-        for name, slot in _optimizer_slots(method, optimizer).items():
-            tensors[f"optim/{name}"] = slot.detach().cpu().contiguous()
+    def save(self, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
+        """Write `state` and what an engine's `tensors` gave.
+
+        Raises UserError, and keeps what is on disk, when a tensor is no longer finite.
+        """
         check_finite(tensors, f"after step {state.step}")
         plain = asdict(state) | {"epochs": [log.model_dump() for log in state.epochs]}
-        data = _pack(tensors, {"state_schema": SCHEMA, "identity": self.identity, "state": plain})
+        data = _pack(dict(tensors), {"state_schema": SCHEMA, "identity": self.identity, "state": plain})
         path = self.folder / f"step-{state.step:08d}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
         write_bytes(path, data)
         for old in [other for other in self._newest_first() if other != path][KEPT_STATES - 1 :]:
             old.unlink(missing_ok=True)
         return path
 
-    def restore(self, method: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState | None:
-        """Fill method and optimizer from the newest sound state; a broken one is named and passed over.
+    def newest(self) -> tuple[bytes, Path] | None:
+        """The newest sound state for `unpack`, and its file; a broken one is named and passed over.
 
         Raises UserError when a sound state belongs to other data, another backbone or another configuration.
         """
@@ -157,7 +167,7 @@ class StateKeeper:
                 match = STATE_NAME.fullmatch(path.name)
                 if match is None or hashlib.sha256(data).hexdigest()[:16] != match[2]:
                     raise ValueError("its hash is not the one in its name")
-                tensors, plain = _unpack(data)
+                _, plain = _unpack(data)
                 if plain["state_schema"] != SCHEMA:
                     raise ValueError(f"it has schema {plain['state_schema']}")
             except (OSError, SafetensorError, ValueError, KeyError) as error:
@@ -169,12 +179,16 @@ class StateKeeper:
                         f"cannot go on from {path}: its {name.replace('_', ' ')} is {plain['identity'].get(name)}, "
                         f"here it is {value}; start over with --force"
                     )
-            load_into(method, _below("param/", tensors), path)
-            _fill_optimizer(method, optimizer, _below("optim/", tensors))
-            state = TrainState(**plain["state"])
-            state.epochs = [EpochLog.model_validate(log) for log in plain["state"]["epochs"]]
-            return state
+            return data, path
         return None
+
+    @staticmethod
+    def unpack(data: bytes) -> tuple[TrainState, dict[str, Tensor]]:
+        """What `save` was given."""
+        tensors, plain = _unpack(data)
+        state = TrainState(**plain["state"])
+        state.epochs = [EpochLog.model_validate(log) for log in plain["state"]["epochs"]]
+        return state, tensors
 
     def _newest_first(self) -> list[Path]:
         found = [path for path in self.folder.glob("step-*.safetensors") if STATE_NAME.fullmatch(path.name)]
@@ -188,6 +202,17 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
             raise UserError(f"{name} is not finite {when}: try a lower lr or --precision fp32")
 
 
+def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Everything that a training changes, on the CPU: learned tensors and, by `<parameter>/<slot>`, the optimizer's."""
+    tensors = {f"param/{name}": value for name, value in _tensors(method).items()}
+    return tensors | {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
+
+
+def training_parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The learned tensors and the optimizer's slots that `training_tensors` put together."""
+    return _below("param/", tensors), _below("optim/", tensors)
+
+
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
@@ -196,7 +221,8 @@ def _tensors(method: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in method.state_dict().items()}
 
 
-def _optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors of a torch optimizer by `<parameter>/<slot>`."""
     return {
         f"{name}/{slot}": value
         for name, parameter in method.named_parameters()
@@ -205,7 +231,8 @@ def _optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
-def _fill_optimizer(method: nn.Module, optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
+def fill_optimizer(method: nn.Module, optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_slots` gave."""
     names = {parameter: name for name, parameter in method.named_parameters()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}

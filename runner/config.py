@@ -142,22 +142,25 @@ class Target:
 class Workplace:
     """Where and how a run happens; nothing here changes what comes out of it, up to rounding.
 
+    workers: threads that decode images; None leaves it to `runner.environment.decoders`.
     features: where image features of test splits are kept for methods without prompts in the image tower; None computes
         them for every evaluation.
+    accelerate: what `runner.acceleration.Acceleration.of` reads.
     """
 
     data: Path
     results: Path
     device: str = "auto"
-    workers: int = 0
+    workers: int | None = None
     checkpoint_seconds: float = 30.0
     limit: int | None = None
     tracking_uri: str | None = None
     quiet: bool = False
     features: Path | None = None
+    accelerate: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
+        if self.workers is not None and self.workers < 0:
             raise UsageError(f"workers = {self.workers}: 0 or more threads can decode images")
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit = {self.limit}: at least 1 image is needed")

@@ -29,6 +29,9 @@ LIBRARY_DEFAULTS = {
     "DS_LOG_LEVEL": "warning",
 }
 
+MOST_DECODERS = 12
+"""Threads beyond which one interpreter hands out images no faster."""
+
 
 def library_defaults() -> None:
     """Keep libraries from calling home and wasting cores. What the user has set stays; call it before they load."""
@@ -52,6 +55,13 @@ def resolve_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= here:
         raise UsageError(f"device '{name}' is not here (torch sees {here} of its kind): use --device cpu or auto")
     return device
+
+
+def decoders(workers: int | None, device: torch.device) -> int:
+    """Threads that decode images: `workers` where given, else none beside a CPU's arithmetic, many for a GPU."""
+    if workers is not None:
+        return workers
+    return min(MOST_DECODERS, os.cpu_count() or 1) if device.type == "cuda" else 0
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Evaluation of a trained run: every image of a target once, counted in whole numbers.
 
-Shapes: B images, C classes, N images of the target.
+Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,22 +16,31 @@ from numpy.typing import NDArray
 from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method
+from runner.acceleration import Acceleration
+from runner.agreement import Agreement, Status
 from runner.assemble import autocast, check_content, label_space, load_backbone, make_method
-from runner.checkpoint import CheckpointCard, load_into, read_prompts
+from runner.checkpoint import CheckpointCard, load_into, prompts_bytes, unpack_prompts
+from runner.collectives import Crew
 from runner.config import RunConfig, Target, Workplace
-from runner.environment import environment, resolve_device
+from runner.environment import decoders, environment, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
+from runner.ranks import ALONE
+from runner.recording import CudaGraphs, Replayed
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
-from runner.signals import StopRequest
+from runner.signals import StopRequest, interrupted
 from runner.track import tracker_for
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
 from shards.stream import evaluation_batches
+from shards.transfer import to_device
 from shards.transforms import eval_transform
 
 WARMUP_BATCHES = 2
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+"""Images [B, 3, S, S] to logits [B, C] or to features [B, E]."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +54,16 @@ class Trained:
     method: Method
 
 
-def load_trained(config: RunConfig, place: Workplace) -> Trained:
+def load_trained(config: RunConfig, place: Workplace, crew: Crew | None = None) -> Trained:
     """Load a finished run. Raises UserError when it is not finished, was altered, or its backbone is another here."""
+    crew = crew or Crew(ALONE)
     folder = RunFolder(place.results / config.path)
-    training = _training(folder, config)
-    tensors, card = read_prompts(folder.checkpoint_file, training.checkpoint_sha256)
-    clip = load_backbone(config, resolve_device(place.device))
+    training = _training(folder, config, crew)
+    file = folder.checkpoint_file
+    data = prompts_bytes(file, training.checkpoint_sha256) if crew.ranks.first else None
+    tensors, card = unpack_prompts(crew.share_bytes(data) or b"", file)
+    device = resolve_device(place.device)
+    clip = load_backbone(config, device, Acceleration.of(place.accelerate, device))
     if (digest := clip.digest()) != training.backbone_digest:
         raise UserError(
             f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, here are {digest}: "
@@ -62,7 +75,13 @@ def load_trained(config: RunConfig, place: Workplace) -> Trained:
 
 
 def evaluate(
-    config: RunConfig, target: Target, place: Workplace, *, force: bool = False, trained: Trained | None = None
+    config: RunConfig,
+    target: Target,
+    place: Workplace,
+    *,
+    force: bool = False,
+    trained: Trained | None = None,
+    crew: Crew | None = None,
 ) -> EvalResult:
     """Count what a finished run gets right on `target` and give what `eval/<target>.json` says.
 
@@ -70,15 +89,18 @@ def evaluate(
     Image features that `place.features` holds are used, unless `force`, where the classifier puts no prompts into the
     image tower; the result then says so and has no speed. Logits differ from computed ones by rounding at most.
     `trained` saves loading when several targets follow each other. Draws no random number.
+    Of a crew every process calls this and looks at its part of the images, each of which is counted once; the first one
+    reads and writes the results. Known image features are left aside then.
     Raises UserError when the run is not finished, when a data set has other content than the run was trained on or a
     known result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
     that cannot be read: no image is ever left out.
     """
+    crew = crew or Crew(ALONE)
     folder = RunFolder(place.results / config.path)
-    training = _training(folder, config)
+    training = _training(folder, config, crew)
     if target.dataset == config.dataset:
         check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, place.data, "train")
-    known = _known(folder, target, training, force)
+    known = crew.share_record(_known(folder, target, training, force) if crew.ranks.first else None, EvalResult)
     if known and force and not known.limited and place.limit and place.limit < known.total:
         raise UserError(
             f"{folder.eval_file(target)} counts all {known.total} images and --limit {place.limit} fewer: "
@@ -88,18 +110,25 @@ def evaluate(
         check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, place.data, "evaluate")
         return known
     with StopRequest() as stop:
-        result = _evaluate(config, target, place, trained or load_trained(config, place), stop, anew=force)
-        write_json(folder.eval_file(target), result)
+        trained = trained or load_trained(config, place, crew)
+        found = _evaluate(config, target, place, trained, stop, crew, anew=force)
+        if crew.ranks.first:
+            write_json(folder.eval_file(target), found)
+        result = crew.share_record(found, EvalResult)
+        assert result is not None
         stop.check(f"evaluated {config.path} on {target}")
-    tracker_for(folder, place).close()
+    if crew.ranks.first:
+        tracker_for(folder, place).close()
     return result
 
 
-def _training(folder: RunFolder, config: RunConfig) -> TrainResult:
-    training = folder.train()
-    if training is None:
+def _training(folder: RunFolder, config: RunConfig, crew: Crew) -> TrainResult:
+    training = folder.train() if crew.ranks.first else None
+    if crew.ranks.first and training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
-    return training
+    shared = crew.share_record(training, TrainResult)
+    assert shared is not None
+    return shared
 
 
 def _known(folder: RunFolder, target: Target, training: TrainResult, force: bool) -> EvalResult | None:
@@ -128,22 +157,31 @@ class Answers:
         self._finite.append(torch.isfinite(logits).all())
         return int((places >= 0).sum())
 
-    def finite(self) -> bool:
-        return bool(torch.stack(self._finite).all())
+    def finite(self, crew: Crew) -> bool:
+        """Whether everything was, in all processes."""
+        return all(crew.collect(bool(torch.stack(self._finite).all())))
 
-    def predictions(self, wanted: int) -> NDArray[np.int64]:
-        """The class [N] of each of the first `wanted` images, which must have been seen exactly once each."""
-        places = np.concatenate(self._places)
+    def predictions(self, wanted: int, crew: Crew) -> NDArray[np.int64]:
+        """The class [N] of each of the first `wanted` images, which all processes have seen exactly once together."""
+        places = crew.gather(torch.from_numpy(np.concatenate(self._places))).numpy()
+        predictions = crew.gather(torch.cat(self._predictions).cpu()).numpy()
         # A stream that is shared by processes fills its last batch with images of index -1; none of them is an answer.
         real = places >= 0
         order = np.argsort(places[real])
         if not np.array_equal(places[real][order], np.arange(wanted)):
             raise RuntimeError("not every image was seen exactly once")
-        return torch.cat(self._predictions).cpu().numpy()[real][order]
+        return predictions[real][order]
 
 
 def _evaluate(
-    config: RunConfig, target: Target, place: Workplace, trained: Trained, stop: StopRequest, *, anew: bool
+    config: RunConfig,
+    target: Target,
+    place: Workplace,
+    trained: Trained,
+    stop: StopRequest,
+    crew: Crew,
+    *,
+    anew: bool,
 ) -> EvalResult:
     """`anew`: no feature on the disk is read; all are computed and put there."""
     clip, device = trained.clip, trained.clip.device
@@ -154,15 +192,21 @@ def _evaluate(
     positions = selection.images.positions[:wanted]
     batch_size, size = config.recipe.test_batch_size, clip.geometry.image_size
     transform = eval_transform(size, clip.image_mean, clip.image_std)
+    alone, workers = crew.ranks.size == 1, decoders(place.workers, device)
     meter, machine = Meter(device, warmup=0), Machine(device)
     with meter.phase("classes", rated=False), autocast(config, device):
         classifier = trained.method.classifier(label_space(manifest, selection.classnames))
     store = None
-    if place.features and reads_plain_features(classifier, clip):
+    if place.features and alone and reads_plain_features(classifier, clip):
         with meter.phase("features", rated=False):
             backbone = trained.training.backbone_digest
             key = FeatureKey.of(manifest, target.split, backbone, transform, config.precision, device)
             store = FeatureStore(place.features, key, read=not anew)
+    logits_of: Forward = classifier
+    encode: Forward = clip.encode_image
+    if Acceleration.of(place.accelerate, device).graphs:
+        graphs = CudaGraphs(device)
+        logits_of, encode = Replayed(logits_of, graphs), Replayed(encode, graphs)
     known = store.known(positions) if store else np.zeros(wanted, bool)
     fresh, cached = np.flatnonzero(~known), np.flatnonzero(known)
     if len(fresh):
@@ -173,13 +217,15 @@ def _evaluate(
             blanks = min(batch_size, len(fresh)) if device.type == "cuda" else 1
             blank = torch.zeros(blanks, 3, size, size, device=device)
             for _ in range(WARMUP_BATCHES):
-                classifier(blank)
+                encode(blank) if store else logits_of(blank)
     meter.settle()
 
     def batches() -> Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]]:
         """Images, None where their features are known, and their places in the target."""
         missing = selection.images.subset(fresh)
-        for images, _, indices in evaluation_batches(missing, transform, batch_size, workers=place.workers):
+        share = {"rank": crew.ranks.rank, "world_size": crew.ranks.size}
+        batches = evaluation_batches(missing, transform, batch_size, workers, **share)
+        for images, _, indices in to_device(batches, device, moved=(0,)):
             chosen = indices.numpy()
             yield images, np.where(chosen < 0, -1, fresh[chosen])
         for start in range(0, len(cached), batch_size):
@@ -188,30 +234,36 @@ def _evaluate(
     def classify(images: torch.Tensor | None, places: NDArray[np.int64]) -> torch.Tensor:
         if store is None:
             assert images is not None
-            return classifier(images.to(device, non_blocking=True))
+            return logits_of(images)
         with torch.inference_mode():
             if images is None:
                 return classifier.logits(store.recall(positions[places]).to(device))
-            at = np.where(places < 0, -1, positions[places])
-            return classifier.logits(store.encode(clip, images.to(device, non_blocking=True), at))
+            features = encode(images)
+            store.add(features, np.where(places < 0, -1, positions[places]))
+            return classifier.logits(features)
 
-    answers = Answers()
+    answers, agreement, what = Answers(), Agreement(crew), f"{config.method} on {target}"
     with (
-        ProgressDisplay(f"{config.method} on {target}", wanted, unit="images", quiet=place.quiet) as display,
+        ProgressDisplay(what, wanted, unit="images", quiet=place.quiet or not crew.ranks.first) as display,
         _kept(store, meter),
     ):
         for images, places in meter.each("data", batches()):
             # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
-                seen = answers.add(classify(images, places), places)
+                # All processes work at the same pace, and each of them on as many images.
+                seen = crew.ranks.size * answers.add(classify(images, places), places)
             meter.step(seen)
             machine.sample()
-            display.update(display.done + seen)
-            stop.check(f"stopped the evaluation of {config.path} on {target}; it starts over when repeated")
+            display.update(min(display.done + seen, wanted))
+            if signum := agreement.exchange(Status(signum=stop.signum or 0)).signum:
+                raise interrupted(
+                    signum, f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
+                )
+        agreement.settle()
     meter.settle()
-    if not answers.finite():
+    if not answers.finite(crew):
         raise UserError(f"{config.path} gives logits on {target} that are not finite: try --precision fp32")
-    correct, total = per_class_counts(answers.predictions(wanted), selection, wanted)
+    correct, total = per_class_counts(answers.predictions(wanted, crew), selection, wanted)
     # A speed without the image tower, or partly without, is not that of the method.
     rated = not len(cached)
     return EvalResult(
@@ -225,7 +277,7 @@ def _evaluate(
         num_classes=len(selection.classnames),
         precision=config.precision,
         batch_size=batch_size,
-        workers=place.workers,
+        workers=workers,
         device=str(device),
         features="computed" if rated else "mixed" if len(fresh) else "cached",
         seconds=meter.seconds,

@@ -101,11 +101,9 @@ class FeatureStore:
         """Which of the images at `positions` [N] of the split need no image tower."""
         return np.isin(positions, self._known[0]) if self._known else np.zeros(len(positions), bool)
 
-    def encode(self, clip: CLIP, images: Tensor, positions: NDArray[np.int64]) -> Tensor:
-        """Features [B, E] of `images`, the ones at `positions` [B], for `keep`; negative positions are only filling."""
-        features = clip.encode_image(images)
+    def add(self, features: Tensor, positions: NDArray[np.int64]) -> None:
+        """Features [B, E] of the images at `positions` [B], for `keep`; negative positions are only filling."""
         self._fresh.append((positions, features))
-        return features
 
     def recall(self, positions: NDArray[np.int64]) -> Tensor:
         """Features [B, E] on the CPU of images that are all known, as they were computed."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from procap.errors import UserError
-from runner.assemble import Setup, make_optimizer
+from runner.assemble import Setup
 from runner.checkpoint import StateKeeper, TrainState
-from runner.config import RunConfig
+from runner.collectives import Crew
+from runner.config import RunConfig, Workplace
+from runner.engine import make_engine
 from runner.meters import Meter
 from runner.results import Progress, RunFolder, write_json
 
@@ -24,7 +23,15 @@ class Journal:
     """Writes down where a training stands: the state it can go on from, and `progress.json` for whoever looks."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, setup: Setup, meter: Meter, steps: int, where: dict[str, Any]
+        self,
+        config: RunConfig,
+        place: Workplace,
+        folder: RunFolder,
+        setup: Setup,
+        meter: Meter,
+        steps: int,
+        where: dict[str, Any],
+        crew: Crew,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -32,7 +39,8 @@ class Journal:
         self.meter = meter
         self.steps = steps
         self.where = where
-        self.optimizer = make_optimizer(setup.method, config.recipe)
+        self.crew = crew
+        self.engine = make_engine(setup.method, config, place, crew)
         card = setup.card
         identity = {
             "config_hash": config.hash,
@@ -47,12 +55,14 @@ class Journal:
 
     def restore(self) -> TrainState:
         """The newest sound state on disk, filled into method and optimizer; else the beginning."""
-        found = self.keeper.restore(self.setup.method, self.optimizer)
-        if found is not None:
-            self.state = found
+        found = self.keeper.newest() if self.crew.ranks.first else None
+        data = self.crew.share_bytes(found and found[0])
+        if data:
+            self.state, tensors = self.keeper.unpack(data)
+            self.engine.load(tensors, found[1] if found else self.folder.state)
             self.state.resumed += 1
-            self._saved_step = found.step
-            self.meter.go_on(found.meter)
+            self._saved_step = self.state.step
+            self.meter.go_on(self.state.meter)
         self._report("running")
         return self.state
 
@@ -64,20 +74,26 @@ class Journal:
         return time.monotonic() - self._saved >= seconds
 
     def save(self, status: Literal["running", "interrupted"] = "running") -> None:
-        """Write the state, then the progress."""
+        """Write the state, then the progress; of a crew every process calls this, and the first one writes."""
         began = time.monotonic()
         with self.meter.phase("checkpoint", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
-            self.keeper.save(self.state, self.setup.method, self.optimizer)
+            tensors = self.engine.tensors()
+            if self.crew.ranks.first:
+                self.keeper.save(self.state, tensors)
         self._report(status)
         self._saved, self._saved_step = time.monotonic(), self.state.step
         self._cost = self._saved - began
 
-    def finite(self, terms: Mapping[str, Tensor], loss: Tensor) -> dict[str, float]:
-        """The terms as numbers. Raises UserError, before any weight is changed, when their sum is not finite."""
-        values = dict(zip((*terms, "sum"), torch.stack([*terms.values(), loss]).tolist(), strict=True))
-        if not math.isfinite(values.pop("sum")):
+    def count(self, images: int, names: Sequence[str], terms: Sequence[float]) -> float:
+        """Book the next step over `images`: its named terms and behind them their sum, which is given back.
+
+        Raises UserError when the sum is not finite; the states on disk are of steps before, whose sums were.
+        """
+        *each, loss = terms
+        values = dict(zip(names, each, strict=True))
+        if not math.isfinite(loss):
             self._report("failed")
             shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
             kept = "no state is saved" if self._saved_step is None else f"kept: the state after step {self._saved_step}"
@@ -85,9 +101,12 @@ class Journal:
                 f"{self.config.path}: the loss of step {self.state.step + 1} of {self.steps} "
                 f"(epoch {self.state.epoch + 1}) is not finite: {shown}; {kept}; try a lower lr or --precision fp32"
             )
-        return values
+        self.state.count(images, values)
+        return loss
 
     def _report(self, status: Literal["running", "interrupted", "failed"]) -> None:
+        if not self.crew.ranks.first:
+            return
         progress = Progress(
             config_hash=self.config.hash,
             status=status,

@@ -58,6 +58,18 @@ class Use(_Record):
     gpu_watts: float | None = Field(default=None, description="mean power from NVML's energy counter")
 
 
+class RankUse(_Record):
+    """One process of a training by several."""
+
+    host: str
+    device: str
+    data_share: float = Field(description="of the seconds in steps, waited for images")
+    communication_share: float = Field(
+        description="of the seconds in steps, in messages to other processes and waiting"
+    )
+    peak_memory_bytes: PeakMemory
+
+
 class FewShotRecord(_Record):
     shots: int
     seed: int
@@ -91,6 +103,7 @@ class TrainResult(_Record):
     backbone_digest: str
     environment: dict[str, Any]
     resumed: int = Field(default=0, description="how often the run went on from a saved state")
+    ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
 
 
 class Progress(_Record):

@@ -53,7 +53,12 @@ class StopRequest:
     def check(self, message: str) -> None:
         """Raise `Interrupted` when a signal has come."""
         if self.signum is not None:
-            raise Interrupted(f"{signal.Signals(self.signum).name}: {message}", self.signum)
+            raise interrupted(self.signum, message)
+
+
+def interrupted(signum: int, message: str) -> Interrupted:
+    """What signal `signum` ends a run with."""
+    return Interrupted(f"{signal.Signals(signum).name}: {message}", signum)
 
 
 @contextmanager

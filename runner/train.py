@@ -2,51 +2,71 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import platform
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
-from runner.assemble import Setup, autocast, check_content, set_up
+from runner.agreement import Agreement, Status
+from runner.assemble import Setup, check_content, set_up
 from runner.checkpoint import TrainState, check_finite, read_prompts, save_prompts
+from runner.collectives import Crew
 from runner.config import RunConfig, Workplace
+from runner.engine import Batch
 from runner.environment import environment, resolve_device
 from runner.journal import Journal
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
-from runner.results import FewShotRecord, RunFolder, TrainResult, write_json
-from runner.signals import StopRequest
+from runner.ranks import ALONE
+from runner.recording import CudaGraphs
+from runner.results import FewShotRecord, RankUse, RunFolder, TrainResult, write_json
+from runner.signals import StopRequest, interrupted
+from runner.step import Arrivals, TrainStep
 from runner.track import Tracker, tracker_for
+from shards.device_stream import DeviceTrainStream
 from shards.streams import generator
+from shards.transfer import to_device
 
 WARMUP_STEPS = 5
-PHASES = ("load", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
+PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
+STARTING = ("load", "compile", "tracking")
+"""Phases that are stated apart from the seconds of the training."""
 
 
-def train(config: RunConfig, place: Workplace, *, force: bool = False) -> TrainResult:
+def train(config: RunConfig, place: Workplace, *, force: bool = False, crew: Crew | None = None) -> TrainResult:
     """Train `config` below `place.results` and give what `train.json` says.
 
     A finished run is read, not repeated, unless `force` forgets it with its evaluations; an interrupted one goes on
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
+    Of a crew every process calls this; the first one reads and writes the results, and alone needs their folder.
     Raises UserError when the run is held by another process, when data or weights are not those it began with or was
     finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
     SIGTERM.
     """
+    crew = crew or Crew(ALONE)
+    first = crew.ranks.first
     folder = RunFolder(place.results / config.path)
-    if not force and (done := _finished(folder, config, place)):
-        folder.tidy()
+    if done := _known(config, place, folder, crew, force):
+        if first:
+            folder.tidy()
         return done
-    with folder.locked():
+    with folder.locked() if first else nullcontext():
         if force:
-            folder.clear()
-        elif done := _finished(folder, config, place):
+            if first:
+                folder.clear()
+        elif done := _known(config, place, folder, crew, force):
             return done
         with StopRequest() as stop:
-            result = _train(config, place, folder, stop)
+            result = _train(config, place, folder, stop, crew)
             stop.check(f"finished {config.path}")
     return result
+
+
+def _known(config: RunConfig, place: Workplace, folder: RunFolder, crew: Crew, force: bool) -> TrainResult | None:
+    """The finished training, as the first process of the crew finds it."""
+    return crew.share_record(_finished(folder, config, place) if crew.ranks.first and not force else None, TrainResult)
 
 
 def _finished(folder: RunFolder, config: RunConfig, place: Workplace) -> TrainResult | None:
@@ -59,33 +79,44 @@ def _finished(folder: RunFolder, config: RunConfig, place: Workplace) -> TrainRe
     return done
 
 
-def _train(config: RunConfig, place: Workplace, folder: RunFolder, stop: StopRequest) -> TrainResult:
+def _train(config: RunConfig, place: Workplace, folder: RunFolder, stop: StopRequest, crew: Crew) -> TrainResult:
     device = resolve_device(place.device)
     meter, machine = Meter(device, WARMUP_STEPS, PHASES), Machine(device)
     with meter.phase("load", rated=False):
-        setup = set_up(config, place.data, device, place.workers)
-    if not folder.config_file.exists():
+        setup = set_up(config, place, device, crew)
+    first = crew.ranks.first
+    if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
     where = environment(device)
-    with closing(tracker_for(folder, place)) as tracker:
+    with closing(tracker_for(folder, place if first else replace(place, tracking_uri="off"))) as tracker:
         state = TrainState()
         if setup.stream is not None:
             steps = config.recipe.epochs * setup.stream.steps_per_epoch
-            journal = Journal(config, folder, setup, meter, steps, where)
+            journal = Journal(config, place, folder, setup, meter, steps, where, crew)
             state = _learn(config, place, journal, machine, stop, tracker)
-        return _finish(config, folder, setup, state, meter, machine, where)
+        return _finish(config, folder, setup, state, meter, machine, where, crew)
 
 
 def _learn(
     config: RunConfig, place: Workplace, journal: Journal, machine: Machine, stop: StopRequest, tracker: Tracker
 ) -> TrainState:
     """The loop. Every random draw is named by epoch, step or image, so that where it is entered changes nothing."""
-    recipe, method, stream, meter = config.recipe, journal.setup.method, journal.setup.stream, journal.meter
+    setup, meter, recipe, crew = journal.setup, journal.meter, config.recipe, journal.crew
+    method, stream, first = setup.method, setup.stream, crew.ranks.first
     assert stream is not None
     device = method.clip.device
-    optimizer = journal.optimizer
     state = journal.restore()
-    with ProgressDisplay(config.path, journal.steps, done=state.step, quiet=place.quiet) as display:
+    recorder = CudaGraphs(device) if setup.ways.graphs else None
+    step, arrivals, agreement = TrainStep(journal.engine, meter, recorder), Arrivals(device), Agreement(crew)
+    images_per_step = min(recipe.batch_size, len(stream.split))
+    asked = False
+
+    def settle() -> None:
+        """Book every step that was taken; the state is then that of the weights."""
+        for terms in arrivals.take(everything=True):
+            journal.count(images_per_step, step.names, terms)
+
+    with ProgressDisplay(config.path, journal.steps, done=state.step, quiet=place.quiet or not first) as display:
         if state.resumed:
             display.say(f"going on with {config.path} from step {state.step} of {journal.steps}")
         if recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
@@ -96,36 +127,40 @@ def _learn(
             )
         for epoch in range(state.epoch, recipe.epochs):
             lr = learning_rate(recipe, epoch)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            for images, labels in meter.each("data", stream.epoch(epoch, start_step=state.step_in_epoch)):
-                with meter.phase("forward"), autocast(config, device):
-                    noise = tuple(t.to(device) for t in method.draw(generator(config.seed, "noise", state.step)))
-                    terms = method.loss(images.to(device), labels.to(device), noise)
-                    loss = torch.stack(list(terms.values())).sum()
-                    values = journal.finite(terms, loss)
-                with meter.phase("backward"):
-                    optimizer.zero_grad(set_to_none=True)
-                    loss.backward()
-                with meter.phase("optimizer"):
-                    if recipe.grad_clip is not None:
-                        torch.nn.utils.clip_grad_norm_(method.parameters(), recipe.grad_clip)
-                    optimizer.step()
-                meter.step(len(images))
+            journal.engine.set_rate(lr)
+            batches = stream.epoch(epoch, start_step=state.step_in_epoch)
+            augmented = isinstance(stream, DeviceTrainStream)
+            for images, labels in meter.each("data", batches if augmented else to_device(batches, device)):
+                drawn = method.draw(generator(config.seed, "noise", state.step + len(arrivals)))
+                batch = Batch(images, labels, tuple(noise.to(device, non_blocking=True) for noise in drawn))
+                if step.unprepared:
+                    with meter.phase("compile", rated=False):
+                        step.prepare(batch)
+                arrivals.send(step(batch))
+                meter.step(images_per_step)
                 machine.sample()
-                state.count(len(images), values)
-                display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=sum(values.values()), lr=lr)
-                if stop.signum is not None:
-                    journal.save("interrupted")
-                elif journal.due(place.checkpoint_seconds):
-                    journal.save()
-                stop.check(f"stopped {config.path} at step {state.step} of {journal.steps}; repeat to go on")
+                for terms in arrivals.take():
+                    loss = journal.count(images_per_step, step.names, terms)
+                    display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=lr)
+                wish = Status(
+                    save=first and not asked and journal.due(place.checkpoint_seconds), signum=stop.signum or 0
+                )
+                decided = agreement.exchange(wish)
+                asked = (asked or wish.save) and not decided.save
+                if decided.save or decided.signum:
+                    settle()
+                    journal.save("interrupted" if decided.signum else "running")
+                if decided.signum:
+                    where = f"step {state.step} of {journal.steps}"
+                    raise interrupted(decided.signum, f"stopped {config.path} at {where}; repeat to go on")
+            settle()
             meter.settle()
             state.close_epoch(lr, meter.step_seconds)
-            if journal.due(place.checkpoint_seconds, epoch_end=True):
+            if crew.share(first and journal.due(place.checkpoint_seconds, epoch_end=True)):
                 journal.save()
             with meter.phase("tracking", rated=False):
                 tracker.sync()
+        agreement.settle()
     return state
 
 
@@ -137,11 +172,29 @@ def _finish(
     meter: Meter,
     machine: Machine,
     where: dict[str, Any],
+    crew: Crew,
 ) -> TrainResult:
-    """Write the checkpoint, then `train.json`, which makes the run a finished one."""
+    """Write the checkpoint, then `train.json`, which makes the run a finished one; of a crew its first process does."""
     check_finite(setup.method.state_dict(), f"after step {state.step}")
-    sha256 = save_prompts(folder.checkpoint_file, setup.method, setup.card)
     meter.settle()
+    ranks = [RankUse.model_validate(use) for use in crew.collect(_use(meter, machine, crew).model_dump(mode="json"))]
+    result = _record(config, folder, setup, state, meter, machine, where, ranks) if crew.ranks.first else None
+    result = crew.share_record(result, TrainResult)
+    assert result is not None
+    return result
+
+
+def _record(
+    config: RunConfig,
+    folder: RunFolder,
+    setup: Setup,
+    state: TrainState,
+    meter: Meter,
+    machine: Machine,
+    where: dict[str, Any],
+    ranks: list[RankUse],
+) -> TrainResult:
+    sha256 = save_prompts(folder.checkpoint_file, setup.method, setup.card)
     few = setup.fewshot
     picks = (
         None
@@ -155,7 +208,7 @@ def _finish(
         steps=state.step,
         images=state.images,
         epochs=state.epochs,
-        seconds=meter.seconds - meter.phases["load"] - meter.phases["tracking"],
+        seconds=meter.seconds - sum(meter.phases[name] for name in STARTING),
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,
@@ -169,7 +222,19 @@ def _finish(
         backbone_digest=setup.card.backbone_digest,
         environment=where,
         resumed=state.resumed,
+        ranks=ranks if len(ranks) > 1 else [],
     )
     write_json(folder.train_file, result)
     folder.forget_progress()
     return result
+
+
+def _use(meter: Meter, machine: Machine, crew: Crew) -> RankUse:
+    seconds = meter.step_seconds or 1.0
+    return RankUse(
+        host=platform.node(),
+        device=str(meter.device),
+        data_share=meter.phases["data"] / seconds,
+        communication_share=crew.seconds / seconds,
+        peak_memory_bytes=machine.peak_memory(),
+    )

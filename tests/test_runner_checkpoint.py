@@ -16,9 +16,13 @@ from runner.checkpoint import (
     CheckpointCard,
     StateKeeper,
     TrainState,
+    fill_optimizer,
     load_into,
+    optimizer_slots,
     read_prompts,
     save_prompts,
+    training_parts,
+    training_tensors,
 )
 from runner.config import RunConfig
 
@@ -111,6 +115,21 @@ def test_tensors_that_do_not_fit_the_method_are_named(change, word):
         load_into(make(), tensors, Path("c.safetensors"))
 
 
+def save(keeper, state, method, optimizer):
+    return keeper.save(state, training_tensors(method, optimizer_slots(method, optimizer)))
+
+
+def restore(keeper, method, optimizer):
+    found = keeper.newest()
+    if found is None:
+        return None
+    state, tensors = keeper.unpack(found[0])
+    learned, slots = training_parts(tensors)
+    load_into(method, learned, found[1])
+    fill_optimizer(method, optimizer, slots)
+    return state
+
+
 @pytest.mark.parametrize("build", optimizers())
 def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, build):
     straight, stopped, resumed = make(), make(), make(seed=1)
@@ -118,9 +137,9 @@ def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, build):
     optimizer = build(stopped)
     walk(stopped, optimizer, 4)
     keeper = StateKeeper(tmp_path, IDENTITY)
-    keeper.save(TrainState(step=4), stopped, optimizer)
+    save(keeper, TrainState(step=4), stopped, optimizer)
     optimizer = build(resumed)
-    keeper.restore(resumed, optimizer)
+    restore(keeper, resumed, optimizer)
     walk(resumed, optimizer, 3)
     assert torch.equal(resumed.tokens, straight.tokens)
     assert not torch.equal(stopped.tokens, straight.tokens)
@@ -134,40 +153,40 @@ def test_everything_a_state_says_comes_back(tmp_path):
     state.close_epoch(0.1, 0.7)
     state.count(2, {"ce": 1 / 3})
     keeper = StateKeeper(tmp_path, IDENTITY)
-    keeper.save(state, method, optimizer)
-    assert keeper.restore(method, optimizer) == state
+    save(keeper, state, method, optimizer)
+    assert restore(keeper, method, optimizer) == state
 
 
 def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
     method = make()
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
     keeper = StateKeeper(tmp_path, IDENTITY)
-    paths = [keeper.save(TrainState(step=step), method, optimizer) for step in (1, 2, 3)]
+    paths = [save(keeper, TrainState(step=step), method, optimizer) for step in (1, 2, 3)]
     assert sorted(tmp_path.iterdir()) == paths[1:]
     paths[2].write_bytes(paths[2].read_bytes()[:-3])
-    state = keeper.restore(method, optimizer)
+    state = restore(keeper, method, optimizer)
     assert state is not None
     assert state.step == 2
     assert str(paths[2]) in caplog.text
     paths[1].write_bytes(b"")
-    assert keeper.restore(method, optimizer) is None
+    assert restore(keeper, method, optimizer) is None
 
 
 def test_a_state_of_other_data_is_refused(tmp_path):
     method = make()
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
-    StateKeeper(tmp_path, IDENTITY).save(TrainState(step=1), method, optimizer)
+    save(StateKeeper(tmp_path, IDENTITY), TrainState(step=1), method, optimizer)
     with pytest.raises(UserError, match=r"backbone digest is bb, here it is cc"):
-        StateKeeper(tmp_path, {**IDENTITY, "backbone_digest": "cc"}).restore(method, optimizer)
+        restore(StateKeeper(tmp_path, {**IDENTITY, "backbone_digest": "cc"}), method, optimizer)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     method = make()
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
     keeper = StateKeeper(tmp_path, IDENTITY)
-    good = keeper.save(TrainState(step=1), method, optimizer)
+    good = save(keeper, TrainState(step=1), method, optimizer)
     with torch.no_grad():
         method.tokens[0, 0] = float("nan")
     with pytest.raises(UserError, match=r"tokens is not finite after step 2"):
-        keeper.save(TrainState(step=2), method, optimizer)
+        save(keeper, TrainState(step=2), method, optimizer)
     assert list(tmp_path.iterdir()) == [good]

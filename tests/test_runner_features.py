@@ -175,7 +175,7 @@ def test_halves_and_limits_share_what_is_known(plan, without, place, answer, dec
 def test_filling_of_shared_streams_is_never_remembered(plan, without, place, answer, monkeypatch):
     def of_seven_processes(*args: object, **options: object) -> Iterator[tuple[torch.Tensor, ...]]:
         for rank in range(7):
-            yield from evaluation_batches(*args, **options, rank=rank, world_size=7)  # type: ignore[arg-type]
+            yield from evaluation_batches(*args, **options | {"rank": rank, "world_size": 7})  # type: ignore[arg-type]
 
     config = plan("zeroshot")
     with monkeypatch.context() as patch:
@@ -195,7 +195,7 @@ def test_force_computes_again_and_replaces_what_was_kept(plan, without, place, a
     _, wanted = answer(config, BASE, without)
     false = FeatureStore(file.parent, read_key(file))
     at = read_positions(file)
-    false.encode(Blind(), torch.ones(len(at), wide), at)  # type: ignore[arg-type]
+    false.add(torch.ones(len(at), wide), at)
     false.keep()
     misled, wrong = answer(config, BASE, place)
     assert misled.features == "cached" and not torch.equal(wrong, wanted)
@@ -263,13 +263,6 @@ def test_whatever_decides_the_numbers_has_a_file_of_its_own(field):
     assert dataclasses.replace(KEY).file == KEY.file
 
 
-class Blind:
-    """A tower that gives its input back."""
-
-    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
-        return images
-
-
 def put(folder: Path, positions: list[int], value: float = 1.0, width: int = 4) -> FeatureStore:
     store = FeatureStore(folder, KEY)
     remember(store, positions, value, width)
@@ -279,7 +272,7 @@ def put(folder: Path, positions: list[int], value: float = 1.0, width: int = 4) 
 
 def remember(store: FeatureStore, positions: list[int], value: float = 1.0, width: int = 4) -> None:
     features = value * torch.tensor(positions)[:, None].expand(-1, width)
-    store.encode(Blind(), features, np.array(positions))  # type: ignore[arg-type]
+    store.add(features, np.array(positions))
 
 
 def read_positions(file: Path) -> np.ndarray:
@@ -361,7 +354,7 @@ def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, damage):
 def test_features_that_are_not_finite_are_never_kept(tmp_path):
     store = FeatureStore(tmp_path, KEY)
     encoded = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [0.0, float("inf")]])
-    store.encode(Blind(), encoded, np.arange(3))  # type: ignore[arg-type]
+    store.add(encoded, np.arange(3))
     store.keep()
     assert FeatureStore(tmp_path, KEY).known(np.arange(3)).tolist() == [True, False, False]
 

@@ -61,7 +61,7 @@ def test_what_training_says_of_itself(finished, place):
     assert result.fewshot is not None
     assert len(result.fewshot.picks) == 10
     assert result.trainable_parameters == 4 * 64
-    phases = {"load", "data", "forward", "backward", "optimizer", "checkpoint", "tracking", "other"}
+    phases = {"load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking", "other"}
     assert phases == result.phases.keys()
     assert sum(result.phases.values()) - result.phases["load"] == pytest.approx(result.seconds, rel=0.02)
     assert result.images_per_second

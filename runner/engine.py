@@ -1,0 +1,152 @@
+"""What carries out a training step: gradients and update, in one process or averaged over a team of them.
+
+Shapes: B images, T loss terms, W processes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from procap.methods.method import Method, Noise
+from runner.assemble import autocast, make_optimizer
+from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
+from runner.collectives import Crew
+from runner.config import RunConfig, Workplace
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step reads, on the device: images [B / W, 3, S, S], labels [B] of the global batch, the method's noise."""
+
+    images: Tensor
+    labels: Tensor
+    noise: Noise
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.images, self.labels, *self.noise
+
+    def copy(self) -> Batch:
+        return Batch(self.images.clone(), self.labels.clone(), tuple(noise.clone() for noise in self.noise))
+
+    def takes(self, other: Batch) -> bool:
+        """Whether `other` can be copied into this one."""
+        return [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
+
+
+def make_engine(method: Method, config: RunConfig, place: Workplace, crew: Crew) -> Engine:
+    """The engine that `place` names."""
+    return Engine(method, config, crew)
+
+
+class Objective(nn.Module):
+    """The loss of a run as a module, which is what libraries that average gradients wrap.
+
+    names: the loss terms, in order, once it was computed.
+    """
+
+    def __init__(self, method: Method, config: RunConfig) -> None:
+        super().__init__()
+        self.method = method
+        self.config = config
+        self.names: tuple[str, ...] = ()
+
+    def forward(self, images: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
+        """The weighted terms [T], at the run's precision."""
+        with autocast(self.config, images.device):
+            terms = self.method.loss(images, labels, noise)
+            self.names = tuple(terms)
+            return torch.stack(list(terms.values()))
+
+
+class Engine:
+    """Plain torch; of a crew, DistributedDataParallel averages the gradients, which only learnable tensors have."""
+
+    def __init__(self, method: Method, config: RunConfig, crew: Crew | None = None) -> None:
+        self.method = method
+        self.objective = Objective(method, config)
+        self.optimizer = make_optimizer(method, config.recipe)
+        self.module: nn.Module = self.objective
+        self._averaging: Averaging | None = None
+        if crew is not None and crew.ranks.size > 1:
+            device = method.clip.device
+            self._averaging = Averaging(crew, device)
+            self.module = parallel = nn.parallel.DistributedDataParallel(
+                self.objective,
+                device_ids=[device] if device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                # Every step uses every learnable in the same way, so nothing has to be searched for.
+                static_graph=True,
+                **cast(Any, {_buffers_switch(): False}),
+            )
+            # DDP looks at annotations and cannot read those of this file, which are strings.
+            parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.of(bucket))
+
+    def set_rate(self, lr: float) -> None:
+        """The learning rate of the next steps, in place where recorded steps read it from the device."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def terms(self, batch: Batch) -> Tensor:
+        """The loss terms [T] of `batch`, with their graph."""
+        return self.module(batch.images, batch.labels, *batch.noise)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of `loss`, averaged over the team."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self._averaging is not None:
+            self._averaging.done()
+
+    def update(self) -> None:
+        """One optimizer step along them."""
+        if (limit := self.objective.config.recipe.grad_clip) is not None:
+            nn.utils.clip_grad_norm_(self.method.parameters(), limit)
+        self.optimizer.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes, by name, on the CPU; of a team every process has to ask."""
+        return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
+
+    def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
+        """Go on from what `tensors` gave. Raises UserError naming `source` where it is of another method."""
+        learned, slots = training_parts(tensors)
+        load_into(self.method, learned, source)
+        fill_optimizer(self.method, self.optimizer, slots)
+
+
+def _buffers_switch() -> str:
+    """What torch calls the sending of buffers before every step, of which none ever changes here."""
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+
+
+class Averaging:
+    """DDP's averaging of gradients, its buckets sent as they fill, and how long the end of the backward pass waits."""
+
+    def __init__(self, crew: Crew, device: torch.device) -> None:
+        self._crew = crew
+        self._device = device
+        assert dist.group.WORLD is not None
+        self._group = dist.group.WORLD
+
+    def of(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """The mean of a bucket over the processes, on its way."""
+        self._crew.begin_waiting(self._device)
+        return allreduce_hook(self._group, bucket)
+
+    def done(self) -> None:
+        """All buckets are there: what has passed since the last of them was sent nothing else could fill."""
+        self._crew.end_waiting(self._device)

@@ -1,0 +1,164 @@
+"""Joining the processes of a run into one crew, and leaving it: cleanly, or all together when one of them fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import socket
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from procap.errors import UsageError, UserError
+from runner.collectives import Crew
+from runner.failures import INTERRUPTED, PATIENCE_SECONDS, Board
+from runner.ranks import ALONE, Ranks
+from runner.signals import StopRequest
+
+TIMEOUT_SECONDS = 300.0
+
+
+@contextmanager
+def joined(ranks: Ranks, device: torch.device, timeout_seconds: float = TIMEOUT_SECONDS) -> Iterator[Crew]:
+    """The crew of `ranks`, met at MASTER_ADDR:MASTER_PORT; enter it once in the life of a process.
+
+    device: of this rank; a GPU with its index, which becomes torch's current one. Tensors on the CPU go over gloo
+    whatever it is, so control messages never touch a GPU. timeout_seconds: the longest that anybody waits for anybody.
+
+    The block ends when all ranks have ended it. An error that leaves it is told to all others, whose next call of the
+    crew (or of DDP) then fails; there they raise UserError "rank 2 of 4 failed: ..." with the first reason that was
+    given, or name the ranks that are gone without a word. The rank's own error goes on as it is.
+    What holds a DDP or DeepSpeed object must be gone when the block ends, so make it in a function that is called
+    inside: a group that is still held when the interpreter ends can abort the process.
+
+    Under `torchrun --max-restarts N`, torchrun itself (its environment, not that of the ranks it starts) needs
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and `--rdzv-backend c10d` or `--standalone`: it otherwise keeps one store over
+    restarts, where ranks find addresses of processes that are dead.
+    Raises UsageError where that is missed, UserError when the ranks do not meet.
+    """
+    if ranks.size == 1:
+        yield Crew(ALONE)
+        return
+    crew, board = _join(ranks, device, timedelta(seconds=timeout_seconds))
+    try:
+        yield crew
+        crew.meet()
+    except BaseException as error:
+        # Launchers end the other ranks as soon as the first is gone; that must not hide why.
+        with StopRequest():
+            lost = _lost_another(error)
+            board.leave("" if lost else _reason(error))
+            _drop_frames(error)
+            _part(crew, device, failed=True)
+        if lost or (isinstance(error, KeyboardInterrupt) and board.blames_another):
+            raise UserError(board.verdict(_first_line(error))) from None
+        raise
+    else:
+        _part(crew, device)
+    finally:
+        board.close()
+
+
+def _join(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Crew, Board]:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
+        raise UsageError(
+            "torchrun --max-restarts would start ranks that find addresses of dead ones: give --rdzv-backend c10d or "
+            "--standalone, and export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun is called"
+        )
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    gpu = device.type == "cuda"
+    try:
+        if gpu:
+            torch.cuda.set_device(device)
+        _wait_for(address, int(port), ranks, timeout)
+        store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=timeout))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpu else "gloo",
+            store=dist.PrefixStore("group", store),
+            rank=ranks.rank,
+            world_size=ranks.size,
+            timeout=timeout,
+        )
+        votes = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(votes, dist.ProcessGroup)
+        if gpu:
+            # NCCL connects with the first message: what is wrong there should be said here.
+            dist.all_reduce(torch.zeros(1, device=device))
+        crew = Crew(ranks, votes)
+        # A store may outlive an attempt; what was said there must not be heard in this one.
+        attempt = crew.share(uuid.uuid4().hex)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise UserError(
+            f"rank {ranks.rank} of {ranks.size} did not get to the others at {address}:{port} "
+            f"in {timeout.total_seconds():g} seconds: {_first_line(error)}"
+        ) from None
+    return crew, Board(dist.PrefixStore(attempt, store), ranks)
+
+
+def _wait_for(address: str, port: int, ranks: Ranks, timeout: timedelta) -> None:
+    """Wait until rank 0 listens. torch would wait as well, but writes a page of C++ frames when nobody comes."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not ranks.first:
+        try:
+            with socket.create_connection((address, port), timeout.total_seconds()):
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _part(crew: Crew, device: torch.device, *, failed: bool = False) -> None:
+    """Leave the groups; after a failure for some seconds at most, since a message that is under way would block it."""
+    crew.votes = None
+    gc.collect()
+    if not failed:
+        dist.destroy_process_group()
+        return
+
+    def destroy() -> None:
+        with suppress(RuntimeError, ValueError, AssertionError):
+            if device.type == "cuda" and dist.group.WORLD is not None:
+                dist.group.WORLD.abort()
+            dist.destroy_process_group()
+
+    thread = threading.Thread(target=destroy, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Let go of what the functions held that the error came through: DDP objects, which keep the group alive."""
+    chain: BaseException | None = error
+    seen: list[BaseException] = []
+    while chain is not None and chain not in seen:
+        seen.append(chain)
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+
+
+def _lost_another(error: BaseException) -> bool:
+    """Whether an error says that a message to or from other ranks failed. Gloo has no type of its own for that."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and re.search("gloo|nccl", str(error), re.IGNORECASE) is not None
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, without the place in torch's source and its advice to look at other logs."""
+    line = (str(error).splitlines() or [""])[0]
+    return re.sub(r"^\[[^]]*\] ", "", line).partition(". This is typically")[0].strip()

@@ -1,0 +1,66 @@
+"""Which of the processes of one run this is, as the launcher put it into the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from procap.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Process `rank` of `size`, and `local_rank` of the `local_size` on its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    def counts(self, items: int) -> tuple[int, ...]:
+        """How many of `items` each rank has when they are cut into runs as even as can be; the first have one more."""
+        share, over = divmod(items, self.size)
+        return tuple(share + (rank < over) for rank in range(self.size))
+
+    def own(self, items: int) -> slice:
+        """This rank's run of `counts(items)`."""
+        counts = self.counts(items)
+        start = sum(counts[: self.rank])
+        return slice(start, start + counts[self.rank])
+
+
+ALONE = Ranks()
+"""One process."""
+
+
+def announced_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
+    """What torchrun or the deepspeed launcher says about this process (RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); `ALONE` where nobody says anything or there is one process.
+
+    Raises UsageError for names that are set in part or contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
+    found = {name: environ[name] for name in names if environ.get(name)}
+    if not found:
+        return ALONE
+    shown = ", ".join(f"{name}={value}" for name, value in found.items())
+    remedy = "start with torchrun, or unset them all for one process"
+    if missing := [name for name in names if name not in found]:
+        raise UsageError(f"the environment has {shown} but not {' and '.join(missing)}: {remedy}")
+    try:
+        ranks = Ranks(*(int(found[name]) for name in names))
+    except ValueError:
+        raise UsageError(f"the environment has {shown}, which should be whole numbers: {remedy}") from None
+    if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size <= ranks.size):
+        raise UsageError(f"the environment has {shown}, which cannot be: {remedy}")
+    if ranks.size > 1 and (lost := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]):
+        raise UsageError(f"the environment has {shown} but not {' and '.join(lost)}: {remedy}")
+    return ranks

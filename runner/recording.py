@@ -1,0 +1,101 @@
+"""Work recorded once and replayed: CUDA graphs over fixed tensors, which cost the host one launch instead of thousands.
+
+What is recorded must do the same work on the same memory every time: no number may reach the host, no shape may change.
+
+Shapes: B images.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+Part = Callable[[], None]
+
+WARM_UPS = 3
+"""Runs before a recording: libraries choose their kernels and workspaces, torch compiles and allocates."""
+
+
+class Recorder(Protocol):
+    """Turns parts of the work into replays of them."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Where parts are run, recorded and replayed: in order with what the caller does before and after."""
+
+    def record(self, part: Part) -> Part:
+        """What does the same as `part` over the same tensors; of several, call the replays in the order of recording.
+
+        Raises RuntimeError where `part` does what cannot be recorded.
+        """
+
+
+class CudaGraphs:
+    """Records on a stream of its own, all parts into one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        callers = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(callers)
+        with torch.cuda.stream(self._stream):
+            yield
+        callers.wait_stream(self._stream)
+
+    def record(self, part: Part) -> Part:
+        graph = torch.cuda.CUDAGraph()
+        # Threads that decode images may allocate pinned memory meanwhile, which the stricter mode forbids to all.
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            part()
+        return graph.replay
+
+
+class Replayed:
+    """A function of one tensor, recorded for the first shape it is called with; other shapes run as they are.
+
+    The last batch of a test set is shorter than the others, and not worth a recording of its own.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor], recorder: Recorder) -> None:
+        self._function, self._recorder = function, recorder
+        self._input: Tensor | None = None
+        self._output: Tensor | None = None
+        self._replay: Part | None = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """`function(images)`; a tensor that is the caller's own."""
+        if self._input is None:
+            self._prepare(images)
+        if self._replay is None or self._input is None or images.shape != self._input.shape:
+            return self._function(images)
+        with self._recorder.aside():
+            self._input.copy_(images)
+            self._replay()
+            assert self._output is not None
+            # The next replay writes to the same memory.
+            return self._output.clone()
+
+    def _prepare(self, images: Tensor) -> None:
+        self._input = torch.empty_like(images).copy_(images)
+
+        def part() -> None:
+            assert self._input is not None
+            self._output = self._function(self._input)
+
+        with self._recorder.aside():
+            for _ in range(WARM_UPS):
+                part()
+            try:
+                self._replay = self._recorder.record(part)
+            except RuntimeError as error:
+                log.warning("evaluation is not recorded as a CUDA graph: %s", str(error).partition("\n")[0])

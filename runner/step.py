@@ -1,0 +1,158 @@
+"""One training step: loss terms, gradients, update; run as it is, or recorded once and replayed.
+
+Nothing in a step makes the host wait for the device: the terms stay there until `Arrivals` hands them over.
+
+Shapes: T loss terms.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from procap.methods.method import Method
+from runner.engine import Batch, Engine
+from runner.meters import Meter
+from runner.recording import WARM_UPS, Part, Recorder
+
+log = logging.getLogger(__name__)
+
+PHASES = ("forward", "backward", "optimizer")
+
+FARTHEST_BEHIND = 32
+"""Steps whose terms may be on their way: the host runs ahead of the device by no more."""
+
+
+class TrainStep:
+    """The three parts of a step on an engine."""
+
+    def __init__(self, engine: Engine, meter: Meter, recorder: Recorder | None = None) -> None:
+        """recorder: steps after `prepare` are replays; without one every step is run."""
+        self.engine, self.meter = engine, meter
+        self._recorder = recorder
+        self._parts: tuple[Part, ...] = (self._forward, self._backward, self._update)
+        self._replays: tuple[Part, ...] = ()
+        self._fixed: Batch | None = None
+        self._terms: Tensor | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The loss terms, in order, once a step has run."""
+        return self.engine.objective.names
+
+    @property
+    def unprepared(self) -> bool:
+        """Whether `prepare` would be of use."""
+        return self._recorder is not None and self._fixed is None
+
+    def prepare(self, batch: Batch) -> None:
+        """Warm up and record, with `batch` as an example; weights and optimizer stay what they were.
+
+        Where a part cannot be recorded a warning says so, and steps are run as they are.
+        """
+        assert self._recorder is not None
+        self._batch = self._fixed = batch.copy()
+        with self._recorder.aside(), _unchanged(self.engine.method, self.engine.optimizer):
+            for _ in range(WARM_UPS):
+                for part in self._parts:
+                    part()
+            try:
+                self._replays = tuple(self._recorder.record(part) for part in self._parts)
+            except RuntimeError as error:
+                log.warning("steps are not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Take a step on `batch`: its weighted terms and their sum, [T + 1], until the next step overwrites them."""
+        if self._recorder is None:
+            return self._take(batch)
+        with self._recorder.aside():
+            return self._take(batch)
+
+    def _take(self, batch: Batch) -> Tensor:
+        parts: Sequence[Part] = self._parts
+        if self._replays and self._fixed is not None and self._fixed.takes(batch):
+            for own, given in zip(self._fixed.tensors, batch.tensors, strict=True):
+                own.copy_(given)
+            self._batch, parts = self._fixed, self._replays
+        else:
+            self._batch = batch
+        for name, part in zip(PHASES, parts, strict=True):
+            with self.meter.phase(name):
+                part()
+        assert self._terms is not None
+        return self._terms
+
+    def _forward(self) -> None:
+        terms = self.engine.terms(self._batch)
+        self._loss = terms.sum()
+        weighted = torch.cat([terms, self._loss[None]]).detach()
+        if self._terms is None:
+            self._terms = torch.empty_like(weighted)
+        self._terms.copy_(weighted)
+
+    def _backward(self) -> None:
+        self.engine.backward(self._loss)
+
+    def _update(self) -> None:
+        self.engine.update()
+
+
+@contextmanager
+def _unchanged(method: Method, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Weights and optimizer are afterwards as before, in the same memory; what the optimizer made meanwhile is zero."""
+    weights = [parameter.detach().clone() for parameter in method.parameters()]
+    slots = {id(slot): slot.clone() for slot in _slots(optimizer)}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(method.parameters(), weights, strict=True):
+                parameter.copy_(before)
+            for slot in _slots(optimizer):
+                slot.copy_(slots[id(slot)]) if id(slot) in slots else slot.zero_()
+
+
+def _slots(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [slot for state in optimizer.state.values() for slot in state.values() if isinstance(slot, Tensor)]
+
+
+class Arrivals:
+    """Loss terms on their way from the device to the host, in order of the steps.
+
+    On a CPU they arrive at once; on a GPU some steps later, so that nobody waits.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._waiting: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+
+    def __len__(self) -> int:
+        """Steps whose terms were not yet taken."""
+        return len(self._waiting)
+
+    def send(self, terms: Tensor) -> None:
+        """Set terms [T + 1] on their way."""
+        if not self._on_gpu:
+            self._waiting.append((terms.clone(), None))
+            return
+        there = torch.empty(terms.shape, dtype=terms.dtype, pin_memory=True)
+        there.copy_(terms, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(terms.device))
+        self._waiting.append((there, arrived))
+
+    def take(self, *, everything: bool = False) -> Iterator[list[float]]:
+        """The terms that are here; with `everything` also those that have to be waited for."""
+        while self._waiting:
+            terms, arrived = self._waiting[0]
+            if arrived is not None and not arrived.query():
+                if not everything and len(self._waiting) <= FARTHEST_BEHIND:
+                    return
+                arrived.synchronize()
+            self._waiting.popleft()
+            yield terms.tolist()

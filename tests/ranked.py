@@ -1,0 +1,238 @@
+"""Runs a function of a test module in N processes with the environment of a launcher, and kills what is left of them.
+
+A process that imports torch costs seconds, one that is forked nothing. So one server without threads, which has
+imported what runs import, forks all ranks; each then is a process like any other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended. code: its exit code, negative for a signal."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Processes:
+    """`size` ranks that run function(*arguments), a function at the top of a module in `tests`; killed at the end.
+
+    Arguments arrive as they pass JSON. environ: additions for all ranks. to_the_end: let the interpreter end as it does
+    in a program, which takes a second and may go wrong; else a rank is gone when the function is done.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        function: Callable[..., None],
+        *arguments: Any,
+        environ: Mapping[str, str] | None = None,
+        to_the_end: bool = False,
+    ) -> None:
+        self.size = size
+        self._task = [Path(function.__code__.co_filename).stem, function.__name__, list(arguments)]
+        self._environ = dict(environ or {})
+        self._to_the_end = to_the_end
+
+    def __enter__(self) -> Processes:
+        self._folder = TemporaryDirectory()
+        self._began = time.monotonic()
+        shared = {"WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        for rank in range(self.size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared, **master, **self._environ}
+            request = {"place": str(self._place(rank)), "environ": own, "task": self._task}
+            _ask_server(request | {"to_the_end": self._to_the_end})
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for rank in range(self.size):
+            self.kill(rank)
+        self._folder.cleanup()
+
+    def pid(self, rank: int) -> int:
+        return int(_read(self._place(rank).with_suffix(".pid"), self._time_left(20.0)))
+
+    def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to a rank, unless it has ended."""
+        if not self._place(rank).with_suffix(".code").exists():
+            os.kill(self.pid(rank), signum)
+            if signum == signal.SIGKILL:
+                self.code(rank)
+
+    def code(self, rank: int, seconds: float = 60.0) -> int:
+        """How a rank ended; one that does not within `seconds` of the start fails the test with what all have said."""
+        try:
+            return int(_read(self._place(rank).with_suffix(".code"), self._time_left(seconds)))
+        except TimeoutError:
+            said = {each: self.said(each) + self.said(each, "err") for each in range(self.size)}
+            raise AssertionError(f"rank {rank} did not end in {seconds} seconds: {said}") from None
+
+    def said(self, rank: int, stream: str = "out") -> str:
+        file = self._place(rank).with_suffix(f".{stream}")
+        return file.read_text() if file.exists() else ""
+
+    def wait(self, seconds: float = 60.0) -> list[Ended]:
+        """All ranks' ends, in their order."""
+        codes = [self.code(rank, seconds) for rank in range(self.size)]
+        return [Ended(code, self.said(rank), self.said(rank, "err")) for rank, code in enumerate(codes)]
+
+    def wait_until_said(self, rank: int, text: str, seconds: float = 60.0) -> None:
+        """Wait until a rank has printed `text`."""
+        while text not in self.said(rank):
+            ended = self._place(rank).with_suffix(".code").exists()
+            assert not ended and self._time_left(seconds) > 0, self.said(rank) + self.said(rank, "err")
+            time.sleep(0.02)
+
+    def _place(self, rank: int) -> Path:
+        return Path(self._folder.name) / str(rank)
+
+    def _time_left(self, seconds: float) -> float:
+        return self._began + seconds - time.monotonic()
+
+
+def run_ranks(
+    size: int,
+    function: Callable[..., None],
+    *arguments: Any,
+    seconds: float = 60.0,
+    environ: Mapping[str, str] | None = None,
+    to_the_end: bool = False,
+) -> list[Ended]:
+    """How `Processes` of these arguments end."""
+    with Processes(size, function, *arguments, environ=environ, to_the_end=to_the_end) as processes:
+        return processes.wait(seconds)
+
+
+def _read(file: Path, seconds: float) -> str:
+    """The text of a file that another process will put there."""
+    deadline = time.monotonic() + max(seconds, 5.0)
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(file)
+        time.sleep(0.01)
+    return file.read_text()
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def _ask_server(request: dict[str, Any]) -> None:
+    pipe = _server().stdin
+    assert pipe is not None
+    pipe.write(json.dumps(request) + "\n")
+    pipe.flush()
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """The server of this test process. It is the first of its process group, and takes all along when it goes."""
+    server = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        env=os.environ | THREADS,
+        cwd=ROOT,
+        text=True,
+        start_new_session=True,
+    )
+    atexit.register(server.communicate)
+    return server
+
+
+def _serve() -> int:
+    """Fork a rank for every line of standard input; at its end, also when the test process is killed, end them all."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    for name in ("torch._dynamo", "pytest", "runner.train", "runner.joining"):
+        importlib.import_module(name)
+    tasks = len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 1
+    assert tasks == 1, f"{tasks} threads: forked processes would lack all but one"
+    # What is here now is not looked through by the garbage collectors of all the ranks.
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # A plain descriptor: a buffered file would be shared, lines and all, with every rank.
+    rest = b""
+    while chunk := os.read(0, 65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                request = json.loads(line)
+                rank = os.fork()
+                if rank == 0:
+                    return _be_a_rank(request)
+                _keep(rank, Path(request["place"]))
+                os._exit(0)
+    os.killpg(0, signal.SIGKILL)
+    return 1
+
+
+def _keep(rank: int, place: Path) -> None:
+    """Say where a rank is and, in a process of its own, how it ended."""
+    _write(place.with_suffix(".pid"), rank)
+    _write(place.with_suffix(".code"), os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]))
+
+
+def _write(file: Path, number: int) -> None:
+    partial = file.with_suffix(f"{file.suffix}.partial")
+    partial.write_text(str(number))
+    partial.rename(file)
+
+
+def _be_a_rank(request: dict[str, Any]) -> int:
+    """What each process runs: errors of users end it with one line, as the command line does."""
+    place = Path(request["place"])
+    for descriptor, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(place.with_suffix(f".{name}"), os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(request["environ"])
+    import torch
+
+    from procap.errors import UserError
+
+    torch.set_num_threads(1)
+    module, function, arguments = request["task"]
+    code = 1
+    try:
+        getattr(importlib.import_module(module), function)(*arguments)
+        code = 0
+    except UserError as error:
+        print(f"procap: {error}", file=sys.stderr)
+        code = error.exit_code
+    except BaseException:
+        traceback.print_exc()
+    if request["to_the_end"]:
+        gc.unfreeze()
+        return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(_serve())

@@ -1,0 +1,159 @@
+"""A run on several processes is the run on one: loss terms, weights, picks, counts; and it goes on on any number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranked import run_ranks
+
+from procap.clip import CLIP, Geometry
+from procap.methods import build_method
+from procap.parallel import SHARED_FROM
+from procap.text import LabelSpace
+from runner.checkpoint import read_prompts
+from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.engine import Batch, Engine
+from runner.evaluate import evaluate
+from runner.joining import joined
+from runner.ranks import announced_ranks
+from runner.results import RunFolder
+from runner.train import train
+
+CPU = torch.device("cpu")
+GEOMETRY = Geometry(
+    image_size=32,
+    patch_size=16,
+    vision_width=128,
+    vision_layers=12,
+    vision_heads=2,
+    text_width=64,
+    text_layers=12,
+    text_heads=1,
+    context_length=77,
+    vocab_size=49408,
+    embed_dim=48,
+    quick_gelu=True,
+)
+TRAINED = ["coop", "cocoop", "maple", "procap"]
+# AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
+SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
+TARGETS = [Target("digits", "base"), Target("digits", "novel")]
+
+
+def configs(checkpoint: str, precision: str = "fp32") -> list[RunConfig]:
+    overrides = {**SGD, "epochs": 2, "batch_size": 4, "grad_clip": 1.0}
+    return [
+        plan_run(
+            method=method, dataset="digits", shots=2, backbone=checkpoint, overrides=overrides, precision=precision
+        )
+        for method in TRAINED
+    ]
+
+
+def workplace(data: str, results: str, **more: Any) -> Workplace:
+    return Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
+
+
+def train_and_evaluate(data: str, results: str, checkpoint: str, precision: str) -> None:
+    """What every rank does; only the first one has the folder of the results."""
+    ranks = announced_ranks()
+    place = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    with joined(ranks, CPU) as crew:
+        for config in configs(checkpoint, precision):
+            result = train(config, place, crew=crew)
+            counts = [evaluate(config, target, place, crew=crew) for target in TARGETS]
+            again = [evaluate(config, target, place, crew=crew) for target in TARGETS]
+            assert again == counts
+            assert train(config, place, crew=crew).model_dump(mode="json") == result.model_dump(mode="json")
+            print(json.dumps([result.images, result.ranks and len(result.ranks), [c.correct for c in counts]]))
+
+
+@pytest.fixture(scope="module")
+def alone(few_digits, tiny_checkpoint, tmp_path_factory) -> Path:
+    """The results of one process."""
+    results = tmp_path_factory.mktemp("alone")
+    place = workplace(str(few_digits), str(results))
+    for config in configs(str(tiny_checkpoint)):
+        train(config, place)
+        for target in TARGETS:
+            evaluate(config, target, place)
+    return results
+
+
+def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None:
+    """Two results of a run: equal but for the order of sums."""
+    folders = [RunFolder(results / config.path) for results in (one, other)]
+    results = [folder.train() for folder in folders]
+    assert results[0] and results[1]
+    assert (results[0].steps, results[0].images, results[0].fewshot) == (
+        results[1].steps,
+        results[1].images,
+        results[1].fewshot,
+    )
+    for mine, theirs in zip(results[0].epochs, results[1].epochs, strict=True):
+        assert mine.lr == theirs.lr and mine.terms == pytest.approx(theirs.terms, rel=tolerance)
+    weights = [read_prompts(folder.checkpoint_file)[0] for folder in folders]
+    for name, weight in weights[0].items():
+        assert (weight - weights[1][name]).abs().max() <= 50 * tolerance * weight.abs().max(), name
+    for target in TARGETS:
+        counts = [folder.evaluation(target) for folder in folders]
+        assert counts[0] and counts[1]
+        assert (counts[0].per_class, counts[0].total) == (counts[1].per_class, counts[1].total)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_several_processes_train_and_count_as_one(few_digits, tiny_checkpoint, alone, tmp_path, size):
+    results = tmp_path / "results"
+    arguments = str(few_digits), str(results), str(tiny_checkpoint), "fp32"
+    ends = run_ranks(size, train_and_evaluate, *arguments, seconds=120.0)
+    assert [end.code for end in ends] == [0] * size, ends[0].err + ends[1].err
+    assert len({end.out for end in ends}) == 1
+    assert not list(tmp_path.glob("results-of-*"))
+    for config in configs(str(tiny_checkpoint)):
+        compare(config, alone, results, 2e-5)
+
+
+def gradients(name: str, classes: int) -> list[torch.Tensor]:
+    """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks there are."""
+    ranks = announced_ranks()
+    clip = CLIP.random(GEOMETRY, seed=0, name="tiny")
+    space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
+    options = {"csc": True, "ctx_init": ""} if name == "coop" else {}
+    method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
+    config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
+    found = []
+    with joined(ranks, CPU) as crew:
+        method.team = crew if ranks.size > 1 else None
+        engine = Engine(method, config, crew)
+        for step in range(2):
+            images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(step))
+            noise = method.draw(torch.Generator().manual_seed(10 + step))
+            labels = torch.arange(8) * 5 % classes
+            terms = engine.terms(Batch(images[ranks.rank :: ranks.size], labels, noise))
+            engine.backward(terms.sum())
+            found += [terms.detach(), *(parameter.grad.clone() for parameter in method.parameters())]
+            engine.update()
+        found += [parameter.detach() for parameter in method.parameters()]
+        del engine
+    return found
+
+
+def write_gradients(name: str, classes: int, folder: str) -> None:
+    torch.save(gradients(name, classes), Path(folder) / f"{announced_ranks().rank}.pt")
+
+
+@pytest.mark.parametrize("classes", [SHARED_FROM - 1, SHARED_FROM + 1])
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_process_has_the_gradients_of_the_global_batch(name, classes, tmp_path):
+    """With classes encoded by all and with classes dealt out, 33 to 2 processes."""
+    ends = run_ranks(2, write_gradients, name, classes, str(tmp_path))
+    assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
+    whole = gradients(name, classes)
+    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for one, first, second in zip(whole, *parts, strict=True):
+        assert torch.equal(first, second)
+        assert (first - one).abs().max() <= 1e-4 * one.abs().max() + 1e-7

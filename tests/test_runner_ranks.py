@@ -1,0 +1,355 @@
+"""Processes that train together get one process's numbers, decide alike, and end together with the reason."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranked import Processes, run_ranks
+from torch import Tensor, nn
+
+from procap.errors import UsageError, UserError
+from runner.agreement import Agreement, Status
+from runner.collectives import Crew
+from runner.failures import INTERRUPTED, Board
+from runner.joining import joined
+from runner.ranks import ALONE, Ranks, announced_ranks
+
+CPU = torch.device("cpu")
+BATCH = 12
+
+
+class Matcher(nn.Module):
+    """Images against classes with what a prompt method has: both towers, a scale behind the gather, a penalty.
+
+    Shapes: B images of this rank, C classes.
+    """
+
+    def __init__(self, crew: Crew, classes: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.crew = crew
+        self.image = nn.Parameter(torch.randn(7, 5, generator=generator, dtype=dtype))
+        self.text = nn.Parameter(torch.randn(classes, 6, generator=generator, dtype=dtype))
+        self.shared = nn.Parameter(torch.randn(6, 5, generator=generator, dtype=dtype))
+        self.scale = nn.Parameter(torch.tensor(0.3, dtype=dtype))
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        own, counts = self.crew.ranks.own(len(self.text)), self.crew.ranks.counts(len(self.text))
+        image = self.crew.gather_interleaved(images @ self.image)
+        labels = self.crew.gather_interleaved(labels)
+        text = self.crew.gather_uneven(torch.tanh(self.text[own] @ self.shared), counts)
+        logits = F.normalize(image) @ F.normalize(text).t() * self.scale.exp()
+        return F.cross_entropy(logits, labels) + 0.1 * self.shared.square().sum()
+
+
+def batch(classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(BATCH, 7, generator=generator, dtype=dtype)
+    return images, torch.randint(classes, (BATCH,), generator=generator)
+
+
+def loss_and_gradients(crew: Crew, classes: int, dtype: torch.dtype, bf16: bool) -> tuple[float, list[Tensor]]:
+    """Of the global batch, of which this rank has every W-th image."""
+    images, labels = batch(classes, dtype)
+    model = Matcher(crew, classes, dtype)
+    ddp: nn.Module = model
+    if crew.ranks.size > 1:
+        ddp = nn.parallel.DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
+    mine = slice(crew.ranks.rank, None, crew.ranks.size)
+    with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+        loss = ddp(images[mine], labels[mine])
+    loss.backward()
+    return loss.item(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def same_numbers(crew: Crew) -> None:
+    for classes, dtype, bf16, tolerance in (
+        (5, torch.float64, False, 1e-14),
+        (3, torch.float64, False, 1e-14),
+        (5, torch.float32, False, 1e-6),
+        (5, torch.float32, True, 2e-2),
+    ):
+        want, gradients = loss_and_gradients(Crew(ALONE), classes, dtype, bf16)
+        loss, ours = loss_and_gradients(crew, classes, dtype, bf16)
+        assert loss == pytest.approx(want, abs=tolerance)
+        assert set(crew.collect(loss)) == {loss}
+        assert len(ours) == len(gradients) == 4
+        for own, one in zip(ours, gradients, strict=True):
+            assert (own - one).abs().max() <= tolerance, (classes, dtype, bf16, own, one)
+
+
+def same_rows(crew: Crew) -> None:
+    rank, size = crew.ranks.rank, crew.ranks.size
+    dealt = torch.arange(3 * size * 2).view(3 * size, 2)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        rows = dealt[rank::size].to(dtype)
+        assert torch.equal(crew.gather_interleaved(rows), dealt.to(dtype))
+        expected = torch.cat([dealt[r::size] for r in range(size)]).to(dtype)
+        assert torch.equal(crew.gather(rows), expected)
+    for items in (1, size - 1, size, 2 * size + 1):
+        counts, every = crew.ranks.counts(items), torch.randn(items, 2)
+        every = torch.tensor(crew.share(every.tolist()))
+        assert torch.equal(crew.gather_uneven(every[crew.ranks.own(items)], counts), every)
+
+
+def same_words(crew: Crew) -> None:
+    rank, size = crew.ranks.rank, crew.ranks.size
+    said = [{"rank": r, "text": "ü" * 50 * r, "pi": 0.1 + 0.2, "none": None} for r in range(size)]
+    assert crew.collect(said[rank]) == said
+    assert crew.share(["from", rank]) == ["from", 0]
+    tensors = [torch.full((3,), float(rank)), torch.tensor(2.0 * rank), torch.ones(2, 2)]
+    crew.average(tensors)
+    mean = (size - 1) / 2
+    assert torch.equal(torch.cat([t.reshape(-1) for t in tensors]), torch.tensor([mean] * 3 + [2 * mean] + [1.0] * 4))
+
+
+def same_decisions(crew: Crew) -> None:
+    rank, size, agreement = crew.ranks.rank, crew.ranks.size, Agreement(crew)
+    wishes = [Status()] * 7
+    if rank == 0:
+        wishes[1] = Status(save=True)
+        wishes[3] = Status(signum=2)
+    if rank == size - 1:
+        wishes[3] = wishes[6] = Status(signum=15)
+    if rank == 1:
+        wishes[4] = Status(failed=True)
+    decisions = []
+    for step, wish in enumerate(wishes):
+        time.sleep(random.Random(10 * step + rank).uniform(0, 0.02))
+        decisions.append(agreement.exchange(wish))
+        crew.gather(torch.ones(2, 2))
+    decisions.append(agreement.settle())
+    go, stop = Status(), Status(signum=15)
+    assert decisions == [go, go, Status(save=True), go, stop, Status(failed=True), go, stop]
+    assert agreement.settle() == go
+
+
+def waits_are_counted(crew: Crew) -> None:
+    crew.meet()
+    before = crew.seconds
+    if crew.ranks.rank == 0:
+        time.sleep(0.3)
+    crew.meet()
+    waited = crew.seconds - before
+    assert waited < 0.2 if crew.ranks.first else waited > 0.25, waited
+
+
+def work_together() -> None:
+    with joined(announced_ranks(), CPU, 30) as crew:
+        for check in (same_numbers, same_rows, same_words, same_decisions, waits_are_counted):
+            check(crew)
+        print("done", flush=True)
+
+
+@pytest.mark.parametrize("size", (2, 4))
+def test_processes_compute_and_decide_what_one_does(size: int) -> None:
+    for end in run_ranks(size, work_together):
+        assert (end.code, end.out, end.err) == (0, "done\n", "")
+
+
+def test_one_process_needs_no_group() -> None:
+    with joined(ALONE, CPU) as crew:
+        rows = torch.ones(2, 3, requires_grad=True)
+        assert crew.gather(rows) is crew.gather_interleaved(rows) is crew.gather_uneven(rows, [2]) is rows
+        assert crew.collect(1) == [1] and crew.share("x") == "x"
+        crew.average([torch.ones(1)])
+        crew.meet()
+        assert crew.seconds == 0
+        assert not torch.distributed.is_initialized()
+        agreement, wish = Agreement(crew), Status(save=True, signum=2)
+        assert agreement.exchange(wish) == wish and agreement.settle() == Status()
+        same_rows(crew)
+    with pytest.raises(ValueError, match="counts"):
+        crew.gather_uneven(rows, [3])
+
+
+def threads_of_groups() -> list[str]:
+    """Of groups that are still held somewhere: they can abort an interpreter that ends."""
+    tasks = Path("/proc/self/task")
+    names = [(task / "comm").read_text() for task in tasks.iterdir()] if tasks.exists() else []
+    return [name for name in names if "gloo" in name]
+
+
+def train_for_ever(crew: Crew, trouble: Callable[[], None], unlucky: int) -> None:
+    """Steps as a run takes them, until `trouble` comes to one rank."""
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    agreement = Agreement(crew)
+    for step in range(100_000):
+        agreement.exchange(Status())
+        if step == 5:
+            print("training", flush=True)
+            if crew.ranks.rank == unlucky:
+                trouble()
+        ddp(torch.ones(2, 4)).sum().backward()
+
+
+def fail(kind: str, unlucky: int, timeout: float = 30) -> None:
+    def trouble() -> None:
+        if kind == "error":
+            raise UserError("no space left on /results")
+        if kind == "bug":
+            raise ZeroDivisionError("by zero")
+        if kind == "interrupt":
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
+    try:
+        with joined(announced_ranks(), CPU, timeout) as crew:
+            train_for_ever(crew, trouble, unlucky)
+    finally:
+        print(threads_of_groups(), flush=True)
+
+
+def finish() -> None:
+    """A short run that ends well, with all that makes a process abort when it is not let go of."""
+
+    def train(crew: Crew) -> None:
+        ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+        optimizer, agreement = torch.optim.SGD(ddp.parameters(), 0.1), Agreement(crew)
+        for _ in range(20):
+            agreement.exchange(Status())
+            ddp(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        agreement.settle()
+
+    with joined(announced_ranks(), CPU, 30) as crew:
+        train(crew)
+    assert not threads_of_groups()
+
+
+def test_a_run_that_ended_well_says_nothing_and_exits_with_zero() -> None:
+    with ExitStack() as stack:
+        # An interpreter's end takes a second: not all need to be seen to it, since no threads are left that disturb it.
+        for processes in [stack.enter_context(Processes(2, finish, to_the_end=again < 2)) for again in range(5)]:
+            assert [(end.code, end.err) for end in processes.wait()] == [(0, "")] * 2
+
+
+def test_all_ranks_end_with_the_reason_of_the_one_that_failed() -> None:
+    said = {"error": "no space left on /results", "bug": "ZeroDivisionError: by zero", "interrupt": "interrupted"}
+    # Rank 0 keeps the store in which the reason is read.
+    cases = [("error", 2, 4), ("error", 0, 4), ("bug", 1, 2), ("interrupt", 1, 2)]
+    with ExitStack() as stack:
+        groups = [
+            stack.enter_context(Processes(size, fail, kind, who, to_the_end=kind == "bug")) for kind, who, size in cases
+        ]
+        for (kind, unlucky, size), processes in zip(cases, groups, strict=True):
+            for rank, end in enumerate(processes.wait()):
+                assert end.out == "training\n[]\n"
+                if rank != unlucky:
+                    assert (end.code, end.err) == (1, f"procap: rank {unlucky} of {size} failed: {said[kind]}\n")
+                elif kind == "error":
+                    assert (end.code, end.err) == (1, f"procap: {said[kind]}\n")
+                else:
+                    assert end.code == 1 and end.err.startswith("Traceback") and "terminate" not in end.err
+
+
+def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line() -> None:
+    with ExitStack() as stack:
+        cases = [("kill", 1, 4), ("kill", 0, 2), ("stop", 1, 2), ("stop", 0, 2)]
+        groups = [stack.enter_context(Processes(size, fail, kind, who, 3)) for kind, who, size in cases]
+        for (_, unlucky, size), processes in zip(cases, groups, strict=True):
+            for rank in set(range(size)) - {unlucky}:
+                code, said = processes.code(rank), processes.said(rank, "err")
+                assert code == 1, said
+                assert said.startswith(f"procap: rank {unlucky} of {size} is gone without a word"), said
+                assert said.count("\n") == 1, said
+
+
+def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None:
+    store, ranks = torch.distributed.HashStore(), [Ranks(rank, 3, rank, 3) for rank in range(3)]
+    boards = [Board(store, one) for one in ranks]
+    boards[2].leave("disk full")
+    boards[1].leave("a consequence")
+    boards[0].leave(INTERRUPTED)
+    assert {board.verdict("closed") for board in boards} == {"rank 2 of 3 failed: disk full"}
+    assert [board.blames_another for board in boards] == [True, True, False]
+    for board in boards:
+        board.close()
+    stopped = Board(torch.distributed.PrefixStore("next attempt", store), Ranks(0, 1, 0, 1))
+    stopped.leave(INTERRUPTED)
+    assert not stopped.blames_another
+    stopped.close()
+
+
+def test_a_rank_that_fails_stays_until_the_others_know_why() -> None:
+    store, late = torch.distributed.HashStore(), list[Board]()
+    first = Board(store, Ranks(0, 2, 0, 2))
+    coming = threading.Timer(0.5, lambda: late.append(Board(store, Ranks(1, 2, 1, 2))))
+    coming.start()
+    first.leave("disk full")
+    assert late, "rank 1 could not read it any more"
+    assert late[0].verdict("closed") == "rank 0 of 2 failed: disk full"
+    for board in (first, *late):
+        board.close()
+
+
+def hold(timeout: float) -> None:
+    with joined(announced_ranks(), CPU, timeout):
+        raise AssertionError("nobody else came")
+
+
+def test_ranks_that_do_not_meet_say_where_they_waited() -> None:
+    with Processes(2, hold, 3) as apart, Processes(2, hold, 3) as other:
+        apart.kill(0)
+        other.kill(1)
+        for processes, rank in ((apart, 1), (other, 0)):
+            code, said = processes.code(rank), processes.said(rank, "err")
+            assert code == 1, said
+            assert said.startswith(f"procap: rank {rank} of 2 did not get to the others at 127.0.0.1:"), said
+            assert said.count("\n") == 1 and "in 3 seconds" in said, said
+
+
+def test_restarts_over_one_store_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    with pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"), joined(Ranks(0, 2, 0, 2), CPU):
+        pass
+
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
+
+
+def test_ranks_are_what_the_launcher_announced() -> None:
+    assert announced_ranks({}) == ALONE
+    assert announced_ranks(TORCHRUN | MASTER) == Ranks(5, 8, 1, 4)
+    deepspeed = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    assert announced_ranks(deepspeed | MASTER) == Ranks(1, 2, 1, 2)
+    assert announced_ranks({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == ALONE
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    (
+        ({"RANK": ""}, "but not RANK"),
+        ({"RANK": "8"}, "cannot be"),
+        ({"RANK": "-1"}, "cannot be"),
+        ({"LOCAL_RANK": "4"}, "cannot be"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "cannot be"),
+        ({"WORLD_SIZE": "two"}, "whole numbers"),
+        ({"MASTER_PORT": ""}, "but not MASTER_PORT"),
+    ),
+)
+def test_absurd_announcements_are_refused_in_one_line(change: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        announced_ranks(TORCHRUN | MASTER | change)
+    assert "\n" not in str(refused.value)
+
+
+def test_shares_are_even_and_cover_everything() -> None:
+    for size in (1, 2, 3, 8):
+        for items in (0, 1, 7, 8, 51, 1000):
+            ranks = [Ranks(rank, size, 0, 1) for rank in range(size)]
+            counts = ranks[0].counts(items)
+            assert sum(counts) == items and max(counts) - min(counts) <= 1
+            assert [index for one in ranks for index in range(items)[one.own(items)]] == list(range(items))

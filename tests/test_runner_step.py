@@ -1,0 +1,211 @@
+"""Recorded steps and evaluations: replays do what plain ones do.
+
+CUDA graphs need a GPU; elsewhere a recorder takes their place that runs each part again over the same tensors.
+
+Shapes: B images, S image size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from procap.methods import build_method
+from runner.config import plan_run
+from runner.engine import Batch, Engine
+from runner.meters import Meter
+from runner.recording import CudaGraphs, Part, Replayed
+from runner.step import Arrivals, TrainStep
+
+CPU = torch.device("cpu")
+TRAINED = ["coop", "cocoop", "maple", "procap"]
+
+
+class Again:
+    """Replays a part by running it once more."""
+
+    def __init__(self, refuses: int | None = None) -> None:
+        """refuses: the number of the part that cannot be recorded."""
+        self.recorded = 0
+        self.replayed = 0
+        self._refuses = refuses
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        yield
+
+    def record(self, part: Part) -> Part:
+        if self.recorded == self._refuses:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            part()
+
+        return replay
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def training(clip, space, name, recorder=None, optimizer="adamw"):
+    config = plan_run(
+        method=name, dataset="digits", recipe="procap", overrides={"optimizer": optimizer, "grad_clip": 1.0, "lr": 1e-3}
+    )
+    method = build_method(name, clip, space, {}, seeded(1))
+    engine = Engine(method, config)
+    return method, engine.optimizer, TrainStep(engine, Meter(clip.device, 0), recorder)
+
+
+def batch_of(method, number, size=3):
+    images = torch.randn(size, 3, 32, 32, generator=seeded(10 + number))
+    labels = torch.arange(size) % len(method.space.classnames)
+    device = method.clip.device
+    noise = tuple(noise.to(device) for noise in method.draw(seeded(20 + number)))
+    return Batch(images.to(device), labels.to(device), noise)
+
+
+def learned(method, optimizer):
+    slots = [slot for state in optimizer.state.values() for slot in state.values()]
+    return [tensor.detach().clone() for tensor in (*method.parameters(), *slots)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer):
+    recorder = Again()
+    plain = training(tiny_clip, tiny_space, name, optimizer=optimizer)
+    replayed = training(tiny_clip, tiny_space, name, recorder, optimizer)
+    replayed[2].prepare(batch_of(replayed[0], 99))
+    for number in range(3):
+        terms = []
+        for method, _, step in (plain, replayed):
+            step.engine.set_rate(1e-3 / (number + 1))
+            terms.append(step(batch_of(method, number)).clone())
+        assert torch.equal(*terms)
+    assert recorder.recorded == 3 and recorder.replayed == 9
+    for one, other in zip(learned(*plain[:2]), learned(*replayed[:2]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_preparing_changes_nothing_in_the_middle_of_a_training(tiny_clip, tiny_space):
+    method, optimizer, step = training(tiny_clip, tiny_space, "procap", Again())
+    step(batch_of(method, 0))
+    before = learned(method, optimizer)
+    assert step.unprepared
+    step.prepare(batch_of(method, 1))
+    assert not step.unprepared
+    for one, other in zip(before, learned(method, optimizer), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):
+    recorder = Again()
+    plain = training(tiny_clip, tiny_space, "maple")
+    replayed = training(tiny_clip, tiny_space, "maple", recorder)
+    replayed[2].prepare(batch_of(replayed[0], 99))
+    for number, size in enumerate((3, 2, 3)):
+        one, other = (step(batch_of(method, number, size)).clone() for method, _, step in (plain, replayed))
+        assert torch.equal(one, other)
+    assert recorder.replayed == 6
+
+
+def test_what_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
+    plain = training(tiny_clip, tiny_space, "coop")
+    refused = training(tiny_clip, tiny_space, "coop", Again(refuses=1))
+    refused[2].prepare(batch_of(refused[0], 99))
+    assert "steps are not recorded as CUDA graphs: operation not permitted" in caplog.text
+    one, other = (step(batch_of(method, 0)).clone() for method, _, step in (plain, refused))
+    assert torch.equal(one, other)
+
+
+def test_replayed_evaluation_handles_the_short_last_batch_and_keeps_what_it_gave(tiny_clip, tiny_space):
+    classify = build_method("procap", tiny_clip, tiny_space, {}, seeded(1)).classifier()
+    recorder = Again()
+    replayed = Replayed(classify, recorder)
+    batches = [torch.randn(size, 3, 32, 32, generator=seeded(size)) for size in (4, 4, 4, 3)]
+    given = [replayed(images) for images in batches]
+    assert recorder.replayed == 3
+    for images, logits in zip(batches, given, strict=True):
+        assert torch.equal(logits, classify(images))
+
+
+def test_an_evaluation_that_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
+    classify = build_method("coop", tiny_clip, tiny_space, {}, seeded(1)).classifier()
+    images = torch.randn(2, 3, 32, 32, generator=seeded(2))
+    assert torch.equal(Replayed(classify, Again(refuses=0))(images), classify(images))
+    assert "evaluation is not recorded" in caplog.text
+
+
+def test_terms_arrive_in_the_order_of_the_steps():
+    arrivals = Arrivals(CPU)
+    for number in range(3):
+        arrivals.send(torch.tensor([float(number), 1.0]))
+    assert len(arrivals) == 3
+    assert list(arrivals.take()) == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
+    assert not len(arrivals)
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu_clip(tiny_geometry):
+    from procap.clip import CLIP
+
+    return CLIP.random(tiny_geometry, seed=0, name="tiny").to("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, name, optimizer):
+    """And no step makes the host wait: torch raises where one would."""
+    plain = training(gpu_clip, tiny_space, name, optimizer=optimizer)
+    replayed = training(gpu_clip, tiny_space, name, CudaGraphs(gpu_clip.device), optimizer)
+    replayed[2].prepare(batch_of(replayed[0], 99))
+    batches = [[batch_of(method, number) for number in range(5)] for method in (plain[0], replayed[0])]
+    torch.cuda.synchronize()
+    found: list[list[torch.Tensor]] = [[], []]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(5):
+            for (_, _, step), own, terms in zip((plain, replayed), batches, found, strict=True):
+                step.engine.set_rate(1e-3 / (number + 1))
+                terms.append(step(own[number]).clone())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert replayed[2]._replays
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for one, other in zip(learned(*plain[:2]), learned(*replayed[:2]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["zeroshot", *TRAINED])
+def test_cuda_graphs_replay_evaluation(gpu_clip, tiny_space, name):
+    classify = build_method(name, gpu_clip, tiny_space, {}, seeded(1)).classifier()
+    replayed = Replayed(classify, CudaGraphs(gpu_clip.device))
+    batches = [torch.randn(size, 3, 32, 32, generator=seeded(size)).to("cuda") for size in (4, 4, 4, 3)]
+    given = [replayed(images) for images in batches]
+    assert replayed._replay is not None
+    for images, logits in zip(batches, given, strict=True):
+        torch.testing.assert_close(logits, classify(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_terms_arrive_late_and_in_order():
+    arrivals, sent = Arrivals(torch.device("cuda")), torch.empty(2, device="cuda")
+    seen = []
+    for number in range(100):
+        arrivals.send(sent.fill_(number))
+        seen += list(arrivals.take())
+    assert len(arrivals) <= 33
+    seen += list(arrivals.take(everything=True))
+    assert seen == [[float(number)] * 2 for number in range(100)]
