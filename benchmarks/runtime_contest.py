@@ -14,15 +14,18 @@ from torch import Tensor
 
 from benchmarks.flops import evaluation, training_step
 from benchmarks.runtime_data import Contest
-from benchmarks.runtime_measure import Spread, peak_bytes, stretch
-from benchmarks.runtime_modes import Classify, ModeName, classifier_of, optimizer_of, towers
-from procap.clip import CLIP
+from benchmarks.runtime_measure import Spread, stretch
+from benchmarks.runtime_modes import Models, ModeName, ways_of
+from benchmarks.runtime_work import Evaluation, Start, Training
 from procap.recipe import learning_rate
-from runner.assemble import autocast, make_method, train_augment
+from runner.acceleration import Acceleration
+from runner.assemble import make_method, train_augment, train_stream
 from runner.config import RunConfig
 from runner.meters import Meter
-from shards.stream import CACHE_BYTES, TrainStream, evaluation_batches
-from shards.streams import generator
+from runner.step import Arrivals
+from shards.device_stream import DeviceTrainStream
+from shards.stream import TrainStream, evaluation_batches
+from shards.transfer import to_device
 from shards.transforms import eval_transform
 
 MODEL = ("forward", "backward", "optimizer")
@@ -51,25 +54,25 @@ class Passes:
 class Contestant:
     """A method at its seeded start; contestants of one data set see the same images in the same order."""
 
-    def __init__(self, config: RunConfig, contest: Contest, clip: CLIP, mode: ModeName, workers: int) -> None:
+    def __init__(
+        self, config: RunConfig, contest: Contest, models: Models, mode: ModeName, workers: int, ways: Acceleration
+    ) -> None:
         self.config, self.contest, self.mode, self.workers = config, contest, mode, workers
-        self.device = clip.device
-        self.method = make_method(config, towers(clip, mode), contest.space)
+        self.ways = ways_of(mode, ways)
+        self.method = make_method(config, models[mode], contest.space)
+        self.device = self.method.clip.device
         self.trains = config.recipe.epochs > 0
         self.meter = Meter(self.device, 0, ("data", *MODEL))
         self.rounds: list[Round] = []
-        self.first_loss: float | None = None
-        self.train_peak: int | None = None
-        self.eval_peak: int | None = None
-        self.warmup_seconds = self.startup_seconds = 0.0
+        self.last_loss: float | None = None
+        self.train_start: Start | None = None
+        self.eval_start: Start | None = None
+        self.evaluation = Evaluation(self.method, config, mode, self.ways)
         self._step = 0
         if self.trains:
-            self.optimizer = optimizer_of(self.method, config.recipe, mode)
-            augment = train_augment(config.recipe, clip)
-            # Public code reads and decodes every image again in every epoch.
-            cache = 0 if mode == "reference" else CACHE_BYTES
-            split, batch = contest.fewshot.train, config.recipe.batch_size
-            self.stream = TrainStream(split, batch, augment, config.seed, workers, cache_bytes=cache)
+            self.training = Training(self.method, config, mode, self.ways, self.meter)
+            self.stream = self._stream()
+            self._arrivals = Arrivals(self.device)
             self._batches = self.meter.each("data", self._epochs())
 
     @property
@@ -85,41 +88,31 @@ class Contestant:
     def steps_done(self) -> int:
         return self._step
 
-    def warm_up(self, images: Tensor, labels: Tensor, times: int) -> None:
-        """Forward and backward passes that leave the weights as they are; memory and time are those of the last one."""
-        if not self.trains:
-            return
-        for _ in range(times - 1):
-            self.first_loss = self._gradients(images, labels)
-
-        def last() -> None:
-            self.first_loss = self._gradients(images, labels)
-
-        with stretch(self.device) as timed:
-            self.train_peak = peak_bytes(last, self.device)
-        self.warmup_seconds = timed.seconds
+    def start_training(self, images: Tensor, labels: Tensor) -> Start:
+        """Get ready for batches like this one, which is on the device."""
+        self.train_start = self.training.start(self.training.batch(images, labels, 0))
+        return self.train_start
 
     def train_round(self, steps: int) -> None:
         """The next `steps` steps of the training, fewer at its end."""
         before = {name: self.meter.phases[name] for name in MODEL}
-        done = self._step
+        done, losses = self._step, []
         with stretch(self.device, energy=True) as timed:
             for images, labels in islice(self._batches, min(steps, self.steps - done)):
-                self._train_step(images, labels)
+                self._arrivals.send(self.training(self.training.batch(images, labels, self._step)))
+                self.meter.step(len(images))
+                self._step += 1
+                losses += [terms[-1] for terms in self._arrivals.take()]
+            losses += [terms[-1] for terms in self._arrivals.take(everything=True)]
         self.meter.settle()
+        self.last_loss = losses[-1] if losses else self.last_loss
         model = sum(self.meter.phases[name] - before[name] for name in MODEL)
         self.rounds.append(Round(self._step - done, timed.seconds, model, timed.joules))
 
-    def classifier(self) -> Classify:
-        """Images to logits under the present weights, in the way of the mode and at its precision."""
-        with autocast(self.config, self.device):
-            classify = classifier_of(self.method, self.mode)
-
-        def classified(images: Tensor) -> Tensor:
-            with autocast(self.config, self.device):
-                return classify(images)
-
-        return classified
+    def start_evaluation(self, images: Tensor, rest: int) -> Start:
+        """Get ready for batches like `images`, which are on the device, and a last one of `rest`; training is over."""
+        self.eval_start = self.evaluation.start(images, rest)
+        return self.eval_start
 
     def evaluate_pass(self, passes: Passes) -> None:
         """All test images once, from packed bytes to predictions; class features are part of it."""
@@ -128,10 +121,11 @@ class Contestant:
         batch, right = self.config.recipe.test_batch_size, []
         with stretch(self.device) as whole:
             with stretch(self.device) as classes:
-                classify = self.classifier()
-            for images, labels, _ in evaluation_batches(test, transform, batch, self.workers, passes.images):
-                logits = classify(images.to(self.device, non_blocking=True))
-                right.append((logits.argmax(dim=1) == labels.to(self.device, non_blocking=True)).sum())
+                self.evaluation.renew()
+            for images, labels, _ in self._moved(
+                evaluation_batches(test, transform, batch, self.workers, passes.images)
+            ):
+                right.append((self.evaluation(images).argmax(dim=1) == labels).sum())
         passes.seconds.append(whole.seconds)
         passes.class_seconds = classes.seconds
         passes.correct = int(torch.stack(right).sum())
@@ -144,16 +138,21 @@ class Contestant:
         """Counted operations of the logits of one batch."""
         return evaluation(self.method, batch, every_batch=self.mode == "reference").total
 
+    def expected_seconds(self) -> float:
+        """Of one training step, from the last round; with images as they will come, not as they came first."""
+        last = self.rounds[-1]
+        again = self.contest.augment + (self.contest.decode if self.mode == "reference" else 0.0)
+        return last.model_seconds / last.steps + self.config.recipe.batch_size * again / max(1, self.workers)
+
     def step_seconds(self) -> Spread | None:
         """Forward, backward and optimizer of one step, over the rounds."""
         return Spread.of([r.model_seconds / r.steps for r in self.rounds if r.steps])
 
     def train_seconds(self) -> float | None:
         """Wall seconds of the whole training; what was not run is taken at the median of the rounds that were."""
-        if not self.rounds:
-            return None
         per_step = Spread.of([r.seconds / r.steps for r in self.rounds if r.steps])
-        assert per_step is not None
+        if per_step is None:
+            return None
         return sum(r.seconds for r in self.rounds) + (self.steps - self._step) * per_step.median
 
     def release(self) -> None:
@@ -161,35 +160,24 @@ class Contestant:
         if self.trains:
             self._batches.close()  # type: ignore[attr-defined]
 
-    def _epochs(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _stream(self) -> TrainStream:
+        split, batch = self.contest.fewshot.train, self.config.recipe.batch_size
+        augment = train_augment(self.config.recipe, self.method.clip)
+        if self.mode == "fast":
+            return train_stream(split, self.config, augment, self.workers, self.device, self.ways)
+        # Public code reads and decodes every image again in every epoch.
+        return TrainStream(split, batch, augment, self.config.seed, self.workers, cache_bytes=0)
+
+    def _epochs(self) -> Iterator[tuple[Tensor, ...]]:
         for epoch in range(self.config.recipe.epochs):
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.config.recipe, epoch)
-            yield from self.stream.epoch(epoch)
+            self.training.engine.set_rate(learning_rate(self.config.recipe, epoch))
+            batches = self.stream.epoch(epoch)
+            yield from batches if isinstance(self.stream, DeviceTrainStream) else self._moved(batches)
 
-    def _train_step(self, images: Tensor, labels: Tensor) -> None:
-        meter, recipe = self.meter, self.config.recipe
-        with meter.phase("forward"), autocast(self.config, self.device):
-            images, labels = (t.to(self.device, non_blocking=True) for t in (images, labels))
-            loss = self._loss(images, labels)
-        with meter.phase("backward"):
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-        with meter.phase("optimizer"):
-            if recipe.grad_clip is not None:
-                torch.nn.utils.clip_grad_norm_(self.method.parameters(), recipe.grad_clip)
-            self.optimizer.step()
-        meter.step(len(images))
-        self._step += 1
-
-    def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
-        drawn = self.method.draw(generator(self.config.seed, "noise", self._step))
-        noise = tuple(t.to(self.device) for t in drawn)
-        return torch.stack(list(self.method.loss(images, labels, noise).values())).sum()
-
-    def _gradients(self, images: Tensor, labels: Tensor) -> float:
-        with autocast(self.config, self.device):
-            loss = self._loss(images, labels)
-        loss.backward()
-        self.method.zero_grad(set_to_none=True)
-        return float(loss.detach())
+    def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+        """To the device, in fast mode beside the work on the batch before."""
+        if self.mode == "fast":
+            yield from to_device(batches, self.device)
+        else:
+            for batch in batches:
+                yield tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)

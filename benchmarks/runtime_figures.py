@@ -106,7 +106,7 @@ def step_against_classes(report: dict[str, Any]) -> Figure | None:
         panel.set_xlabel("classes")
         panel.set_title({"train": "training step, ms", "eval": "evaluated batch, ms"}[kind], loc="left", fontsize=10)
         grid(panel, "both")
-    from benchmarks.runtime import TITLES
+    from benchmarks.runtime_settings import TITLES
 
     method = TITLES.get(sizes[0]["method"], sizes[0]["method"])
     figure.suptitle(f"{method}: time against classes, {_subject(report)}", x=0.01, ha="left", color=INK)

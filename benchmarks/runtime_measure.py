@@ -66,16 +66,27 @@ def stretch(device: torch.device, *, energy: bool = False) -> Iterator[Stretch]:
         timed.joules = watts * timed.seconds
 
 
-def interleaved(work: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[list[float]]:
-    """Seconds of each round of every piece of `work`: each round runs all of them, starting one further on."""
+def interleaved(
+    work: Sequence[Callable[[], object]], rounds: int, device: torch.device, times: int = 1
+) -> list[list[float]]:
+    """Seconds of every piece of `work` in each round: a round runs all of them `times` times, starting one further on.
+
+    times: as many as hide that a GPU's launches take long after it was idle.
+    """
     seconds: list[list[float]] = [[] for _ in work]
     for number in range(rounds):
         for place in range(len(work)):
             turn = (place + number) % len(work)
             with stretch(device) as timed:
-                work[turn]()
-            seconds[turn].append(timed.seconds)
+                for _ in range(times):
+                    work[turn]()
+            seconds[turn].append(timed.seconds / times)
     return seconds
+
+
+def times_on(device: torch.device) -> int:
+    """Pieces of work between two looks at the clock."""
+    return 10 if device.type == "cuda" else 1
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:

@@ -1,15 +1,20 @@
 """Reference and fast: the two ways in which the runtime benchmark lets one and the same method work.
 
 Reference is the way of public code: every row of every class prompt, prompts and class features anew for every batch,
-at test time too. Fast is what this program does by itself. Both give the same numbers up to rounding.
+at test time too; eager, with the optimizer that torch chooses by itself. Fast is what this program does by itself, with
+what `--accelerate` allows on the device. Both give the same numbers up to rounding.
 
 Shapes: B images, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,14 +22,19 @@ from torch import Tensor
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.method import Method
-from procap.recipe import Recipe
 from procap.savings import NO_SAVINGS
-from runner.assemble import make_optimizer
+from runner.acceleration import Acceleration, keep_compiled
+from runner.config import RunConfig
+from runner.engine import Engine
 
 ModeName = Literal["reference", "fast"]
 MODES: tuple[ModeName, ...] = ("reference", "fast")
 
 Classify = Callable[[Tensor], Tensor]
+Models = dict[ModeName, CLIP]
+
+FUSED = "PROCAP_FUSED"
+"""What `procap.fused_refinement` reads."""
 
 
 def towers(clip: CLIP, mode: ModeName) -> CLIP:
@@ -32,13 +42,57 @@ def towers(clip: CLIP, mode: ModeName) -> CLIP:
     return clip.with_savings(NO_SAVINGS) if mode == "reference" else clip
 
 
-def optimizer_of(method: Method, recipe: Recipe, mode: ModeName) -> torch.optim.Optimizer:
-    """The recipe's optimizer; in reference mode with the implementation that torch chooses by itself."""
-    optimizer = make_optimizer(method, recipe)
+def models(clip: CLIP, ways: Acceleration) -> Models:
+    """`clip` for each mode, compiled for fast mode where `ways` says so: reference mode then has a copy of its own."""
+    if not ways.compile:
+        return {mode: towers(clip, mode) for mode in MODES}
+    from procap.compiled import compile_blocks
+
+    plain = copy.deepcopy(clip)
+    keep_compiled()
+    compile_blocks(clip)
+    return {"reference": towers(plain, "reference"), "fast": clip}
+
+
+def ways_of(mode: ModeName, ways: Acceleration) -> Acceleration:
+    """Public code has none."""
+    return ways if mode == "fast" else Acceleration()
+
+
+def compile_cache(ways: Acceleration) -> dict[str, Any] | None:
+    """The folder of compiled programs, and whether it holds any yet; None where nothing is compiled."""
+    if not ways.compile:
+        return None
+    keep_compiled()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    warm = folder.is_dir() and any(folder.iterdir())
+    return {"folder": str(folder), "state": "warm" if warm else "cold"}
+
+
+@contextmanager
+def at_work(mode: ModeName) -> Iterator[None]:
+    """Where a mode computes: the fused cross-attention is not for reference mode."""
+    before = os.environ.get(FUSED)
     if mode == "reference":
-        for group in optimizer.param_groups:
-            group["fused"] = None
-    return optimizer
+        os.environ[FUSED] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(FUSED, None)
+        else:
+            os.environ[FUSED] = before
+
+
+def engine_of(method: Method, config: RunConfig, mode: ModeName) -> Engine:
+    """What carries out steps; in reference mode with the optimizer's implementation that torch chooses by itself."""
+    engine = Engine(method, config)
+    if mode == "reference":
+        for group in engine.optimizer.param_groups:
+            group.update(fused=None, lr=config.recipe.lr)
+            if "capturable" in group:
+                group["capturable"] = False
+    return engine
 
 
 def classifier_of(method: Method, mode: ModeName) -> Classify:

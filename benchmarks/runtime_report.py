@@ -18,7 +18,12 @@ HEADERS = (
     "MB train", "MB eval", "GFLOP/s train", "of peak", "GFLOP/s eval", "of peak",
 )  # fmt: skip
 SCALING_HEADERS = ("Work", "Classes", "Batch", "Precision", "reference ms", "fast ms", "ratio", "counted", "reached")
+WAYS_HEADERS = (
+    "What makes it fast", "Classes", "Batch", "Precision", "with", "start s", "ms", "lowest-highest", "over off",
+    "images/s", "of peak",
+)  # fmt: skip
 PHASES = ("load", "start", "decode", "augment", "data", "forward", "backward", "optimizer", "evaluation")
+WORK = {"train": "training step", "eval": "evaluation"}
 MISSING, GUESSED = "-", "≈"
 BUSY = 0.25
 """Other programs' load for each core above which a warning is written under the table."""
@@ -48,6 +53,8 @@ def write_report(report: dict[str, Any], folder: Path) -> str:
 def markdown(report: dict[str, Any]) -> str:
     """The table, the sizes, and what must be known to read them."""
     parts = [pipes(HEADERS, [*_body(report), *_paper_body()], left=3)]
+    if report["ways"]:
+        parts.append(pipes(WAYS_HEADERS, [_ways_line(one) for one in report["ways"]], left=1))
     if report["scaling"]:
         parts.append(pipes(SCALING_HEADERS, [_scaling_line(one) for one in report["scaling"]], left=1))
     phases = [[_label(row), *(_number(row["phases"][name], 2) for name in PHASES)] for row in report["rows"]]
@@ -67,12 +74,13 @@ def comma_separated(report: dict[str, Any]) -> str:
               ("flops_per_second", "train"), ("flops_per_second", "eval"), ("share_of_peak", "train"),
               ("share_of_peak", "eval")]  # fmt: skip
     header = [*plain, *(f"{name}_{part}" for name in spreads for part in ("median", "lowest", "highest"))]
-    header += [*(f"{name}_{part}" for name, part in nested), "joules_per_image"]
+    header += [*(f"{name}_{part}" for name, part in nested), "joules_per_image", "accelerations"]
     writer.writerow(header)
     for row in report["rows"]:
         cells = [row[name] for name in plain]
         cells += [(row[name] or {}).get(part) for name in spreads for part in ("median", "lowest", "highest")]
         cells += [row[name][part] for name, part in nested] + [row["joules_per_image"]]
+        cells.append("+".join(_on(row["accelerations"])))
         writer.writerow(["" if cell is None else cell for cell in cells])
     for row in published():
         told = {"dataset": row["dataset"], "method": row["method"], "mode": "published", "train_seconds": row["time_s"],
@@ -116,9 +124,11 @@ def notes(report: dict[str, Any]) -> list[str]:
     ]
     parts = [f"{_label(row)}: {row['steps_measured']} of {row['steps']}" for row in rows if row["extrapolated"]]
     found.append(
-        "Phases: load is of backbone and data set, start is warm-up and not part of the training, decode and augment "
-        "are work of one core for the measured steps, data is how long these waited for images, evaluation is one pass."
+        "Phases: load is of backbone and data set, start is warm-up, compiling and recording and not part of any other "
+        "figure, decode and augment are work of one core for the measured steps, data is how long these waited for "
+        "images, evaluation is one pass."
     )
+    found += [_accelerated(report), *_kernels(report)]
     energy = [f"{_label(row)} {row['joules_per_image']:.2f}" for row in rows if row["joules_per_image"] is not None]
     if energy:
         found.append(f"Energy of the GPU in training, joules per image: {'; '.join(energy)}.")
@@ -136,7 +146,52 @@ def notes(report: dict[str, Any]) -> list[str]:
         "published: the paper's rows, measured by its authors on an A100 with mixed precision, ViT-B/16, and their own "
         "code; its FPS does not say whether decoding is included."
     )
+    found += [f"FAILED and left out: {name} ({reason})." for name, reason in report["failed"].items()]
     return found
+
+
+def _accelerated(report: dict[str, Any]) -> str:
+    """What fast mode had beyond its savings, what of it did not work, and what starting cost."""
+    ways, cache, rows = report["settings"]["ways"], report["compile_cache"], report["rows"]
+    text = f"Accelerations of fast mode: {', '.join(_on(ways)) or 'none'} (`--accelerate`); of reference mode: none."
+    if cache is not None:
+        text += f" The cache of compiled programs was {cache['state']} at the start; the first to need one compiles it."
+    if ways["graphs"]:
+        plain = [
+            f"{_label(row)} ({work})"
+            for row in rows
+            for work, done in row["recorded"].items()
+            if row["mode"] == "fast" and done is False
+        ]
+        text += f" NOT RECORDED, run as it is: {'; '.join(plain)}." if plain else " All of fast mode was recorded."
+    starts = [
+        f"{_label(row)} {' + '.join(_number(seconds, 1) for seconds in row['start_seconds'].values() if seconds)}"
+        for row in rows
+        if row["mode"] == "fast"
+    ]
+    return text + (f" Seconds of start, training + evaluation: {'; '.join(starts)}." if starts else "")
+
+
+def _kernels(report: dict[str, Any]) -> list[str]:
+    """Which attention ran, and how ProCAP's cross-attention was chosen."""
+    found = []
+    for one in report["ways"]:
+        calls = ", ".join(f"{name} {count}" for name, count in one["attention"].items())
+        line = f"Attention of one {WORK[one['kind']]} in {one['precision']}, calls by kernel: {calls}."
+        found += [line] if line not in found else []
+    for one in report["cross_attention"]:
+        timed = ", ".join(f"{name} {_number(ms, 3)}" for name, ms in one["milliseconds"].items())
+        chosen = ["fused" if one[which] else "eager" for which in ("fused_in_graphs", "fused")]
+        found.append(
+            f"Cross-attention, {one['tokens']} tokens of {one['widths'][0]} and {one['widths'][1]}, "
+            f"{one['autocast'] or one['dtype']}, ms of a level forward and backward: {timed}; "
+            f"{chosen[0]} in recordings, {chosen[1]} else."
+        )
+    return found
+
+
+def _on(ways: dict[str, bool]) -> list[str]:
+    return [name for name, on in ways.items() if on]
 
 
 def _apart(rows: Sequence[dict[str, Any]]) -> float | None:
@@ -198,8 +253,16 @@ def _scaling_line(one: dict[str, Any]) -> list[str]:
     point, seconds = one["point"], one["seconds"]
     milliseconds = [f"{1e3 * seconds[mode]['median']:.1f}" for mode in ("reference", "fast")]
     ratios = [f"{one['ratio']:.2f}x", f"{one['counted']:.2f}x", _percent(one["reached"])]
-    work = {"train": "training step", "eval": "evaluation"}[point["kind"]]
-    return [work, str(point["classes"]), str(point["batch"]), point["precision"], *milliseconds, *ratios]
+    return [WORK[point["kind"]], str(point["classes"]), str(point["batch"]), point["precision"], *milliseconds, *ratios]
+
+
+def _ways_line(one: dict[str, Any]) -> list[str]:
+    seconds = one["seconds"]
+    spread = f"{1e3 * seconds['lowest']:.2f}-{1e3 * seconds['highest']:.2f}"
+    way = one["way"] if one["recorded"] or "graphs" not in one["way"] else f"{one['way']} (NOT RECORDED)"
+    size = [str(one["classes"]), str(one["batch"]), one["precision"]]
+    times = [_number(one["start_seconds"], 1), f"{1e3 * seconds['median']:.2f}", spread, f"{one['gain']:.2f}x"]
+    return [WORK[one["kind"]], *size, way, *times, f"{one['images_per_second']:.0f}", _percent(one["share_of_peak"])]
 
 
 def _number(value: float | None, digits: int) -> str:

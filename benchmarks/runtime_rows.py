@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.runtime_measure import Spread
+from benchmarks.runtime_settings import TITLES, Settings
 
 if TYPE_CHECKING:
-    from benchmarks.runtime import Settings
     from benchmarks.runtime_contest import Contestant, Passes
     from benchmarks.runtime_data import Contest
 
@@ -33,13 +33,12 @@ def row(
 
     encoder: seconds of one test batch already on the device. peak: operations per second of this device's products.
     """
-    from benchmarks.runtime import TITLES
-
     batch = min(settings.test_batch, len(contest.test.images))
     step, encoded = contestant.step_seconds(), Spread.of(encoder)
     assert encoded is not None
     end_to_end = Spread.of(passes.seconds)
-    assert end_to_end is not None
+    train_start, eval_start = contestant.train_start, contestant.eval_start
+    assert end_to_end is not None and eval_start is not None
     step_flops = contestant.training_flops() if contestant.trains else None
     batch_flops = contestant.evaluation_flops(batch)
     finished = contestant.steps_done == contestant.steps
@@ -50,6 +49,11 @@ def row(
         "title": TITLES.get(contestant.config.method, contestant.config.method),
         "mode": contestant.mode,
         "precision": contestant.config.precision,
+        "accelerations": asdict(contestant.ways),
+        "recorded": {
+            "train": contestant.training.recorded if contestant.trains else None,
+            "eval": contestant.evaluation.recorded,
+        },
         "options": contestant.config.options,
         "classes": len(contest.fewshot.classnames),
         "train_images": len(contest.fewshot.train),
@@ -68,8 +72,10 @@ def row(
         "correct": passes.correct,
         "accuracy": None if why else 100 * passes.correct / passes.images,
         "accuracy_note": why,
-        "first_loss": contestant.first_loss,
-        "peak_bytes": {"train": contestant.train_peak, "eval": contestant.eval_peak},
+        "first_loss": train_start.loss if train_start else None,
+        "last_loss": contestant.last_loss,
+        "start_seconds": {"train": train_start.seconds if train_start else None, "eval": eval_start.seconds},
+        "peak_bytes": {"train": train_start.peak if train_start else None, "eval": eval_start.peak},
         "flops": {"step": step_flops, "image": batch_flops / batch},
         "flops_per_second": {
             "train": None if step is None or step_flops is None else step_flops / step.median,
@@ -96,18 +102,19 @@ def _no_meaning(settings: Settings, contest: Contest, finished: bool) -> str | N
 def _phases(contestant: Contestant, contest: Contest, passes: Passes, load_seconds: float) -> dict[str, float | None]:
     """Seconds of the measured steps and of one evaluation.
 
-    load: backbone and data set. start: warm-up, with whatever is compiled in it. decode and augment: work of one core
-    for the images of the measured steps, from a look at a few of them; "data" is how long training really waited for
-    images, in which both are contained.
+    load: backbone and data set. start: warm-up, compiling and recording of both kinds of work. decode and augment: work
+    of one core for the images of the measured steps, from a look at a few of them; "data" is how long training really
+    waited for images, in which both are contained.
     """
     steps, batch = contestant.steps_done, contestant.config.recipe.batch_size
     seen = steps * min(batch, len(contest.fewshot.train))
     once = seen if contestant.mode == "reference" else min(seen, len(contest.fewshot.train))
     meter = contestant.meter.phases
     evaluation = Spread.of(passes.seconds)
+    starts = (contestant.train_start, contestant.eval_start)
     return {
         "load": load_seconds + contest.load_seconds,
-        "start": contestant.startup_seconds,
+        "start": sum(start.seconds for start in starts if start is not None),
         "decode": once * contest.decode,
         "augment": seen * contest.augment,
         **{name: meter[name] for name in ("data", "forward", "backward", "optimizer")},

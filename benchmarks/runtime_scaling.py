@@ -8,25 +8,23 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.flops import evaluation, training_step
 from benchmarks.runtime_data import class_names
-from benchmarks.runtime_measure import Spread, interleaved, peak_bytes, stretch
-from benchmarks.runtime_modes import MODES, ModeName, classifier_of, optimizer_of, towers
+from benchmarks.runtime_measure import Spread, interleaved, times_on
+from benchmarks.runtime_modes import MODES, Models, ModeName, ways_of
+from benchmarks.runtime_settings import OPTIONS, SEED, Settings, run_config
+from benchmarks.runtime_work import Kind, piece_of_work
 from procap.clip import CLIP
 from procap.methods import build_method
 from procap.methods.method import Method
-from procap.methods.procap import PROCAP_RECIPE
 from procap.text import LabelSpace
 from shards.streams import generator
-
-Kind = Literal["train", "eval"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Measured:
     """A point in both modes.
 
     ratio: reference over fast, median over the rounds; counted: the same of counted operations. peaks: bytes of tensors
-    alive at once, where they were looked at.
+    alive at once. starts: seconds of warm-up, compiling and recording. recorded: whether fast mode replayed recordings.
     """
 
     point: Point
@@ -53,6 +51,8 @@ class Measured:
     seconds: dict[str, Spread]
     flops: dict[str, float]
     peaks: dict[str, int]
+    starts: dict[str, float]
+    recorded: bool
     ratio: float
     counted: float
 
@@ -61,14 +61,17 @@ class Measured:
         """The measured ratio as a share of the counted one."""
         return self.ratio / self.counted
 
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "reached": self.reached}
+
 
 def measure_points(
-    clip: CLIP,
+    models: Models,
     method: str,
-    options: dict[str, Any],
     points: Sequence[Point],
+    settings: Settings,
     rounds: int,
-    seed: int,
     seconds: float | None,
     tell: Callable[[str], None],
 ) -> list[Measured]:
@@ -80,7 +83,7 @@ def measure_points(
         if left is not None and left <= 0:
             tell(f"{len(points) - len(found)} of {len(points)} sizes left out: the time is used up")
             break
-        found.append(_measure(clip, method, options, point, rounds, seed, left))
+        found.append(_measure(models, method, point, settings, rounds, left))
         one = found[-1]
         tell(
             f"{point.kind} {point.classes} classes, batch {point.batch}, {point.precision}: "
@@ -89,74 +92,48 @@ def measure_points(
     return found
 
 
-def _measure(
-    clip: CLIP, name: str, options: dict[str, Any], point: Point, rounds: int, seed: int, left: float | None
-) -> Measured:
-    device, size = clip.device, clip.geometry.image_size
-    space = LabelSpace(class_names(point.classes))
-    images = torch.randn(point.batch, 3, size, size, generator=generator(seed, "images")).to(device)
-    labels = (torch.arange(point.batch) % point.classes).to(device)
-    work: list[Callable[[], object]] = []
-    flops: dict[str, float] = {}
+def made_up(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
+    """A method at its start over made-up class names, with images [B, 3, S, S] and labels [B] on the device."""
+    size = clip.geometry.image_size
+    space = LabelSpace(class_names(classes))
+    built = build_method(method, clip, space, OPTIONS.get(method, {}), generator(SEED, "init"))
+    images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
+    return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
+
+
+def needed(kind: Kind, method: Method, batch: int, mode: ModeName) -> float:
+    """Counted operations of one piece of work."""
+    if kind == "train":
+        return training_step(method, batch).total
+    return evaluation(method, batch, every_batch=mode == "reference").total
+
+
+def _measure(models: Models, name: str, point: Point, settings: Settings, rounds: int, left: float | None) -> Measured:
+    device = models["fast"].device
+    config = run_config(name, point.precision, settings, batch=point.batch)
+    pieces, flops = {}, {}
     for mode in MODES:
-        method = build_method(name, towers(clip, mode), space, options, generator(seed, "init"))
-        work.append(_work(method, mode, point, images, labels, seed))
-        if point.kind == "train":
-            flops[mode] = training_step(method, point.batch).total
-        else:
-            flops[mode] = evaluation(method, point.batch, every_batch=mode == "reference").total
-    # The look at the memory is the warm-up.
-    with stretch(device) as warm:
-        peaks: dict[str, int] = {mode: peak_bytes(run, device) for mode, run in zip(MODES, work, strict=True)}
+        method, images, labels = made_up(models[mode], name, point.classes, point.batch)
+        ways = ways_of(mode, settings.ways)
+        pieces[mode] = piece_of_work(point.kind, method, config, mode, ways, images, labels)
+        flops[str(mode)] = needed(point.kind, method, point.batch, mode)
+    times = times_on(device)
     if left is not None:
-        rounds = max(1, min(rounds, int(left / 2 / warm.seconds)))
-    reference, fast = interleaved(work, rounds, device)
+        once = times * sum(piece.start.once for piece in pieces.values())
+        rounds = max(1, min(rounds, int(left / 2 / once)))
+    reference, fast = interleaved([pieces[mode].run for mode in MODES], rounds, device, times)
     return Measured(
         point=point,
         method=name,
-        backbone=clip.name,
+        backbone=models["fast"].name,
         seconds={"reference": _spread(reference), "fast": _spread(fast)},
         flops=flops,
-        peaks=peaks,
+        peaks={mode: piece.start.peak for mode, piece in pieces.items()},
+        starts={mode: piece.start.seconds for mode, piece in pieces.items()},
+        recorded=pieces["fast"].recorded,
         ratio=statistics.median(slow / quick for slow, quick in zip(reference, fast, strict=True)),
         counted=flops["reference"] / flops["fast"],
     )
-
-
-def _work(
-    method: Method, mode: ModeName, point: Point, images: Tensor, labels: Tensor, seed: int
-) -> Callable[[], object]:
-    if point.kind == "eval":
-        with _autocast(point, images):
-            classify = classifier_of(method, mode)
-
-        def evaluate() -> object:
-            with _autocast(point, images):
-                return classify(images)
-
-        return evaluate
-
-    optimizer = optimizer_of(method, PROCAP_RECIPE, mode)
-    # At a rate of zero the optimizer does all its work and every round starts from the same weights.
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-
-    def step() -> None:
-        with _autocast(point, images):
-            noise = tuple(t.to(images.device) for t in method.draw(generator(seed, "noise")))
-            terms = method.loss(images, labels, noise)
-            loss = torch.stack(list(terms.values())).sum()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def _autocast(point: Point, images: Tensor) -> AbstractContextManager[object]:
-    if point.precision == "bf16":
-        return torch.autocast(images.device.type, dtype=torch.bfloat16)
-    return nullcontext()
 
 
 def _spread(seconds: Sequence[float]) -> Spread:

@@ -14,7 +14,7 @@ from benchmarks.output import columns
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.runtime import Settings
+    from benchmarks.runtime_settings import Settings
 
 FULL = "ViT-B-16"
 SAME_FPS, STEP_LIMIT, COUNTED_SHARE, BF16_GAIN = 0.97, 1.10, 0.85, 2.0
@@ -50,7 +50,14 @@ class Target:
 
 def targets(report: dict[str, Any]) -> list[Target]:
     """Every target, with what `report` has measured of it."""
-    return [*_methods(report), *_full_size(report), *_mini(report), *_h200(report), *_memory(report)]
+    return [
+        *_methods(report),
+        *_full_size(report),
+        *_mini(report),
+        *_h200(report),
+        *_memory(report),
+        *_attention(report),
+    ]
 
 
 def targets_table(listed: list[dict[str, Any]]) -> str:
@@ -64,28 +71,27 @@ def targets_table(listed: list[dict[str, Any]]) -> str:
     return columns(("state", "target", "wanted", "found", "remark"), rows)
 
 
-def more_points(
+def measure_full_size(
     report: dict[str, Any], settings: Settings, device: torch.device, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """`report` with the single settings at full size, where this device is one that has targets for them."""
-    from benchmarks.runtime import SEED, plain
+) -> None:
+    """Put the single settings at full size into `report`, where this device is one that has targets for them."""
+    from benchmarks.runtime_measure import matmul_peak
+    from benchmarks.runtime_modes import models
     from benchmarks.runtime_scaling import Point, measure_points
     from procap.loading import load_clip
 
     if device.type != "cpu":
-        return report
+        return
     points = [Point(kind, classes, batch) for kind, classes, batch, _ in CPU_RATIOS]  # type: ignore[arg-type]
-    if report["device"]["bf16"]:
+    if report["device"]["bf16"] and Point("train", 51, 4) in points:
         points.insert(1, Point("train", 51, 4, "bf16"))
-    from benchmarks.runtime_measure import matmul_peak
-
     peaks = {precision: matmul_peak(device, precision) for precision in ("fp32", "bf16")}
     tell(f"single settings of {FULL} with random weights: some minutes")
     rounds = max(1, settings.repeats // 2)
-    clip = load_clip(FULL, "random")
-    measured = measure_points(clip, "procap", {}, points, rounds, SEED, None, lambda line: tell(f"  {line}"))
-    more = report["scaling"] + [plain(one) for one in measured]
-    return {**report, "scaling": more, "matmul_peak": {**peaks, **report["matmul_peak"]}}
+    both = models(load_clip(FULL, "random"), settings.ways)
+    measured = measure_points(both, "procap", points, settings, rounds, None, lambda line: tell(f"  {line}"))
+    report["scaling"] += [one.plain() for one in measured]
+    report["matmul_peak"] = {**peaks, **report["matmul_peak"]}
 
 
 def _methods(report: dict[str, Any]) -> Iterator[Target]:
@@ -145,12 +151,20 @@ def _h200(report: dict[str, Any]) -> Iterator[Target]:
     row = fitting[0] if fitting else None
     no_gpu = "" if here else "no H200 here; there: procap bench runtime --check"
     fps = row and row["encoder_fps"]["median"]
-    remark = f"{100 * row['share_of_peak']['eval']:.0f} % of the measured peak" if row else no_gpu
+    remark = _share_and_start(report, row, "eval") if row else no_gpu
     yield Target("H200, ViT-B/16, bf16: images/s, encoder only", H200_FPS, True, fps, remark)
     whole = row if row and not row["extrapolated"] and (row["epochs"], row["batch"]) == (10, 32) else None
     seconds = whole and whole["train_seconds"]
-    remark = f"{100 * whole['share_of_peak']['train']:.0f} % of the measured peak" if whole else no_gpu
+    remark = _share_and_start(report, whole, "train") if whole else no_gpu or "not trained to the end"
     yield Target("H200: ten epochs, 102 classes, 1,632 images, batch 32, seconds", H200_SECONDS, False, seconds, remark)
+
+
+def _share_and_start(report: dict[str, Any], row: dict[str, Any], kind: str) -> str:
+    """What belongs beside a speed: how much of the device it uses, and what had to be waited for before."""
+    cache = report["compile_cache"]
+    compiled = f", cache of compiled programs {cache['state']}" if cache else ""
+    share, start = 100 * row["share_of_peak"][kind], row["start_seconds"][kind]
+    return f"{share:.0f} % of the measured peak; start apart: {start:.1f} s{compiled}"
 
 
 def _memory(report: dict[str, Any]) -> Iterator[Target]:
@@ -169,6 +183,18 @@ def _memory(report: dict[str, Any]) -> Iterator[Target]:
     for backbone, sizes in found.items():
         ratio, size = max(sizes)
         yield Target(f"{backbone}: peak memory of the step, fast over reference", 0.999, False, ratio, size)
+
+
+def _attention(report: dict[str, Any]) -> Iterator[Target]:
+    """The towers' attention must run in fused kernels, whichever of them torch takes."""
+    from benchmarks.runtime_ways import UNFUSED
+
+    for one in report["ways"]:
+        if one["way"] == "off":
+            calls = ", ".join(f"{name} {count}" for name, count in one["attention"].items())
+            work = "training step" if one["kind"] == "train" else "evaluated batch"
+            what = f"{work} in {one['precision']}: calls of attention without a fused kernel in the towers"
+            yield Target(what, 0, False, one["attention"].get(UNFUSED, 0), calls)
 
 
 def _other_mode(report: dict[str, Any], row: dict[str, Any]) -> dict[str, Any] | None:

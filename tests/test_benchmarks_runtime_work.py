@@ -1,0 +1,343 @@
+"""What the runtime benchmark times: its counting is torch's own, its modes agree, and starting changes no training."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.cli import main
+from benchmarks.flags import Place
+from benchmarks.flops import evaluation, training_step
+from benchmarks.runtime_data import class_names
+from benchmarks.runtime_measure import Spread, interleaved, peak_bytes
+from benchmarks.runtime_modes import at_work, classifier_of, compile_cache, engine_of, models, towers
+from benchmarks.runtime_report import WAYS_HEADERS, _ways_line
+from benchmarks.runtime_rounds import Clock, affordable, in_turns
+from benchmarks.runtime_scaling import Point, made_up, measure_points
+from benchmarks.runtime_settings import Flags, run_config, settings_of
+from benchmarks.runtime_ways import measure_ways, possible, title
+from benchmarks.runtime_work import Evaluation, Training
+from procap.methods import build_method
+from procap.mini import load_mini
+from procap.savings import NO_SAVINGS, Savings
+from procap.text import LabelSpace
+from runner.acceleration import Acceleration
+from runner.meters import Meter
+from runner.recording import Part
+
+CPU = torch.device("cpu")
+PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
+SWITCHES = ("trim", "pack", "prefix", "last_rows", "frozen_rows", "folded")
+ONE_BY_ONE = [replace(NO_SAVINGS, **{name: True}) for name in SWITCHES]
+CASES = [(name, savings) for name in ("coop", "cocoop", "maple", "procap") for savings in (NO_SAVINGS, Savings())]
+CASES += [("procap", savings) for savings in ONE_BY_ONE]
+
+
+@pytest.fixture(scope="module")
+def mini():
+    return load_mini()
+
+
+def build(clip, name, classes=5):
+    options = {"n_ctx": 4} if name == "maple" else {}
+    return build_method(name, clip, LabelSpace(class_names(classes)), options, torch.Generator().manual_seed(0))
+
+
+def random_images(clip, count):
+    size = clip.geometry.image_size
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def counted(work):
+    with FlopCounterMode(display=False) as counter:
+        result = work()
+    return counter.get_total_flops(), result
+
+
+@pytest.mark.parametrize(("name", "savings"), CASES, ids=str)
+def test_counted_training_step_is_what_torch_counts(mini, name, savings):
+    """To half a percent: the attention between a handful of prompt tokens is not worth counting."""
+    method, images = build(mini.with_savings(savings), name), random_images(mini, 3)
+    labels, noise = torch.tensor([0, 1, 2]), torch.Generator().manual_seed(0)
+    forward, loss = counted(lambda: torch.stack(list(method.loss(images, labels, method.draw(noise)).values())).sum())
+    backward, _ = counted(loss.backward)
+    work = training_step(method, 3, executed=True)
+    assert forward == pytest.approx(work.forward, rel=5e-3)
+    assert backward == pytest.approx(work.backward, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["zeroshot", "coop", "cocoop", "maple", "procap"])
+@pytest.mark.parametrize("mode", ["reference", "fast"])
+def test_counted_evaluation_is_what_torch_counts(mini, name, mode):
+    """In reference mode prompts and classes are encoded for every batch, in fast mode not even for the first."""
+    # Torch's counter asks every weight for its place in the graph, which inference mode has not got.
+    method, images = build(towers(mini, mode), name).requires_grad_(False), random_images(mini, 3)
+    classify = classifier_of(method, mode)
+    for _ in range(2):
+        found, _ = counted(lambda: classify(images))
+        work = evaluation(method, 3, every_batch=mode == "reference", executed=True)
+        assert found == pytest.approx(work.forward, rel=5e-3)
+
+
+def test_needed_work_is_never_more_than_executed_work(mini):
+    for name in ("coop", "maple", "procap"):
+        method = build(mini, name, classes=40)
+        needed, executed = training_step(method, 4), training_step(method, 4, executed=True)
+        assert needed.forward <= executed.forward and needed.backward <= executed.backward
+    reference = build(towers(mini, "reference"), "procap", classes=40)
+    assert training_step(reference, 4) == training_step(reference, 4, executed=True)
+
+
+@pytest.mark.parametrize("name", ["zeroshot", "coop", "cocoop", "maple", "procap"])
+def test_modes_give_the_same_logits(mini, name):
+    images = random_images(mini, 4)
+    logits = [classifier_of(build(towers(mini, mode), name), mode)(images) for mode in ("reference", "fast")]
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
+
+
+def test_reference_towers_share_the_weights(mini):
+    twin = towers(mini, "reference")
+    assert twin.savings == NO_SAVINGS and mini.savings == Savings()
+    assert twin.visual.proj.data_ptr() == mini.visual.proj.data_ptr()
+
+
+def test_peak_memory_counts_tensors_alive_at_once():
+    def work():
+        first = torch.ones(250_000)
+        second = first + 1
+        del first
+        return second * 2
+
+    assert peak_bytes(work, CPU) == pytest.approx(2_000_000, rel=1e-3)
+
+
+def test_rounds_are_interleaved_and_nobody_always_goes_first():
+    order = []
+    seconds = interleaved([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
+    assert "".join(order) == "abbaab"
+    assert [len(values) for values in seconds] == [3, 3]
+
+
+def test_spread_of_rates_turns_the_order_round():
+    spread = Spread.of([1.0, 4.0, 2.0])
+    assert spread == Spread(2.0, 1.0, 4.0, 3)
+    assert spread.rate(8) == Spread(4.0, 2.0, 8.0, 3)
+
+
+# --- accelerations ----------------------------------------------------------------------------------------------------
+
+
+class Again:
+    """In the place of CUDA graphs: replays a part by running it once more."""
+
+    refuses = False
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        yield
+
+    def record(self, part: Part) -> Part:
+        if self.refuses:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return part
+
+
+@pytest.fixture
+def again(monkeypatch):
+    monkeypatch.setattr("benchmarks.runtime_work.CudaGraphs", Again)
+
+
+def settings(**changes):
+    return replace(settings_of(Flags(repeats=1, batch=2, test_batch=3), Place(), CPU), **changes)
+
+
+def training(clip, ways, mode="fast", name="procap"):
+    method, images, labels = made_up(towers(clip, mode), name, 5, 2)
+    work = Training(method, run_config(name, "fp32", settings()), mode, ways, Meter(clip.device, 0))
+    return work, images, labels
+
+
+def learned(work):
+    return [parameter.detach().clone() for parameter in work.method.parameters()]
+
+
+@pytest.mark.parametrize("mode", ["reference", "fast"])
+def test_starting_changes_no_weight_and_steps_are_those_of_the_mode(tiny_clip, again, mode):
+    work, images, labels = training(tiny_clip, GRAPHS if mode == "fast" else PLAIN, mode)
+    before = learned(work)
+    start = work.start(work.batch(images, labels, 0))
+    for one, other in zip(before, learned(work), strict=True):
+        assert torch.equal(one, other)
+    assert work.recorded == (mode == "fast")
+    assert start.peak > 0 and start.seconds >= start.once > 0
+    plain, *_ = training(tiny_clip, PLAIN)
+    for number in range(2):
+        terms = [each(each.batch(images, labels, number)).clone() for each in (work, plain)]
+        assert number or float(terms[0][-1]) == pytest.approx(start.loss, rel=1e-5)
+        torch.testing.assert_close(*terms, rtol=1e-4, atol=1e-5)
+
+
+def test_what_could_not_be_recorded_is_known(tiny_clip, again, monkeypatch):
+    monkeypatch.setattr(Again, "refuses", True)
+    work, images, labels = training(tiny_clip, GRAPHS)
+    work.start(work.batch(images, labels, 0))
+    assert not work.recorded
+    assert math.isfinite(float(work(work.batch(images, labels, 0))[-1]))
+
+
+def test_recorded_evaluation_is_plain_evaluation(tiny_clip, again):
+    method, images, _ = made_up(tiny_clip, "procap", 5, 3)
+    config = run_config("procap", "fp32", settings())
+    plain, recorded = (Evaluation(method, config, "fast", ways) for ways in (PLAIN, GRAPHS))
+    for each in (plain, recorded):
+        each.start(images, rest=1)
+        each.renew()
+    assert recorded.recorded and not plain.recorded
+    for batch in (images, images[:1], images.flip(0)):
+        assert torch.equal(plain(batch), recorded(batch))
+
+
+def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_clip, monkeypatch):
+    monkeypatch.delenv("PROCAP_FUSED", raising=False)
+    config = run_config("procap", "fp32", settings())
+    method, *_ = made_up(tiny_clip, "procap", 5, 2)
+    groups = [engine_of(method, config, mode).optimizer.param_groups[0] for mode in ("reference", "fast")]
+    assert [group["fused"] for group in groups] == [None, True]
+    assert groups[0]["lr"] == config.recipe.lr and not groups[0]["capturable"]
+    with at_work("reference"):
+        assert os.environ["PROCAP_FUSED"] == "off"
+        with at_work("fast"):
+            assert os.environ["PROCAP_FUSED"] == "off"
+    assert "PROCAP_FUSED" not in os.environ
+
+
+def test_only_the_fast_model_is_compiled():
+    """Reference mode then has weights of its own, equal ones; else both modes share them."""
+    clip = load_mini()
+    shared, own = models(clip, PLAIN), models(clip, Acceleration(compile=True))
+    assert shared["reference"].visual.proj is shared["fast"].visual.proj
+    assert own["reference"].visual.proj is not own["fast"].visual.proj
+    assert torch.equal(own["reference"].visual.proj, own["fast"].visual.proj)
+    blocks = [own[mode].visual.transformer.resblocks[0] for mode in ("reference", "fast")]
+    assert ["enter" in vars(block) for block in blocks] == [False, True]
+
+
+def test_the_cache_of_compiled_programs_is_cold_until_something_is_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    ways = Acceleration(compile=True)
+    assert compile_cache(PLAIN) is None
+    assert compile_cache(ways) == {"folder": str(tmp_path / "compiled"), "state": "cold"}
+    (tmp_path / "compiled").mkdir()
+    assert compile_cache(ways)["state"] == "cold"
+    (tmp_path / "compiled" / "fxgraph").touch()
+    assert compile_cache(ways)["state"] == "warm"
+
+
+def test_what_makes_it_fast_compares_every_way_with_none(tiny_clip, again, monkeypatch):
+    monkeypatch.setattr("benchmarks.runtime_ways.CLASSES", 5)
+    ladder = [title(rung) for rung in possible(Acceleration(compile=True, graphs=True, images=True))]
+    assert ladder == ["off", "graphs", "compile", "compile + graphs"]
+    told: list[str] = []
+    lines = measure_ways(models(tiny_clip, PLAIN), settings(ways=GRAPHS), {"fp32": 1e11}, None, told.append)
+    assert [(one["kind"], one["way"], one["recorded"]) for one in lines] == [
+        (kind, way, way == "graphs") for kind in ("train", "eval") for way in ("off", "graphs")
+    ]
+    assert [one["gain"] for one in lines if one["way"] == "off"] == [1.0, 1.0]
+    assert all(sum(one["attention"].values()) >= 12 for one in lines)
+    assert all(len(_ways_line(one)) == len(WAYS_HEADERS) for one in lines) and len(told) == 2
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_sizes_are_measured_as_fast_mode_works(tiny_clip, again, kind):
+    found = measure_points(
+        models(tiny_clip, GRAPHS), "procap", [Point(kind, 5, 2)], settings(ways=GRAPHS), 1, None, lambda line: None
+    )
+    (one,) = found
+    assert one.recorded and one.backbone == "tiny"
+    assert one.flops["fast"] < one.flops["reference"] and one.plain()["reached"] == one.reached
+    assert all(one.seconds[mode].median > 0 and one.starts[mode] > 0 for mode in ("reference", "fast"))
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+COSTS = st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=6)
+
+
+@examples(deadline=None)
+@given(costs=COSTS, wanted=st.integers(1, 600), seconds=st.floats(0.0, 5000.0))
+def test_short_trainings_are_whole_and_long_ones_share_what_is_left(costs, wanted, seconds):
+    steps = affordable(costs, wanted, seconds)
+    assert all(1 <= count <= wanted for count in steps)
+    # One step of each is taken in any case.
+    assert sum(count * cost for count, cost in zip(steps, costs, strict=True)) <= seconds + sum(costs) + 1e-6
+    assert all(
+        count == wanted
+        for count, cost in zip(steps, costs, strict=True)
+        if cost * wanted < 0.999 * seconds / len(costs)
+    )
+    assert affordable(costs, wanted, None) == [wanted] * len(costs)
+
+
+@examples(deadline=None)
+@given(goals=st.lists(st.integers(0, 600), min_size=1, max_size=6), per_round=st.integers(1, 100))
+def test_turns_come_to_the_goals_and_end_together(goals, per_round):
+    turns = in_turns(goals, per_round)
+    if not any(goals):
+        assert turns == []
+        return
+    assert [sum(counts) for counts in zip(*turns, strict=True)] == goals
+    assert [count > 0 for count in turns[0]] == [goal > 0 for goal in goals]
+    assert all(0 <= count <= per_round for counts in turns for count in counts)
+
+
+def test_whole_epochs_are_rounds():
+    assert in_turns([40, 40], 4) == [[4, 4]] * 10
+
+
+def test_the_clock_leaves_starts_out_but_not_beyond_the_limit():
+    clock = Clock(budget=100.0, limit=130.0)
+    assert clock.left(0.5) == pytest.approx(50, abs=1)
+    clock.apart = 40.0
+    assert clock.left(0.5) == pytest.approx(90, abs=1)
+    assert clock.left() == pytest.approx(130, abs=1)
+    assert Clock(None).left() is None
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["maple", "procap"])
+def test_recorded_steps_on_a_gpu_are_plain_steps(name):
+    clip = load_mini().to("cuda")
+    recorded, images, labels = training(clip, GRAPHS, name=name)
+    plain, *_ = training(clip, PLAIN, name=name)
+    for each in (recorded, plain):
+        each.start(each.batch(images, labels, 0))
+    assert recorded.recorded
+    for number in range(3):
+        terms = [each(each.batch(images, labels, number)).clone() for each in (recorded, plain)]
+        torch.testing.assert_close(*terms, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_check_on_a_gpu_in_small(capsys, tmp_path):
+    flags = ("--check", "--backbone", "mini", "--precision", "bf16", "--datasets", "photographs-3", "--budget", "20")
+    place = ("--epochs", "2", "--batch", "8", "--scaling", "10x8", "--tracking", "off", "--results", str(tmp_path))
+    assert main(["bench", "runtime", *flags, *place]) == 0
+    out = capsys.readouterr().out
+    assert "All of fast mode was recorded." in out and "compile + graphs" in out and "FAILED" not in out
