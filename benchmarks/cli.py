@@ -14,12 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.answers import explain
-from benchmarks.flags import Doing, Output, Packing, Place, Selection, Training, flat
+from benchmarks.flags import Doing, Output, Packing, Parallel, Place, Selection, Training, flat
+from benchmarks.output import launched, note, speaks_here
 from procap import __version__
+from procap.errors import UsageError
 from runner.signals import sigterm_as_interrupt
 
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+TOGETHER = ("train", "eval")
+"""Commands that several processes carry out together."""
 
 app = typer.Typer(help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.", **PLAIN)
 data_app = typer.Typer(help="Pack data sets into shards, check them, look at them.", **PLAIN)
@@ -43,11 +47,16 @@ def say_version(wanted: bool) -> None:
 
 @app.callback(**examples("procap demo", "procap ls methods", "procap COMMAND --help"))
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=say_version, help="print the version")
     ] = False,
 ) -> None:
-    pass
+    if launched() and context.invoked_subcommand not in TOGETHER:
+        raise UsageError(
+            f"only procap {' and '.join(TOGETHER)} work in several processes: start procap "
+            f"{context.invoked_subcommand} without a launcher"
+        )
 
 
 @app.command(**examples("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json"))
@@ -97,14 +106,20 @@ def ls(
         "procap train --methods maple --datasets shapes",
         "procap train --methods coop,procap --datasets shapes,digits --seeds 1,2,3 --epochs 10",
         "procap train --methods procap --datasets petals --option infonce=false --dry-run",
+        "torchrun --standalone --nproc-per-node 4 --no-python procap train --methods procap --datasets petals",
     )
 )
 @flat
-def train(selection: Selection, training: Training, place: Place, doing: Doing, output: Output) -> int:
-    """Train methods on data sets. Finished runs are kept, interrupted ones go on where they stopped."""
+def train(
+    selection: Selection, training: Training, place: Place, parallel: Parallel, doing: Doing, output: Output
+) -> int:
+    """Train methods on data sets. Finished runs are kept, interrupted ones go on where they stopped.
+
+    Started by torchrun, all processes train each run together, with the numbers of one process.
+    """
     from benchmarks.commands_run import train as run
 
-    return run(selection, training, place, doing, output)
+    return run(selection, training, place, parallel, doing, output)
 
 
 @app.command(
@@ -419,7 +434,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         # Typer turns an interrupt into this code and says nothing.
         if code == 130:
-            print("procap: stopped; repeat the command to go on", file=sys.stderr)
+            note("procap: stopped; repeat the command to go on")
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:
@@ -427,10 +442,13 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if verbose:
-            traceback.print_exc()
         message, exit_code = explain(error)
-        print(f"procap: {message}", file=sys.stderr)
+        spoken = getattr(error, "spoken", None)
+        # Before processes have met, all of a machine run into the same errors.
+        if speaks_here() if spoken is None else not spoken:
+            if verbose:
+                traceback.print_exc()
+            print(f"procap: {message}", file=sys.stderr)
         return exit_code
 
 

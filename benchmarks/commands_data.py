@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.answers import one_line
 from benchmarks.data_sources import Wanted, raw_sets, wanted_sets
 from benchmarks.flags import Output, Packing, data_root
-from benchmarks.output import columns, note, plural, quoted, show_json
+from benchmarks.output import columns, note, plural, quoted, show_json, speaks
 from benchmarks.output import show as show_text
 from benchmarks.plan import data_states
 from procap.errors import UsageError
@@ -40,7 +40,7 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
             command = f"procap data pack {dataset.name}{raw} --data {quoted(data_root)}"
             raise DataError(f"'{dataset.name}' is not packed in {data_root}; pack it: {command}")
         note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
-        pack_one(source_of(dataset), data_root)
+        pack_one(source_of(dataset), data_root, quiet=not speaks())
 
 
 def pack_one(

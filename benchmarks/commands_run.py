@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands_data import ensure_packed
 from benchmarks.commands_picks import keep_picks
-from benchmarks.flags import Doing, Output, Place, Selection, Training, command_line, features_root
-from benchmarks.output import columns, note, show, show_json
+from benchmarks.flags import Doing, Output, Parallel, Place, Selection, Training, command_line, features_root
+from benchmarks.output import columns, note, show, show_json, speaks
 from benchmarks.plan import data_states, describe, plan
 from benchmarks.selection import configs, targets_of, workplace
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, Target, Workplace
-from runner.environment import library_defaults, resolve_device
+from runner.environment import library_defaults, own_device, resolve_device
+from runner.ranks import announced_ranks
 from runner.results import EvalResult, RunFolder, TrainResult
 from runner.signals import Interrupted
 from shards.errors import DataError
+
+if TYPE_CHECKING:
+    from runner.collectives import Crew
 
 SOME_FAILED = 3
 
@@ -27,8 +32,9 @@ SOME_FAILED = 3
 class Failures:
     """What went wrong in a command of several runs; the runs after it are still done."""
 
-    def __init__(self, runs: int, *, verbose: bool) -> None:
-        self.alone = runs == 1
+    def __init__(self, runs: int, *, verbose: bool, crew: Crew | None = None) -> None:
+        """Of a crew one process that fails ends them all: the others wait for it in the middle of a run."""
+        self.alone = runs == 1 or (crew is not None and crew.size > 1)
         self.verbose = verbose
         self.found: dict[str, str] = {}
 
@@ -59,19 +65,23 @@ class Failures:
         return SOME_FAILED if done else 1
 
 
-def train(selection: Selection, training: Training, place: Place, doing: Doing, output: Output) -> int:
+def train(
+    selection: Selection, training: Training, place: Place, parallel: Parallel, doing: Doing, output: Output
+) -> int:
     """Train every selected run; see `procap train --help`."""
     library_defaults()
-    at = workplace(place)
-    chosen = configs(selection, training, at.data)
+    at = workplace(place, parallel=parallel)
     if doing.dry_run:
-        return show_plan(chosen, at, lambda config: [], output, force=doing.force)
-    resolve_device(at.device)
-    if training.picks:
-        ensure_packed([chosen[0].dataset], at.data)
-        keep_picks(training.picks, chosen[0].dataset, at.data)
-    failures = Failures(len(chosen), verbose=output.verbose)
-    done = train_all(chosen, at, failures, force=doing.force)
+        chosen = _chosen(selection, training, at)
+        return show_plan(chosen, at, lambda config: [], output, force=doing.force) if speaks() else 0
+    with crew_at(at) as (crew, at):
+        # Only who has met can be told what is wrong on one host alone, such as its data.
+        chosen = _chosen(selection, training, at)
+        if training.picks:
+            ensure_packed([chosen[0].dataset], at.data)
+            keep_picks(training.picks, chosen[0].dataset, at.data)
+        failures = Failures(len(chosen), verbose=output.verbose, crew=crew)
+        done = train_all(chosen, at, failures, force=doing.force, crew=crew)
     if done:
         rows = [_trained_row(config, result) for config, result in done.items()]
         show(columns(("run", "loss", "steps", "seconds", "images/s"), rows))
@@ -83,8 +93,26 @@ def train(selection: Selection, training: Training, place: Place, doing: Doing, 
     return code
 
 
+def _chosen(selection: Selection, training: Training, at: Workplace) -> list[RunConfig]:
+    """Every run that the flags describe, and that the engine can do."""
+    chosen = configs(selection, training, at.data)
+    if at.engine != "ddp":
+        from runner.engine import engine_settings
+
+        for config in chosen:
+            engine_settings(config, at, announced_ranks())
+    return chosen
+
+
 def train_all(
-    chosen: Sequence[RunConfig], at: Workplace, failures: Failures, *, force: bool = False, first: int = 1, of: int = 0
+    chosen: Sequence[RunConfig],
+    at: Workplace,
+    failures: Failures,
+    *,
+    force: bool = False,
+    first: int = 1,
+    of: int = 0,
+    crew: Crew | None = None,
 ) -> dict[RunConfig, TrainResult]:
     """Pack what is missing, then train `chosen` in their order; those that failed are left out.
 
@@ -100,7 +128,7 @@ def train_all(
 
         def work(config: RunConfig = config) -> TrainResult:
             ensure_packed([config.dataset], at.data)
-            return train_run(config, at, force=force)
+            return train_run(config, at, force=force, crew=crew)
 
         if not was_finished:
             note(f"{place} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
@@ -130,18 +158,25 @@ def evaluate(
     at = workplace(place, limit, features_root() if cached else None)
     if runs and (selection != Selection() or training != Training()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
-    found = [_run_of(run, at) for run in runs] or [(config, at) for config in configs(selection, training, at.data)]
+
+    def find() -> list[tuple[RunConfig, Workplace]]:
+        return [_run_of(run, at) for run in runs] or [(run, at) for run in configs(selection, training, at.data)]
+
     if doing.dry_run:
+        if not speaks():
+            return 0
+        found = find()
         planned = [(config, targets_of(config, targets, at.data)) for config, _ in found]
         by_run = dict(planned)
         return show_plan(
             [config for config, _ in planned], at, by_run.__getitem__, output, places=[p for _, p in found]
         )
-    resolve_device(at.device)
-    jobs = [(config, here, target) for config, here in found for target in targets_of(config, targets, at.data)]
-    failures = Failures(len(found), verbose=output.verbose)
     flags = "with the flags it was planned with" if runs else command_line(selection, training, place)
-    done = evaluate_all(jobs, failures, f"procap train {flags}", force=doing.force)
+    with crew_at(at) as (crew, at):
+        found = _shared(find, crew, at) if runs else find()
+        jobs = [(config, here, target) for config, here in found for target in targets_of(config, targets, at.data)]
+        failures = Failures(len(found), verbose=output.verbose, crew=crew)
+        done = evaluate_all(jobs, failures, f"procap train {flags}", force=doing.force, crew=crew)
     if done:
         show(
             columns(("run", "target", "correct", "total", "accuracy", "images/s"), [_eval_row(*item) for item in done])
@@ -158,7 +193,12 @@ def evaluate(
 
 
 def evaluate_all(
-    jobs: Iterable[tuple[RunConfig, Workplace, Target]], failures: Failures, trained_by: str, *, force: bool = False
+    jobs: Iterable[tuple[RunConfig, Workplace, Target]],
+    failures: Failures,
+    trained_by: str,
+    *,
+    force: bool = False,
+    crew: Crew | None = None,
 ) -> list[tuple[RunConfig, Target, EvalResult]]:
     """Evaluate finished runs; a run is loaded once for all its targets that are still to do.
 
@@ -173,20 +213,34 @@ def evaluate_all(
 
         def work(config: RunConfig = config, at: Workplace = at, target: Target = target) -> EvalResult:
             nonlocal loaded
-            folder = RunFolder(at.results / config.path)
-            _refuse_untrained(folder, trained_by)
+            todo = True
+            if crew is None or crew.ranks.first:
+                folder = RunFolder(at.results / config.path)
+                _refuse_untrained(folder, trained_by)
+                known = None if force else folder.evaluation(target)
+                todo = known is None or known.limit not in (None, at.limit)
+            todo = crew.share(todo) if crew else todo
             ensure_packed([target.dataset], at.data)
-            known = None if force else folder.evaluation(target)
-            todo = known is None or known.limit not in (None, at.limit)
             if todo and (loaded is None or loaded.config != config):
-                loaded = load_trained(config, at)
-            return evaluate_run(config, target, at, force=force, trained=loaded if todo else None)
+                loaded = load_trained(config, at, crew)
+            return evaluate_run(config, target, at, force=force, trained=loaded if todo else None, crew=crew)
 
         result = failures.attempt(f"{config.path} on {target}", work)
         if result is not None:
             note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {config.method}")
             done.append((config, target, result))
     return done
+
+
+@contextmanager
+def crew_at(at: Workplace) -> Iterator[tuple[Crew, Workplace]]:
+    """The processes that a launcher started, this one with its own device; what they train is trained inside."""
+    from runner.joining import joined
+
+    ranks = announced_ranks()
+    device = own_device(resolve_device(at.device), ranks)
+    with joined(ranks, device, at.timeout) as crew:
+        yield crew, replace(at, device=str(device))
 
 
 def show_plan(
@@ -229,6 +283,17 @@ def _run_of(run: Path, at: Workplace) -> tuple[RunConfig, Workplace]:
     if not folder.as_posix().endswith(f"/{config.path}"):
         raise UsageError(f"{run} was moved: its config.json is of {config.path}, put it back there below the results")
     return config, replace(at, results=folder.parents[len(Path(config.path).parts) - 1])
+
+
+def _shared(
+    find: Callable[[], list[tuple[RunConfig, Workplace]]], crew: Crew, at: Workplace
+) -> list[tuple[RunConfig, Workplace]]:
+    """What the first process of the crew finds, which alone needs the folder of the results."""
+    found = find() if crew.ranks.first else []
+    plain = crew.share([(config.model_dump(mode="json"), str(here.results)) for config, here in found])
+    if crew.ranks.first:
+        return found
+    return [(RunConfig.model_validate(config), replace(at, results=Path(results))) for config, results in plain]
 
 
 def _trained_row(config: RunConfig, result: TrainResult) -> tuple[object, ...]:

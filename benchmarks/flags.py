@@ -66,7 +66,15 @@ class Training:
 
     recipe: Annotated[str, typer.Option(metavar="own|procap", help="the method's published recipe, or ProCAP's")] = ""
     epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="images per optimizer step")] = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            "--global-batch-size",
+            metavar="N",
+            help="images per step, of all processes together",
+        ),
+    ] = None
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="peak learning rate")] = None
     option: Annotated[
         list[str] | None,
@@ -98,9 +106,25 @@ class Place:
         str,
         typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]"),
     ] = ""
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="longest wait of a process for the others, under torchrun")
+    ] = 300.0
 
     def data_root(self) -> Path:
         return data_root(self.data)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """What averages gradients where torchrun started several processes; nothing here changes a result."""
+
+    engine: Annotated[str, typer.Option(metavar="ddp|deepspeed", help="what averages gradients over processes")] = "ddp"
+    zero_stage: Annotated[
+        int | None, typer.Option(metavar="0|1|2", help="DeepSpeed: share the optimizer's state from stage 1 on")
+    ] = None
+    deepspeed_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="DeepSpeed: JSON merged into what the run asks for")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,19 +11,37 @@ from pathlib import Path
 from typing import Any
 
 
+def speaks() -> bool:
+    """Whether this process is the one that speaks to people, of those that a launcher started together."""
+    return not launched() or os.environ.get("RANK", "0") == "0"
+
+
+def launched() -> bool:
+    """Whether a launcher started this process together with others. What starts containers may set RANK as well."""
+    return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+
+
+def speaks_here() -> bool:
+    """Whether this process is the one of its machine that tells people what kept it from meeting the others."""
+    return not launched() or os.environ["LOCAL_RANK"] == "0"
+
+
 def note(line: str = "") -> None:
     """Tell the person at the terminal something that is not a result."""
-    print(line, file=sys.stderr, flush=True)
+    if speaks():
+        print(line, file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
     """Print a result."""
-    print(text, flush=True)
+    if speaks():
+        print(text, flush=True)
 
 
 def show_json(document: Any) -> None:
     """Print `document` as one line of strict JSON."""
-    print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+    if speaks():
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -128,6 +128,11 @@ def notes(report: dict[str, Any]) -> list[str]:
         "figure, decode and augment are work of one core for the measured steps, data is how long these waited for "
         "images, evaluation is one pass."
     )
+    if report["device"]["type"] == "cpu":
+        found.append(
+            "Threads: all cores, but one for steps and batches of fast mode that are too small for more "
+            "(`OMP_NUM_THREADS` sets them all)."
+        )
     found += [_accelerated(report), *_kernels(report)]
     energy = [f"{_label(row)} {row['joules_per_image']:.2f}" for row in rows if row["joules_per_image"] is not None]
     if energy:

@@ -24,7 +24,9 @@ from runner.engine import Batch
 from runner.meters import Meter
 from runner.recording import CudaGraphs, Part, Recorder, Replayed
 from runner.step import PHASES, TrainStep
+from runner.threads import fitting_threads
 from shards.streams import generator
+from shards.transfer import upload
 
 Kind = Literal["train", "eval"]
 
@@ -78,7 +80,7 @@ class Training:
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Images [B, 3, S, S] and labels [B] on the device, as step `number` reads them."""
         drawn = self.method.draw(generator(self.config.seed, "noise", number))
-        return Batch(images, labels, tuple(noise.to(self.device, non_blocking=True) for noise in drawn))
+        return Batch(images, labels, tuple(upload(noise, self.device) for noise in drawn))
 
     def start(self, batch: Batch) -> Start:
         """Get ready for batches like `batch`; weights and optimizer stay what they were."""
@@ -87,7 +89,7 @@ class Training:
         def look() -> None:
             losses.append(self._gradients(batch))
 
-        with stretch(self.device) as whole, at_work(self.mode):
+        with stretch(self.device) as whole, self._at_work(batch):
             with nullcontext() if self._recorder is None else self._recorder.aside():
                 for _ in range(self._warm_ups):
                     look()
@@ -99,8 +101,14 @@ class Training:
 
     def __call__(self, batch: Batch) -> Tensor:
         """One step: its terms and their sum, [T + 1], until the next step overwrites them."""
-        with at_work(self.mode):
+        with self._at_work(batch):
             return self._step(batch)
+
+    @contextmanager
+    def _at_work(self, batch: Batch) -> Iterator[None]:
+        fitting = fitting_threads(self.method.clip, len(batch.images)) if self.mode == "fast" else nullcontext()
+        with at_work(self.mode), fitting:
+            yield
 
     def _gradients(self, batch: Batch) -> Tensor:
         loss = self.engine.terms(batch).sum()
@@ -148,7 +156,9 @@ class Evaluation:
 
     def __call__(self, images: Tensor) -> Tensor:
         assert self._classify is not None
-        with self._at_work():
+        fast = self.mode == "fast"
+        fitting = fitting_threads(self.method.clip, len(images), "eval") if fast else nullcontext()
+        with self._at_work(), fitting:
             return self._classify(images)
 
     @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.flags import Place, Selection, Training
+from benchmarks.flags import Parallel, Place, Selection, Training
 from benchmarks.output import quoted
 from procap.errors import UsageError, unknown_name
 
@@ -165,13 +165,16 @@ def targets_of(config: RunConfig, text: str = "", data: Path | None = None) -> l
     return [Target.recorded(f"{config.dataset}:{half}") for half in halves]
 
 
-def workplace(place: Place, limit: int | None = None, features: Path | None = None) -> Workplace:
+def workplace(
+    place: Place, limit: int | None = None, features: Path | None = None, parallel: Parallel | None = None
+) -> Workplace:
     """Where and how the runs happen. Raises UsageError where a file is in the place of a folder.
 
     features: where image features are kept, None to compute them every time.
     """
     from runner.config import Workplace
 
+    parallel = parallel or Parallel()
     data, results = place.data_root(), place.results.expanduser()
     for flag, folder in (("--data", data), ("--results", results)):
         if folder.exists() and not folder.is_dir():
@@ -185,6 +188,10 @@ def workplace(place: Place, limit: int | None = None, features: Path | None = No
         tracking_uri=place.tracking or None,
         features=features,
         accelerate=place.accelerate,
+        timeout=place.timeout,
+        engine=parallel.engine,
+        zero_stage=parallel.zero_stage,
+        deepspeed_json=parallel.deepspeed_config,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,8 +67,6 @@ def set_up(config: RunConfig, place: Workplace, device: torch.device, crew: Crew
     method = make_method(config, clip, space)
     if stream and not any(parameter.requires_grad for parameter in method.parameters()):
         raise UsageError(f"{config.method} learns nothing: its recipe needs epochs = 0, not {config.recipe.epochs}")
-    if not alone:
-        method.team = crew
     card = CheckpointCard(
         config=config,
         classnames=space.classnames,
@@ -76,6 +75,10 @@ def set_up(config: RunConfig, place: Workplace, device: torch.device, crew: Crew
         backbone_digest=clip.digest(),
         manifest_digest=shards.manifest.digest,
     )
+    if not alone:
+        method.team = crew
+        crew.same(f"the content of {config.dataset}", card.manifest_digest)
+        crew.same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     return Setup(method, card, stream, fewshot, ways)
 
 
@@ -120,6 +123,8 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them takes as long as a pass.
     if recipe.optimizer == "adamw":
         betas = recipe.betas
+        # Some steps are run as they are, those that warm up at least; torch warns of that.
+        warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         return torch.optim.AdamW(method.parameters(), lr, betas, weight_decay=decay, fused=True, capturable=on_gpu)
     return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from procap.errors import UserError
 from runner.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -107,6 +108,12 @@ class Crew:
             dist.all_gather_into_tensor(everything, torch.cat([own, own.new_zeros(most - len(own))]))
         return [_value(part[:n]) for part, n in zip(everything.split(most), lengths.tolist(), strict=True)]
 
+    def same(self, what: str, value: str) -> None:
+        """Raises UserError, the same on all ranks, where `value` is not: it says `what` differs, and on which rank."""
+        for rank, other in enumerate(found := self.collect(value)):
+            if other != found[0]:
+                raise UserError(f"{what} is {found[0]} on rank 0 and {other} on rank {rank}: give all hosts the same")
+
     def share(self, value: Any) -> Any:
         """Rank 0's JSON-able `value`, on every rank; what the others pass is not looked at."""
         if self.ranks.size == 1:
@@ -144,9 +151,13 @@ class Crew:
             with self.timed(CPU):
                 dist.all_reduce(torch.zeros(1))
 
+    def restart_seconds(self) -> None:
+        """Count `seconds` from here on: a crew may do several runs, and waits while each is set up."""
+        self._seconds, self._marks = 0.0, []
+
     @property
     def seconds(self) -> float:
-        """Spent in the calls above so far, waiting for other ranks included; DDP's own messages are not seen.
+        """Spent in the calls above so far, waiting for other ranks included; DeepSpeed's messages are not seen.
 
         On a GPU the device's time, of the calls it is done with: reading never waits.
         """

@@ -138,6 +138,10 @@ class Target:
         return f"{self.dataset}:{self.classes}:{self.split}"
 
 
+ENGINES = ("ddp", "deepspeed")
+"""What averages gradients over processes."""
+
+
 @dataclass(frozen=True)
 class Workplace:
     """Where and how a run happens; nothing here changes what comes out of it, up to rounding.
@@ -146,6 +150,8 @@ class Workplace:
     features: where image features of test splits are kept for methods without prompts in the image tower; None computes
         them for every evaluation.
     accelerate: what `runner.acceleration.Acceleration.of` reads.
+    timeout: seconds that a process waits for others at most.
+    engine: of `ENGINES`; zero_stage and deepspeed_json (a file merged into its configuration) are DeepSpeed's.
     """
 
     data: Path
@@ -158,8 +164,16 @@ class Workplace:
     quiet: bool = False
     features: Path | None = None
     accelerate: str = "auto"
+    timeout: float = 300.0
+    engine: str = "ddp"
+    zero_stage: int | None = None
+    deepspeed_json: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise unknown_name("engine", self.engine, ENGINES)
+        if self.engine != "deepspeed" and (self.zero_stage is not None or self.deepspeed_json):
+            raise UsageError("--zero-stage and --deepspeed-config are DeepSpeed's: add --engine deepspeed")
         if self.workers is not None and self.workers < 0:
             raise UsageError(f"workers = {self.workers}: 0 or more threads can decode images")
         if self.limit is not None and self.limit < 1:

@@ -21,6 +21,7 @@ from runner.assemble import autocast, make_optimizer
 from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
 from runner.collectives import Crew
 from runner.config import RunConfig, Workplace
+from runner.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,26 @@ class Batch:
 
 
 def make_engine(method: Method, config: RunConfig, place: Workplace, crew: Crew) -> Engine:
-    """The engine that `place` names."""
-    return Engine(method, config, crew)
+    """The engine that `place` names; it has to be closed.
+
+    Raises UsageError where DeepSpeed's configuration contradicts the run, UserError where DeepSpeed is not installed.
+    """
+    settings = engine_settings(config, place, crew.ranks)
+    if settings is None:
+        return Engine(method, config, crew)
+    from runner.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(method, config, settings)
+
+
+def engine_settings(config: RunConfig, place: Workplace, ranks: Ranks) -> dict[str, Any] | None:
+    """DeepSpeed's configuration for a run, None where DDP averages. Raises UsageError where it contradicts the run."""
+    if place.engine == "ddp":
+        return None
+    from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
+
+    user = read_deepspeed_json(place.deepspeed_json) if place.deepspeed_json else None
+    return deepspeed_config(config, ranks.size, place.zero_stage, user)
 
 
 class Objective(nn.Module):
@@ -115,6 +134,10 @@ class Engine:
         if (limit := self.objective.config.recipe.grad_clip) is not None:
             nn.utils.clip_grad_norm_(self.method.parameters(), limit)
         self.optimizer.step()
+
+    def close(self) -> None:
+        """Let go of what averages gradients, before the processes part."""
+        self.module = self.objective
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name, on the CPU; of a team every process has to ask."""

@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
+from runner.ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("procap-bench", "torch", "torchvision", "open_clip_torch", "numpy", "safetensors", "webdataset", "pydantic")
+PACKAGES = (
+    "procap-bench",
+    "torch",
+    "torchvision",
+    "open_clip_torch",
+    "numpy",
+    "safetensors",
+    "webdataset",
+    "pydantic",
+    "deepspeed",
+)
 
 LIBRARY_DEFAULTS = {
     # OpenMP's threads spin while they wait for each other. As soon as another program wants one of the cores that is
@@ -26,7 +37,8 @@ LIBRARY_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "DS_LOG_LEVEL": "warning",
+    # Else a page of C++ frames is printed when another process of a run dies.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
 MOST_DECODERS = 12
@@ -55,6 +67,25 @@ def resolve_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= here:
         raise UsageError(f"device '{name}' is not here (torch sees {here} of its kind): use --device cpu or auto")
     return device
+
+
+def own_device(device: torch.device, ranks: Ranks) -> torch.device:
+    """The device of one process of several: "cuda" is the GPU of its number on this machine.
+
+    Raises UsageError where there are fewer GPUs than processes, or all processes are told to use one.
+    """
+    import torch
+
+    if device.type != "cuda" or ranks.size == 1:
+        return device
+    here = torch.cuda.device_count()
+    if device.index is not None:
+        raise UsageError(f"--device {device} would be shared by {ranks.local_size} processes: use --device cuda")
+    if ranks.local_size > here:
+        raise UsageError(
+            f"{ranks.local_size} processes on this machine and {here} GPUs: start as many as there are GPUs"
+        )
+    return torch.device("cuda", ranks.local_rank)
 
 
 def decoders(workers: int | None, device: torch.device) -> int:

@@ -30,6 +30,7 @@ from runner.ranks import ALONE
 from runner.recording import CudaGraphs, Replayed
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
 from runner.signals import StopRequest, interrupted
+from runner.threads import fitting_threads
 from runner.track import tracker_for
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
@@ -187,6 +188,7 @@ def _evaluate(
     clip, device = trained.clip, trained.clip.device
     shards = open_dataset(place.data, target.dataset)
     manifest = shards.manifest
+    crew.same(f"the content of {target.dataset}", manifest.digest)
     selection = evaluation_split(shards, target.classes, target.split)
     wanted = min(len(selection.images), place.limit or len(selection.images))
     positions = selection.images.positions[:wanted]
@@ -203,7 +205,8 @@ def _evaluate(
             key = FeatureKey.of(manifest, target.split, backbone, transform, config.precision, device)
             store = FeatureStore(place.features, key, read=not anew)
     logits_of: Forward = classifier
-    encode: Forward = clip.encode_image
+    # In one mode from the warm-up on: what is compiled is compiled for a mode.
+    encode: Forward = torch.inference_mode()(clip.encode_image)
     if Acceleration.of(place.accelerate, device).graphs:
         graphs = CudaGraphs(device)
         logits_of, encode = Replayed(logits_of, graphs), Replayed(encode, graphs)
@@ -214,7 +217,7 @@ def _evaluate(
             # Blank images, so that none is decoded before the clock of the rates starts. Kernels and memory pools of a
             # GPU are for one size of batch; a CPU has neither, and two whole batches there can cost as much as the
             # evaluation.
-            blanks = min(batch_size, len(fresh)) if device.type == "cuda" else 1
+            blanks = min(batch_size, -(-len(fresh) // crew.ranks.size)) if device.type == "cuda" else 1
             blank = torch.zeros(blanks, 3, size, size, device=device)
             for _ in range(WARMUP_BATCHES):
                 encode(blank) if store else logits_of(blank)
@@ -244,6 +247,7 @@ def _evaluate(
 
     answers, agreement, what = Answers(), Agreement(crew), f"{config.method} on {target}"
     with (
+        fitting_threads(clip, min(batch_size, wanted), "eval"),
         ProgressDisplay(what, wanted, unit="images", quiet=place.quiet or not crew.ranks.first) as display,
         _kept(store, meter),
     ):
@@ -256,6 +260,7 @@ def _evaluate(
             machine.sample()
             display.update(min(display.done + seen, wanted))
             if signum := agreement.exchange(Status(signum=stop.signum or 0)).signum:
+                crew.meet()
                 raise interrupted(
                     signum, f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
                 )

@@ -46,6 +46,12 @@ class Board:
             self._changed.wait_for(lambda: self._lost or bool(self._reason and not self._missing), PATIENCE_SECONDS)
 
     @property
+    def reason(self) -> tuple[int, str] | None:
+        """The rank that gave its reason first, and the reason."""
+        with self._changed:
+            return self._reason
+
+    @property
     def blames_another(self) -> bool:
         """Whether another rank gave its reason first, and did not just have to stop as well."""
         with self._changed:

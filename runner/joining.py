@@ -22,6 +22,7 @@ from runner.collectives import Crew
 from runner.failures import INTERRUPTED, PATIENCE_SECONDS, Board
 from runner.ranks import ALONE, Ranks
 from runner.signals import StopRequest
+from shards.errors import DataError
 
 TIMEOUT_SECONDS = 300.0
 
@@ -59,7 +60,12 @@ def joined(ranks: Ranks, device: torch.device, timeout_seconds: float = TIMEOUT_
             _drop_frames(error)
             _part(crew, device, failed=True)
         if lost or (isinstance(error, KeyboardInterrupt) and board.blames_another):
-            raise UserError(board.verdict(_first_line(error))) from None
+            verdict = UserError(board.verdict(_first_line(error)))
+            # One process a machine says it to people; the rank that failed says it as well.
+            verdict.spoken = ranks.local_rank > 0
+            raise verdict from None
+        told = board.reason is not None and board.reason[0] != ranks.rank and board.reason[1] == _reason(error)
+        error.spoken = told  # type: ignore[attr-defined]
         raise
     else:
         _part(crew, device)
@@ -76,10 +82,11 @@ def _join(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Crew,
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     gpu = device.type == "cuda"
     try:
-        if gpu:
-            torch.cuda.set_device(device)
         _wait_for(address, int(port), ranks, timeout)
         store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=timeout))
+        _same_kind(store, ranks, device)
+        if gpu:
+            torch.cuda.set_device(device)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo",
             store=dist.PrefixStore("group", store),
@@ -114,6 +121,21 @@ def _wait_for(address: str, port: int, ranks: Ranks, timeout: timedelta) -> None
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def _same_kind(store: dist.Store, ranks: Ranks, device: torch.device) -> None:
+    """Raise UsageError where some ranks have a GPU and others have none: the groups of the two never connect."""
+    store.set(f"device {ranks.rank}", device.type)
+    kinds = [kind.decode() for kind in store.multi_get([f"device {rank}" for rank in range(ranks.size)])]
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is None:
+        return
+    store.set(f"read by {ranks.rank}", "")
+    if ranks.first:
+        # Rank 0 mostly keeps the store.
+        with suppress(RuntimeError):
+            store.wait([f"read by {rank}" for rank in range(ranks.size)], timedelta(seconds=PATIENCE_SECONDS))
+    raise UsageError(f"rank 0 works on {kinds[0]} and rank {other} on {kinds[other]}: give all of them --device cpu")
 
 
 def _part(crew: Crew, device: torch.device, *, failed: bool = False) -> None:
@@ -155,7 +177,7 @@ def _lost_another(error: BaseException) -> bool:
 def _reason(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {_first_line(error)}"
+    return str(error) if isinstance(error, UserError | DataError) else f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

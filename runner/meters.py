@@ -38,6 +38,8 @@ class Meter:
         self._warm: dict[str, float] = {}
         self._warm_images = 0
         self._warm_before = 0
+        self._phases_before: Mapping[str, float] = {}
+        self._step_seconds_before = 0.0
         self._steps = 0
         self._spans: list[tuple[str, bool | None, Mark, Mark]] = []
         self._last = time.perf_counter()
@@ -106,6 +108,7 @@ class Meter:
 
     def go_on(self, before: Mapping[str, Any]) -> None:
         """Add what an earlier process had measured; this one warms up again."""
+        self._phases_before, self._step_seconds_before = before["phases"], before["step_seconds"]
         for book, name in ((self.phases, "phases"), (self._rated, "rated")):
             for phase, seconds in before[name].items():
                 book[phase] = book.get(phase, 0.0) + seconds
@@ -124,6 +127,12 @@ class Meter:
         images, book = (self._rated_images, self._rated) if self._rated_images else (self._warm_images, self._warm)
         seconds = sum(value for name, value in book.items() if not phases or name in phases)
         return images / seconds if images and seconds > 0 else None
+
+    def own_seconds(self, phase: str = "") -> float:
+        """In steps of this process, or in one phase of them; what `go_on` added is another's."""
+        if phase:
+            return self.phases[phase] - self._phases_before.get(phase, 0.0)
+        return self.step_seconds - self._step_seconds_before
 
     def with_other(self) -> dict[str, float]:
         """All phases and what they leave of `seconds`, as "other"."""

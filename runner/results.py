@@ -59,13 +59,17 @@ class Use(_Record):
 
 
 class RankUse(_Record):
-    """One process of a training by several."""
+    """One process of a training by several, since it was last started."""
 
     host: str
     device: str
+    images_per_second: float | None = Field(
+        default=None, description="its own images, a share of the global batch; warm-up left out"
+    )
     data_share: float = Field(description="of the seconds in steps, waited for images")
-    communication_share: float = Field(
-        description="of the seconds in steps, in messages to other processes and waiting"
+    communication_share: float | None = Field(
+        description="of the seconds in steps, in messages to other processes and waiting for them; None with "
+        "DeepSpeed, which sends without being seen"
     )
     peak_memory_bytes: PeakMemory
 

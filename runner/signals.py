@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 from procap.errors import UserError
+
+ECHO_SECONDS = 2.0
+"""A cluster signals all processes of a job, and a launcher among them passes the signal on: that is one request."""
 
 
 class Interrupted(UserError):
@@ -23,12 +28,14 @@ class Interrupted(UserError):
 class StopRequest:
     """Holds SIGINT and SIGTERM back while it is entered; `signum` is the one that came, or None.
 
-    A second signal acts at once. Outside the main thread, where Python takes no signals, it does nothing.
+    A second signal acts at once, in a process that a launcher started if it comes after ECHO_SECONDS. Outside the main
+    thread, where Python takes no signals, it does nothing.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self._before: dict[int, Any] = {}
+        self._came = 0.0
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -42,8 +49,13 @@ class StopRequest:
         self._restore()
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        self._restore()
+        if self.signum is None:
+            self.signum, self._came = signum, time.monotonic()
+            if "LOCAL_RANK" not in os.environ:
+                self._restore()
+        elif time.monotonic() - self._came >= ECHO_SECONDS:
+            self._restore()
+            signal.raise_signal(signum)
 
     def _restore(self) -> None:
         while self._before:

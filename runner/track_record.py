@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import RunConfig
-from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, read_document
+from runner.results import EpochLog, EvalResult, Progress, RankUse, RunFolder, TrainResult, read_document
 
 MEGABYTE = 1e6
 
@@ -133,8 +133,22 @@ def _train_metrics(train: TrainResult) -> dict[str, float]:
             "system/gpu_watts": use.gpu_watts,
             "system/peak_memory_megabytes": peak.process / MEGABYTE,
             "system/peak_gpu_memory_megabytes": None if peak.gpu is None else peak.gpu / MEGABYTE,
+            "world_size": len(train.ranks) or None,
+            **{name: value for rank, use in enumerate(train.ranks) for name, value in _rank_metrics(rank, use).items()},
         }
     )
+
+
+def _rank_metrics(rank: int, use: RankUse) -> dict[str, float | None]:
+    peak = use.peak_memory_bytes
+    figures = {
+        "images_per_second": use.images_per_second,
+        "data_share": use.data_share,
+        "communication_share": use.communication_share,
+        "peak_memory_megabytes": peak.process / MEGABYTE,
+        "peak_gpu_memory_megabytes": None if peak.gpu is None else peak.gpu / MEGABYTE,
+    }
+    return {f"rank/{rank}/{name}": value for name, value in figures.items()}
 
 
 def _eval_points(config: RunConfig, folder: RunFolder) -> dict[str, list[Point]]:

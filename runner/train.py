@@ -24,10 +24,11 @@ from runner.recording import CudaGraphs
 from runner.results import FewShotRecord, RankUse, RunFolder, TrainResult, write_json
 from runner.signals import StopRequest, interrupted
 from runner.step import Arrivals, TrainStep
+from runner.threads import fitting_threads
 from runner.track import Tracker, tracker_for
 from shards.device_stream import DeviceTrainStream
 from shards.streams import generator
-from shards.transfer import to_device
+from shards.transfer import to_device, upload
 
 WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
@@ -93,8 +94,10 @@ def _train(config: RunConfig, place: Workplace, folder: RunFolder, stop: StopReq
         if setup.stream is not None:
             steps = config.recipe.epochs * setup.stream.steps_per_epoch
             journal = Journal(config, place, folder, setup, meter, steps, where, crew)
-            state = _learn(config, place, journal, machine, stop, tracker)
-        return _finish(config, folder, setup, state, meter, machine, where, crew)
+            images = config.recipe.batch_size // crew.ranks.size
+            with closing(journal.engine), fitting_threads(setup.method.clip, images):
+                state = _learn(config, place, journal, machine, stop, tracker)
+        return _finish(config, place, folder, setup, state, meter, machine, where, crew)
 
 
 def _learn(
@@ -106,7 +109,8 @@ def _learn(
     assert stream is not None
     device = method.clip.device
     state = journal.restore()
-    recorder = CudaGraphs(device) if setup.ways.graphs else None
+    crew.restart_seconds()
+    recorder = CudaGraphs(device) if setup.ways.graphs and place.engine == "ddp" else None
     step, arrivals, agreement = TrainStep(journal.engine, meter, recorder), Arrivals(device), Agreement(crew)
     images_per_step = min(recipe.batch_size, len(stream.split))
     asked = False
@@ -132,7 +136,7 @@ def _learn(
             augmented = isinstance(stream, DeviceTrainStream)
             for images, labels in meter.each("data", batches if augmented else to_device(batches, device)):
                 drawn = method.draw(generator(config.seed, "noise", state.step + len(arrivals)))
-                batch = Batch(images, labels, tuple(noise.to(device, non_blocking=True) for noise in drawn))
+                batch = Batch(images, labels, tuple(upload(noise, device) for noise in drawn))
                 if step.unprepared:
                     with meter.phase("compile", rated=False):
                         step.prepare(batch)
@@ -151,6 +155,8 @@ def _learn(
                     settle()
                     journal.save("interrupted" if decided.signum else "running")
                 if decided.signum:
+                    # Whoever leaves first may get the others killed; the state has to be written by then.
+                    crew.meet()
                     where = f"step {state.step} of {journal.steps}"
                     raise interrupted(decided.signum, f"stopped {config.path} at {where}; repeat to go on")
             settle()
@@ -166,6 +172,7 @@ def _learn(
 
 def _finish(
     config: RunConfig,
+    place: Workplace,
     folder: RunFolder,
     setup: Setup,
     state: TrainState,
@@ -177,7 +184,8 @@ def _finish(
     """Write the checkpoint, then `train.json`, which makes the run a finished one; of a crew its first process does."""
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
-    ranks = [RankUse.model_validate(use) for use in crew.collect(_use(meter, machine, crew).model_dump(mode="json"))]
+    own = _use(meter, machine, crew, seen=place.engine == "ddp")
+    ranks = [RankUse.model_validate(use) for use in crew.collect(own.model_dump(mode="json"))]
     result = _record(config, folder, setup, state, meter, machine, where, ranks) if crew.ranks.first else None
     result = crew.share_record(result, TrainResult)
     assert result is not None
@@ -229,12 +237,14 @@ def _record(
     return result
 
 
-def _use(meter: Meter, machine: Machine, crew: Crew) -> RankUse:
-    seconds = meter.step_seconds or 1.0
+def _use(meter: Meter, machine: Machine, crew: Crew, *, seen: bool) -> RankUse:
+    """seen: whether the crew was there when gradients were sent."""
+    seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(
         host=platform.node(),
         device=str(meter.device),
-        data_share=meter.phases["data"] / seconds,
-        communication_share=crew.seconds / seconds,
+        images_per_second=rate and rate / crew.ranks.size,
+        data_share=meter.own_seconds("data") / seconds,
+        communication_share=crew.seconds / seconds if seen else None,
         peak_memory_bytes=machine.peak_memory(),
     )

@@ -26,7 +26,7 @@ def test_padding_is_never_counted(tiny_checkpoint, few_digits, tmp_path, monkeyp
 
     def of_seven_processes(*args: object, **options: object) -> Iterator[tuple[torch.Tensor, ...]]:
         for rank in range(7):
-            for batch in evaluation_batches(*args, **options, rank=rank, world_size=7):  # type: ignore[arg-type]
+            for batch in evaluation_batches(*args, **options | {"rank": rank, "world_size": 7}):  # type: ignore[arg-type]
                 padding.append(int((batch[2] < 0).sum()))
                 yield batch
 

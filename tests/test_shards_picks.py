@@ -19,7 +19,9 @@ from toy_shards import CLASSNAMES, toy_source
 
 from benchmarks.cli import main
 from runner.assemble import set_up
+from runner.collectives import Crew
 from runner.config import RunConfig, Workplace, plan_run
+from runner.ranks import ALONE
 from runner.results import FewShotRecord, RunFolder
 from runner.train import train
 from shards.coop_picks import CoopRecord, read_coop_picks
@@ -404,7 +406,7 @@ def test_picks_that_are_not_there_stop_a_run_in_one_line(packed, tiny_checkpoint
 
     place = Workplace(data=packed[0], results=Path("unused"))
     with pytest.raises(DataError, match=r"no picks 0123456789abcdef of 'digits' .*procap data picks digits --import"):
-        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"))
+        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), Crew(ALONE))
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:

@@ -1,0 +1,242 @@
+"""DeepSpeed as an engine beside DDP: ZeRO stages 0, 1 and 2 with torch's optimizers, the run's precision and states.
+
+At stages 1 and 2 DeepSpeed lays all learnables out in one vector, pads it to a multiple of two numbers per process, and
+gives each process one equal part of it to update. A state is put together from these parts, so that a training goes on
+at another stage, with another number of processes, or with DDP.
+
+Shapes: W processes, N numbers in one part of the vector.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from procap.errors import UsageError, UserError
+from procap.methods.method import Method
+from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
+from runner.config import RunConfig
+from runner.engine import Engine
+
+
+class DeepSpeedEngine(Engine):
+    """What `Engine` does, through DeepSpeed, in the process group that is there; alone it makes one of its own.
+
+    `close` it, and collect garbage, before that group is destroyed.
+    """
+
+    def __init__(self, method: Method, config: RunConfig, settings: Mapping[str, Any]) -> None:
+        """settings: what `deepspeed_config` gave for as many processes as there are.
+
+        Raises UserError when DeepSpeed is not installed or cannot work on the method's device, UsageError for a value
+        in `settings` that DeepSpeed refuses.
+        """
+        super().__init__(method, config)
+        self.stage = int(settings["zero_optimization"]["stage"])
+        self._alone = not dist.is_initialized()
+        device = method.clip.device
+        with _environment(device), redirect_stdout(sys.stderr):
+            deepspeed = _library(device, settings["log_level"])
+            if self._alone:
+                backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+                dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            self._learnables = list(method.parameters())
+            settings = _suited(settings, sum(each.numel() for each in self._learnables))
+            deepspeed.init_distributed(dist_init_required=False)
+            _share_weights(self._learnables)
+            with _not_broadcast(self._learnables), _refusals(deepspeed):
+                deepspeed.DeepSpeedConfig(dict(settings))
+                self._deepspeed = deepspeed.initialize(
+                    model=self.objective, optimizer=self.optimizer, config=dict(settings), dist_init_required=False
+                )[0]
+        self.module = self._deepspeed
+        if self.stage and not torch.equal(self._part(self._learnables), self._vector):
+            raise UserError(
+                f"DeepSpeed {deepspeed.__version__} lays out ZeRO's partitions in a way unknown to this program: "
+                f"use --zero-stage 0, --engine ddp or DeepSpeed 0.19.8"
+            )
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of `loss`, averaged over the processes; at stage 2 each keeps those of its part."""
+        self._deepspeed.backward(loss)
+
+    def update(self) -> None:
+        """One optimizer step along them. Raises UserError where stage 1 or 2 finds that they are not finite."""
+        limit = self.objective.config.recipe.grad_clip
+        if not self.stage and limit is not None:
+            nn.utils.clip_grad_norm_(self._learnables, limit)
+        self._deepspeed.step()
+        if not self._deepspeed.was_step_applied():
+            raise UserError("the gradients of a step are not finite: try a lower lr or --precision fp32")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that training changes, by name, on the CPU, in full; every process has to ask."""
+        if not self.stage:
+            return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
+        found: dict[str, list[Tensor]] = {}
+        # Every process has to gather the same slot, and a state that was read from a file has them in any order.
+        for slot, value in sorted(self.optimizer.state.get(self._vector, {}).items()):
+            if isinstance(value, Tensor):
+                # Adam's count of steps is one number for everything here, and one per learnable elsewhere.
+                single = value.shape != self._vector.shape
+                found[slot] = [value] * len(self._learnables) if single else self._whole(value)
+        slots = {
+            f"{name}/{slot}": values[index].clone()
+            for index, (name, _) in enumerate(self.method.named_parameters())
+            for slot, values in found.items()
+        }
+        return training_tensors(self.method, slots)
+
+    def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
+        """Go on from what `tensors` of any engine gave. Raises UserError naming `source`, of another method."""
+        learned, slots = training_parts(tensors)
+        load_into(self.method, learned, source)
+        if not self.stage:
+            fill_optimizer(self.method, self.optimizer, slots)
+            return
+        with torch.no_grad():
+            self._vector.copy_(self._part(self._learnables))
+        names = [name for name, _ in self.method.named_parameters()]
+        state: dict[str, Tensor] = {}
+        for slot in {key.rpartition("/")[2] for key in slots}:
+            each = [slots[f"{name}/{slot}"] for name in names]
+            single = any(value.shape != own.shape for value, own in zip(each, self._learnables, strict=True))
+            state[slot] = each[0].clone() if single else self._part(each)
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": {0: state} if state else {}, "param_groups": groups})
+
+    def close(self) -> None:
+        """Let go of what DeepSpeed holds; garbage still has to be collected before the group is destroyed.
+
+        What is left of it when the interpreter ends can abort the process.
+        """
+        from deepspeed.utils import groups
+
+        self.module = self.objective
+        with redirect_stdout(sys.stderr):
+            self._deepspeed.destroy()
+        del self._deepspeed
+        release = getattr(groups, "_release_process_group_references", None)
+        if release is not None:
+            release()
+        if self._alone:
+            gc.collect()
+            dist.destroy_process_group()
+
+    @property
+    def _vector(self) -> Tensor:
+        """This process's part [N] of all learnables, in float32: what the optimizer updates."""
+        (group,) = self.optimizer.param_groups
+        (part,) = group["params"]
+        return part
+
+    def _part(self, tensors: Sequence[Tensor]) -> Tensor:
+        """This process's part [N] of tensors that are shaped as the learnables."""
+        own = self._vector
+        flat = torch.cat([tensor.detach().reshape(-1).to(own) for tensor in tensors])
+        flat = nn.functional.pad(flat, (0, max(0, own.numel() * dist.get_world_size() - flat.numel())))
+        return flat[dist.get_rank() * own.numel() :][: own.numel()].clone()
+
+    def _whole(self, part: Tensor) -> list[Tensor]:
+        """Tensors shaped as the learnables, from each process's part [N] of them."""
+        flat = part.new_empty(dist.get_world_size() * part.numel())
+        dist.all_gather_into_tensor(flat, part)
+        sizes = [each.numel() for each in self._learnables]
+        pieces = flat[: sum(sizes)].split(sizes)
+        return [piece.view(each.shape) for piece, each in zip(pieces, self._learnables, strict=True)]
+
+
+def _library(device: torch.device, level: str) -> ModuleType:
+    try:
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+        from deepspeed.utils import groups
+    except ImportError as error:
+        raise UserError(
+            f"--engine deepspeed needs the package deepspeed ({error}): pip install 'deepspeed>=0.19', or --engine ddp"
+        ) from error
+    log = logging.getLogger("DeepSpeed")
+    log.setLevel(level.upper())
+    for handler in log.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    here = get_accelerator().device_name()
+    if here != device.type:
+        raise UserError(f"DeepSpeed was loaded for {here}, but the run is on {device.type}: use a process of its own")
+    if device.type == "cpu":
+        # Shared memory between processes of one host is compiled at every first start, for minutes, by a compiler
+        # that may not be there. gloo does the same work; where the table is gone DeepSpeed does as it likes.
+        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
+        compatible.update({name: False for name in compatible if "shm" in name})
+    if dist.is_initialized() and getattr(groups, "_WORLD_GROUP", dist) is None:
+        # DeepSpeed's copy of the group would wait for a lost process much longer than the run allows.
+        groups._WORLD_GROUP = dist.group.WORLD
+    return deepspeed
+
+
+@contextmanager
+def _refusals(deepspeed: ModuleType) -> Iterator[None]:
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UsageError(
+            f"DeepSpeed {deepspeed.__version__} refuses its configuration: {' '.join(lines[:3])}"
+        ) from error
+
+
+def _suited(settings: Mapping[str, Any], numbers: int) -> dict[str, Any]:
+    """`settings` for that many learnable numbers."""
+    # The default bucket sets two gigabytes aside, for learnables that a thousandth of that holds.
+    zero = {"reduce_bucket_size": numbers, **settings["zero_optimization"]}
+    # At stage 0 DeepSpeed's clipping fails on a learnable without an axis; gradients are in full there, as with DDP.
+    clipping = {} if zero["stage"] else {"gradient_clipping": 0.0}
+    return {**settings, **clipping, "zero_optimization": zero}
+
+
+def _share_weights(learnables: list[nn.Parameter]) -> None:
+    with torch.no_grad():
+        flat = nn.utils.parameters_to_vector(learnables)
+        dist.broadcast(flat, src=0)
+        for learnable, sent in zip(learnables, flat.split([each.numel() for each in learnables]), strict=True):
+            learnable.copy_(sent.view_as(learnable))
+
+
+@contextmanager
+def _not_broadcast(learnables: list[nn.Parameter]) -> Iterator[None]:
+    """DeepSpeed sends weights around as bytes, which a single number without an axis cannot be seen as."""
+    for learnable in learnables:
+        learnable.ds_optim_param = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for learnable in learnables:
+            del learnable.ds_optim_param  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _environment(device: torch.device) -> Iterator[None]:
+    """What DeepSpeed reads from the environment while it loads and starts."""
+    index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else 0
+    wanted = {"DS_ACCELERATOR": device.type, "LOCAL_RANK": str(index)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,413 @@
+"""DeepSpeed trains what DDP trains: equal steps, states that move between the two, and a configuration that obeys.
+
+Two real gloo processes do all the work in one start: this file, run as a program, is one of them.
+
+Shapes: W processes, B images of the global batch, N rows, T loss terms.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from procap.clip import CLIP
+from procap.errors import UsageError, UserError
+from procap.methods import build_method
+from runner.checkpoint import StateKeeper, TrainState
+from runner.collectives import Crew
+from runner.config import plan_run
+from runner.deepspeed_config import OTHER_PRECISIONS, Choices, deepspeed_config, read_deepspeed_json
+from runner.deepspeed_engine import DeepSpeedEngine
+from runner.engine import Batch, Engine
+from runner.ranks import ALONE, Ranks
+
+BATCH = 4
+STEPS = 3
+RUNS = {
+    "adamw": {"optimizer": "adamw"},
+    "adamw-clipped": {"optimizer": "adamw", "grad_clip": 0.05},
+    "sgd-clipped": {"optimizer": "sgd", "grad_clip": 0.05},
+    "adamw-bf16": {"optimizer": "adamw"},
+}
+STAGES = (0, 1, 2)
+OPTIONS = {"depth": 2}
+ROUNDING = 1e-5
+SMALL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 500, "allgather_bucket_size": 1000, "overlap_comm": True}}
+
+
+def planned(run="adamw", **changes):
+    overrides = {"lr": 1e-3, "batch_size": BATCH, **RUNS[run], **changes}
+    precision = "bf16" if run.endswith("bf16") else "fp32"
+    return plan_run(
+        method="procap", dataset="digits", recipe="procap", overrides=overrides, options=OPTIONS, precision=precision
+    )
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def short_clip(geometry) -> CLIP:
+    """Three layers a tower are enough for what is tested here."""
+    return CLIP.random(replace(geometry, vision_layers=3, text_layers=3), seed=0, name="short")
+
+
+def method_on(clip, space, crew=None):
+    method = build_method("procap", clip, space, OPTIONS, seeded(1))
+    method.team = crew
+    return method
+
+
+def trained(engine, steps=range(STEPS)) -> Tensor:
+    """The terms [steps, T] of some steps, each on its share of the same global batch in all processes."""
+    method, found = engine.method, []
+    ranks = method.team.ranks if method.team else ALONE
+    for number in steps:
+        images = torch.randn(BATCH, 3, 32, 32, generator=seeded(10 + number))
+        batch = Batch(images[ranks.rank :: ranks.size], torch.arange(BATCH) % 5, method.draw(seeded(20 + number)))
+        engine.set_rate(1e-3 / (number + 1))
+        terms = engine.terms(batch)
+        engine.backward(terms.sum())
+        engine.update()
+        found.append(terms.detach())
+    return torch.stack(found)
+
+
+# --- in each of the processes -----------------------------------------------------------------------------------------
+
+
+class Worker:
+    """One process: trains everything and writes down what came out, for the tests to compare."""
+
+    def __init__(self, folder: Path, clip, space, ranks: Ranks) -> None:
+        self.folder, self.clip, self.space, self.ranks = folder, clip, space, ranks
+
+    def engine(self, kind, run="adamw", user=None):
+        crew = Crew(self.ranks) if self.ranks.size > 1 else None
+        method, config = method_on(self.clip, self.space, crew), planned(run)
+        if kind == "ddp":
+            return Engine(method, config, crew)
+        return DeepSpeedEngine(method, config, deepspeed_config(config, self.ranks.size, kind, user))
+
+    def write(self, name, terms, tensors):
+        save_file({"terms": terms, **tensors}, self.folder / f"{name}-{self.ranks.rank}.safetensors")
+
+    def train(self, name, kind, run="adamw", user=None):
+        engine = self.engine(kind, run, user)
+        terms = trained(engine)
+        self.write(name, terms, engine.tensors())
+        self.close(engine)
+
+    def close(self, engine):
+        if isinstance(engine, DeepSpeedEngine):
+            engine.close()
+
+    def relay(self, name, kinds, run):
+        """One training whose every two steps another engine does, from the state on disk of the one before."""
+        terms, found = [], None
+        for leg, kind in enumerate(kinds):
+            engine = self.engine(kind, run)
+            if found is not None:
+                engine.load(found, self.folder)
+            terms.append(trained(engine, range(2 * leg, 2 * leg + 2)))
+            keeper = StateKeeper(self.folder / f"{name}-{leg}-{self.ranks.rank}", {})
+            keeper.save(TrainState(step=2 * leg + 2), engine.tensors())
+            found = keeper.unpack(keeper.newest()[0])[1]
+            self.close(engine)
+        self.write(name, torch.cat(terms), found)
+
+    def not_finite(self):
+        engine = self.engine(1)
+        images = torch.full((BATCH // self.ranks.size, 3, 32, 32), torch.nan)
+        engine.backward(engine.terms(Batch(images, torch.arange(BATCH), engine.method.draw(seeded(1)))).sum())
+        try:
+            engine.update()
+        except UserError as error:
+            (self.folder / "not-finite.txt").write_text(str(error))
+        self.close(engine)
+
+    def fields(self):
+        """The top-level fields that the installed DeepSpeed reads."""
+        from deepspeed import DeepSpeedConfig
+
+        asked = set()
+
+        class Asked(dict):
+            def get(self, name, default=None):
+                asked.add(name)
+                return super().get(name, default)
+
+            def __getitem__(self, name):
+                asked.add(name)
+                return super().__getitem__(name)
+
+            def __contains__(self, name):
+                asked.add(name)
+                return super().__contains__(name)
+
+        DeepSpeedConfig(Asked(deepspeed_config(planned(), self.ranks.size, 2)))
+        (self.folder / "fields.json").write_text(json.dumps(sorted(asked)))
+
+    def refusal(self):
+        try:
+            self.engine(1, user={"zero_optimization": {"reduce_bucket_size": -1}})
+        except UsageError as error:
+            (self.folder / "refusal.txt").write_text(str(error))
+
+
+def work(folder: Path, rank: int, size: int, jobs: str) -> None:
+    import conftest
+
+    torch.set_num_threads(1)
+    geometry, space = conftest.tiny_geometry.__wrapped__(), conftest.tiny_space.__wrapped__()
+    clip = short_clip(geometry)
+    worker = Worker(folder, clip, space, Ranks(rank, size, rank, size))
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), size), rank=rank, world_size=size)
+    if jobs == "all":
+        for run in RUNS:
+            worker.train(f"{run}-ddp", "ddp", run)
+            for stage in STAGES:
+                worker.train(f"{run}-{stage}", stage, run)
+        worker.train("buckets", 2, user=SMALL_BUCKETS)
+        worker.not_finite()
+        worker.refusal()
+        if rank == 0:
+            worker.fields()
+    for run in ("adamw-clipped", "sgd-clipped") if jobs == "all" else ("adamw-clipped",):
+        worker.relay(f"{run}-relay", (2, "ddp", 1), run)
+        worker.relay(f"{run}-alone", ("ddp", "ddp", "ddp"), run)
+    gc.collect()
+    dist.destroy_process_group()
+    if jobs == "all" and rank == 0:
+        Worker(folder, clip, space, ALONE).train("single", 1)
+
+
+# --- in the process of the tests --------------------------------------------------------------------------------------
+
+
+def start(folder: Path, size: int, jobs: str) -> list[str]:
+    """Run the processes to their end; what each wrote to stderr. None may write to stdout or into its folder."""
+    results, here, home = (folder / name for name in ("results", "here", "home"))
+    for made in (results, here, home):
+        made.mkdir()
+    root = Path(__file__).resolve().parents[1]
+    quiet = {
+        "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore::FutureWarning", __file__, str(results), str(rank), str(size), jobs],
+            cwd=here,
+            env={**os.environ, **quiet},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    said = []
+    try:
+        for process in running:
+            out, err = process.communicate(timeout=180)
+            said.append(err)
+            assert process.returncode == 0, err[-3000:]
+            assert out == ""
+    finally:
+        for process in running:
+            process.kill()
+    assert list(here.iterdir()) == []
+    assert not list(home.rglob("*torch_extensions*"))
+    return said
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """Results of two processes; a file by run, engine and rank."""
+    folder = tmp_path_factory.mktemp("deepspeed")
+    said = start(folder, 2, "all")
+    (folder / "results" / "said.txt").write_text("".join(said))
+    return folder / "results"
+
+
+@pytest.fixture(scope="module")
+def clip(tiny_geometry) -> CLIP:
+    return short_clip(tiny_geometry)
+
+
+def found(folder: Path, name: str, rank: int = 0) -> dict[str, Tensor]:
+    return load_file(folder / f"{name}-{rank}.safetensors")
+
+
+def agree(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    """Equal but for `tolerance` of the largest number of a kind: terms, learned tensors, or one slot of all of them."""
+    assert one.keys() == other.keys()
+    largest: dict[str, float] = {}
+    for name, value in one.items():
+        largest[kind(name)] = max(largest.get(kind(name), 0.0), float(value.abs().max()))
+    for name in one:
+        assert float((one[name] - other[name]).abs().max()) <= tolerance * largest[kind(name)], name
+
+
+def kind(name: str) -> str:
+    return name.rpartition("/")[2] if name.startswith("optim/") else name.partition("/")[0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("run", RUNS)
+def test_steps_equal_those_of_ddp(finished, run, stage):
+    """At stage 0 to the last bit; where a vector is cut into parts, and clipped as one, rounding differs."""
+    reference = found(finished, f"{run}-ddp")
+    for rank in range(2):
+        agree(reference, found(finished, f"{run}-{stage}", rank), ROUNDING if stage else 0.0)
+
+
+def test_small_buckets_change_nothing(finished):
+    agree(found(finished, "adamw-ddp"), found(finished, "buckets"), ROUNDING)
+
+
+@pytest.mark.parametrize("run", ["adamw-clipped", "sgd-clipped"])
+def test_a_state_moves_from_deepspeed_to_ddp_and_back(finished, run):
+    for rank in range(2):
+        agree(found(finished, f"{run}-alone"), found(finished, f"{run}-relay", rank), ROUNDING)
+
+
+def goes_on_alone(folder: Path, clip, tiny_space) -> None:
+    """The state after two steps at stage 2, taken over by one plain process, ends where that one alone ends."""
+    keeper = StateKeeper(folder / "adamw-clipped-relay-0-0", {})
+    data, source = keeper.newest()
+    resumed, alone = (Engine(method_on(clip, tiny_space), planned("adamw-clipped")) for _ in range(2))
+    resumed.load(keeper.unpack(data)[1], source)
+    terms, all_terms = trained(resumed, range(2, 4)), trained(alone, range(4))
+    agree({"terms": all_terms[2:], **alone.tensors()}, {"terms": terms, **resumed.tensors()}, 1e-4)
+
+
+def test_a_state_of_two_processes_is_taken_over_by_one(finished, clip, tiny_space):
+    goes_on_alone(finished, clip, tiny_space)
+
+
+def test_one_process_without_a_group_trains_too(finished, clip, tiny_space):
+    engine = Engine(method_on(clip, tiny_space), planned())
+    agree({"terms": trained(engine), **engine.tensors()}, found(finished, "single"), ROUNDING)
+
+
+def test_what_is_wrong_is_said_and_nothing_else(finished):
+    assert "not finite" in (finished / "not-finite.txt").read_text()
+    assert "reduce_bucket_size" in (finished / "refusal.txt").read_text()
+    assert (finished / "said.txt").read_text() == ""
+
+
+def test_every_allowed_field_is_one_that_deepspeed_reads(finished):
+    read = set(json.loads((finished / "fields.json").read_text()))
+    assert {*deepspeed_config(planned(), 2, 2), *Choices.model_fields, *OTHER_PRECISIONS} - {"amp"} <= read
+
+
+@pytest.mark.slow
+def test_four_processes_hand_a_state_to_one(tmp_path, clip, tiny_space):
+    start(tmp_path, 4, "relay")
+    agree(*(found(tmp_path / "results", f"adamw-clipped-{name}") for name in ("alone", "relay")), ROUNDING)
+    goes_on_alone(tmp_path / "results", clip, tiny_space)
+
+
+def test_without_deepspeed_one_line_says_so(monkeypatch, clip, tiny_space):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(UserError, match=r"needs the package deepspeed.*--engine ddp"):
+        DeepSpeedEngine(method_on(clip, tiny_space), planned(), deepspeed_config(planned(), 1))
+    assert not {"DS_ACCELERATOR", "LOCAL_RANK"} & os.environ.keys()
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_the_run_decides():
+    made = deepspeed_config(planned("adamw-clipped"), 2, 1)
+    assert made["train_batch_size"] == 4 and made["train_micro_batch_size_per_gpu"] == 2
+    assert made["gradient_clipping"] == 0.05 and made["zero_optimization"] == {"stage": 1}
+    assert not {"optimizer", "scheduler", *OTHER_PRECISIONS} & made.keys()
+    json.dumps(made)
+
+
+def test_the_user_may_choose_how_and_repeat_what_is_so():
+    user = {
+        "train_batch_size": 4,
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": 0.05,
+        "steps_per_print": 7,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999], "eps": "auto"}},
+        "fp16": {"enabled": False, "loss_scale": 0},
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 2, "overlap_comm": True},
+    }
+    made = deepspeed_config(planned("adamw-clipped"), 2, None, user)
+    assert made["steps_per_print"] == 7 and made["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert "optimizer" not in made and "fp16" not in made
+
+
+REFUSED = [
+    ({"train_batch_size": 64}, "train_batch_size is 64, but the run has 4"),
+    ({"train_micro_batch_size_per_gpu": 1}, "train_micro_batch_size_per_gpu is 1, but the run has 2"),
+    ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2, but the run has 1"),
+    ({"gradient_clipping": 1.0}, "gradient_clipping is 1.0, but the run has 0.05"),
+    ({"communication_data_type": "bf16"}, "communication_data_type is bf16, but the run has fp32"),
+    ({"optimizer": {"type": "SGD"}}, "optimizer.type is SGD, but the run has adamw"),
+    ({"optimizer": {"params": {"lr": 0.1}}}, "optimizer.params.lr is 0.1, but the run has 0.001"),
+    ({"optimizer": {"params": {"lrr": 0.1}}}, "did you mean lr"),
+    ({"optimizer": ["AdamW"]}, "has to be a JSON object"),
+    ({"bf16": {"enabled": True}}, "bf16.enabled is true, but the run has precision fp32"),
+    ({"torch_autocast": {"enabled": True}}, "torch_autocast.enabled is true, but the run has precision fp32"),
+    ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage is 2, but the run has 1"),
+    ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "'offload_optimizer'"),
+    ({"zero_optimisation": {"stage": 1}}, "did you mean zero_optimization"),
+    ({"steps_per_print": 0}, "steps_per_print = 0"),
+    ({"log_level": "loud"}, "log_level = 'loud'"),
+    ({"scheduler": {"type": "WarmupLR"}}, "'scheduler'"),
+]
+
+
+@pytest.mark.parametrize(("user", "message"), REFUSED, ids=[json.dumps(user) for user, _ in REFUSED])
+def test_a_contradiction_is_refused_with_both_values(user, message):
+    with pytest.raises(UsageError) as refused:
+        deepspeed_config(planned("adamw-clipped"), 2, 1, user)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("stage", [3, -1, True, "2"])
+def test_other_stages_are_refused(stage):
+    with pytest.raises(UsageError, match="use 0, 1 or 2"):
+        deepspeed_config(planned(), 2, None, {"zero_optimization": {"stage": stage}})
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_both_numbers():
+    with pytest.raises(UsageError, match=r"batch of 4 images.* 3 processes"):
+        deepspeed_config(planned(), 3)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "not a JSON object")])
+def test_a_wrong_file_is_refused(tmp_path, text, message):
+    path = tmp_path / "ds.json"
+    with pytest.raises(UsageError, match="cannot read"):
+        read_deepspeed_json(path)
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_deepspeed_json(path)
+    path.write_text('{"steps_per_print": 5}')
+    assert read_deepspeed_json(path) == {"steps_per_print": 5}
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
