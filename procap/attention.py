@@ -122,8 +122,9 @@ class MLP(nn.Sequential):
         slope, rows = self.gelu.SLOPE, x.flatten(0, -2)
         scaled = torch.addmm(self.c_fc.bias, rows, self.c_fc.weight.t(), beta=slope, alpha=slope)
         narrow = F.linear(F.silu(scaled), self.c_proj.weight)
-        # Scaled behind the product and not in it: the gradient is scaled where it is narrow, too.
-        return torch.add(self.c_proj.bias.to(narrow.dtype), narrow, alpha=1 / slope).view_as(x)
+        # Scaled behind the product and not in it: the gradient is scaled where it is narrow, too. Viewed first: from a
+        # scaled sum right behind a product, torch.compile of 2.11 loses the scale.
+        return torch.add(self.c_proj.bias.to(narrow.dtype), narrow.view_as(x), alpha=1 / slope)
 
 
 class Attention(nn.Module):

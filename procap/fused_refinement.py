@@ -239,7 +239,9 @@ def measure(
         inputs = [*tokens_in, *(p for module in modules for p in module.parameters())]
 
         def step(level: Callable[..., tuple[Tensor, Tensor]]) -> None:
-            with torch.autocast("cuda", autocast, enabled=autocast is not None):
+            # Casts are kept until the outermost autocast ends, which is the caller's: without its cache every run makes
+            # its own, as steps do, and no capture meets a node of the graph that another stream made.
+            with torch.autocast("cuda", autocast, enabled=autocast is not None, cache_enabled=False):
                 v, t = level(*tokens_in, *modules)
             torch.autograd.grad((v, t), inputs, (v.detach(), t.detach()))
 
@@ -286,7 +288,11 @@ def captured(step: Callable[[], object]) -> Callable[[], object] | None:
         with torch.cuda.stream(stream):
             step()
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(graph):
+        # Up to torch 2.11 a capture that fails leaves its stream the current one. Other threads may go on with CUDA.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
             step()
     except RuntimeError:
         return None

@@ -99,6 +99,8 @@ def evaluate(
     crew = crew or Crew(ALONE)
     folder = RunFolder(place.results / config.path)
     training = _training(folder, config, crew)
+    if crew.ranks.first:
+        folder.tidy()
     if target.dataset == config.dataset:
         check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, place.data, "train")
     known = crew.share_record(_known(folder, target, training, force) if crew.ranks.first else None, EvalResult)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -48,16 +48,35 @@ class CudaGraphs:
     def aside(self) -> Iterator[None]:
         callers = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(callers)
-        with torch.cuda.stream(self._stream):
-            yield
-        callers.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            # Also after an error: what is freed while it passes on belongs to this stream's memory.
+            callers.wait_stream(self._stream)
 
     def record(self, part: Part) -> Part:
         graph = torch.cuda.CUDAGraph()
-        # Threads that decode images may allocate pinned memory meanwhile, which the stricter mode forbids to all.
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-            part()
+        # A cast of before would be read from memory that is long free when the recording is replayed.
+        torch.clear_autocast_cache()
+        try:
+            # Threads that decode images may allocate pinned memory meanwhile, which the stricter mode forbids to all.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                part()
+        except RuntimeError as error:
+            self._end_allocating()
+            # To end a recording that broke is an error too, and hides the one that says why.
+            raise (error.__context__ if isinstance(error.__context__, RuntimeError) else error) from None
+        finally:
+            # A cast that was recorded holds nothing yet.
+            torch.clear_autocast_cache()
         return graph.replay
+
+    def _end_allocating(self) -> None:
+        """Up to torch 2.11 the allocator takes a failed recording for one under way, and frees little from then on."""
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(index, self._pool)
 
 
 class Replayed:

@@ -35,7 +35,6 @@ class TrainStep:
         """recorder: steps after `prepare` are replays; without one every step is run."""
         self.engine, self.meter = engine, meter
         self._recorder = recorder
-        self._parts: tuple[Part, ...] = (self._forward, self._backward, self._update)
         self._replays: tuple[Part, ...] = ()
         self._fixed: Batch | None = None
         self._terms: Tensor | None = None
@@ -49,6 +48,11 @@ class TrainStep:
     def unprepared(self) -> bool:
         """Whether `prepare` would be of use."""
         return self._recorder is not None and self._fixed is None
+
+    @property
+    def _parts(self) -> tuple[Part, ...]:
+        # Not kept: a cycle would hold the recordings and their memory until Python looks for cycles.
+        return self._forward, self._backward, self._update
 
     def prepare(self, batch: Batch) -> None:
         """Warm up and record, with `batch` as an example; weights and optimizer stay what they were.

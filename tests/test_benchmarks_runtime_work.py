@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from benchmarks.cli import main
 from benchmarks.flags import Place
@@ -58,8 +58,17 @@ def random_images(clip, count):
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
 
 
+# Not every torch counts its fused attention on a CPU.
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **more: sdpa_flop_count(q, k, v),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda gradient, q, k, v, *rest, **more: sdpa_backward_flop_count(gradient, q, k, v)
+    ),
+}
+
+
 def counted(work):
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         result = work()
     return counter.get_total_flops(), result
 

@@ -54,9 +54,11 @@ def results(run, v, t, *modules):
     named = {"dv": v, "dt": t} | dict(nn.ModuleList(modules).named_parameters())
     outputs = run(v, t, *modules)
     # Eighths are exact in every precision.
-    gradients = [(torch.arange(x.numel()) % (17 + i) - 6).view(x.shape).to(x) / 8 for i, x in enumerate(outputs)]
+    counts = [torch.arange(x.numel(), device=x.device).view(x.shape) for x in outputs]
+    gradients = [(count % (17 + i) - 6).to(x) / 8 for i, (count, x) in enumerate(zip(counts, outputs, strict=True))]
     found = torch.autograd.grad(outputs, list(named.values()), gradients)
-    return {"v": outputs[0], "t": outputs[1]} | dict(zip(named, found, strict=True))
+    # Detached: a graph that lives on ties the leaves to this stream, and a capture on another one fails.
+    return {"v": outputs[0].detach(), "t": outputs[1].detach()} | dict(zip(named, found, strict=True))
 
 
 def both(case, levels=1):

@@ -164,11 +164,15 @@ def gpu_clip(tiny_geometry):
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", TRAINED)
-def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, name, optimizer):
+def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, monkeypatch, name, optimizer):
     """And no step makes the host wait: torch raises where one would."""
+    # Chosen by timing, plain and recorded steps may have different kernels; Adam makes much of a rounding near zero.
+    monkeypatch.setenv("PROCAP_FUSED", "on")
     plain = training(gpu_clip, tiny_space, name, optimizer=optimizer)
     replayed = training(gpu_clip, tiny_space, name, CudaGraphs(gpu_clip.device), optimizer)
     replayed[2].prepare(batch_of(replayed[0], 99))
+    # Prompts are laid out once, with help of the host.
+    plain[2].engine.terms(batch_of(plain[0], 99))
     batches = [[batch_of(method, number) for number in range(5)] for method in (plain[0], replayed[0])]
     torch.cuda.synchronize()
     found: list[list[torch.Tensor]] = [[], []]

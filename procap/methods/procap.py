@@ -280,11 +280,12 @@ class CrossAttention(nn.Module):
 
     def attend(self, x: Tensor, y: Tensor) -> Tensor:
         """Multi-head attention of queries from x to keys and values from y, [P, Dq]."""
+        # With a batch of one, for fused kernels take four dimensions only.
         q, k, v = (
-            projected.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+            projected.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None]
             for projected in (self.query(x), self.key(y), self.value(y))
         )
-        return self.output(F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
+        return self.output(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1))
 
 
 def contrastive_head(width: int, options: ProCAPOptions, generator: torch.Generator) -> nn.Sequential:
