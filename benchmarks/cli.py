@@ -15,7 +15,7 @@ import typer
 
 from benchmarks.answers import explain
 from benchmarks.flags import Doing, Output, Packing, Parallel, Place, Selection, Training, flat
-from benchmarks.output import launched, note, speaks_here
+from benchmarks.output import launched, note, speaks_here, tell_launcher
 from procap import __version__
 from procap.errors import UsageError
 from runner.signals import sigterm_as_interrupt
@@ -443,6 +443,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except Exception as error:
         message, exit_code = explain(error)
+        tell_launcher(f"procap: {message}")
         spoken = getattr(error, "spoken", None)
         # Before processes have met, all of a machine run into the same errors.
         if speaks_here() if spoken is None else not spoken:

@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ def launched() -> bool:
 def speaks_here() -> bool:
     """Whether this process is the one of its machine that tells people what kept it from meeting the others."""
     return not launched() or os.environ["LOCAL_RANK"] == "0"
+
+
+def tell_launcher(message: str) -> None:
+    """Leave the reason of a failure where torchrun looks for it: its last lines, a page below ours, then show it."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        facts = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": facts}), encoding="utf-8")
 
 
 def note(line: str = "") -> None:

@@ -120,7 +120,8 @@ class MLP(nn.Sequential):
         if not isinstance(self.gelu, QuickGELU):
             return self(x)
         slope, rows = self.gelu.SLOPE, x.flatten(0, -2)
-        scaled = torch.addmm(self.c_fc.bias, rows, self.c_fc.weight.t(), beta=slope, alpha=slope)
+        # The bias is scaled by itself: with a factor for it a GPU's product would not take it along.
+        scaled = torch.addmm(slope * self.c_fc.bias, rows, self.c_fc.weight.t(), alpha=slope)
         narrow = F.linear(F.silu(scaled), self.c_proj.weight)
         # Scaled behind the product and not in it: the gradient is scaled where it is narrow, too. Viewed first: from a
         # scaled sum right behind a product, torch.compile of 2.11 loses the scale.

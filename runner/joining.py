@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from procap.errors import UsageError, UserError
 from runner.collectives import Crew
 from runner.failures import INTERRUPTED, PATIENCE_SECONDS, Board
+from runner.network import choose_network
 from runner.ranks import ALONE, Ranks
 from runner.signals import StopRequest
 from shards.errors import DataError
@@ -82,9 +84,11 @@ def _join(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Crew,
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     gpu = device.type == "cuda"
     try:
-        _wait_for(address, int(port), ranks, timeout)
-        store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=timeout))
+        here = _wait_for(address, int(port), ranks, timeout)
+        with _without_frames():
+            store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.size, timeout=timeout))
         _same_kind(store, ranks, device)
+        choose_network(store, ranks, here)
         if gpu:
             torch.cuda.set_device(device)
         dist.init_process_group(
@@ -103,24 +107,44 @@ def _join(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Crew,
         # A store may outlive an attempt; what was said there must not be heard in this one.
         attempt = crew.share(uuid.uuid4().hex)
     except (RuntimeError, ValueError, OSError) as error:
+        advice = "; if hosts have several networks, name the shared one by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        several = ranks.local_size < ranks.size
         raise UserError(
             f"rank {ranks.rank} of {ranks.size} did not get to the others at {address}:{port} "
-            f"in {timeout.total_seconds():g} seconds: {_first_line(error)}"
+            f"in {timeout.total_seconds():g} seconds: {_first_line(error)}{advice * several}"
         ) from None
     return crew, Board(dist.PrefixStore(attempt, store), ranks)
 
 
-def _wait_for(address: str, port: int, ranks: Ranks, timeout: timedelta) -> None:
-    """Wait until rank 0 listens. torch would wait as well, but writes a page of C++ frames when nobody comes."""
+@contextmanager
+def _without_frames() -> Iterator[None]:
+    """Keep C++ from writing to standard error: when rank 0 dies now, torch prints a page of frames before it raises."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _wait_for(address: str, port: int, ranks: Ranks, timeout: timedelta) -> str:
+    """Wait until rank 0 listens, and give this process's address on the way there, "" for rank 0.
+
+    torch would wait as well, but writes a page of C++ frames when nobody comes.
+    """
     deadline = time.monotonic() + timeout.total_seconds()
     while not ranks.first:
         try:
-            with socket.create_connection((address, port), timeout.total_seconds()):
-                return
+            with socket.create_connection((address, port), timeout.total_seconds()) as connected:
+                return str(connected.getsockname()[0])
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+    return ""
 
 
 def _same_kind(store: dist.Store, ranks: Ranks, device: torch.device) -> None:

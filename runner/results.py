@@ -297,9 +297,9 @@ class RunFolder:
         shutil.rmtree(self.state, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Remove what a kill left of a finished run's progress, unless somebody holds the run or nothing may change."""
-        if self.state.exists() or self.progress_file.exists():
-            with suppress(UserError), self.locked():
+        """Remove what a kill left of a finished run, unless somebody holds the run or nothing may change."""
+        if self.state.exists() or self.progress_file.exists() or any((self.path / "eval").glob(".*.tmp")):
+            with suppress(UserError, OSError), self.locked():
                 # Before the lock was ours, somebody may have begun it anew and stopped.
                 if self.train_file.exists():
                     self.forget_progress()
@@ -336,8 +336,10 @@ class RunFolder:
                     f"the run {self.path} is held by another process ({owner or 'unknown'}); wait for it or stop it"
                 ) from None
             self._sweep()
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
+            # Whose it is, is a courtesy: a full disk is told by what is written next, with its name.
+            with suppress(OSError):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(handle)

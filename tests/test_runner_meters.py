@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranked import run_ranks
 
+from runner.config import RunConfig, Workplace, plan_run
+from runner.joining import joined
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
+from runner.ranks import announced_ranks
+from runner.results import RunFolder
+from runner.track_record import read_record
+from runner.train import train
+from shards.stream import TrainStream
 
 CPU = torch.device("cpu")
 
@@ -88,6 +96,74 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured():
     assert rate is not None
     assert 30 / 0.12 < rate <= 30 / 0.06
     assert second.warmup_steps == 2
+
+
+LATE_SECONDS = 0.1
+
+
+def runs(checkpoint: str) -> list[RunConfig]:
+    overrides = {"epochs": 3, "batch_size": 4, "warmup": "none"}
+    return [
+        plan_run(method="coop", dataset="digits", shots=4, seed=seed, backbone=checkpoint, overrides=overrides)
+        for seed in (1, 2)
+    ]
+
+
+def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
+    """The last rank waits for its images in the first run; all are equally fast in the second."""
+    ranks, epoch = announced_ranks(), TrainStream.epoch
+
+    def late(self, *arguments, **more):
+        for batch in epoch(self, *arguments, **more):
+            time.sleep(LATE_SECONDS)
+            yield batch
+
+    place = Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
+    with joined(ranks, CPU) as crew:
+        slow, fast = runs(checkpoint)
+        TrainStream.epoch = late if ranks.rank == ranks.size - 1 else epoch  # type: ignore[method-assign]
+        train(slow, place, crew=crew)
+        TrainStream.epoch = epoch  # type: ignore[method-assign]
+        train(fast, place, crew=crew)
+
+
+@pytest.mark.parametrize("size", (2, 4))
+def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
+    few_digits, tiny_checkpoint, tmp_path, size
+):
+    ends = run_ranks(size, train_beside_a_slow_one, str(few_digits), str(tmp_path), str(tiny_checkpoint))
+    assert [end.code for end in ends] == [0] * size, ends[0].err
+    first, second = [RunFolder(tmp_path / config.path) for config in runs(str(tiny_checkpoint))]
+    result, quick = first.train(), second.train()
+    assert result and quick
+    *others, late = result.ranks
+    assert len(others) == size - 1
+    assert late.data_share > 0.6 and late.communication_share < 0.3
+    for use in others:
+        assert use.data_share < 0.2 and 0.6 < use.communication_share < 1
+    # All are held up: a global batch of 4 takes at least the time that the late images take.
+    assert result.images_per_second < 4 / LATE_SECONDS
+    assert sum(use.images_per_second for use in result.ranks) == pytest.approx(result.images_per_second, rel=0.3)
+    # What was waited in an earlier run of the same processes is not this run's.
+    for use in quick.ranks:
+        assert 0 < use.communication_share < 1 and use.data_share + use.communication_share < 1
+        assert use.host and use.device == "cpu" and use.peak_memory_bytes.process > 1e7
+    record = read_record(first)
+    assert record
+    sent = {point.key: point.value for point in record.points["train.json"]}
+    assert sent["world_size"] == size and sent["train_images_per_second"] == result.images_per_second
+    for rank, use in enumerate(result.ranks):
+        for name in ("images_per_second", "data_share", "communication_share"):
+            assert sent[f"rank/{rank}/{name}"] == getattr(use, name)
+
+
+def test_shares_of_a_process_leave_out_what_another_had_measured():
+    first, second = Meter(CPU, warmup=1, phases=("model",)), Meter(CPU, warmup=1, phases=("model",))
+    run_steps(first, [0.05, 0.05])
+    second.go_on(first.state())
+    run_steps(second, [0.01])
+    assert 0.01 <= second.own_seconds() < 0.05 < first.step_seconds < second.step_seconds
+    assert second.own_seconds("model") == pytest.approx(second.own_seconds())
 
 
 def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():

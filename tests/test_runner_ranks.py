@@ -293,15 +293,15 @@ def test_a_rank_that_fails_stays_until_the_others_know_why() -> None:
         board.close()
 
 
-def hold(timeout: float) -> None:
+def come_alone(timeout: float, absent: int) -> None:
+    if announced_ranks().rank == absent:
+        time.sleep(60)
     with joined(announced_ranks(), CPU, timeout):
-        raise AssertionError("nobody else came")
+        raise AssertionError("somebody else came")
 
 
 def test_ranks_that_do_not_meet_say_where_they_waited() -> None:
-    with Processes(2, hold, 3) as apart, Processes(2, hold, 3) as other:
-        apart.kill(0)
-        other.kill(1)
+    with Processes(2, come_alone, 3, 0) as apart, Processes(2, come_alone, 3, 1) as other:
         for processes, rank in ((apart, 1), (other, 0)):
             code, said = processes.code(rank), processes.said(rank, "err")
             assert code == 1, said

@@ -117,6 +117,19 @@ def test_what_may_still_be_written_without_the_lock_is_swept_only_when_old(tmp_p
     assert sorted(folder.path.rglob("*.tmp")) == sorted(kept)
 
 
+def test_an_evaluation_that_was_killed_while_it_was_written_is_tidied_away_some_time_later(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    write_bytes(folder.train_file, b"{}")
+    leftover = folder.path / "eval" / ".a-all-test.json.3-4.tmp"
+    leftover.parent.mkdir()
+    leftover.write_bytes(b"half")
+    folder.tidy()
+    assert leftover.exists(), "somebody may be writing it"
+    os.utime(leftover, (0, 0))
+    folder.tidy()
+    assert not leftover.exists()
+
+
 def test_progress_of_an_unfinished_run_or_of_one_that_is_held_is_never_cleared_away(tmp_path):
     folder = RunFolder(tmp_path / "run")
     write_json(folder.progress_file, PROGRESS)

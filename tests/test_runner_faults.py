@@ -1,0 +1,338 @@
+"""Disk full, signals, broken data, a server that goes away: all ranks end with one reason, and a repeat ends right."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from local_server import Answer, LocalServer
+from ranked import Ended, run_ranks
+
+from benchmarks import cli, commands_run
+from runner.checkpoint import TrainState, read_prompts
+from runner.config import Target, Workplace
+from runner.evaluate import evaluate
+from runner.ranks import announced_ranks
+from runner.results import RunFolder
+from shards import remote
+
+STEPS, LATER = 15, 6
+ROOM = "ballast"
+
+
+class Trouble:
+    """What happens to a rank in the middle of its work, each by name."""
+
+    @staticmethod
+    def send(number: int) -> None:
+        os.kill(os.getpid(), number)
+
+    @staticmethod
+    def turn_readonly(results: str) -> None:
+        obey_permissions()
+        for folder in folders(Path(results)):
+            folder.chmod(0o555)
+
+    @staticmethod
+    def fill_disk(results: str) -> None:
+        with (Path(results) / ROOM).open("wb", buffering=0) as ballast:
+            try:
+                while ballast.write(bytes(4096)):
+                    pass
+            except OSError:
+                return
+
+    @staticmethod
+    def overwrite(shard: str) -> None:
+        file = Path(shard)
+        with file.open("r+b") as stream:
+            stream.write(bytes(file.stat().st_size))
+
+
+def folders(root: Path) -> list[Path]:
+    return [path for path in (root, *root.rglob("*")) if path.is_dir()]
+
+
+def obey_permissions() -> None:
+    """Root may write anywhere; without these capabilities it is held to permissions as everybody is."""
+    libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    dac_override, dac_read_search = 1, 2
+    sets[0] &= ~(1 << dac_override | 1 << dac_read_search)
+    assert libc.capset(header, sets) == 0
+
+
+def procap(
+    arguments: list[str], every: float = 3600.0, trouble: tuple[str, ...] = (), unlucky: int = 1, at: int = LATER
+) -> None:
+    """The command as every rank runs it, with a state `every` so many seconds; `trouble` comes after step `at`.
+
+    "{rank}" in an argument is the rank's number. A server is given up after a second.
+    """
+    rank = announced_ranks().rank
+    arguments = [word.replace("{rank}", str(rank)) for word in arguments]
+    count, workplace = TrainState.count, commands_run.workplace
+
+    def counted(state: TrainState, *what: Any) -> None:
+        count(state, *what)
+        if trouble and rank == unlucky and state.step == at:
+            name, *how = trouble
+            getattr(Trouble, name)(*how)
+
+    def often(*place: Any, **more: Any) -> Workplace:
+        return replace(workplace(*place, **more), checkpoint_seconds=every, timeout=30.0)
+
+    with ExitStack() as stack:
+        for where, name, value in (
+            (TrainState, "count", counted),
+            (commands_run, "workplace", often),
+            (remote, "TIMEOUT", 0.5),
+            (remote, "WAITS", (0.1,)),
+        ):
+            stack.enter_context(patch.object(where, name, value))
+        code = cli.main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@pytest.fixture(scope="module")
+def command(few_digits, tiny_checkpoint) -> Callable[..., list[str]]:
+    """The words of a training that writes below a folder: MaPLe, SGD, 15 steps of 4 images in 3 epochs."""
+
+    def words(results: Path, data: str = str(few_digits), lr: str = "0.01") -> list[str]:
+        flags = {
+            "--methods": "maple",
+            "--datasets": "digits",
+            "--shots": "4",
+            "--backbone": str(tiny_checkpoint),
+            "--epochs": "3",
+            "--batch-size": "4",
+            "--lr": lr,
+            "--option": "depth=3",
+            "--data": data,
+            "--results": str(results),
+            "--tracking": "off",
+            "--device": "cpu",
+        }
+        return ["train", *(word for flag in flags.items() for word in flag)]
+
+    return words
+
+
+@pytest.fixture(scope="module")
+def straight(command, tmp_path_factory) -> RunFolder:
+    """The run as one process trains it that nothing happens to."""
+    results = tmp_path_factory.mktemp("straight")
+    assert codes(run_ranks(1, procap, command(results))) == [0]
+    return only_run(results)
+
+
+def only_run(results: Path) -> RunFolder:
+    (config,) = results.rglob("config.json")
+    return RunFolder(config.parent)
+
+
+def codes(ends: list[Ended]) -> list[int]:
+    return [end.code for end in ends]
+
+
+def told(ends: list[Ended]) -> list[str]:
+    """What people are told about the end of a run, by all ranks together."""
+    lines = [line for end in ends for line in end.err.splitlines()]
+    assert not [line for line in lines if "Traceback" in line or "internal error" in line], lines
+    return [line for line in lines if line.startswith("procap: ") and not line.startswith("procap: note")]
+
+
+def reason_of_rank_1(ends: list[Ended]) -> str:
+    """What rank 1 says it failed of, and the first rank of the machine says of it."""
+    verdict, own = told(ends)
+    assert verdict.startswith("procap: error: rank 1 of 2 failed: ")
+    reason = own.removeprefix("procap: error: ")
+    assert verdict.endswith(f": {reason}")
+    return reason
+
+
+def states(folder: RunFolder) -> list[int]:
+    return sorted(int(path.name[5:13]) for path in folder.state.iterdir())
+
+
+def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
+    """A finished run is the other one up to the order of sums, and nothing is left over."""
+    folder = only_run(results)
+    one, other = wanted.train(), folder.train()
+    assert one is not None and other is not None
+    assert (other.steps, other.images, other.fewshot) == (STEPS, one.images, one.fewshot)
+    for mine, theirs in zip(other.epochs, one.epochs, strict=True):
+        assert mine.lr == theirs.lr and mine.terms == pytest.approx(theirs.terms, rel=2e-5)
+    weights = read_prompts(folder.checkpoint_file, other.checkpoint_sha256)[0]
+    for name, weight in read_prompts(wanted.checkpoint_file)[0].items():
+        assert (weight - weights[name]).abs().max() <= 1e-4 * weight.abs().max(), name
+    counts = []
+    for run in (wanted, folder):
+        config = run.config()
+        assert config is not None
+        place = Workplace(data, run.path.parents[5], device="cpu", tracking_uri="off", quiet=True)
+        counts.append([evaluate(config, Target("digits", half), place).per_class for half in ("base", "novel")])
+    assert counts[0] == counts[1]
+    left = {path.name for path in folder.path.rglob("*") if path.is_file()}
+    targets = {f"digits-{half}-test.json" for half in ("base", "novel")}
+    assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors", *targets}
+
+
+@pytest.mark.parametrize(("number", "later"), [(signal.SIGTERM, 1), (signal.SIGINT, 4)])
+def test_a_signal_to_one_rank_makes_all_save_one_state_from_which_any_number_goes_on(
+    command, straight, few_digits, tmp_path, number, later
+):
+    ends = run_ranks(2, procap, command(tmp_path), 3600.0, ("send", number))
+    assert codes(ends) == [128 + number] * 2
+    folder = only_run(tmp_path)
+    progress = folder.progress()
+    assert progress is not None and progress.status == "interrupted"
+    assert LATER <= progress.step <= LATER + 2 and states(folder) == [progress.step]
+    (line,) = told(ends)
+    assert line.startswith(f"procap: {number.name}: stopped") and f"at step {progress.step} of {STEPS}" in line
+    assert codes(run_ranks(later, procap, command(tmp_path))) == [0] * later
+    assert_same(straight, tmp_path, few_digits)
+
+
+def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(command, straight, few_digits, tmp_path):
+    ends = run_ranks(2, procap, command(tmp_path), 0.0, ("send", signal.SIGKILL))
+    assert codes(ends) == [1, -signal.SIGKILL]
+    (line,) = told(ends)
+    assert line.startswith("procap: error: rank 1 of 2 is gone without a word")
+    folder = only_run(tmp_path)
+    assert len(states(folder)) == 2
+    newest = max(folder.state.iterdir())
+    newest.write_bytes(newest.read_bytes()[:-100])
+    ends = run_ranks(2, procap, command(tmp_path))
+    assert codes(ends) == [0, 0]
+    assert [end.err.count(f"{newest} cannot be used") for end in ends] == [1, 0]
+    assert f"from step {states_before(newest)} of {STEPS}" in ends[0].err
+    assert_same(straight, tmp_path, few_digits)
+
+
+def states_before(newest: Path) -> int:
+    # States are written after every step here.
+    return int(newest.name[5:13]) - 1
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system with room for a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "procap", str(folder)], capture_output=True)
+    except OSError:
+        pytest.skip("there is no mount")
+    if done.returncode:
+        pytest.skip("file systems may not be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_all_with_one_line_and_with_room_again_the_run_goes_on(
+    command, straight, few_digits, small_disk
+):
+    ends = run_ranks(2, procap, command(small_disk), 0.0, ("fill_disk", str(small_disk)), 0)
+    assert codes(ends) == [1, 1]
+    (line,) = told(ends)
+    folder = only_run(small_disk)
+    assert line.startswith(f"procap: error: cannot write {folder.path}") and "No space left on device" in line
+    kept = states(folder)
+    assert kept and kept[-1] <= LATER
+    full = run_ranks(2, procap, command(small_disk), 0.0)
+    assert codes(full) == [1, 1] and len(told(full)) == 1 and "No space left on device" in told(full)[0]
+    assert states(folder) == kept
+    (small_disk / ROOM).unlink()
+    ends = run_ranks(2, procap, command(small_disk))
+    assert codes(ends) == [0, 0] and f"from step {kept[-1]} of {STEPS}" in ends[0].err
+    assert_same(straight, small_disk, few_digits)
+
+
+def test_a_folder_that_turns_readonly_ends_all_with_one_line_and_loses_nothing(command, straight, few_digits, tmp_path):
+    results = tmp_path / "results"
+    ends = run_ranks(2, procap, command(results), 0.0, ("turn_readonly", str(results)), 0)
+    assert codes(ends) == [1, 1]
+    (line,) = told(ends)
+    folder = only_run(results)
+    assert line.startswith(f"procap: error: cannot write {folder.path}") and "Permission denied" in line
+    kept = states(folder)
+    assert kept and kept[-1] <= LATER
+    for path in folders(results):
+        path.chmod(0o755)
+    ends = run_ranks(2, procap, command(results))
+    assert codes(ends) == [0, 0] and f"from step {kept[-1]} of {STEPS}" in ends[0].err
+    assert_same(straight, results, few_digits)
+
+
+def test_a_loss_that_is_not_finite_is_said_once_and_ends_all(command, tmp_path):
+    ends = run_ranks(2, procap, command(tmp_path, lr="1e30"), 0.0)
+    assert codes(ends) == [1, 1]
+    (line,) = told(ends)
+    assert "is not finite" in line and "try a lower lr" in line
+    folder = only_run(tmp_path)
+    progress = folder.progress()
+    assert progress is not None and progress.status == "failed" and folder.train() is None
+
+
+@pytest.fixture
+def own_data(few_digits, tmp_path) -> Path:
+    """A copy of the data for each of two ranks, in 0 and 1."""
+    for rank in "01":
+        shutil.copytree(few_digits, tmp_path / "data" / rank)
+    return tmp_path / "data"
+
+
+def test_a_shard_that_one_rank_lacks_ends_all_with_its_name(command, own_data, tmp_path):
+    shard = own_data / "1" / "digits" / "train" / "0.tar"
+    shard.unlink()
+    ends = run_ranks(2, procap, command(tmp_path, f"{own_data}/{{rank}}"))
+    assert codes(ends) == [1, 1]
+    reason = reason_of_rank_1(ends)
+    assert reason.startswith("'digits' train: ") and f"{shard} is missing" in reason
+
+
+def test_an_image_that_one_rank_cannot_read_any_more_ends_all_with_its_name(command, own_data, tmp_path):
+    shard = own_data / "1" / "digits" / "train" / "0.tar"
+    ends = run_ranks(2, procap, command(tmp_path, f"{own_data}/{{rank}}"), 0.0, ("overwrite", str(shard)), 1, 1)
+    assert codes(ends) == [1, 1]
+    reason = reason_of_rank_1(ends)
+    assert reason.startswith(f"'digits': {shard}: member ") and "is undecodable" in reason
+    assert only_run(tmp_path).train() is None
+
+
+SHARD = "/digits/train/0.tar"
+
+
+def test_a_server_that_cuts_the_stream_is_asked_again(command, straight, few_digits, tmp_path):
+    with LocalServer(few_digits) as server:
+        server.answers[SHARD] = [Answer(cut=1000)]
+        ends = run_ranks(2, procap, command(tmp_path, server.url), environ={"PROCAP_HOME": str(tmp_path / "cache")})
+        assert codes(ends) == [0, 0], told(ends)
+        assert [asked for asked in server.asked if asked[0] == SHARD] == [(SHARD, ""), (SHARD, "bytes=1000-")]
+    assert_same(straight, tmp_path, few_digits)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [(Answer(wait=60.0), "no answer for 0.5 s"), (Answer(cut=1000), "was cut short")]
+)
+def test_a_server_that_stays_silent_ends_all_with_one_line_in_time(command, few_digits, tmp_path, answer, words):
+    with LocalServer(few_digits, ranges=False) as server:
+        server.always[SHARD] = answer
+        ends = run_ranks(2, procap, command(tmp_path, server.url), environ={"PROCAP_HOME": str(tmp_path / "cache")})
+    assert codes(ends) == [1, 1]
+    (line,) = told(ends)
+    assert f"{server.url}{SHARD}" in line and words in line

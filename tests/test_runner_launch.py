@@ -1,0 +1,225 @@
+"""`procap train` and `procap eval` on several processes: one voice, one results folder, one answer to what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranked import Ended, Processes, run_ranks
+from toy_shards import toy_source
+
+from benchmarks.cli import main
+from benchmarks.commands_data import ensure_packed
+from runner.joining import joined
+from runner.network import choose_network
+from runner.ranks import Ranks, announced_ranks
+from runner.results import find_runs
+from shards.pack import pack_source
+
+QUICK = ["--datasets", "digits", "--shots", "2", "--batch-size", "4", "--device", "cpu", "--tracking", "off"]
+
+
+def procap(place: str, line: list[str]) -> None:
+    """The command line of one process, in a folder of its own, as on machines that share none."""
+    here = Path(place) / f"host{announced_ranks().rank}"
+    here.mkdir(parents=True, exist_ok=True)
+    os.chdir(here)
+    code = main(line)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def launch(size: int, place: Path, *line: object, seconds: float = 90.0) -> list[Ended]:
+    """How the processes of a command end that a launcher starts."""
+    return run_ranks(size, procap, str(place), [str(word) for word in line], seconds=seconds, environ=home(place))
+
+
+def home(place: Path) -> dict[str, str]:
+    return {"PROCAP_HOME": str(place / "home"), "PROCAP_DATA": "", "MLFLOW_TRACKING_URI": ""}
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def only_the_first_speaks(ends: list[Ended]) -> Ended:
+    first, *others = ends
+    assert [(end.out, end.err) for end in others] == [("", "")] * len(others)
+    return first
+
+
+def test_runs_of_one_command_are_trained_and_evaluated_together_and_spoken_of_once(
+    few_digits, tiny_checkpoint, tmp_path, monkeypatch, capsys
+):
+    """Only the first host gets a results folder; one process alone counts the same on what was trained there."""
+    chosen = [*QUICK, "--methods", "zeroshot,coop", "--epochs", "1"]
+    chosen += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits)]
+    ends = launch(2, tmp_path, "train", *chosen, "--json")
+    said = only_the_first_speaks(ends)
+    assert [end.code for end in ends] == [0, 0], said.err
+    trained = json.loads(said.out.splitlines()[-1])["trained"]
+    assert len(trained) == 2 and said.out.count("zeroshot/") == 2
+    assert said.err.count("training base/digits/coop") == said.err.count("preparing base/digits/zeroshot") == 1
+    assert len(find_runs(tmp_path / "host0" / "results")) == 2 and not any((tmp_path / "host1").iterdir())
+
+    before = snapshot(tmp_path)
+    again = launch(2, tmp_path, "train", *chosen)
+    assert only_the_first_speaks(again).err.count("already finished") == 2 and [end.code for end in again] == [0, 0]
+    assert snapshot(tmp_path) == before
+
+    ends = launch(2, tmp_path, "eval", *chosen, "--json")
+    said = only_the_first_speaks(ends)
+    assert [end.code for end in ends] == [0, 0], said.err
+    together = json.loads(said.out.splitlines()[-1])["evaluated"]
+    assert len(together) == 4 and not any((tmp_path / "host1").iterdir())
+    monkeypatch.chdir(tmp_path / "host0")
+    for folder in Path("results").rglob("eval"):
+        shutil.rmtree(folder)
+    capsys.readouterr()
+    assert main(["eval", *chosen, "--no-feature-cache", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out.splitlines()[-1])["evaluated"]
+    kept = ("run", "target", "correct", "total")
+    assert [[one[name] for name in kept] for one in alone] == [[one[name] for name in kept] for one in together]
+
+
+WRONG = [
+    (3, "train --methods coop", 2, "batch of 4 images cannot be dealt out evenly to 3 processes"),
+    (2, "train --methods cop", 2, "did you mean coop"),
+    (2, "train --methods coop --batchsize 4", 2, "No such option"),
+    (2, "train --methods coop --zero-stage 1", 2, "add --engine deepspeed"),
+    (2, "train --methods coop --engine deepspeed --zero-stage 3", 2, "use 0, 1 or 2"),
+    (2, "train --methods coop --engine deepspeed --deepspeed-config no.json", 2, "cannot read the DeepSpeed"),
+    (2, "train --methods coop --device cuda:7", 2, "--device cpu or auto"),
+    (2, "train --methods coop --datasets caltech101", 1, "'caltech101' is not packed in"),
+    (2, "eval --methods coop", 1, "was not trained; train it first: procap train --methods coop"),
+    (2, "eval base/nowhere", 2, "is not the folder of a run"),
+    (2, "demo", 2, "without a launcher"),
+    (2, "data pack digits", 2, "without a launcher"),
+]
+
+
+@pytest.mark.parametrize(("size", "line", "code", "words"), WRONG, ids=[line for _, line, _, _ in WRONG])
+def test_what_is_wrong_for_all_processes_is_said_once(few_digits, tiny_checkpoint, tmp_path, size, line, code, words):
+    command, *given = line.split()
+    flags = [*QUICK, "--data", str(few_digits), "--backbone", str(tiny_checkpoint)] if "--methods" in given else []
+    ends = launch(size, tmp_path, command, *flags, *given)
+    said = "".join(end.err for end in ends)
+    assert ends[0].code == code and all(end.code in (1, 2) for end in ends), said
+    assert said.count("procap: error: ") == 1 and words in said and "Traceback" not in said, said
+    assert not any(end.out for end in ends) and not list(tmp_path.rglob("train.json"))
+
+
+def test_a_plan_is_printed_once_and_nothing_is_written(few_digits, tmp_path):
+    ends = launch(2, tmp_path, "train", *QUICK, "--methods", "coop,procap", "--data", few_digits, "--dry-run", "--json")
+    said = only_the_first_speaks(ends)
+    assert [end.code for end in ends] == [0, 0] and "Nothing was written." in said.out
+    assert len(json.loads(said.out.splitlines()[-1])["runs"]) == 2 and not said.err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_other_commands_are_not_repeated_by_every_process_nor_refused_in_a_container_with_a_rank(monkeypatch, capsys):
+    """What starts containers may set RANK and WORLD_SIZE; only a launcher of processes sets LOCAL_RANK."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["ls", "methods"]) == 0 and "procap" in capsys.readouterr().out
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert main(["ls", "methods"]) == 2 and not capsys.readouterr().err
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert main(["ls", "methods"]) == 2 and "start procap ls without a launcher" in capsys.readouterr().err
+
+
+def test_data_that_one_host_lacks_or_has_otherwise_end_all_with_the_reason(tiny_checkpoint, tmp_path):
+    line = ["train", *QUICK, "--datasets", "toy", "--methods", "coop", "--backbone", tiny_checkpoint, "--data", "data"]
+    pack_source(toy_source(), tmp_path / "host0" / "data")
+    first, second = launch(2, tmp_path, *line)
+    assert (first.code, second.code) == (1, 2)
+    assert "procap: error: rank 1 of 2 failed: unknown data set 'toy'" in first.err, first
+    assert second.err.startswith("procap: error: unknown data set 'toy'"), second
+    pack_source(toy_source(template="a picture of a {}."), tmp_path / "host1" / "data")
+    ends = launch(2, tmp_path, *line)
+    said = "".join(end.err for end in ends)
+    assert [end.code for end in ends] == [1, 1], said
+    assert said.count("procap: error: the content of toy is ") == 1 and "give all hosts the same" in said
+
+
+def pack_here(place: str, data: str) -> None:
+    here = Path(place) / f"host{announced_ranks().rank}"
+    here.mkdir(exist_ok=True)
+    os.chdir(here)
+    ensure_packed(["digits"], Path(data))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, shared):
+    """Two processes find nothing: one packs and the other waits, or each packs on its own disk."""
+    ends = run_ranks(2, pack_here, str(tmp_path), str(tmp_path / "data" if shared else "data"))
+    assert [end.code for end in ends] == [0, 0], ends
+    assert only_the_first_speaks(ends).err.count("packing digits into") == 1
+    packed = sorted(path.parent for path in tmp_path.rglob("manifest.json"))
+    assert len(packed) == (1 if shared else 2)
+    assert len({(folder / "manifest.json").read_bytes() for folder in packed}) == 1
+    assert {path.name for folder in packed for path in folder.parent.iterdir()} == {"digits"}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
+    few_digits, tiny_checkpoint, tmp_path, signum
+):
+    """A batch system signals every process of a job, and the launcher among them signals the others again."""
+    line = ["train", *QUICK, "--methods", "coop", "--epochs", "400", "--backbone", tiny_checkpoint]
+    line = [str(word) for word in [*line, "--data", few_digits]]
+    with Processes(2, procap, str(tmp_path), line, environ=home(tmp_path)) as processes:
+        progress = tmp_path / "host0" / "results"
+        while not list(progress.rglob("step-*.safetensors")):
+            assert not processes.said(0, "err").count("error")
+        for rank in (0, 0, 1, 1):
+            processes.kill(rank, signum)
+        ends = processes.wait()
+    assert [end.code for end in ends] == [128 + signum] * 2, ends
+    said = "".join(end.err for end in ends)
+    assert said.count(f"procap: {signum.name}: stopped base/digits/coop") == 1 and "repeat to go on" in said
+
+
+def meet(kinds: list[str]) -> None:
+    with joined(announced_ranks(), torch.device(kinds[announced_ranks().rank]), 20):
+        raise AssertionError("they cannot have met")
+
+
+def test_hosts_with_and_without_a_gpu_do_not_wait_for_each_other() -> None:
+    said = "procap: rank 0 works on cuda and rank 2 on cpu: give all of them --device cpu\n"
+    for end in run_ranks(3, meet, ["cuda:0", "cuda:1", "cpu"], seconds=15.0):
+        assert (end.code, end.err) == (2, said)
+
+
+def test_hosts_talk_over_the_network_that_joins_them(monkeypatch):
+    """Rank 0 does not know how it is reached; it asks for its way to the others."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+            outward.connect(("192.0.2.1", 9))
+            address = outward.getsockname()[0]
+    except OSError:
+        pytest.skip("this machine has no network")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "by-hand")
+    for ranks, there, chosen in (
+        (Ranks(0, 2, 0, 1), address, None),
+        (Ranks(0, 2, 0, 1), "127.0.0.1", ""),
+        (Ranks(0, 2, 0, 2), address, ""),
+    ):
+        store = torch.distributed.HashStore()
+        store.set("address 1", there)
+        choose_network(store, ranks, "")
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "by-hand"
+        with monkeypatch.context() as unset:
+            unset.delenv("GLOO_SOCKET_IFNAME")
+            choose_network(store, ranks, "")
+            name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+            assert name == chosen if chosen is not None else name in dict(map(reversed, socket.if_nameindex())), name
+            assert name != "lo"
