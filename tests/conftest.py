@@ -23,22 +23,9 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def tiny_geometry():
-    from procap.clip import Geometry
+    from tiny import GEOMETRY
 
-    return Geometry(
-        image_size=32,
-        patch_size=16,
-        vision_width=128,
-        vision_layers=12,
-        vision_heads=2,
-        text_width=64,
-        text_layers=12,
-        text_heads=1,
-        context_length=77,
-        vocab_size=49408,
-        embed_dim=48,
-        quick_gelu=True,
-    )
+    return GEOMETRY
 
 
 @pytest.fixture(scope="session")

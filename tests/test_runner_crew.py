@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from ranked import run_ranks
+from tiny import GEOMETRY
 
-from procap.clip import CLIP, Geometry
+from procap.clip import CLIP
 from procap.methods import build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
@@ -24,20 +25,6 @@ from runner.results import RunFolder
 from runner.train import train
 
 CPU = torch.device("cpu")
-GEOMETRY = Geometry(
-    image_size=32,
-    patch_size=16,
-    vision_width=128,
-    vision_layers=12,
-    vision_heads=2,
-    text_width=64,
-    text_layers=12,
-    text_heads=1,
-    context_length=77,
-    vocab_size=49408,
-    embed_dim=48,
-    quick_gelu=True,
-)
 TRAINED = ["coop", "cocoop", "maple", "procap"]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
