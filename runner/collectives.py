@@ -70,7 +70,7 @@ class Crew:
         return gathered.view(self.ranks.size, len(rows), *rows.shape[1:]).transpose(0, 1).reshape(gathered.shape)
 
     def gather_uneven(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """`gather` where rank r has counts[r] rows, 0 or more; known to all, such as `Ranks.counts` of the classes.
+        """`gather` where rank r has counts[r] rows, known to all, as `procap.parallel.ClassShares` has them.
 
         Gradients are needed on all ranks or on none: a rank without rows passes [0, ...] that stems from its weights.
         """

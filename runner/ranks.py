@@ -23,17 +23,6 @@ class Ranks:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
-    def counts(self, items: int) -> tuple[int, ...]:
-        """How many of `items` each rank has when they are cut into runs as even as can be; the first have one more."""
-        share, over = divmod(items, self.size)
-        return tuple(share + (rank < over) for rank in range(self.size))
-
-    def own(self, items: int) -> slice:
-        """This rank's run of `counts(items)`."""
-        counts = self.counts(items)
-        start = sum(counts[: self.rank])
-        return slice(start, start + counts[self.rank])
-
 
 ALONE = Ranks()
 """One process."""

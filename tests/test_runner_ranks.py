@@ -18,6 +18,7 @@ from ranked import Processes, run_ranks
 from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
+from procap.parallel import ClassShares
 from runner.agreement import Agreement, Status
 from runner.collectives import Crew
 from runner.failures import INTERRUPTED, Board
@@ -44,7 +45,8 @@ class Matcher(nn.Module):
         self.scale = nn.Parameter(torch.tensor(0.3, dtype=dtype))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        own, counts = self.crew.ranks.own(len(self.text)), self.crew.ranks.counts(len(self.text))
+        shares = ClassShares(len(self.text), self.crew)
+        own, counts = slice(*shares.mine), shares.counts
         image = self.crew.gather_interleaved(images @ self.image)
         labels = self.crew.gather_interleaved(labels)
         text = self.crew.gather_uneven(torch.tanh(self.text[own] @ self.shared), counts)
@@ -97,9 +99,9 @@ def same_rows(crew: Crew) -> None:
         expected = torch.cat([dealt[r::size] for r in range(size)]).to(dtype)
         assert torch.equal(crew.gather(rows), expected)
     for items in (1, size - 1, size, 2 * size + 1):
-        counts, every = crew.ranks.counts(items), torch.randn(items, 2)
+        shares, every = ClassShares(items, crew), torch.randn(items, 2)
         every = torch.tensor(crew.share(every.tolist()))
-        assert torch.equal(crew.gather_uneven(every[crew.ranks.own(items)], counts), every)
+        assert torch.equal(crew.gather_uneven(every[slice(*shares.mine)], shares.counts), every)
 
 
 def same_words(crew: Crew) -> None:
@@ -349,7 +351,7 @@ def test_absurd_announcements_are_refused_in_one_line(change: dict[str, str], wo
 def test_shares_are_even_and_cover_everything() -> None:
     for size in (1, 2, 3, 8):
         for items in (0, 1, 7, 8, 51, 1000):
-            ranks = [Ranks(rank, size, 0, 1) for rank in range(size)]
-            counts = ranks[0].counts(items)
+            shares = [ClassShares(items, Crew(Ranks(rank, size, 0, 1))) for rank in range(size)]
+            counts = shares[0].counts
             assert sum(counts) == items and max(counts) - min(counts) <= 1
-            assert [index for one in ranks for index in range(items)[one.own(items)]] == list(range(items))
+            assert [index for one in shares for index in range(*one.mine)] == list(range(items))
