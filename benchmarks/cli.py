@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import cli_jobs, cli_suites, cli_sweep
 from benchmarks.answers import explain
+from benchmarks.cli_help import PLAIN, examples
 from benchmarks.flags import Doing, Output, Packing, Parallel, Place, Selection, Training, flat
 from benchmarks.output import launched, note, speaks_here, tell_launcher
 from procap import __version__
 from procap.errors import UsageError
 from runner.signals import sigterm_as_interrupt
 
-PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False, "add_completion": False}
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 TOGETHER = ("train", "eval")
 """Commands that several processes carry out together."""
 
@@ -32,11 +32,9 @@ bench_app = typer.Typer(help="Measure how fast everything is, and what it costs.
 app.add_typer(data_app, name="data")
 app.add_typer(track_app, name="track")
 app.add_typer(bench_app, name="bench")
-
-
-def examples(*lines: str) -> dict[str, Any]:
-    """The settings of a command whose help ends in example lines."""
-    return {"epilog": "\b\nexamples:\n" + "\n".join(f"  {line}" for line in lines), "context_settings": HELP_NAMES}
+cli_suites.add(bench_app)
+cli_sweep.add(app)
+cli_jobs.add(app)
 
 
 def say_version(wanted: bool) -> None:
@@ -92,7 +90,7 @@ def demo(
 def ls(
     output: Output,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|runs", help="what to list")],
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="packed data sets")] = "",
 ) -> int:
     """List methods, data sets, backbones or runs."""
@@ -173,7 +171,7 @@ def evaluate(
 def table(
     selection: Selection,
     output: Output,
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     format: Annotated[str, typer.Option(metavar="md|csv|latex|json", help="how the table is written")] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results.
@@ -185,20 +183,33 @@ def table(
     return run(selection, results, format, output)
 
 
-@app.command(**examples("procap ui --results demo/results", "procap ui --port 5001"))
+@app.command(
+    **examples(
+        "procap ui --results demo/results",
+        "procap ui --suite base-to-novel --methods maple,procap",
+        "procap ui --sweep rates --open",
+        "procap ui --port 5001",
+    )
+)
 @flat
 def ui(
     output: Output,
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="compare these, by part of path")] = None,
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    suite: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this suite")] = "",
+    sweep: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this sweep")] = "",
+    methods: Annotated[str, typer.Option(metavar="A,B", help="compare runs of these methods")] = "",
+    datasets: Annotated[str, typer.Option(metavar="A,B", help="compare runs on these data sets")] = "",
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="port on 127.0.0.1")] = 5000,
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> int:
-    """Look at the runs in MLflow, on this machine only."""
+    """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second."""
     from benchmarks.commands_track import ui as run
+    from benchmarks.selection import names
+    from benchmarks.ui import Wanted
 
-    return run(runs or [], results, tracking, port, open_browser)
+    return run(results, tracking, port, open_browser, Wanted(runs or [], suite, sweep, names(methods), names(datasets)))
 
 
 @data_app.command(
@@ -308,7 +319,7 @@ def picks(
 @flat
 def sync(
     output: Output,
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
 ) -> int:
     """Send what MLflow has not got yet. Repeating it sends nothing twice."""
@@ -321,7 +332,7 @@ def sync(
 @flat
 def status(
     output: Output,
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results"),
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
 ) -> int:
     """Say which runs MLflow has not got completely."""

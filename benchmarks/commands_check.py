@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands_data import cores
 from benchmarks.data_sources import raw_sets
-from benchmarks.flags import Output, Packing, data_root
+from benchmarks.flags import Output, Packing
 from benchmarks.output import columns, note, plural, quoted, show_json
 from benchmarks.output import show as show_text
 from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
+from shards.home import data_root
 from shards.known import base_name, known, packed_names
 from shards.mirror import is_mirror
 

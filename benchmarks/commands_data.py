@@ -9,12 +9,13 @@ from pathlib import Path
 
 from benchmarks.answers import one_line
 from benchmarks.data_sources import Wanted, raw_sets, wanted_sets
-from benchmarks.flags import Output, Packing, data_root
+from benchmarks.flags import Output, Packing
 from benchmarks.output import columns, note, plural, quoted, show_json, speaks
 from benchmarks.output import show as show_text
 from benchmarks.plan import data_states
 from procap.errors import UsageError
 from shards.errors import DataError
+from shards.home import data_root
 from shards.known import is_packed, known
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import is_mirror, mirrored_url, refuse_packing

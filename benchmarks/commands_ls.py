@@ -6,21 +6,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.flags import Output, data_root
+from benchmarks.flags import Output
 from benchmarks.output import columns, note, quoted, show, show_json
 from procap.errors import UserError, unknown_name
 from shards.errors import DataError
+from shards.home import data_root
 
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-def ls(what: str, *, results: Path, data: str | Path | None, output: Output) -> int:
+def ls(what: str, *, results: str, data: str | Path | None, output: Output) -> int:
     """See `procap ls --help`."""
     listings: dict[str, Callable[[], Listing]] = {
         "methods": _methods,
         "datasets": lambda: _datasets(data_root(str(data or ""))),
         "backbones": _backbones,
-        "runs": lambda: _runs(results.expanduser()),
+        "runs": lambda: _runs(results),
     }
     if what not in listings:
         raise unknown_name("list", what, listings)
@@ -126,14 +127,17 @@ def _some(tags: Sequence[str], most: int = 4) -> str:
     return ", ".join(tags[:most]) + more or "-"
 
 
-def _runs(results: Path) -> Listing:
+def _runs(results: str) -> Listing:
     from benchmarks.scores import run_folders
+    from benchmarks.selection import results_at
+    from shards.urls import is_url
 
-    if not results.is_dir():
-        kind = "a file" if results.exists() else "not there"
-        raise UserError(f"the results folder {results} is {kind}; name another with --results, or train into it")
+    root = results_at(results)
+    if not root.is_dir() and not is_url(results):
+        kind = "a file" if root.exists() else "not there"
+        raise UserError(f"the results folder {root} is {kind}; name another with --results, or train into it")
     rows = []
-    for folder, config in run_folders(results):
+    for folder, config in run_folders(root):
         state = "finished" if folder.train_file.exists() else "unfinished"
         rows.append({"run": config.path, "state": state, "evaluated": [path.stem for path in folder.eval_files()]})
     if not rows:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.flags import Output, data_root
+from benchmarks.flags import Output
 from benchmarks.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError
 from shards.fewshot import class_choice, class_half
+from shards.home import data_root
 from shards.known import base_name, known
 from shards.manifest import lines_digest
 from shards.picks import DIGEST, Picks, PickSource, drawn, keep, listed, read_picks, write_picks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands_data import ensure_packed
 from benchmarks.commands_picks import keep_picks
-from benchmarks.flags import Doing, Output, Parallel, Place, Selection, Training, command_line, features_root
+from benchmarks.flags import Doing, Output, Parallel, Place, Selection, Training, command_line
 from benchmarks.output import columns, note, show, show_json, speaks
 from benchmarks.plan import data_states, describe, plan
 from benchmarks.selection import configs, targets_of, workplace
@@ -20,8 +20,10 @@ from runner.config import RunConfig, Target, Workplace
 from runner.environment import library_defaults, own_device, resolve_device
 from runner.ranks import announced_ranks
 from runner.results import EvalResult, RunFolder, TrainResult
+from runner.results_store import ResultsStore
 from runner.signals import Interrupted
 from shards.errors import DataError
+from shards.home import features_root
 
 if TYPE_CHECKING:
     from runner.collectives import Crew
@@ -216,6 +218,7 @@ def evaluate_all(
             todo = True
             if crew is None or crew.ranks.first:
                 folder = RunFolder(at.results / config.path)
+                ResultsStore.of(at).pull(config.path, weights=False)
                 _refuse_untrained(folder, trained_by)
                 known = None if force else folder.evaluation(target)
                 todo = known is None or known.limit not in (None, at.limit)
@@ -253,6 +256,7 @@ def show_plan(
     places: Sequence[Workplace] = (),
 ) -> int:
     """Print what would be done for `chosen` (below `places`, one each, where they differ from `at`)."""
+    ResultsStore.of(at).pull_all()
     pairs = zip(chosen, places or [at] * len(chosen), strict=True)
     runs = [planned for config, here in pairs for planned in plan([config], here, targets, force=force)]
     used = [run.config.dataset for run in runs if run.state != "finished"]
@@ -273,6 +277,8 @@ def _refuse_untrained(folder: RunFolder, trained_by: str) -> None:
 
 def _run_of(run: Path, at: Workplace) -> tuple[RunConfig, Workplace]:
     """The configuration of a run folder, given as a path or as its name below the results, and the place it lies in."""
+    if at.store and not run.is_absolute():
+        ResultsStore.of(at).pull(run.as_posix())
     folder = next((f for f in (run.expanduser(), at.results / run) if (f / "config.json").exists()), None)
     if folder is None:
         hint = "list the runs with `procap ls runs --results FOLDER`"
@@ -282,7 +288,8 @@ def _run_of(run: Path, at: Workplace) -> tuple[RunConfig, Workplace]:
     folder = folder.resolve()
     if not folder.as_posix().endswith(f"/{config.path}"):
         raise UsageError(f"{run} was moved: its config.json is of {config.path}, put it back there below the results")
-    return config, replace(at, results=folder.parents[len(Path(config.path).parts) - 1])
+    results = folder.parents[len(Path(config.path).parts) - 1]
+    return config, replace(at, results=results, store=at.store if results == at.results.resolve() else None)
 
 
 def _shared(

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.flags import Output
 from benchmarks.output import columns, note, plural, quoted, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
 
+if TYPE_CHECKING:
+    from benchmarks.ui import Wanted
 
-def sync(results: Path, tracking: str, output: Output) -> int:
+
+def sync(results: str, tracking: str, output: Output) -> int:
     """Exit code 3 when some runs could not be read and 1 when none could; see `procap track sync --help`."""
     from runner.track import sync_all
 
     library_defaults()
-    root = _results(results)
-    summary = sync_all(
-        root, tracking or None, on_run=lambda run, sent: note(f"{'sent' if sent else 'was there'}: {run}")
-    )
+    with _results(results) as root:
+        summary = sync_all(
+            root, tracking or None, on_run=lambda run, sent: note(f"{'sent' if sent else 'was there'}: {run}")
+        )
     for run, why in summary.failed:
         note(f"procap: failed: {run}: {why}")
     show(f"{plural(len(summary.sent), 'run')} sent to {summary.destination}, {summary.up_to_date} up to date")
@@ -31,15 +36,15 @@ def sync(results: Path, tracking: str, output: Output) -> int:
     return 3 if summary.sent or summary.up_to_date else 1
 
 
-def status(results: Path, tracking: str, output: Output) -> int:
+def status(results: str, tracking: str, output: Output) -> int:
     """See `procap track status --help`."""
     from runner.track import pending
 
-    root = _results(results)
-    missing = pending(root, tracking or None)
+    with _results(results) as root:
+        missing = pending(root, tracking or None)
     if missing:
         show(columns(("run", "epochs", "files"), [(m.run, m.epochs, ", ".join(m.files) or "-") for m in missing]))
-        note(f"{plural(len(missing), 'run')} to send: procap track sync --results {quoted(root)}")
+        note(f"{plural(len(missing), 'run')} to send: procap track sync --results {quoted(results)}")
     else:
         show("everything was sent")
     if output.json:
@@ -47,17 +52,27 @@ def status(results: Path, tracking: str, output: Output) -> int:
     return 0
 
 
-def ui(runs: Sequence[str], results: Path, tracking: str, port: int, open_browser: bool) -> int:
+def ui(results: str, tracking: str, port: int, open_browser: bool, wanted: Wanted) -> int:
     """See `procap ui --help`."""
     from benchmarks.ui import ui as serve
 
     library_defaults()
-    serve(_results(results), tracking or None, port, open_browser, runs)
+    with _results(results) as root:
+        serve(root, tracking or None, port, open_browser, wanted)
     return 0
 
 
-def _results(results: Path) -> Path:
-    root = results.expanduser()
+@contextmanager
+def _results(given: str) -> Iterator[Path]:
+    """The folder of the results, up to date; what was noted there of what was sent is noted at their URL, if any."""
+    from runner.results_store import ResultsStore, results_root
+    from shards.home import cache_home
+
+    root, url = results_root(given, cache_home())
+    store = ResultsStore(url, root)
+    # With the weights: a tracker keeps a copy of them.
+    store.pull_all(weights=True)
     if not root.is_dir():
         raise UserError(f"no results folder at {root}; name one with --results, or make one with `procap demo`")
-    return root
+    yield root
+    store.push_all()

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.flags import Packing, cache_home
+from benchmarks.flags import Packing
 from benchmarks.output import note, quoted
 from procap.errors import UsageError
 from runner.progress import ProgressDisplay
 from shards.catalogue import CATALOGUE, GROUPS, change_of, derived, find
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError
+from shards.home import cache_home
 from shards.known import is_packed, known
 from shards.manifest import Manifest
 from shards.reader import open_dataset

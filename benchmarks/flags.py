@@ -14,36 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from procap.errors import UsageError
-
-
-def cache_home() -> Path:
-    """`$PROCAP_HOME`, else `$XDG_CACHE_HOME/procap`, else `~/.cache/procap`."""
-    if home := os.environ.get("PROCAP_HOME"):
-        return Path(home).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "procap"
-
-
-def data_root(given: str = "") -> Path:
-    """Where packed data sets are: `--data`, else `$PROCAP_DATA`, else `data` in the cache.
-
-    A URL gives its mirror in the cache, which is filled as it is read.
-    """
-    from shards.urls import is_url
-
-    text = given or os.environ.get("PROCAP_DATA") or str(cache_home() / "data")
-    if is_url(text):
-        from shards.mirror import mirror_root
-
-        return mirror_root(text, cache_home())
-    folder = Path(text).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{'--data' if given else '$PROCAP_DATA ='} {folder} is a file; name a folder")
-    return folder
-
-
-def features_root() -> Path:
-    """Where image features of test splits are kept: `features` in the cache."""
-    return cache_home() / "features"
+from shards.home import cache_home, data_root
 
 
 @dataclass(frozen=True)
@@ -54,7 +25,7 @@ class Selection:
     datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets to train on, see `procap ls datasets`")] = ""
     seeds: Annotated[str, typer.Option(metavar="1,2,3", help="one run per seed; table: those seeds only")] = ""
     shots: Annotated[str, typer.Option(metavar="16", help="training images per class; full takes all")] = ""
-    classes: Annotated[str, typer.Option(metavar="base|all", help="the classes to train on")] = ""
+    classes: Annotated[str, typer.Option(metavar="base|all|dev-base", help="the classes to train on")] = ""
     backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP, see `procap ls backbones`")] = ""
     pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
     precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic of training and evaluation")] = ""
@@ -80,6 +51,10 @@ class Training:
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="an option of the method, repeatable; see `procap ls methods --json`"),
     ] = None
+    recipe_field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="any other field of the recipe, such as weight_decay=1e-3, repeatable"),
+    ] = None
     picks: Annotated[
         str, typer.Option(metavar="DIGEST|FILE", help="train on these images, see `procap data picks --import`")
     ] = ""
@@ -92,7 +67,7 @@ class Place:
     data: Annotated[
         str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
     ] = ""
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="runs and their results")] = Path("results")
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results"
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto"
     workers: Annotated[
         int | None,
@@ -113,6 +88,12 @@ class Place:
     def data_root(self) -> Path:
         return data_root(self.data)
 
+    def results_root(self) -> tuple[Path, str | None]:
+        """The folder of results, and the URL that it stands for, if any."""
+        from runner.results_store import results_root
+
+        return results_root(self.results, cache_home())
+
 
 @dataclass(frozen=True)
 class Parallel:
@@ -125,6 +106,93 @@ class Parallel:
     deepspeed_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="DeepSpeed: JSON merged into what the run asks for")
     ] = None
+
+
+@dataclass(frozen=True)
+class Suited:
+    """What of a suite is done."""
+
+    world: Annotated[
+        str,
+        typer.Option(metavar="mini|paper", help="generated data or the paper's [default: paper if --data is given]"),
+    ] = ""
+    methods: Annotated[str, typer.Option(metavar="A,B", help="methods [default: the suite's own]")] = ""
+    datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets [default: all of the world]")] = ""
+    seeds: Annotated[str, typer.Option(metavar="1,2,3", help="one run per seed [default: the suite's own]")] = ""
+    recipe: Annotated[str, typer.Option(metavar="own|procap", help="each method's own recipe, or ProCAP's for all")] = (
+        ""
+    )
+    quick: Annotated[bool, typer.Option("--quick", help="short schedules: does everything run here?")] = False
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
+    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: the world's]")] = ""
+    pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
+    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic [default: the world's]")] = ""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a sweep searches, by what, and how far."""
+
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="typed again, the sweep of this name goes on [default: the file's]")
+    ] = ""
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=VALUES",
+            help="n_ctx=2,4,8; shots=range(4,17,4); weight_decay=uniform(0,0.1); lr=log(1e-5,1e-2); "
+            "depth=integers(1,9); repeatable",
+        ),
+    ] = None
+    search: Annotated[
+        str, typer.Option(metavar="grid|random|tpe", help="how values are chosen [default: grid of lists, else random]")
+    ] = ""
+    search_seed: Annotated[int | None, typer.Option(metavar="N", help="of the random choices [default: 0]")] = None
+    trials: Annotated[int | None, typer.Option(metavar="N", help="configurations in all, each with all seeds")] = None
+    hours: Annotated[
+        float | None, typer.Option(metavar="H", help="pause after so long; typed again, the sweep goes on")
+    ] = None
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="val|held-out",
+            help="accuracy on val images, or HM over two halves of the base classes [default: val]",
+        ),
+    ] = ""
+    direction: Annotated[str, typer.Option(metavar="max|min", help="of the metric [default: max]")] = ""
+    stop: Annotated[
+        str, typer.Option(metavar="none|asha", help="end configurations that fall behind early [default: none]")
+    ] = ""
+    grace: Annotated[int | None, typer.Option(metavar="N", help="asha: epochs before the first is ended")] = None
+    reduction: Annotated[int | None, typer.Option(metavar="N", help="asha: one of so many goes on [default: 3]")] = None
+
+
+@dataclass(frozen=True)
+class Many:
+    """Where many runs are carried out, and what each of them gets; nothing here changes a result."""
+
+    on: Annotated[str, typer.Option(metavar="local|ray", help="this machine, or the nodes of a Ray cluster")] = "local"
+    address: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="of the cluster [default: $RAY_ADDRESS, else the one of this machine]"),
+    ] = ""
+    processes: Annotated[
+        int,
+        typer.Option(metavar="N", help="train each run together, placed as one group, over several nodes or on one"),
+    ] = 1
+    cpus: Annotated[
+        float | None, typer.Option(metavar="N", help="of each process [default: its GPU's part of the node, else 1]")
+    ] = None
+    gpus: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="of each process; 0.5: two share a GPU [default: 1, if there are any]"),
+    ] = None
+    at_once: Annotated[
+        int | None, typer.Option(metavar="N", help="runs [default: as many as cores, memory or nodes have room for]")
+    ] = None
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="ask for more nodes than there are: they come when they are asked for")
+    ] = False
 
 
 @dataclass(frozen=True)

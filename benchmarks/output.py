@@ -67,7 +67,7 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
 
 
-def quoted(path: Path) -> str:
+def quoted(path: Path | str) -> str:
     """`path` as it can be pasted into a shell."""
     return shlex.quote(str(path))
 

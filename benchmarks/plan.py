@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from benchmarks.output import columns, plural
 from runner.config import RunConfig, Target, Workplace
 from runner.results import RunFolder
 from shards.errors import DataError, DataUsageError
+from shards.fewshot import class_half
 from shards.known import is_packed, known
 from shards.manifest import read_manifest
 
@@ -71,16 +71,14 @@ def _planned(config: RunConfig, place: Workplace, targets: list[Target], force: 
 
 def _train_images(config: RunConfig, data: Path) -> int:
     dataset = known(config.dataset, data)
-    half = math.ceil(dataset.classes / 2)
-    classes = {"all": dataset.classes, "base": half, "novel": dataset.classes - half}[config.classes]
+    classes = len(class_half(range(dataset.classes), config.classes))
     each = dataset.counts["train"] / dataset.classes
     return round(config.recipe.epochs * classes * (min(config.shots, each) if config.shots else each))
 
 
 def _test_images(target: Target, place: Workplace) -> int:
     dataset = known(target.dataset, place.data)
-    half = math.ceil(dataset.classes / 2)
-    classes = {"all": dataset.classes, "base": half, "novel": dataset.classes - half}[target.classes]
+    classes = len(class_half(range(dataset.classes), target.classes))
     images = round(dataset.counts[target.split] * classes / dataset.classes)
     return images if place.limit is None else min(place.limit, images)
 

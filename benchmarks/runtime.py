@@ -118,9 +118,11 @@ def publish(report: dict[str, Any], settings: Settings, flags: Flags, place: Pla
     from benchmarks.runtime_report import write_report
     from benchmarks.runtime_targets import targets, targets_table
     from benchmarks.runtime_track import track
+    from runner.results_store import ResultsStore
 
     report["targets"] = [asdict(target) for target in targets(report)]
-    folder = place.results.expanduser() / "runtime" / f"{settings.slug}-{report['device']['slug']}"
+    results, store = place.results_root()
+    folder = results / "runtime" / f"{settings.slug}-{report['device']['slug']}"
     report["folder"] = str(folder)
     show(write_report(report, folder))
     if flags.check:
@@ -128,7 +130,8 @@ def publish(report: dict[str, Any], settings: Settings, flags: Flags, place: Pla
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime.*')))}")
     for figure in _figures(report, folder):
         note(f"figure: {figure}")
-    track(report, folder, place.results.expanduser(), place.tracking)
+    track(report, folder, results, place.tracking)
+    ResultsStore(store, results).push_tree("runtime")
     if output.json:
         show_json(report)
     return 1 if report["failed"] else 0
@@ -165,7 +168,7 @@ def _prepared(settings: Settings, place: Place) -> dict[str, Path]:
     from benchmarks.runtime_data import dataset_of, prepare
 
     data = place.data_root()
-    made = place.results.expanduser() / "runtime" / "data"
+    made = place.results_root()[0] / "runtime" / "data"
     return {name: prepare(name, data, made) for name in (dataset_of(name, data) for name in settings.datasets)}
 
 

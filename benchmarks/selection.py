@@ -102,10 +102,7 @@ def option_values(given: Iterable[str], methods: Iterable[str]) -> dict[str, dic
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--option {item}: write it as key=value, for example --option n_ctx=4")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
+        value = _plain_value(text)
         owner, dot, field = key.strip().partition(".")
         if dot and owner not in options:
             raise UsageError(f"--option {item}: method '{owner}' is not among the chosen: {', '.join(options)}")
@@ -114,10 +111,26 @@ def option_values(given: Iterable[str], methods: Iterable[str]) -> dict[str, dic
     return options
 
 
+def _plain_value(text: str) -> Any:
+    """JSON where it can be read as JSON, else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
 def overrides(training: Training) -> dict[str, Any]:
-    """The recipe fields that flags change."""
+    """The recipe fields that flags change. Raises UsageError for what is not key=value, or is said twice."""
     given = {"epochs": training.epochs, "batch_size": training.batch_size, "lr": training.lr}
-    return {name: value for name, value in given.items() if value is not None}
+    changes = {name: value for name, value in given.items() if value is not None}
+    for item in training.recipe_field or ():
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--recipe-field {item}: write it as key=value, for example --recipe-field flip=false")
+        if key.strip() in changes:
+            raise UsageError(f"--recipe-field {item}: {key.strip()} is given already")
+        changes[key.strip()] = _plain_value(text)
+    return changes
 
 
 def configs(selection: Selection, training: Training, data: Path | None = None) -> list[RunConfig]:
@@ -156,11 +169,19 @@ def configs(selection: Selection, training: Training, data: Path | None = None) 
 
 
 def targets_of(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
-    """The targets named in `text`; without any, the halves (or all classes) of the data set that was trained on."""
+    """The targets named in `text`; without any, the halves (or all classes) of the data set that was trained on.
+
+    A run on a half of the base half is there to choose by: it is evaluated on val (on train where a set has no val, as
+    ImageNet), and the test split is left alone.
+    """
     from runner.config import Target
+    from shards.known import known
 
     if names(text):
         return [Target.parse(part, data) for part in names(text)]
+    if config.classes.startswith("dev-"):
+        split = "val" if "val" in known(config.dataset, data).counts else "train"
+        return [Target.recorded(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]
     halves = ("all",) if config.classes == "all" else ("base", "novel")
     return [Target.recorded(f"{config.dataset}:{half}") for half in halves]
 
@@ -175,7 +196,7 @@ def workplace(
     from runner.config import Workplace
 
     parallel = parallel or Parallel()
-    data, results = place.data_root(), place.results.expanduser()
+    data, (results, store) = place.data_root(), place.results_root()
     for flag, folder in (("--data", data), ("--results", results)):
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{flag} {folder} is a file; name a folder")
@@ -192,7 +213,18 @@ def workplace(
         engine=parallel.engine,
         zero_stage=parallel.zero_stage,
         deepspeed_json=parallel.deepspeed_config,
+        store=store,
     )
+
+
+def results_at(given: str) -> Path:
+    """The folder of the results that `--results` names; of a URL, with every document that is there."""
+    from runner.results_store import ResultsStore, results_root
+    from shards.home import cache_home
+
+    folder, url = results_root(given, cache_home())
+    ResultsStore(url, folder).pull_all()
+    return folder
 
 
 def chooser(selection: Selection, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:

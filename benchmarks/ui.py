@@ -15,16 +15,19 @@ import urllib.request
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
 from urllib.parse import quote
 
-from benchmarks.output import note, show
-from procap.errors import UserError
+from benchmarks.output import note, plural, show
+from benchmarks.ui_view import SHOWN, condition, save_view, view_state
+from procap.errors import UsageError, UserError, unknown_name
+from runner.collection import Collection, read_collections
 from runner.track import deliveries, sync_all
 from runner.track_outbox import Delivery
-from runner.track_store import Destination
+from runner.track_store import Destination, first_line, open_store, quiet_libraries
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
@@ -33,28 +36,57 @@ STOP_SECONDS = 10.0
 COMPARED = 40
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which runs are to be compared. runs: parts of their paths below the results; every field narrows further."""
+
+    runs: Sequence[str] = ()
+    suite: str = ""
+    sweep: str = ""
+    methods: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+
+    @property
+    def title(self) -> str:
+        collection = f"suite {self.suite}" if self.suite else f"sweep {self.sweep}" if self.sweep else ""
+        parts = [collection, ", ".join(self.methods), ", ".join(self.datasets), ", ".join(self.runs)]
+        return " · ".join(part for part in parts if part) or "all runs"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The runs to compare, and the search that finds them in MLflow."""
+
+    deliveries: list[Delivery]
+    where: str
+
+
 def ui(
-    results: Path, uri: str | None = None, port: int = 5000, open_browser: bool = False, runs: Sequence[str] = ()
+    results: Path, uri: str | None = None, port: int = 5000, open_browser: bool = False, wanted: Wanted | None = None
 ) -> None:
     """Show the runs of `results` in MLflow until Ctrl-C or SIGTERM, sending first what the store has not got yet.
 
     A store with a server of its own is only pointed at; for any other one, a server is started on 127.0.0.1.
-    runs: the runs to compare, by their path below `results` or any part of it; default all.
-    Raises UserError when the port is taken, when there is nothing to show, when the server does not come up.
+    wanted: the runs to compare; default all.
+    Raises UserError when the port is taken, when there is nothing to show, when the server does not come up, UsageError
+    for a name that no run has.
     """
+    wanted = wanted or Wanted()
     destination = Destination.choose(results, uri)
     # Found out before the sending, which takes longer.
     if not destination.is_server:
         check_port(port)
+    collection = find_collection(results, wanted)
     summary = sync_all(results, uri)
     for run, why in summary.failed:
         note(f"not shown: {run}: {why}")
-    chosen = choose(deliveries(results, uri), runs)
+    chosen = choose(deliveries(results, uri), wanted, collection)
+    view = _view(destination, wanted, chosen)
     if destination.is_server:
-        _announce(destination.address, chosen, open_browser)
+        _announce(destination.address, chosen, view, open_browser)
         return
     with server(destination, port) as process:
-        _announce(f"http://{HOST}:{port}", chosen, open_browser)
+        _announce(f"http://{HOST}:{port}", chosen, view, open_browser)
         note("Ctrl-C stops it")
         try:
             process.wait()
@@ -63,27 +95,75 @@ def ui(
         raise UserError("the MLflow server ended by itself; start it again")
 
 
-def choose(sent: dict[str, Delivery], runs: Sequence[str]) -> list[Delivery]:
-    """The runs of `sent` whose path contains one of `runs` (all when empty). Raises UserError when there is none."""
-    chosen = [delivery for name, delivery in sent.items() if not runs or any(part in name for part in runs)]
-    if not chosen:
-        what = f"no run matches {', '.join(runs)}" if runs and sent else "there is no run to show"
-        raise UserError(f"{what}; `procap ls runs` names them, `procap train` or `procap demo` makes some")
-    return chosen
-
-
-def charts_page(address: str, chosen: Sequence[Delivery]) -> str:
-    """The address of the charts of every run in the experiment: accuracy, speed, losses."""
-    return f"{address}/#/experiments/{chosen[0].experiment_id}/runs?compareRunsMode=CHART"
-
-
-def compare_page(address: str, chosen: Sequence[Delivery]) -> str | None:
-    """The address that sets the `chosen` runs side by side; None when they are one or too many."""
-    if not 2 <= len(chosen) <= COMPARED:
+def find_collection(results: Path, wanted: Wanted) -> Collection | None:
+    """The suite or sweep that is wanted, None for none. Raises UsageError for one that was never begun here."""
+    if wanted.suite and wanted.sweep:
+        raise UsageError("--suite and --sweep name one collection of runs each: give one of them")
+    kind, name = ("suite", wanted.suite) if wanted.suite else ("sweep", wanted.sweep)
+    if not name:
         return None
-    experiments = sorted({delivery.experiment_id for delivery in chosen})
-    runs, where = (quote(json.dumps(ids)) for ids in ([delivery.run_id for delivery in chosen], experiments))
+    known = {one.name: one for one in read_collections(results) if one.kind == kind}
+    if not known:
+        maker = f"procap bench {name}" if kind == "suite" else "procap sweep"
+        raise UsageError(f"there is no {kind} in {results} yet; `{maker}` makes one")
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    return known[name]
+
+
+def choose(sent: dict[str, Delivery], wanted: Wanted, collection: Collection | None = None) -> Chosen:
+    """Those of the runs in `sent` that are wanted.
+
+    Raises UsageError for a method or data set that none of them has, UserError when there is nothing to show.
+    """
+    members = set(collection.runs) if collection else set(sent)
+    found = {name: delivery for name, delivery in sent.items() if name in members}
+    terms = [f"tags.`{collection.tag}` = 'yes'"] if collection else ["tags.method IS NOT NULL"]
+    # As in RunConfig.path.
+    for tag, place, names in (("method", 2, wanted.methods), ("dataset", 1, wanted.datasets)):
+        known = sorted({name.split("/")[place] for name in found})
+        for name in names:
+            if name not in known:
+                raise unknown_name(f"{tag} among these runs", name, known)
+        if names:
+            terms += condition(names, known, tag)
+            found = {name: delivery for name, delivery in found.items() if name.split("/")[place] in names}
+    if wanted.runs:
+        found = {name: delivery for name, delivery in found.items() if any(part in name for part in wanted.runs)}
+    if not found:
+        what = f"no run matches {', '.join(wanted.runs)}" if wanted.runs and sent else "there is no run to show"
+        raise UserError(f"{what}; `procap ls runs` names them, `procap train` or `procap demo` makes some")
+    chosen = list(found.values())
+    if wanted.runs and len(chosen) <= COMPARED:
+        terms = [f"attributes.run_id IN ({', '.join(repr(delivery.run_id) for delivery in chosen)})"]
+    return Chosen(chosen, " AND ".join(terms))
+
+
+def charts_page(address: str, chosen: Chosen, view: str | None = None) -> str:
+    """The address of the charts of the `chosen` runs, as the saved `view` has them or as MLflow would."""
+    page = f"{address}/#/experiments/{chosen.deliveries[0].experiment_id}/runs?compareRunsMode=CHART"
+    # With a search of its own in the address the page takes no view.
+    return f"{page}&viewStateShareKey={view}" if view else f"{page}&searchFilter={quote(chosen.where)}"
+
+
+def compare_page(address: str, chosen: Chosen) -> str | None:
+    """The address that sets the `chosen` runs side by side; None when they are one or too many."""
+    if not 2 <= len(chosen.deliveries) <= COMPARED:
+        return None
+    experiments = sorted({delivery.experiment_id for delivery in chosen.deliveries})
+    runs, where = (quote(json.dumps(ids)) for ids in ([one.run_id for one in chosen.deliveries], experiments))
     return f"{address}/#/compare-runs?runs={runs}&experiments={where}"
+
+
+def _view(destination: Destination, wanted: Wanted, chosen: Chosen) -> str | None:
+    try:
+        store = open_store(destination)
+        with quiet_libraries():
+            some = store.client.search_runs([store.experiment_id], chosen.where, max_results=COMPARED)
+            return save_view(store, wanted.title, view_state(chosen.where, some))
+    except Exception as error:
+        note(f"the page has MLflow's own charts: {first_line(error)}")
+        return None
 
 
 def check_port(port: int) -> None:
@@ -121,12 +201,15 @@ def server(destination: Destination, port: int) -> Iterator[subprocess.Popen[byt
             _stop(process)
 
 
-def _announce(address: str, chosen: Sequence[Delivery], open_browser: bool) -> None:
-    charts, side_by_side = charts_page(address, chosen), compare_page(address, chosen)
-    show(f"MLflow: {charts}")
+def _announce(address: str, chosen: Chosen, view: str | None, open_browser: bool) -> None:
+    charts, side_by_side = charts_page(address, chosen, view), compare_page(address, chosen)
+    count = len(chosen.deliveries)
+    show(f"MLflow, {plural(count, 'run')}: {charts}")
     if side_by_side:
-        show(f"{len(chosen)} runs side by side: {side_by_side}")
-    if open_browser and not webbrowser.open(side_by_side or charts):
+        show(f"{count} runs side by side: {side_by_side}")
+    elif count > SHOWN:
+        note(f"the page loads {SHOWN} runs at a time, the best ones first; --methods and --datasets choose fewer")
+    if open_browser and not webbrowser.open(charts):
         note("no browser to open; follow the address above")
 
 

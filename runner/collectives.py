@@ -170,6 +170,15 @@ class Crew:
         self._marks = waiting
         return self._seconds
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave what the block sends, all of it on the CPU, out of `seconds`."""
+        before = self._seconds
+        try:
+            yield
+        finally:
+            self._seconds = before
+
     def begin_waiting(self, device: torch.device) -> None:
         """From here on, unless called again, there is nothing to do but to wait for messages that others make."""
         self._waiting = self._mark(device)

@@ -152,6 +152,7 @@ class Workplace:
     accelerate: what `runner.acceleration.Acceleration.of` reads.
     timeout: seconds that a process waits for others at most.
     engine: of `ENGINES`; zero_stage and deepspeed_json (a file merged into its configuration) are DeepSpeed's.
+    store: the URL that the folder `results` stands for on this machine, see `runner.results_store`.
     """
 
     data: Path
@@ -168,6 +169,7 @@ class Workplace:
     engine: str = "ddp"
     zero_stage: int | None = None
     deepspeed_json: Path | None = None
+    store: str | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -40,6 +41,9 @@ LIBRARY_DEFAULTS = {
     # Else a page of C++ frames is printed when another process of a run dies.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+
+SOURCE_RECORD = ".procap-source.json"
+"""Beside the packages of a tree that was sent somewhere: its commit and cleanliness."""
 
 MOST_DECODERS = 12
 """Threads beyond which one interpreter hands out images no faster."""
@@ -104,7 +108,7 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": None if device is None else str(device),
-        "cpu": {"name": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
         "cuda": torch.version.cuda if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "git": source_state(),
@@ -113,14 +117,25 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit and cleanliness of the source tree this program runs from; None when it is an installed copy."""
+    """Commit and cleanliness of the source tree this program runs from; None when it is an installed copy.
+
+    A tree that was sent to a cluster has no history: what is known of it came along as `SOURCE_RECORD`.
+    """
     root = folder or Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
-        return None
+        return _source_record(root / SOURCE_RECORD)
     try:
         commit = _git(root, "rev-parse", "HEAD")
         return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _source_record(file: Path) -> dict[str, Any] | None:
+    try:
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        return {"commit": str(recorded["commit"]), "dirty": bool(recorded["dirty"])}
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -140,7 +155,8 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """What the processor calls itself."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

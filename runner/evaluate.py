@@ -29,6 +29,7 @@ from runner.progress import ProgressDisplay
 from runner.ranks import ALONE
 from runner.recording import CudaGraphs, Replayed
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
+from runner.results_store import ResultsStore
 from runner.signals import StopRequest, interrupted
 from runner.threads import fitting_threads
 from runner.track import tracker_for
@@ -59,6 +60,8 @@ def load_trained(config: RunConfig, place: Workplace, crew: Crew | None = None) 
     """Load a finished run. Raises UserError when it is not finished, was altered, or its backbone is another here."""
     crew = crew or Crew(ALONE)
     folder = RunFolder(place.results / config.path)
+    if crew.ranks.first:
+        ResultsStore.of(place).pull(config.path)
     training = _training(folder, config, crew)
     file = folder.checkpoint_file
     data = prompts_bytes(file, training.checkpoint_sha256) if crew.ranks.first else None
@@ -98,6 +101,8 @@ def evaluate(
     """
     crew = crew or Crew(ALONE)
     folder = RunFolder(place.results / config.path)
+    store = ResultsStore.of(place) if crew.ranks.first else ResultsStore(None, place.results)
+    store.pull(config.path, weights=False)
     training = _training(folder, config, crew)
     if crew.ranks.first:
         folder.tidy()
@@ -111,17 +116,20 @@ def evaluate(
         )
     if known and not force and known.limit in (None, place.limit):
         check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, place.data, "evaluate")
+        store.push(config.path)
         return known
     with StopRequest() as stop:
         trained = trained or load_trained(config, place, crew)
         found = _evaluate(config, target, place, trained, stop, crew, anew=force)
         if crew.ranks.first:
             write_json(folder.eval_file(target), found)
+            store.push(config.path)
         result = crew.share_record(found, EvalResult)
         assert result is not None
         stop.check(f"evaluated {config.path} on {target}")
     if crew.ranks.first:
         tracker_for(folder, place).close()
+        store.push(config.path)
     return result
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, NoReturn
 
 from procap.errors import UserError
 from runner.assemble import Setup
 from runner.checkpoint import StateKeeper, TrainState
 from runner.collectives import Crew
 from runner.config import RunConfig, Workplace
+from runner.courier import Courier
 from runner.engine import make_engine
 from runner.meters import Meter
-from runner.results import Progress, RunFolder, write_json
+from runner.results import Progress, RunFolder, RunStatus, write_json
+from runner.results_store import ResultsStore
+from runner.signals import interrupted
 
 EPOCH_SAVE_SECONDS = 1.0
 
@@ -48,8 +51,9 @@ class Journal:
             "manifest_digest": card.manifest_digest,
         }
         self.keeper = StateKeeper(folder.state, identity)
+        self.courier = Courier(ResultsStore.of(place), config.path)
         self.state = TrainState()
-        self._saved_step: int | None = None
+        self._saved_at: tuple[int, int] | None = None
         self._saved = time.monotonic()
         self._cost = 0.0
 
@@ -61,7 +65,7 @@ class Journal:
             self.state, tensors = self.keeper.unpack(data)
             self.engine.load(tensors, found[1] if found else self.folder.state)
             self.state.resumed += 1
-            self._saved_step = self.state.step
+            self._saved_at = self._at
             self.meter.go_on(self.state.meter)
         self._report("running")
         return self.state
@@ -73,7 +77,7 @@ class Journal:
             seconds = min(seconds, max(EPOCH_SAVE_SECONDS, 20 * self._cost))
         return time.monotonic() - self._saved >= seconds
 
-    def save(self, status: Literal["running", "interrupted"] = "running") -> None:
+    def save(self, status: RunStatus = "running") -> None:
         """Write the state, then the progress; of a crew every process calls this, and the first one writes."""
         began = time.monotonic()
         with self.meter.phase("checkpoint", rated=False):
@@ -83,8 +87,34 @@ class Journal:
             if self.crew.ranks.first:
                 self.keeper.save(self.state, tensors)
         self._report(status)
-        self._saved, self._saved_step = time.monotonic(), self.state.step
+        self._saved, self._saved_at = time.monotonic(), self._at
         self._cost = self._saved - began
+        if self.crew.ranks.first:
+            with self.meter.phase("checkpoint", rated=False):
+                self.courier.offer()
+
+    @property
+    def _at(self) -> tuple[int, int]:
+        """Step and epoch: an epoch is closed after its last step, and may be after that step's state was saved."""
+        return self.state.step, self.state.epoch
+
+    def stop(self, signum: int) -> NoReturn:
+        """Write the state and raise `Interrupted` for a signal that all processes know of; every one calls this."""
+        self.save("interrupted")
+        # Whoever leaves first may get the others killed; the state has to be written by then.
+        self.crew.meet()
+        where = f"step {self.state.step} of {self.steps}"
+        raise interrupted(signum, f"stopped {self.config.path} at {where}; repeat to go on")
+
+    def leave(self, status: RunStatus) -> Progress:
+        """Write the state unless it is on the disk already, and give what people see; every process calls this."""
+        if self._saved_at == self._at:
+            self._report(status)
+        else:
+            self.save(status)
+        said = self.crew.share_record(self._progress(status) if self.crew.ranks.first else None, Progress)
+        assert said is not None
+        return said
 
     def count(self, images: int, names: Sequence[str], terms: Sequence[float]) -> float:
         """Book the next step over `images`: its named terms and behind them their sum, which is given back.
@@ -96,7 +126,7 @@ class Journal:
         if not math.isfinite(loss):
             self._report("failed")
             shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-            kept = "no state is saved" if self._saved_step is None else f"kept: the state after step {self._saved_step}"
+            kept = f"kept: the state after step {self._saved_at[0]}" if self._saved_at else "no state is saved"
             raise UserError(
                 f"{self.config.path}: the loss of step {self.state.step + 1} of {self.steps} "
                 f"(epoch {self.state.epoch + 1}) is not finite: {shown}; {kept}; try a lower lr or --precision fp32"
@@ -104,10 +134,12 @@ class Journal:
         self.state.count(images, values)
         return loss
 
-    def _report(self, status: Literal["running", "interrupted", "failed"]) -> None:
-        if not self.crew.ranks.first:
-            return
-        progress = Progress(
+    def _report(self, status: RunStatus) -> None:
+        if self.crew.ranks.first:
+            write_json(self.folder.progress_file, self._progress(status))
+
+    def _progress(self, status: RunStatus) -> Progress:
+        return Progress(
             config_hash=self.config.hash,
             status=status,
             step=self.state.step,
@@ -117,4 +149,3 @@ class Journal:
             resumed=self.state.resumed,
             environment=self.where,
         )
-        write_json(self.folder.progress_file, progress)

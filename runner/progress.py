@@ -16,19 +16,23 @@ class ProgressDisplay:
 
     PLAIN_SECONDS = 10.0
 
-    def __init__(self, what: str, total: int, *, done: int = 0, unit: str = "steps", quiet: bool = False) -> None:
+    def __init__(
+        self, what: str, total: int, *, done: int = 0, unit: str = "steps", quiet: bool = False, timed: bool = True
+    ) -> None:
+        """timed: whether the pace so far tells how long the rest takes; else a fact may say so."""
         self.what = what
         self.total = total
         self.done = done
         self.unit = unit
         self.quiet = quiet
+        self.timed = timed
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._shown = time.monotonic()
 
     def __enter__(self) -> ProgressDisplay:
         if not self.quiet and sys.stderr.isatty():
-            self._bar = _rich_bar(self.unit)
+            self._bar = _rich_bar(self.unit, self.timed)
             self._task = self._bar.add_task(self.what, total=self.total, completed=self.done, facts="")
             self._bar.start()
         return self
@@ -63,7 +67,7 @@ def _short(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
-def _rich_bar(unit: str) -> Progress:
+def _rich_bar(unit: str, timed: bool) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -72,7 +76,7 @@ def _rich_bar(unit: str) -> Progress:
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TextColumn(unit),
-        TimeRemainingColumn(),
+        *([TimeRemainingColumn()] if timed else []),
         TextColumn("{task.fields[facts]}", style="dim"),
         console=Console(stderr=True),
         transient=True,

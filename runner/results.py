@@ -1,7 +1,7 @@
 """A result is a file: schemas of what a run leaves behind, its folder, and writes that are all or nothing.
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
-                        eval/<target>.json  tracking.json  state/ (while running)
+                        eval/<target>.json  validation.json  tracking.json  state/ (while running)
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import threading
 import time
@@ -28,6 +29,9 @@ SCHEMA: Literal[1] = 1
 WRITING_SECONDS = 60.0
 
 Document = TypeVar("Document", bound=BaseModel)
+
+RunStatus = Literal["running", "paused", "interrupted", "failed"]
+"""Where a run stands that has not finished; it is paused where its caller asked for some of its epochs only."""
 
 
 class _Record(BaseModel):
@@ -115,13 +119,38 @@ class Progress(_Record):
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
-    status: Literal["running", "interrupted", "failed"] = "running"
+    status: RunStatus = "running"
     step: int
     steps: int
     epochs: list[EpochLog]
     seconds: float
     resumed: int = 0
     environment: dict[str, Any]
+
+
+class ValidationCount(_Record):
+    """What the weights at the end of an epoch got right of a target that is not a test split."""
+
+    epoch: int = Field(ge=0, description="0-based")
+    target: str = Field(description="dataset:classes:split")
+    correct: int
+    total: int
+    limit: int | None = Field(
+        default=None, description="only so many images were asked for, spread over the list; None: all"
+    )
+
+    @property
+    def accuracy(self) -> float:
+        """Per-image accuracy in percent."""
+        return 100.0 * self.correct / self.total
+
+
+class ValidationHistory(_Record):
+    """`validation.json`: what was counted while a run trained, by epoch; one count for an epoch and a target."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
+    config_hash: str
+    counts: list[ValidationCount]
 
 
 class PerClass(_Record):
@@ -220,6 +249,10 @@ def read_document(path: Path, model: type[Document]) -> Document | None:
         ) from error
 
 
+class RunHeld(UserError):
+    """Another process works on the run: it may be waited for."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The files of one run; reading never creates anything."""
@@ -243,6 +276,10 @@ class RunFolder:
         return self.path / "checkpoint.safetensors"
 
     @property
+    def validation_file(self) -> Path:
+        return self.path / "validation.json"
+
+    @property
     def tracking_file(self) -> Path:
         return self.path / "tracking.json"
 
@@ -263,6 +300,11 @@ class RunFolder:
         """The finished training, None while there is none."""
         return read_document(self.train_file, TrainResult)
 
+    def validation(self) -> list[ValidationCount]:
+        """What was counted at the ends of epochs so far, in their order; nothing where nobody asked for it."""
+        history = read_document(self.validation_file, ValidationHistory)
+        return history.counts if history else []
+
     def evaluation(self, target: Target) -> EvalResult | None:
         return read_document(self.eval_file(target), EvalResult)
 
@@ -282,6 +324,7 @@ class RunFolder:
                 self.config_file,
                 self.checkpoint_file,
                 self.progress_file,
+                self.validation_file,
                 self.tracking_file,
             ):
                 file.unlink(missing_ok=True)
@@ -306,8 +349,8 @@ class RunFolder:
 
     def _sweep(self) -> None:
         """Remove what a killed writer left half-written; only the holder of the lock may."""
-        names = (self.config_file, self.progress_file, self.train_file, self.checkpoint_file, self.state / "*")
-        for name in names:
+        files = (self.config_file, self.progress_file, self.train_file, self.checkpoint_file, self.validation_file)
+        for name in (*files, self.state / "*"):
             for leftover in name.parent.glob(f".{name.name}.*.tmp"):
                 leftover.unlink(missing_ok=True)
         # Evaluations and trackers write without the lock; only what is old is surely nobody's.
@@ -319,7 +362,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run against other processes; a lock dies with its process. Raises UserError when it is held."""
+        """Hold the run against other processes; a lock dies with its process. Raises RunHeld when it is held."""
         lock = self.path / ".lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -331,15 +374,15 @@ class RunFolder:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner = os.pread(handle, 32, 0).decode(errors="replace").strip()
-                raise UserError(
+                owner = os.pread(handle, 320, 0).decode(errors="replace").strip()
+                raise RunHeld(
                     f"the run {self.path} is held by another process ({owner or 'unknown'}); wait for it or stop it"
                 ) from None
             self._sweep()
             # Whose it is, is a courtesy: a full disk is told by what is written next, with its name.
             with suppress(OSError):
                 os.ftruncate(handle, 0)
-                os.pwrite(handle, f"pid {os.getpid()}\n".encode(), 0)
+                os.pwrite(handle, f"pid {os.getpid()} on {platform.node()}\n".encode(), 0)
             yield
         finally:
             os.close(handle)

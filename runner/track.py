@@ -9,6 +9,7 @@ import atexit
 import functools
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,8 +20,11 @@ from procap.errors import UserError
 from runner.config import Workplace
 from runner.results import RunFolder, find_runs, read_document
 from runner.track_outbox import Delivery, Tracking, sync, tracking_of
+from runner.track_parents import find_collections, missing_collections, parents, sync_collection
 from runner.track_record import read_record
 from runner.track_store import Destination, Store, TrackingError, check_answers, first_line, open_store
+
+Post = Callable[[Destination, Store], object]
 
 
 @dataclass(frozen=True)
@@ -47,24 +51,27 @@ class Summary:
 
 
 def pending(results_root: Path, uri: str | None = None) -> list[Missing]:
-    """What every run below `results_root` has not sent yet, by its own `tracking.json`; asks no store, needs no MLflow.
+    """What every run and collection below `results_root` has not sent yet, by its own `tracking.json`.
+
+    Asks no store, needs no MLflow.
 
     Raises UserError for a broken result file.
     """
     destination = Destination.choose(results_root, uri)
     gone = destination.file is not None and not destination.file.exists()
-    missing = []
+    missing = [Missing(name, 0, ()) for name in missing_collections(results_root, destination, gone=gone)]
+    links = parents(results_root, destination.label)
     for folder in find_runs(results_root):
         record = read_record(folder)
         if record is None or record.attempt is None:
             continue
-        tracking = tracking_of(folder, record)
+        tracking, name = tracking_of(folder.path, record), _name(folder, results_root)
         there = None if gone else tracking.stores.get(destination.label)
-        if there is None or not there.covers(record):
+        if there is None or not there.covers(record, links.get(name)):
             last, sent = (there.last_epoch, there.files) if there else (-1, {})
             epochs = sum(epoch.epoch > last for epoch in record.epochs)
             files = tuple(name for name, digest in record.files.items() if sent.get(name) != digest)
-            missing.append(Missing(_name(folder, results_root), epochs, files))
+            missing.append(Missing(name, epochs, files))
     return missing
 
 
@@ -76,24 +83,34 @@ def sync_all(results_root: Path, uri: str | None = None, on_run: Callable[[str, 
     """
     destination = Destination.choose(results_root, uri)
     summary = Summary(destination.address)
-    folders = find_runs(results_root)
-    store = open_store(destination) if folders else None
-    for folder in folders:
-        assert store is not None
-        name = _name(folder, results_root)
+    folders, collections = find_runs(results_root), find_collections(results_root)
+    if not folders and not collections:
+        return summary
+    store = open_store(destination)
+
+    def post(where: Path, send: Callable[[], bool]) -> None:
+        name = where.relative_to(results_root).as_posix()
         try:
-            sent = sync(folder, destination, store)
+            sent = send()
         except TrackingError:
             raise
         except UserError as error:
             summary.failed.append((name, str(error)))
-            continue
+            return
         if sent:
             summary.sent.append(name)
         else:
             summary.up_to_date += 1
         if on_run is not None:
             on_run(name, sent)
+
+    # Parents first: a run cannot be put below what is not there.
+    for collection in collections:
+        post(collection.path, functools.partial(sync_collection, collection, destination, store))
+    links = parents(results_root, destination.label)
+    for folder in folders:
+        above = links.get(_name(folder, results_root))
+        post(folder.path, functools.partial(sync, folder, destination, store, above))
     return summary
 
 
@@ -120,19 +137,22 @@ class Sender:
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
         self._store: Store | None = None
-        self._waiting: dict[Path, RunFolder] = {}
+        self._waiting: dict[Path, Post] = {}
+        self._lock = threading.RLock()
         self._down = False
         self._retry = 0.0
         self._said = False
 
-    def send(self, folder: RunFolder) -> None:
-        self._waiting[folder.path] = folder
-        if not self._down or time.monotonic() >= self._retry:
-            self._try()
+    def send(self, sign: Path, post: Post) -> None:
+        """Call `post`, now or later, unless the file `sign` is gone by then; the latest one of a file counts."""
+        with self._lock:
+            self._waiting[sign] = post
+            if not self._down or time.monotonic() >= self._retry:
+                self._try()
 
     def _try(self) -> None:
         began = time.monotonic()
-        self._waiting = {path: folder for path, folder in self._waiting.items() if folder.config_file.exists()}
+        self._waiting = {sign: post for sign, post in self._waiting.items() if sign.exists()}
         missed = len(self._waiting) - 1
         if not self._waiting:
             return
@@ -142,9 +162,9 @@ class Sender:
             else:
                 check_answers(self.destination)
             # The newest first: an older run that cannot be sent must not hold it up.
-            for path, folder in reversed(list(self._waiting.items())):
-                sync(folder, self.destination, self._store)
-                del self._waiting[path]
+            for sign, post in reversed(list(self._waiting.items())):
+                post(self.destination, self._store)
+                del self._waiting[sign]
         except Exception as error:
             self._down, now = True, time.monotonic()
             self._retry = now + max(self.RETRY_SECONDS, 10 * (now - began))
@@ -152,19 +172,15 @@ class Sender:
                 self._said = True
                 atexit.register(self._last_try)
                 later = f"procap track sync --results {shlex.quote(str(self.destination.results))}"
-                self._say(f"{first_line(error)}; the run goes on, send it later with `{later}`")
+                say(f"{first_line(error)}; the run goes on, send it later with `{later}`")
             return
         if self._down:
             self._down = False
-            self._say(f"{self.destination.address} is back; {missed + 1} run{'s' * (missed > 0)} sent")
+            say(f"{self.destination.address} is back; {missed + 1} run{'s' * (missed > 0)} sent")
 
     def _last_try(self) -> None:
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), self._lock:
             self._try()
-
-    def _say(self, text: str) -> None:
-        with suppress(OSError, ValueError):
-            print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
 class Tracker:
@@ -185,7 +201,7 @@ class Tracker:
     def close(self) -> None:
         """Send everything that is missing."""
         if self.sender is not None:
-            self.sender.send(self.folder)
+            self.sender.send(self.folder.config_file, lambda destination, store: sync(self.folder, destination, store))
         self._sent = time.monotonic()
 
 
@@ -193,11 +209,17 @@ def tracker_for(folder: RunFolder, place: Workplace) -> Tracker:
     """The tracker of a run at `place`; `place.tracking_uri` "off" gives one that does nothing."""
     if place.tracking_uri == "off":
         return Tracker(folder, None)
-    return Tracker(folder, _sender(Destination.choose(place.results, place.tracking_uri)))
+    return Tracker(folder, sender_for(Destination.choose(place.results, place.tracking_uri)))
 
 
 # One sender per store and process: a store is opened once, and its failure said once, for all the runs of a command.
-_sender = functools.cache(Sender)
+sender_for = functools.cache(Sender)
+
+
+def say(text: str) -> None:
+    """Tell people about tracking, where there is still somebody to tell."""
+    with suppress(OSError, ValueError):
+        print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
 def _name(folder: RunFolder, results_root: Path) -> str:

@@ -1,5 +1,7 @@
 """Sending one run to MLflow: its folder is the outbox, `tracking.json` in it says what has been sent where.
 
+What is sent is a `Record`, of a run or of a collection of runs.
+
 Sending again sends only what is missing. What the store already has is asked of the store, not only of `tracking.json`:
 a process killed between the two leaves neither a second run nor a doubled point.
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 KEY_TAG = "procap.key"
+PARENT_TAG = "mlflow.parentRunId"
+FORM = 2
+"""Of what is told about a run: one that a store has in an older form is told again."""
+TRACKING = "tracking.json"
 METRICS_PER_BATCH = 1000
+HEADLINES = ("hm", "base", "novel", "fps")
 NAMES_PER_BATCH = 100
 
 
@@ -37,11 +44,14 @@ class Delivery(BaseModel):
     last_epoch: int = Field(default=-1, description="0-based; -1 before the first")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of each file that was attached")
     status: str = ""
+    links: dict[str, str] = Field(default_factory=dict, description="run ids of its parents there, by their tag")
+    form: int = 1
 
-    def covers(self, record: Record) -> bool:
-        """Whether nothing of `record` is missing."""
+    def covers(self, record: Record, links: Mapping[str, str] | None = None) -> bool:
+        """Whether nothing of `record` is missing, nor any of its parents where `links` names them."""
         epochs_there = not record.epochs or self.last_epoch >= record.epochs[-1].epoch
-        return epochs_there and self.files == record.files and self.status == record.status
+        told = self.files == record.files and self.status == record.status and self.form == FORM
+        return epochs_there and told and (links is None or self.links == links)
 
 
 class Tracking(BaseModel):
@@ -55,40 +65,61 @@ class Tracking(BaseModel):
     stores: dict[str, Delivery] = Field(default_factory=dict)
 
 
-def sync(folder: RunFolder, destination: Destination, store: Store) -> bool:
+def sync(folder: RunFolder, destination: Destination, store: Store, links: Mapping[str, str] | None = None) -> bool:
     """Send what `store` lacks of the run in `folder`; gives whether there was anything to send.
 
+    links: run ids of the parents that the run is to have there, by the tag that says so (suite.base-to-novel); it is
+        shown below the first of them. None leaves its parents as they are.
     Raises UserError for a broken result file, TrackingError when the store refuses or goes away.
     """
-    with held(folder.path / ".tracking.lock"):
-        record = read_record(folder)
+    return deliver(folder.path, lambda: read_record(folder), destination, store, links)
+
+
+def deliver(
+    where: Path,
+    read: Callable[[], Record | None],
+    destination: Destination,
+    store: Store,
+    links: Mapping[str, str] | None = None,
+) -> bool:
+    """Send what `store` lacks of the record that `read` gives, whose files lie in the folder `where`; see `sync`."""
+    with held(where / ".tracking.lock"):
+        record = read()
         if record is None or record.attempt is None:
             return False
-        tracking = tracking_of(folder, record)
+        tracking = tracking_of(where, record)
+        known = tracking.stores.get(destination.label)
         try:
             with quiet_libraries():
-                run = _find_run(store, tracking, tracking.stores.get(destination.label))
-                known = _known_delivery(tracking.stores.get(destination.label), run)
-                if run is not None and known is not None and known.covers(record):
+                run = _find_run(store, tracking, known)
+                known = _known_delivery(known, run)
+                if run is not None and known is not None and known.covers(record, links):
                     return False
                 # The key goes to disk before a run carries it: killed in between, the next one finds that run.
-                write_json(folder.tracking_file, tracking)
-                run = run or _create_run(store, tracking, record)
-                delivery = _send(store, run, record, folder, known)
+                write_json(where / TRACKING, tracking)
+                wanted = (known.links if known else {}) if links is None else dict(links)
+                run = run or _create_run(store, tracking, record, wanted)
+                delivery = _send(store, run, record, where, known, wanted)
         except UserError:
             raise
         except Exception as error:
-            reason = f"{destination.address} did not take {folder.path.name}: {first_line(error)}"
+            reason = f"{destination.address} did not take {where.name}: {first_line(error)}"
             raise TrackingError(reason) from error
         stores = {**tracking.stores, destination.label: delivery}
-        write_json(folder.tracking_file, tracking.model_copy(update={"stores": stores}))
+        write_json(where / TRACKING, tracking.model_copy(update={"stores": stores}))
         return True
 
 
-def tracking_of(folder: RunFolder, record: Record) -> Tracking:
+def delivery_of(where: Path, label: str) -> Delivery | None:
+    """What the store called `label` has of the run or collection in the folder `where`."""
+    tracking = read_document(where / TRACKING, Tracking)
+    return tracking.stores.get(label) if tracking else None
+
+
+def tracking_of(where: Path, record: Record) -> Tracking:
     """What was sent of this attempt, or a new beginning when `tracking.json` is of another one."""
     assert record.attempt is not None
-    found = read_document(folder.tracking_file, Tracking)
+    found = read_document(where / TRACKING, Tracking)
     if found is not None and found.attempt == record.attempt:
         return found
     return Tracking(key=uuid.uuid4().hex, attempt=record.attempt)
@@ -114,17 +145,29 @@ def _known_delivery(delivery: Delivery | None, run: Run | None) -> Delivery | No
     return delivery if delivery is not None and run is not None and delivery.run_id == run.info.run_id else None
 
 
-def _create_run(store: Store, tracking: Tracking, record: Record) -> Run:
-    tags = {KEY_TAG: tracking.key, **record.tags}
+def _create_run(store: Store, tracking: Tracking, record: Record, links: Mapping[str, str]) -> Run:
+    tags = {KEY_TAG: tracking.key, **record.tags, **_family(links, {})}
     return store.client.create_run(store.experiment_id, start_time=record.start, tags=tags, run_name=record.name)
 
 
-def _send(store: Store, run: Run, record: Record, folder: RunFolder, known: Delivery | None) -> Delivery:
+def _family(links: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+    """The tags that put a run below one parent and name them all; the parent it has `there` already stays."""
+    if not links:
+        return {}
+    parents = list(links.values())
+    present = there.get(PARENT_TAG)
+    return {**dict.fromkeys(links, "yes"), PARENT_TAG: present if present in parents else parents[0]}
+
+
+def _send(
+    store: Store, run: Run, record: Record, where: Path, known: Delivery | None, links: dict[str, str]
+) -> Delivery:
     from mlflow.entities import Dataset, DatasetInput, Metric, Param, RunTag
 
     client, run_id, there = store.client, run.info.run_id, run.data
     params = [Param(name, value) for name, value in record.params.items() if name not in there.params]
-    tags = [RunTag(name, value) for name, value in record.tags.items() if there.tags.get(name) != value]
+    told = {**record.tags, **_family(links, there.tags)}
+    tags = [RunTag(name, value) for name, value in told.items() if there.tags.get(name) != value]
     for chunk in _chunks(params, NAMES_PER_BATCH):
         client.log_batch(run_id, params=chunk)
     for chunk in _chunks(tags, NAMES_PER_BATCH):
@@ -134,25 +177,33 @@ def _send(store: Store, run: Run, record: Record, folder: RunFolder, known: Deli
         dataset = Dataset(record.dataset, record.manifest_digest[:16], "procap", record.dataset)
         client.log_inputs(run_id, [DatasetInput(dataset)])
 
-    sent_files = known.files if known else {}
+    sent_files = known.files if known and known.form == FORM else {}
     fresh = [name for name in record.points if sent_files.get(name) != record.files[name]]
     points = _not_there(store, run, [point for name in fresh for point in record.points[name]])
     last_there = max((metric.step for metric in _history(store, run, "loss")), default=-1)
     epochs = list(record.epoch_points(after=last_there))
-    for batch in _batches([*epochs, *([point] for point in points)]):
+    # MLflow's comparison begins with the figure that came first.
+    points.sort(key=lambda point: HEADLINES.index(point.key) if point.key in HEADLINES else len(HEADLINES))
+    for batch in _batches([*([point] for point in points), *epochs]):
         client.log_batch(run_id, metrics=[Metric(point.key, point.value, point.when, point.step) for point in batch])
 
     for name, digest in record.files.items():
         if sent_files.get(name) != digest:
             parent = Path(name).parent.as_posix()
-            client.log_artifact(run_id, str(folder.path / name), None if parent == "." else parent)
+            client.log_artifact(run_id, str(where / name), None if parent == "." else parent)
     if record.end is not None and run.info.status != record.status:
         client.set_terminated(run_id, record.status, record.end)
     elif run.info.status != record.status:
         client.update_run(run_id, record.status)
     last = record.epochs[-1].epoch if record.epochs else -1
     return Delivery(
-        experiment_id=run.info.experiment_id, run_id=run_id, last_epoch=last, files=record.files, status=record.status
+        experiment_id=run.info.experiment_id,
+        run_id=run_id,
+        last_epoch=last,
+        files=record.files,
+        status=record.status,
+        links=links,
+        form=FORM,
     )
 
 
@@ -160,8 +211,9 @@ def _not_there(store: Store, run: Run, points: Iterable[Point]) -> list[Point]:
     """`points` without those the store has; one that replaces an older value becomes its metric's next step."""
     new: dict[str, Point] = {}
     for point in points:
-        history = _history(store, run, point.key)
-        if not any(metric.timestamp == point.when for metric in history):
+        latest = run.data.metrics.get(point.key)
+        history = () if latest == point.value else _history(store, run, point.key)
+        if latest != point.value and not any(metric.timestamp == point.when for metric in history):
             new[point.key] = Point(point.key, point.value, point.when, step=len(history))
     return list(new.values())
 

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import RunConfig
-from runner.results import EpochLog, EvalResult, Progress, RankUse, RunFolder, TrainResult, read_document
+from runner.results import (
+    EpochLog,
+    EvalResult,
+    Progress,
+    RankUse,
+    RunFolder,
+    TrainResult,
+    ValidationCount,
+    read_document,
+)
 
 MEGABYTE = 1e6
 
@@ -75,6 +84,10 @@ def read_record(folder: RunFolder) -> Record | None:
     start = _modified(folder.config_file)
     points: dict[str, list[Point]] = {}
     files = {folder.config_file.name: _sha256(folder.config_file)}
+    if counts := folder.validation():
+        name, when = folder.validation_file.name, _modified(folder.validation_file)
+        points[name] = [Point(key, value, when) for key, value in _validation_metrics(config, counts).items()]
+        files[name] = _sha256(folder.validation_file)
     if train:
         when = _modified(folder.train_file)
         points[folder.train_file.name] = [Point(key, value, when) for key, value in _train_metrics(train).items()]
@@ -88,7 +101,7 @@ def read_record(folder: RunFolder) -> Record | None:
         dataset=config.dataset,
         manifest_digest=train.manifest_digest if train else None,
         params=dict(_flat(config.model_dump(mode="json"))),
-        tags=_tags(config, folder, said.environment if said else {}),
+        tags=_tags(config, folder, said.environment if said else {}) | ({"gpus": str(_gpus(train))} if train else {}),
         attempt=_attempt(epochs, files.get(folder.train_file.name)),
         epochs=epochs,
         points=points,
@@ -110,7 +123,7 @@ def _status(train: TrainResult | None, progress: Progress | None) -> str:
     if train:
         return "FINISHED"
     said = progress.status if progress else "running"
-    return {"running": "RUNNING", "interrupted": "KILLED", "failed": "FAILED"}[said]
+    return {"running": "RUNNING", "paused": "KILLED", "interrupted": "KILLED", "failed": "FAILED"}[said]
 
 
 def _epoch_metrics(epoch: EpochLog) -> dict[str, float]:
@@ -124,6 +137,8 @@ def _train_metrics(train: TrainResult) -> dict[str, float]:
     return _known(
         {
             "train_seconds": train.seconds,
+            "epochs": len(train.epochs),
+            "gpus": _gpus(train),
             "train_images_per_second": train.images_per_second,
             "train_images_per_second_model": train.images_per_second_model,
             "trainable_parameters": train.trainable_parameters,
@@ -137,6 +152,10 @@ def _train_metrics(train: TrainResult) -> dict[str, float]:
             **{name: value for rank, use in enumerate(train.ranks) for name, value in _rank_metrics(rank, use).items()},
         }
     )
+
+
+def _gpus(train: TrainResult) -> int:
+    return max(1, len(train.ranks)) if train.environment.get("gpu") else 0
 
 
 def _rank_metrics(rank: int, use: RankUse) -> dict[str, float | None]:
@@ -153,7 +172,7 @@ def _rank_metrics(rank: int, use: RankUse) -> dict[str, float | None]:
 
 def _eval_points(config: RunConfig, folder: RunFolder) -> dict[str, list[Point]]:
     points: dict[str, list[Point]] = {}
-    own: dict[str, tuple[str, EvalResult, int]] = {}
+    own: dict[str, dict[str, tuple[str, EvalResult, int]]] = {"test": {}, "val": {}}
     for path in folder.eval_files():
         result = read_document(path, EvalResult)
         if result is None:
@@ -161,16 +180,52 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> dict[str, list[Point]]
         name, when = f"eval/{path.name}", _modified(path)
         dataset, classes, split = result.target.split(":")
         points[name] = [Point(key, value, when) for key, value in _eval_metrics(result).items()]
-        if (dataset, split) == (config.dataset, "test") and not result.limited:
-            own[classes] = (name, result, when)
-            points[name].append(Point(classes, result.accuracy, when))
-    if "base" in own and "novel" in own:
-        base, novel = (own[half][1].accuracy for half in ("base", "novel"))
-        mean = 2 * base * novel / (base + novel) if base + novel else 0.0
-        # Whichever half comes second brings the mean with it, and a repeated half renews it.
-        for name, _, _ in (own["base"], own["novel"]):
-            points[name].append(Point("hm", mean, max(own["base"][2], own["novel"][2])))
+        if dataset == config.dataset and split in own and not result.limited:
+            own[split][classes] = (name, result, when)
+    for split, results in own.items():
+        # Validation chooses, test reports: their figures never stand in one column.
+        prefix = "" if split == "test" else f"{split}_"
+        for name, when, key, value in _own_metrics(results):
+            points[name].append(Point(f"{prefix}{key}", value, when))
     return points
+
+
+def _validation_metrics(config: RunConfig, counts: list[ValidationCount]) -> dict[str, float]:
+    """Of the last epoch that was validated, on the run's own data set."""
+    latest = {count.target: count.accuracy for count in counts if count.epoch == counts[-1].epoch}
+    own = {}
+    for target, accuracy in latest.items():
+        dataset, classes, _ = target.split(":")
+        if dataset == config.dataset:
+            own[classes] = accuracy
+    mean = _harmonic_mean(own)
+    return {f"val_{name}": value for name, value in {**own, **({} if mean is None else {"hm": mean})}.items()}
+
+
+def _harmonic_mean(accuracies: Mapping[str, float]) -> float | None:
+    """Of the two halves that the classes are divided into, None where one is missing."""
+    for halves in (("base", "novel"), ("dev-base", "dev-novel")):
+        if all(half in accuracies for half in halves):
+            base, novel = (accuracies[half] for half in halves)
+            return 2 * base * novel / (base + novel) if base + novel else 0.0
+    return None
+
+
+def _own_metrics(results: Mapping[str, tuple[str, EvalResult, int]]) -> Iterator[tuple[str, int, str, float]]:
+    """Figures over the run's own data set: the file each comes with, when, its name, its value."""
+    for classes, (name, result, when) in results.items():
+        yield name, when, classes, result.accuracy
+    common: dict[str, float] = {}
+    if (mean := _harmonic_mean({classes: result.accuracy for classes, (_, result, _) in results.items()})) is not None:
+        common["hm"] = mean
+    timed = [result for _, result, _ in results.values()]
+    if timed and all(result.images_per_second for result in timed):
+        seconds = sum(result.total / (result.images_per_second or 1.0) for result in timed)
+        common["fps"] = sum(result.total for result in timed) / seconds
+    # Whichever half comes last brings the common figures with it, and a repeated half renews them.
+    latest = max((when for _, _, when in results.values()), default=0)
+    for name, _, _ in results.values():
+        yield from ((name, latest, key, value) for key, value in common.items())
 
 
 def _eval_metrics(result: EvalResult) -> dict[str, float]:
@@ -196,17 +251,22 @@ def _tags(config: RunConfig, folder: RunFolder, environment: Mapping[str, Any]) 
         "seed": config.seed,
         "backbone": config.backbone,
         "recipe": config.recipe_name,
+        "precision": config.precision,
         "config_hash": config.hash,
         "device": environment.get("gpu") or environment.get("device"),
         "commit": git.get("commit") and git["commit"] + ("+changes" if git.get("dirty") else ""),
         "folder": folder.path.resolve(),
-        "mlflow.source.name": "procap",
-        "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": git.get("commit"),
     }
+    return user_tags() | {name: str(value) for name, value in tags.items() if value is not None}
+
+
+def user_tags() -> dict[str, str]:
+    """Who sends, and with what."""
+    tags = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
     with suppress(KeyError, OSError, ImportError):
         tags["mlflow.user"] = getpass.getuser()
-    return {name: str(value) for name, value in tags.items() if value is not None}
+    return tags
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
@@ -14,6 +14,7 @@ from runner.assemble import Setup, check_content, set_up
 from runner.checkpoint import TrainState, check_finite, read_prompts, save_prompts
 from runner.collectives import Crew
 from runner.config import RunConfig, Workplace
+from runner.courier import delivered
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
 from runner.journal import Journal
@@ -21,11 +22,13 @@ from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
 from runner.ranks import ALONE
 from runner.recording import CudaGraphs
-from runner.results import FewShotRecord, RankUse, RunFolder, TrainResult, write_json
-from runner.signals import StopRequest, interrupted
+from runner.results import FewShotRecord, Progress, RankUse, RunFolder, TrainResult, write_json
+from runner.results_store import ResultsStore
+from runner.signals import StopRequest
 from runner.step import Arrivals, TrainStep
 from runner.threads import fitting_threads
 from runner.track import Tracker, tracker_for
+from runner.validate import Watch, Watcher
 from shards.device_stream import DeviceTrainStream
 from shards.streams import generator
 from shards.transfer import to_device, upload
@@ -33,35 +36,75 @@ from shards.transfer import to_device, upload
 WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 STARTING = ("load", "compile", "tracking")
-"""Phases that are stated apart from the seconds of the training."""
+APART = (*STARTING, "validation")
+"""Phases that are stated apart from the seconds of the training; only a run that is watched has the last one."""
 
 
-def train(config: RunConfig, place: Workplace, *, force: bool = False, crew: Crew | None = None) -> TrainResult:
+@overload
+def train(
+    config: RunConfig,
+    place: Workplace,
+    *,
+    force: bool = False,
+    crew: Crew | None = None,
+    until: None = None,
+    watch: Watch | None = None,
+) -> TrainResult: ...
+@overload
+def train(
+    config: RunConfig,
+    place: Workplace,
+    *,
+    force: bool = False,
+    crew: Crew | None = None,
+    until: int | None,
+    watch: Watch | None = None,
+) -> TrainResult | Progress: ...
+def train(
+    config: RunConfig,
+    place: Workplace,
+    *,
+    force: bool = False,
+    crew: Crew | None = None,
+    until: int | None = None,
+    watch: Watch | None = None,
+) -> TrainResult | Progress:
     """Train `config` below `place.results` and give what `train.json` says.
 
     A finished run is read, not repeated, unless `force` forgets it with its evaluations; an interrupted one goes on
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
+    until: pause after so many epochs with a saved state, where that is before the last one, and give the progress so
+        far. A run that is there already is left as it is.
+    watch: who looks on; changes nothing of the training. A run without epochs has nothing to be seen.
     Of a crew every process calls this; the first one reads and writes the results, and alone needs their folder.
-    Raises UserError when the run is held by another process, when data or weights are not those it began with or was
-    finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
-    SIGTERM.
+    Raises RunHeld when another process works on the run, UserError when data or weights are not those it began with or
+    was finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
+    SIGTERM, which are held back in the main thread only.
     """
+    if until is not None and until < 1:
+        raise ValueError(f"until = {until}: a run pauses after one epoch or more")
     crew = crew or Crew(ALONE)
     first = crew.ranks.first
     folder = RunFolder(place.results / config.path)
+    store = ResultsStore.of(place) if first else ResultsStore(None, place.results)
+    if not force:
+        store.pull(config.path)
     if done := _known(config, place, folder, crew, force):
         if first:
             folder.tidy()
+            store.push(config.path)
         return done
-    with folder.locked() if first else nullcontext():
+    with folder.locked() if first else nullcontext(), delivered(store, config.path, anew=force):
         if force:
             if first:
                 folder.clear()
         elif done := _known(config, place, folder, crew, force):
             return done
+        elif until and (paused := _reached(config, folder, until, crew, watch)):
+            return paused
         with StopRequest() as stop:
-            result = _train(config, place, folder, stop, crew)
-            stop.check(f"finished {config.path}")
+            result = _train(config, place, folder, stop, crew, until, watch)
+            stop.check(f"{result.status} {config.path}")
     return result
 
 
@@ -80,7 +123,30 @@ def _finished(folder: RunFolder, config: RunConfig, place: Workplace) -> TrainRe
     return done
 
 
-def _train(config: RunConfig, place: Workplace, folder: RunFolder, stop: StopRequest, crew: Crew) -> TrainResult:
+def _reached(config: RunConfig, folder: RunFolder, until: int, crew: Crew, watch: Watch | None) -> Progress | None:
+    """The progress of a run that has a state of epoch `until` or a later one, found without loading anything."""
+    said = folder.progress() if crew.ranks.first else None
+    epochs = len(said.epochs) if said else 0
+    if said and (said.config_hash != config.hash or said.status == "failed" or not any(folder.state.glob("step-*"))):
+        said = None
+    if said and epochs <= until and watch and (validation := watch.validation):
+        # Of the state's own epoch what was not counted still can be.
+        said = None if validation.missing(epochs - 1, until - 1, folder.validation()) else said
+    if said and epochs >= until:
+        said = said.model_copy(update={"status": "paused"})
+        write_json(folder.progress_file, said)
+    return crew.share_record(said if epochs >= until else None, Progress)
+
+
+def _train(
+    config: RunConfig,
+    place: Workplace,
+    folder: RunFolder,
+    stop: StopRequest,
+    crew: Crew,
+    until: int | None,
+    watch: Watch | None,
+) -> TrainResult | Progress:
     device = resolve_device(place.device)
     meter, machine = Meter(device, WARMUP_STEPS, PHASES), Machine(device)
     with meter.phase("load", rated=False):
@@ -90,18 +156,31 @@ def _train(config: RunConfig, place: Workplace, folder: RunFolder, stop: StopReq
         write_json(folder.config_file, config)
     where = environment(device)
     with closing(tracker_for(folder, place if first else replace(place, tracking_uri="off"))) as tracker:
-        state = TrainState()
+        state, watcher = TrainState(), None
         if setup.stream is not None:
             steps = config.recipe.epochs * setup.stream.steps_per_epoch
             journal = Journal(config, place, folder, setup, meter, steps, where, crew)
             images = config.recipe.batch_size // crew.ranks.size
+            end = min(until or config.recipe.epochs, config.recipe.epochs)
+            watcher = Watcher(watch, journal, place, stop, last=end - 1)
             with closing(journal.engine), fitting_threads(setup.method.clip, images):
-                state = _learn(config, place, journal, machine, stop, tracker)
-        return _finish(config, place, folder, setup, state, meter, machine, where, crew)
+                state = _learn(config, place, journal, machine, stop, tracker, watcher)
+                if state.epoch < config.recipe.epochs:
+                    return journal.leave("paused")
+        result = _finish(config, place, folder, setup, state, meter, machine, where, crew)
+    if watcher is not None:
+        watcher.tell(finished=True)
+    return result
 
 
 def _learn(
-    config: RunConfig, place: Workplace, journal: Journal, machine: Machine, stop: StopRequest, tracker: Tracker
+    config: RunConfig,
+    place: Workplace,
+    journal: Journal,
+    machine: Machine,
+    stop: StopRequest,
+    tracker: Tracker,
+    watcher: Watcher,
 ) -> TrainState:
     """The loop. Every random draw is named by epoch, step or image, so that where it is entered changes nothing."""
     setup, meter, recipe, crew = journal.setup, journal.meter, config.recipe, journal.crew
@@ -109,6 +188,7 @@ def _learn(
     assert stream is not None
     device = method.clip.device
     state = journal.restore()
+    watcher.go_on()
     crew.restart_seconds()
     recorder = CudaGraphs(device) if setup.ways.graphs and place.engine == "ddp" else None
     step, arrivals, agreement = TrainStep(journal.engine, meter, recorder), Arrivals(device), Agreement(crew)
@@ -129,7 +209,7 @@ def _learn(
                 f"{config.path} hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead "
                 f"of {recipe.lr:g}; give more epochs than {recipe.warmup_epochs}"
             )
-        for epoch in range(state.epoch, recipe.epochs):
+        for epoch in range(state.epoch, watcher.last + 1):
             lr = learning_rate(recipe, epoch)
             journal.engine.set_rate(lr)
             batches = stream.epoch(epoch, start_step=state.step_in_epoch)
@@ -153,19 +233,19 @@ def _learn(
                 asked = (asked or wish.save) and not decided.save
                 if decided.save or decided.signum:
                     settle()
-                    journal.save("interrupted" if decided.signum else "running")
-                if decided.signum:
-                    # Whoever leaves first may get the others killed; the state has to be written by then.
-                    crew.meet()
-                    where = f"step {state.step} of {journal.steps}"
-                    raise interrupted(decided.signum, f"stopped {config.path} at {where}; repeat to go on")
+                    if decided.signum:
+                        journal.stop(decided.signum)
+                    journal.save()
             settle()
             meter.settle()
             state.close_epoch(lr, meter.step_seconds)
+            watcher.count()
             if crew.share(first and journal.due(place.checkpoint_seconds, epoch_end=True)):
                 journal.save()
             with meter.phase("tracking", rated=False):
                 tracker.sync()
+            if epoch < recipe.epochs - 1:
+                watcher.tell()
         agreement.settle()
     return state
 
@@ -216,7 +296,7 @@ def _record(
         steps=state.step,
         images=state.images,
         epochs=state.epochs,
-        seconds=meter.seconds - sum(meter.phases[name] for name in STARTING),
+        seconds=meter.seconds - sum(meter.phases.get(name, 0.0) for name in APART),
         images_per_second=meter.images_per_second(),
         images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,

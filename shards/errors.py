@@ -18,6 +18,14 @@ class DataUsageError(DataError):
     exit_code = 2
 
 
+class Unreachable(DataError):
+    """A server that did not answer, or not to the end: asking again may help."""
+
+
+class NotThere(DataError):
+    """A server that has no such file or none for us, which some say alike, or a path that does not exist."""
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str], known: Iterable[str] = ()) -> DataUsageError:
     """A `DataUsageError` for `name`, naming the nearest of `choices` first and then `known` (default: `choices`)."""
     choices = list(choices)

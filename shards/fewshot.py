@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +17,25 @@ from shards.reader import ShardSet, Split
 if TYPE_CHECKING:
     from shards.picks import Picks
 
-Classes = Literal["all", "base", "novel"]
-HALVES: tuple[Classes, ...] = ("all", "base", "novel")
+Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
+"""Which classes of a data set: all, the halves, or the halves of the base half.
+
+By the last two a method can be chosen for what it does on classes it was not trained on, and novel ones are left alone.
+"""
+
+CHOICES: tuple[Classes, ...] = get_args(Classes)
 VAL_SHOTS = 4
 
 Labels = Sequence[int] | NDArray[np.int64]
 
 
 def class_choice(name: str) -> Classes:
-    """`all`, `base` or `novel`; CoOp's word `new` means novel. Raises DataUsageError for anything else."""
+    """One of `CHOICES`; CoOp's word `new` means novel. Raises DataUsageError for anything else."""
     choice = {"new": "novel"}.get(name, name)
-    for known in HALVES:
+    for known in CHOICES:
         if choice == known:
             return known
-    raise unknown_name("choice of classes", name, (*HALVES, "new"), HALVES)
+    raise unknown_name("choice of classes", name, (*CHOICES, "new"), CHOICES)
 
 
 def few_shot(train_labels: Labels, val_labels: Labels, shots: int, seed: int) -> tuple[list[int], list[int]]:
@@ -57,10 +62,19 @@ def _sample(labels: Labels, shots: int, draw: random.Random) -> list[int]:
 
 
 def class_half(labels_present: Iterable[int], classes: str) -> list[int]:
-    """The labels of a half in ascending order; base is the first ceil(n / 2) of the labels present."""
+    """The labels of a choice in ascending order.
+
+    base is the first ceil(n / 2) of the labels present, novel the rest; dev-base and dev-novel part base likewise.
+    """
     labels = sorted({int(label) for label in labels_present})
+    choice = class_choice(classes)
+    if choice == "all":
+        return labels
+    development, _, half = choice.rpartition("-")
+    if development:
+        labels = labels[: (len(labels) + 1) // 2]
     middle = (len(labels) + 1) // 2
-    return {"all": labels, "base": labels[:middle], "novel": labels[middle:]}[class_choice(classes)]
+    return labels[:middle] if half == "base" else labels[middle:]
 
 
 @dataclass(frozen=True)
@@ -146,10 +160,13 @@ class Selection:
 def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
     """A whole split of the chosen classes, in list order; never subsampled.
 
-    Raises DataUsageError when a test-only set is asked for a half: halves are defined by the training list.
+    Raises DataUsageError when a test-only set is asked for a half (halves are defined by the training list) and where
+    there is no image of these classes.
     """
     images = shards.split(split)
     labels = evaluation_labels(shards, classes)
+    if not np.isin(images.labels, labels).any():
+        raise DataUsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
     return Selection(
         select(images, range(len(images)), labels), tuple(shards.classnames[label] for label in labels), tuple(labels)
     )

@@ -1,7 +1,8 @@
 """Open what a URL names as a stream of bytes whose every failure is one line that names the URL.
 
-Plain paths and file:// are read directly and http(s):// by the standard library; other schemes are opened as the
-webdataset library opens them. `pipe:` runs a command of the URL's own and is refused unless PROCAP_ALLOW_PIPE=1.
+Plain paths and file:// are read directly, http(s):// by the standard library, hf:// as the webdataset library opens it
+and other schemes (s3://, gs://) through fsspec. `pipe:` runs a command of the URL's own and is refused unless
+PROCAP_ALLOW_PIPE=1.
 """
 
 from __future__ import annotations
@@ -20,22 +21,17 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from shards.errors import DataError, DataUsageError
+from shards.errors import DataError, DataUsageError, NotThere, Unreachable
+from shards.objects import failure, filesystem, translated, version
 from shards.urls import canonical, local_path, scheme, shown
 
 # Seconds without a byte before a server counts as gone, and the waits before asking it again.
 TIMEOUT = 30.0
 WAITS = (0.3, 1.0, 2.0)
+# Bytes that are asked of an object store at once.
+BLOCK = 2**23
 
 T = TypeVar("T")
-
-
-class Unreachable(DataError):
-    """A server that did not answer, or not to the end: asking again may help."""
-
-
-class NotThere(DataError):
-    """A server that has no such file or none for us, which some say alike, or a path that does not exist."""
 
 
 def open_url(url: str, *, retry: bool = True) -> BinaryIO:
@@ -63,10 +59,20 @@ class Body(io.RawIOBase):
     """The bytes of a response, whose errors are `DataError`s that name the URL.
 
     start: where in the file they begin. length: how many there are, where that is known. tag: the file's version.
+    failure: says in one line what went wrong while reading.
     """
 
-    def __init__(self, url: str, stream: Any, start: int = 0, length: int | None = None, tag: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        stream: Any,
+        start: int = 0,
+        length: int | None = None,
+        tag: str = "",
+        failure: Callable[[str, Exception], DataError] | None = None,
+    ) -> None:
         self.url, self.start, self.length, self.tag = url, start, length, tag
+        self._failure = failure or _unreachable
         self._stream, self._left, self._ended = stream, length, False
 
     def readable(self) -> bool:
@@ -81,8 +87,9 @@ class Body(io.RawIOBase):
                 # Only closing tells whether the command behind a pipe succeeded.
                 self._stream.close()
                 self._ended = True
-        except (OSError, HTTPException) as error:
-            raise _unreachable(self.url, error) from error
+        # Any error: the classes of the clouds' libraries are not known here.
+        except Exception as error:
+            raise self._failure(self.url, error) from error
         if self._left is not None:
             self._left -= len(data)
             if not data and self._left > 0:
@@ -91,7 +98,7 @@ class Body(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        with suppress(OSError, HTTPException):
+        with suppress(Exception):
             self._stream.close()
         super().close()
 
@@ -101,7 +108,9 @@ def open_body(url: str, start: int = 0, tag: str = "") -> Body:
     path = local_path(url)
     if path is not None:
         return _open_file(path)
-    return _open_http(url, start, tag) if scheme(url) in ("http", "https") else _open_other(url)
+    if scheme(url) in ("http", "https"):
+        return _open_http(url, start, tag)
+    return _open_by_webdataset(url) if scheme(url) in ("pipe", "hf") else _open_object(url, start, tag)
 
 
 def _open_file(path: Path) -> Body:
@@ -180,21 +189,28 @@ def _unreachable(url: str, error: Exception) -> DataError:
     return Unreachable(f"{shown(url)} cannot be reached ({words}); try again later")
 
 
-def _open_other(url: str) -> Body:
+def _open_object(url: str, start: int, tag: str) -> Body:
+    with translated(url):
+        files, path = filesystem(url)
+        facts = files.info(path)
+        if facts["type"] == "directory":
+            raise NotThere(f"{shown(url)} is a folder and not a file; check the address")
+        size, found = facts["size"], version(facts)
+        begin = start if start and tag and found == tag and start <= size else 0
+        stream = files.open(path, "rb", block_size=BLOCK, cache_type="readahead")
+        stream.seek(begin)
+    return Body(url, stream, begin, size - begin, found, failure)
+
+
+def _open_by_webdataset(url: str) -> Body:
     if scheme(url) == "pipe" and os.environ.get("PROCAP_ALLOW_PIPE") != "1":
         raise DataUsageError(f"{shown(url)} would run a command: if it is yours, set PROCAP_ALLOW_PIPE=1")
     try:
-        from webdataset.gopen import gopen, gopen_schemes
+        from webdataset.gopen import gopen
     except ImportError:
-        needs = "other addresses than https:// need webdataset: pip install webdataset"
-        raise DataError(f"{shown(url)}: {needs}") from None
-    if scheme(url) not in gopen_schemes:
-        known = ", ".join(f"{name}://" for name in ("https", "file", "gs", "hf"))
-        raise DataUsageError(f"{shown(url)}: {scheme(url)}:// is not an address that webdataset opens; use {known}")
+        raise DataError(f"{shown(url)}: pipe: and hf:// need webdataset: pip install webdataset") from None
     try:
         return Body(url, gopen(url, "rb"))
-    # Any error of the hub's and the cloud's libraries, whose classes are not known here.
+    # Any error of the hub's library, whose classes are not known here.
     except Exception as error:
-        if isinstance(error, FileNotFoundError):
-            raise DataError(f"{shown(url)} cannot be opened: {error.filename} is not installed") from error
         raise Unreachable(f"{shown(url)} cannot be opened (webdataset: {type(error).__name__})") from error

@@ -27,7 +27,7 @@ def scheme(url: str) -> str:
 
 def tells_absence(url: str) -> bool:
     """Whether what opens a URL says that a file is not there; a command that fails says nothing about why."""
-    return scheme(url) in ("", "file", "http", "https")
+    return scheme(url) not in ("pipe", "hf")
 
 
 def canonical(url: str) -> str:
@@ -65,7 +65,7 @@ def shown(url: str) -> str:
         return url
     try:
         parts = urlsplit(url)
-        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     except ValueError:
         return f"{scheme(url)}://..."
 

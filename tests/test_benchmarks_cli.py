@@ -15,9 +15,9 @@ import pytest
 from made_results import put_halves, put_run
 
 from benchmarks.cli import main
-from benchmarks.flags import cache_home, data_root
 from runner.results import RunFolder
 from runner.signals import Interrupted
+from shards.home import cache_home, data_root
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "ray", "mlflow", "matplotlib", "numpy", "pydantic", "deepspeed", "open_clip")

@@ -26,6 +26,12 @@ def test_identity_of_a_fixed_run_never_changes():
     assert FIXED.path == "base/shapes/coop/mini/16shot/seed1-c93afa81"
 
 
+def test_a_development_run_is_a_run_of_its_own():
+    run = FIXED.model_copy(update={"classes": "dev-base"})
+    assert run == RunConfig.model_validate_json(run.model_dump_json())
+    assert run.path == f"dev-base/shapes/coop/mini/16shot/seed1-{run.hash}" and run.hash != FIXED.hash
+
+
 def test_order_of_fields_and_options_is_irrelevant():
     plain = FIXED.model_dump(mode="json")
     draw = random.Random(0)
@@ -187,6 +193,9 @@ def test_targets_are_read_and_named():
     assert Target.parse("shapes:new") == Target("shapes", "novel", "test")
     assert str(Target.parse("Digits")) == "digits:all:test"
     assert Target.parse("shapes:novel:test").file == "shapes-novel-test.json"
+    development = Target.parse("shapes:dev-novel:val")
+    assert (development.classes, development.file) == ("dev-novel", "shapes-dev-novel-val.json")
+    assert Target.recorded(str(development)) == development
 
 
 def test_a_recorded_target_is_read_whatever_data_are_here():

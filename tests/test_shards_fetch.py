@@ -243,9 +243,9 @@ def test_a_command_runs_only_when_it_was_asked_for(tmp_path, target, monkeypatch
 def test_addresses_nothing_opens_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "WAITS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataUsageError, match="s3:// is not an address"):
-        open_url("s3://bucket/a.tar")
-    with pytest.raises(DataError, match="gsutil is not installed"):
+    with pytest.raises(DataUsageError, match="nothing:// is not an address"):
+        open_url("nothing://bucket/a.tar")
+    with pytest.raises(DataError, match=r"gs://bucket/a\.tar needs a package .*: pip install gcsfs"):
         open_url("gs://bucket/a.tar")
     with pytest.raises(DataError, match=r"hf://datasets/nobody/nothing/a\.tar cannot be opened"):
         open_url("hf://datasets/nobody/nothing/a.tar")

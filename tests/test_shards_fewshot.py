@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_shards import CLASSNAMES, COUNTS, label, toy_source
+from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from shards.errors import DataUsageError
 from shards.fewshot import class_choice, class_half, evaluation_labels, evaluation_split, few_shot, pick, select
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import ShardSet, open_dataset
+from shards.records import Record, png
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
 
@@ -156,6 +157,15 @@ def test_halves_part_the_labels_and_base_gets_the_odd_one(labels):
     assert 0 <= len(base) - len(novel) <= 1
 
 
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_development_halves_part_the_base_labels_and_leave_novel_ones_alone(labels):
+    base, dev_base, dev_novel = (class_half(labels, name) for name in ("base", "dev-base", "dev-novel"))
+    assert dev_base + dev_novel == base == class_half(base, "all")
+    assert dev_base == class_half(base, "base") and dev_novel == class_half(base, "novel")
+    assert 0 <= len(dev_base) - len(dev_novel) <= 1
+    assert not set(dev_base + dev_novel) & set(class_half(labels, "novel"))
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory) -> ShardSet:
     root = tmp_path_factory.mktemp("toy")
@@ -183,6 +193,30 @@ def test_picks_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
         assert CLASSNAMES.index(path.split("/")[1]) == novel.labels[new]
 
 
+def test_a_development_run_takes_of_the_base_picks_those_of_its_classes(toy):
+    base, *halves = (pick(toy, 2, 1, classes) for classes in ("base", "dev-base", "dev-novel"))
+    assert [half.classnames for half in halves] == [CLASSNAMES[:2], CLASSNAMES[2:3]]
+    for half in halves:
+        kept = [path for path in base.picks if path.split("/")[1] in half.classnames]
+        assert half.picks == kept and half.val.paths == [
+            path for path in base.val.paths if path.split("/")[1] in half.classnames
+        ]
+        assert sorted(set(half.train.labels.tolist())) == list(range(len(half.classnames)))
+
+
+def test_a_choice_without_classes_is_refused_by_name(tmp_path):
+    two = [0, 1]
+
+    def images(split):
+        return (Record(f"{split}/{i}.png", two[i % 2], png(pixels(split, i))) for i in range(4))
+
+    pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
+    shards = open_dataset(tmp_path, "toy")
+    assert len(evaluation_split(shards, "dev-base").images) == 2
+    with pytest.raises(DataUsageError, match="'toy' has no image of dev-novel classes in its test split"):
+        evaluation_split(shards, "dev-novel")
+
+
 def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
     train, val = (np.bincount([label(i) for i in range(COUNTS[split])]) for split in ("train", "val"))
     assert train.min() < 5 < train.max() and val.min() < 4 < val.max()
@@ -200,8 +234,8 @@ def test_zero_shots_means_every_image_in_list_order(toy):
     [
         (64, "all", r"--shots 64: the largest class of 'toy' has 6 training images"),
         (-1, "all", r"--shots -1"),
-        (2, "odd", r"unknown choice of classes 'odd': known: all, base, novel$"),
-        (2, "Novell", r"unknown choice of classes 'Novell': did you mean novel\? known: all, base, novel$"),
+        (2, "odd", r"unknown choice of classes 'odd': known: all, base, novel, dev-base, dev-novel$"),
+        (2, "Novell", r"unknown choice of classes 'Novell': did you mean novel.*\? known: all, base, "),
     ],
 )
 def test_impossible_requests_are_answered(toy, shots, classes, message):
@@ -211,7 +245,7 @@ def test_impossible_requests_are_answered(toy, shots, classes, message):
 
 def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
     test = toy.split("test")
-    for classes in ("all", "base", "new"):
+    for classes in ("all", "base", "new", "dev-base", "dev-novel"):
         selection = evaluation_split(toy, classes)
         assert list(selection.labels) == evaluation_labels(toy, classes)
         kept = [i for i in range(len(test)) if test.labels[i] in selection.labels]

@@ -1,0 +1,222 @@
+"""`procap sweep`: say what will be searched, search it here or on a cluster, show what was found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.commands_data import ensure_packed
+from benchmarks.commands_picks import keep_picks
+from benchmarks.flags import Output, Place
+from benchmarks.output import columns, note, plural, show, show_json
+from benchmarks.selection import workplace
+from benchmarks.sweep_file import Asked
+from benchmarks.sweep_progress import SweepProgress, duration, tell_failures
+from benchmarks.sweep_settings import settings_of
+from benchmarks.sweep_table import by_method, commands, summary, table
+from cluster.configuration import METRICS, Configuration, check_values, configure
+from cluster.fleet import Fleet, Room, gathered
+from cluster.job import Job
+from cluster.places import Places
+from cluster.space import Values
+from cluster.sweep import Sweep, carry_out, figure_of, is_over, total_of
+from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings, TrialRecord, best, held_on_cluster
+from procap.errors import UserError
+from runner.collection import Collection
+from runner.config import Workplace
+from runner.environment import library_defaults
+from runner.results import write_json
+from runner.results_store import ResultsStore
+from runner.track_collection import CollectionTracker
+from shards.errors import DataError
+from shards.urls import is_url
+
+if TYPE_CHECKING:
+    from benchmarks.forecast import CostForecast
+
+SOME_FAILED = 3
+LISTED = 20
+"""Configurations that a plan prints and estimates."""
+
+
+def sweep(asked: Asked, dry_run: bool, output: Output) -> int:
+    """Exit code 3 when some configurations failed and 1 when all did; see `procap sweep --help`."""
+    library_defaults()
+    fleet = Fleet(**vars(asked.many))
+    at = workplace(asked.place, parallel=asked.parallel)
+    settings = settings_of(asked, at.data)
+    folder = SweepFolder.of(at.results, settings.name)
+    ResultsStore.of(at).pull_all()
+    folder.check(settings)
+    check_values(settings, at.data)
+    if dry_run:
+        return _plan(settings, folder, at, fleet, output)
+    ensure_packed(settings.datasets, at.data)
+    if asked.training.picks:
+        keep_picks(asked.training.picks, settings.datasets[0], at.data)
+    with folder.locked():
+        folder.check(settings)
+        folder.write(settings)
+        return _search(settings, folder, at, fleet, asked, output)
+
+
+def _search(
+    settings: SweepSettings, folder: SweepFolder, at: Workplace, fleet: Fleet, asked: Asked, output: Output
+) -> int:
+    shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
+    tracker = CollectionTracker(at, Collection(kind="sweep", name=settings.name, settings=shown))
+    progress = SweepProgress(settings, tracker, note if output.verbose else None)
+    searched = Sweep(settings, at, folder, progress)
+    progress.follow(searched, None, 1)
+    note(f"{_title(settings)}; {_known(settings, searched.records)}")
+    try:
+        with progress:
+            if task := searched.next_task():
+                with _room(settings, fleet, at, asked.place) as room:
+                    progress.follow(searched, _forecast(fleet, at), room.at_once)
+                    carry_out(searched, task, places_of(at, asked.place), room, autoscale=fleet.autoscale)
+    except BaseException as error:
+        progress.close("failed" if isinstance(error, UserError | DataError) else "interrupted", searched.records)
+        raise
+    failed = {digest: record for digest, record in searched.records.items() if record.state == "failed"}
+    progress.close("failed" if failed else "finished", searched.records)
+    return _end(searched, failed, asked, output)
+
+
+def _end(searched: Sweep, failed: Mapping[str, TrialRecord], asked: Asked, output: Output) -> int:
+    from benchmarks.sweep_figure import draw_sweep
+
+    settings, records = searched.settings, searched.records
+    first = best(records, settings.direction)
+    ready = commands(settings, first[1].values, asked.place, asked.parallel) if first else []
+    document = summary(settings, records, ready)
+    write_json(searched.folder.path / "summary.json", document)
+    drawn = draw_sweep(settings, records, searched.folder.path)
+    ResultsStore.of(searched.place).push_tree(f"{SWEEPS}/{settings.name}")
+    if records:
+        show(table(settings, records))
+    for method, (_, record) in by_method(settings, records).items():
+        if len(settings.methods) > 1:
+            show(f"best of {method}: {record.figure:.2f} with {_values(record)}")
+    if left := [record for record in records.values() if record.state == "running"]:
+        note(f"{plural(len(left), 'configuration')} unfinished, with their states kept: type the same again to go on")
+    if drawn:
+        note(f"figure: {drawn[0]}")
+    if ready:
+        show("\nthe best, trained with all seeds and tested:\n" + " && \\\n".join(f"  {one}" for one in ready))
+    if failed:
+        tell_failures(failed, len(records) - len(failed))
+    if output.json:
+        show_json(document)
+    return 0 if not failed else SOME_FAILED if len(failed) < len(records) else 1
+
+
+@contextmanager
+def _room(settings: SweepSettings, fleet: Fleet, at: Workplace, place: Place) -> Iterator[Room]:
+    """Be connected to the fleet, and alone with this sweep on it."""
+    on_ray = settings.stop == "asha" or settings.hours is not None
+    with gathered(fleet, places_of(at, place), always_ray=on_ray) as room:
+        if fleet.on != "ray":
+            note(f"{room.at_once} at once on this machine" if room.ray else "one at a time, in this process")
+            yield room
+            return
+        note(f"{room.at_once} at once on the cluster, {room.share} each")
+        with held_on_cluster(settings.name, str(at.results)):
+            yield room
+
+
+def places_of(at: Workplace, place: Place) -> Places:
+    """For machines that work in other folders. They are silent, and the driver alone sends to MLflow."""
+    data = place.data if not place.data or is_url(place.data) else str(Path(place.data).expanduser().absolute())
+    results = place.results if is_url(place.results) else str(at.results.absolute())
+    return Places(data, results, replace(at, quiet=True, tracking_uri="off"))
+
+
+def _forecast(fleet: Fleet, at: Workplace) -> CostForecast:
+    from benchmarks.forecast import forecast
+    from cluster.site import nodes
+
+    there = nodes() if fleet.on == "ray" else []
+    return forecast(there, at.results, at.data, device=at.device, processes=fleet.processes)
+
+
+def _plan(settings: SweepSettings, folder: SweepFolder, at: Workplace, fleet: Fleet, output: Output) -> int:
+    """Print what would be searched and what is known of it; write nothing."""
+    records = folder.trials()
+    space = settings.searched()
+    total = total_of(settings)
+    listed = [configure(settings, values, at.data) for values in _listed(settings)]
+    rows = [(field, _spoken(values)) for field, values in settings.space.items()]
+    show(columns(("field", "values"), rows or [("-", "nothing is varied: seeds and data sets are compared")]))
+    if listed:
+        fields = [one.field for one in space.dimensions]
+        shown = [(*(one.values[field] for field in fields), _state(one, records, at)) for one in listed]
+        show("\n" + columns((*(field.rpartition(".")[2] for field in fields), "state"), shown))
+        if total is None or total > len(listed):
+            show(f"... and {'more, until the time is up' if total is None else f'{total - len(listed):,} more'}")
+    # What a searcher will choose is not known: an example stands for all.
+    examples = listed or [configure(settings, next(space.draws(settings.search_seed)), at.data)]
+    each = len(examples[0].runs)
+    words = [_title(settings), _known(settings, records)]
+    if total is not None:
+        words.append(f"{plural(total * each, 'run')} in all")
+    left = [piece for one in examples for piece in one.pieces if figure_of(piece, at) is None]
+    if left and total is not None:
+        costs = _forecast(replace(fleet, on="local", address="", autoscale=False), at)
+        mean = sum(costs.seconds(Job(pieces=(piece,))) for piece in left) / len(left)
+        over = sum(is_over(settings, record) for record in records.values())
+        runs = len(left) if len(listed) == total else (total - over) * each
+        words.append(f"{plural(runs, 'run')} to do, about {duration(runs * mean)} on this machine, one at a time")
+    show("\n" + "; ".join(words) + ". Nothing was written.")
+    if output.json:
+        found = [{"values": one.values, "runs": one.runs, "state": _state(one, records, at)} for one in listed]
+        show_json({"sweep": settings.model_dump(mode="json"), "configurations": found, "total": total})
+    return 0
+
+
+def _listed(settings: SweepSettings) -> list[Values]:
+    """The first configurations, where they are known before the search."""
+    if settings.search == "tpe":
+        return []
+    space = settings.searched()
+    chosen = space.grid() if settings.search == "grid" else space.draws(settings.search_seed)
+    total = total_of(settings)
+    return list(itertools.islice(chosen, LISTED if total is None else min(LISTED, total)))
+
+
+def _state(one: Configuration, records: Mapping[str, TrialRecord], at: Workplace) -> str:
+    if (record := records.get(one.digest)) is not None:
+        return "unfinished" if record.state == "running" else record.state
+    done = sum(figure_of(piece, at) is not None for piece in one.pieces)
+    return "new" if not done else f"{done} of {plural(len(one.pieces), 'run')} done"
+
+
+def _title(settings: SweepSettings) -> str:
+    seeds = plural(len(settings.seeds), "seed")
+    sets = f", {plural(len(settings.datasets), 'data set')}" if len(settings.datasets) > 1 else ""
+    limits = [f"{settings.trials} configurations"] if settings.trials is not None else []
+    limits += [f"{settings.hours:g} h"] if settings.hours is not None else []
+    most = f", at most {' and '.join(limits)}" if limits else ""
+    return f"sweep {settings.name}: {settings.search} search{most}, {seeds}{sets} each; {METRICS[settings.metric]}"
+
+
+def _known(settings: SweepSettings, records: Mapping[str, TrialRecord]) -> str:
+    over = sum(is_over(settings, record) for record in records.values())
+    open_ = len(records) - over
+    return f"{over} done already" + (f", {open_} to be taken up again" if open_ else "")
+
+
+def _spoken(values: Any) -> str:
+    if isinstance(values, Mapping):
+        ((kind, numbers),) = values.items()
+        return f"{kind}({', '.join(f'{number:g}' for number in numbers)})"
+    return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+
+
+def _values(record: TrialRecord) -> str:
+    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in record.values.items())

@@ -1,0 +1,107 @@
+"""Where jobs are carried out: in this process, several at a time on this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cluster.job import Job, Report
+from cluster.places import Places
+from cluster.pool import Listener, carry_out
+from cluster.site import Share, connected, fair_share, nodes, room
+from cluster.slots import slots_here
+from cluster.work import Work, attempt
+from procap.errors import UsageError, unknown_name
+from runner.ranks import announced_ranks
+from runner.signals import Interrupted
+
+PLACES = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What was asked for.
+
+    on: "local" is this machine, "ray" a cluster. address: of the cluster, see `cluster.address.ray_address`.
+    processes: that train one run together, each with `cpus` and `gpus`; None leaves both to what is there.
+    at_once: runs, None for as many as there is room for. autoscale: nodes come when they are asked for.
+    """
+
+    on: str = "local"
+    address: str = ""
+    processes: int = 1
+    cpus: float | None = None
+    gpus: float | None = None
+    at_once: int | None = None
+    autoscale: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on not in PLACES:
+            raise unknown_name("place", self.on, PLACES)
+        if self.on == "local" and (self.address or self.autoscale):
+            raise UsageError("--address and --autoscale are a cluster's: add --on ray")
+        for name, value, least in (("processes", self.processes, 1), ("at-once", self.at_once, 1)):
+            if value is not None and value < least:
+                raise UsageError(f"--{name} {value}: at least {least} is needed")
+        for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if amount is not None and (amount < 0 or (amount > 1 and amount != int(amount))):
+                raise UsageError(f"--{name} {amount:g}: a part of one, or a whole number")
+
+
+@dataclass(frozen=True)
+class Room:
+    """What there is: `at_once` runs of `share`; without Ray the one of this process."""
+
+    share: Share
+    at_once: int
+    ray: bool
+
+
+@contextmanager
+def gathered(fleet: Fleet, places: Places, *, always_ray: bool = False) -> Iterator[Room]:
+    """Be connected to the fleet while the block lasts.
+
+    always_ray: even where one run at a time is done, as Ray Tune's searchers need it. Raises UserError where the
+    cluster does not answer, UsageError where not even one run fits.
+    """
+    if announced_ranks().size > 1:
+        raise UsageError("start this command without torchrun: --processes says how many train one run together")
+    if fleet.on == "local":
+        here = slots_here(fleet.at_once, fleet.gpus, places.rest.device)
+        if here.at_once == 1 and fleet.processes == 1 and not always_ray:
+            yield Room(Share(), 1, ray=False)
+            return
+        with connected("local", cpus=max(here.cpus, here.at_once * fleet.processes)):
+            share = Share(fleet.processes, fleet.cpus or 1.0, here.gpus)
+            yield Room(share, min(here.at_once, room(nodes(), share)), ray=True)
+        return
+    from cluster.address import ray_address, settle_auth
+
+    settle_auth()
+    address = ray_address(fleet.address)
+    with connected("auto" if address == "local" else address):
+        there = nodes()
+        share = fair_share(there, fleet.processes, fleet.cpus, fleet.gpus)
+        fits = fleet.at_once or 1000 if fleet.autoscale else room(there, share)
+        yield Room(share, min(fits, fleet.at_once or fits), ray=True)
+
+
+def do_all(jobs: Sequence[Job], places: Places, room: Room, listener: Listener, *, autoscale: bool = False) -> None:
+    """Carry out `jobs` in their order; the listener hears what becomes of each by its `number`."""
+    if room.ray:
+        carry_out(jobs, places, room.share, listener, at_once=room.at_once, autoscale=autoscale)
+        return
+    for number, job in enumerate(jobs):
+        config = {"number": number}
+        name = f"{number}"
+        listener.started(name, config)
+
+        def tell(report: Report, name: str = name, config: dict[str, int] = config) -> None:
+            listener.reported(name, config, report)
+
+        try:
+            report = attempt(lambda job=job, tell=tell: Work(job, places.here(), tell).do())  # type: ignore[misc]
+        except Interrupted:
+            raise
+        listener.ended(name, config, report)

@@ -1,0 +1,189 @@
+"""What one node finds when it looks around. Sent to it by value: it works where nothing of this program is installed.
+
+Therefore only the standard library is imported above, and everything else where it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("procap", "shards", "runner", "cluster", "benchmarks")
+PIECES, PIECE = 16, 2**16
+"""Of a large file so many pieces of so many bytes are compared."""
+SEEN_SECONDS = 5.0
+"""For so long another machine's file may take to appear on a network disk."""
+
+Facts = dict[str, Any]
+
+
+def look(wants: Facts) -> Facts:
+    """Facts about this node: versions, and for each data set, file and place what it has or, with "!", why not.
+
+    wants: data, results, datasets, files (as strings), gpus (whether they are counted), nonce and name of this node.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        facts: Facts = {
+            "python": platform.python_version(),
+            "torch": _version("torch"),
+            "procap": _version("procap-bench"),
+            "code": _attempt(_code),
+            "files": {file: _attempt(partial(_sampled, Path(file))) for file in wants["files"]},
+        }
+        if not facts["code"].startswith("!"):
+            facts["data"] = _data(wants["data"], wants["datasets"])
+            facts["results"] = _attempt(lambda: _results(wants["results"], wants["nonce"], wants["name"]))
+            facts["free"] = _attempt(lambda: str(_free(wants["results"])))
+        facts["gpus"] = _attempt(_gpus) if wants["gpus"] else ""
+    return facts
+
+
+def _attempt(work: Callable[[], str]) -> str:
+    """What `work` gives, or "!" and the reason in one line: no exception of this program has to be known elsewhere."""
+    try:
+        return work()
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        kind = "" if type(error).__module__.split(".")[0] in PACKAGES or where else f"{type(error).__name__}: "
+        return f"!{kind}{where}{' '.join(reason.split())[:400]}"
+
+
+def _version(package: str) -> str:
+    try:
+        # Builds for other devices behind the plus are the same version.
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _code() -> str:
+    """Digest of this program's files."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        found = importlib.util.find_spec(package)
+        folders = found.submodule_search_locations if found else None
+        if not folders:
+            raise ModuleNotFoundError(f"the package {package} of this program is not installed")
+        root = Path(next(iter(folders)))
+        for file in sorted(root.rglob("*.py")):
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{package}/{file.relative_to(root).as_posix()} {content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _data(given: str, names: list[str]) -> dict[str, str]:
+    """Digest of each data set's manifest; empty for one that is packed here when it is needed."""
+    from shards.home import data_root
+
+    root = ""
+
+    def find_root() -> str:
+        nonlocal root
+        root = str(data_root(given))
+        return ""
+
+    problem = _attempt(find_root)
+    return {name: problem or _attempt(partial(_dataset, Path(root), name)) for name in names}
+
+
+def _dataset(root: Path, name: str) -> str:
+    from shards.catalogue import CATALOGUE
+    from shards.errors import DataError
+    from shards.known import is_packed
+    from shards.manifest import read_manifest
+    from shards.mirror import is_mirror
+
+    drawn = name in CATALOGUE and CATALOGUE[name].source != "folder"
+    if drawn and not is_mirror(root) and not is_packed(root, name):
+        above = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+        if os.access(above, os.W_OK):
+            return ""
+    manifest = read_manifest(root / name, name)
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        file = root / name / shard.file
+        if not is_mirror(root) and not (os.access(file, os.R_OK) and file.stat().st_size == shard.size):
+            raise DataError(f"{file} is missing, cut short or not readable")
+    return manifest.digest
+
+
+def _results(given: str, nonce: str, name: str) -> str:
+    """Leaves this node's name where it found the driver's; the driver looks for it."""
+    from shards.urls import is_url, local_path
+
+    mark = f".preflight-{nonce}"
+    folder = local_path(given)
+    if folder is None and is_url(given):
+        from shards.object_folder import ObjectFolder
+
+        there = ObjectFolder(given)
+        if name != "driver" and not there.read([f"{mark}/driver"]):
+            return "!other"
+        there.write(f"{mark}/{name}", nonce.encode())
+        return ""
+    assert folder is not None
+    if name == "driver":
+        (folder / mark).mkdir(parents=True)
+    elif not seen(folder / mark / "driver", nonce):
+        return "!other"
+    (folder / mark / name).write_text(nonce)
+    return ""
+
+
+def seen(file: Path, content: str) -> bool:
+    """Whether a file with that content is there, or appears in a moment."""
+    deadline = time.monotonic() + SEEN_SECONDS
+    while True:
+        try:
+            if file.read_text() == content:
+                return True
+        except OSError:
+            pass
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+
+
+def _free(given: str) -> int:
+    """Bytes for results: in their folder, or for those behind a URL in the cache."""
+    from shards.home import cache_home
+    from shards.urls import local_path
+
+    folder = (local_path(given) or cache_home()).absolute()
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+
+
+def _sampled(file: Path) -> str:
+    """Digest of the size and of pieces all over a file."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        for number in range(PIECES):
+            stream.seek(max(0, size - PIECE) * number // (PIECES - 1))
+            digest.update(stream.read(PIECE))
+    return digest.hexdigest()[:16]
+
+
+def _gpus() -> str:
+    """How many GPUs there are, whatever of them a task is shown; "!" where torch was built without CUDA."""
+    import pynvml
+    import torch
+
+    if torch.version.cuda is None:
+        return "!torch was built without CUDA"
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()

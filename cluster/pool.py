@@ -1,0 +1,144 @@
+"""Many jobs on a Ray cluster: each is one trial of Ray Tune, placed as a whole or not at all.
+
+Ray Tune is told nothing that it would have to remember: a trial that is started again finds on disk what it had done,
+so that a lost process, node or driver costs the seconds since the last saved state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cluster.job import Job, Report
+from cluster.places import Places
+from cluster.site import Share
+
+ATTEMPTS = 5
+"""How often a job is started that loses its processes; one whose data or settings are wrong fails at once."""
+LOST = "its process was lost {attempts} times; see the logs of Ray on the nodes for who ended it (often: out of memory)"
+
+JobOf = Callable[[Mapping[str, Any]], Job]
+
+
+class Listener(Protocol):
+    """Hears of everything that happens to the trials, in the driver."""
+
+    def started(self, trial: str, config: Mapping[str, Any]) -> None: ...
+
+    def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None: ...
+
+    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+        """`report` has the state "done" or "failed", or "running" where a scheduler or a budget ended the trial."""
+        ...
+
+
+@dataclass(frozen=True)
+class Search:
+    """What Ray Tune is to do with a space that is no mere list."""
+
+    space: Mapping[str, Any]
+    trials: int = 1
+    searcher: Any = None
+    scheduler: Any = None
+    seconds: float | None = None
+
+
+def carry_out(
+    jobs: Sequence[Job], places: Places, share: Share, listener: Listener, *, at_once: int, autoscale: bool = False
+) -> None:
+    """Do all `jobs`, in their order as room allows; the listener hears what became of each by its `number`."""
+    from ray import tune
+
+    search = Search({"number": tune.grid_search(list(range(len(jobs))))})
+    run_trials(search, lambda config: jobs[config["number"]], places, share, listener, at_once, autoscale=autoscale)
+
+
+def run_trials(
+    search: Search,
+    job_of: JobOf,
+    places: Places,
+    share: Share,
+    listener: Listener,
+    at_once: int,
+    *,
+    autoscale: bool = False,
+) -> None:
+    """Let Ray Tune draw configurations from `search`, and carry out the job of each.
+
+    at_once: trials that run together at most. autoscale: ask for room beyond what is there.
+    """
+    from ray import tune
+    from ray.tune import FailureConfig, TuneConfig, Tuner
+    from ray.tune import RunConfig as TuneRun
+
+    # One group waits for room at a time: trials start in their order, and a large one is not passed by for ever.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, at_once)) if autoscale else "1"
+    # The process of a group's coordinator computes nothing, and its bundle asks for nothing.
+    each = {"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})}
+    bundles = [each] if share.processes == 1 else [{}, *[each] * share.processes]
+
+    def trial(config: dict[str, Any]) -> None:
+        from cluster.trial import perform
+
+        perform(job_of(config), places, share, lambda report: tune.report(report.flat()))
+
+    # A trial that failed is told by its report, and a lost one is started again: neither needs a page of frames.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="procap-tune-") as scratch:
+        tuner = Tuner(
+            tune.with_resources(trial, tune.PlacementGroupFactory(bundles, strategy="PACK")),
+            param_space=dict(search.space),
+            tune_config=TuneConfig(
+                num_samples=search.trials,
+                search_alg=search.searcher,
+                scheduler=search.scheduler,
+                max_concurrent_trials=at_once,
+                time_budget_s=search.seconds,
+                reuse_actors=share.processes == 1,
+                trial_dirname_creator=lambda trial: str(trial.trial_id),
+            ),
+            run_config=TuneRun(
+                name="trials",
+                storage_path=scratch,
+                callbacks=[_heard_by(listener)],
+                failure_config=FailureConfig(max_failures=ATTEMPTS - 1),
+                verbose=0,
+            ),
+        )
+        tuner.fit()
+
+
+def _heard_by(listener: Listener) -> Any:
+    """A callback of Ray Tune that hands everything on."""
+    from ray.tune import Callback
+
+    last: dict[str, Report] = {}
+
+    class Ears(Callback):
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            listener.started(trial.trial_id, trial.config)
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
+        ) -> None:
+            report = Report.of_flat(result)
+            last[trial.trial_id] = report
+            if report.state in ("running", "waiting"):
+                listener.reported(trial.trial_id, trial.config, report)
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            listener.ended(trial.trial_id, trial.config, last.pop(trial.trial_id, Report()))
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            failed = Report(state="failed", why=LOST.format(attempts=ATTEMPTS))
+            listener.ended(trial.trial_id, trial.config, failed)
+
+        def __reduce__(self) -> tuple[type[Callback], tuple[()]]:
+            # Tune pickles its callbacks for a restoring that nobody does; a listener has bars and locks.
+            return Callback, ()
+
+    return Ears()

@@ -1,0 +1,241 @@
+"""Before the first run: does every node have this program, the data and the weights, and the same results as here?"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import node_probe
+from cluster.node_probe import Facts, look, seen
+from procap.errors import UserError
+from shards.urls import is_url, local_path, shown
+
+FREE_BYTES = 256 * 2**20
+DRIVER = "driver"
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What every run will need.
+
+    data, results: as they were given, a folder or a URL; empty data is the node's own default.
+    backbones: name and weights of each; those that are files are looked for.
+    device: as `--device` has it.
+    """
+
+    data: str
+    results: str
+    datasets: tuple[str, ...] = ()
+    backbones: tuple[tuple[str, str | None], ...] = ()
+    device: str = "auto"
+
+    def plain(self) -> Facts:
+        """For `look`: folders are absolute, since a node works in a folder of its own."""
+        files = [str(name) for pair in self.backbones for name in pair if name and _is_file(name)]
+        return {
+            "data": _absolute(self.data) if self.data else "",
+            "results": _absolute(self.results),
+            "datasets": list(dict.fromkeys(self.datasets)),
+            "files": list(dict.fromkeys(files)),
+            "gpus": self.device.startswith("cuda"),
+        }
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as Ray lists it."""
+
+    id: str
+    address: str
+    host: str
+    name: str
+    gpus: float
+
+    def __str__(self) -> str:
+        name = f", {self.name}" if self.name not in ("", self.address, self.host) else ""
+        return f"{self.address} ({self.host}{name})"
+
+
+def check_nodes(wants: Wants, timeout: float = 60.0, *, growing: bool = False) -> None:
+    """Look around on every node that can carry out a run, all at once; Ray is connected already.
+
+    Data sets that are drawn or bundled are packed here first. Nodes that Ray itself calls dead are left out, as are
+    those without CPUs and GPUs.
+    growing: nodes come when runs ask for them, so that there may be none yet; those that come are not looked at.
+    Raises UserError that names each node that cannot be used, with every reason; a node that has not answered after
+    `timeout` seconds is one of them. DataError and UserError tell what is wrong here.
+    """
+    from shards.home import data_root
+    from shards.ready import make_ready
+
+    request = wants.plain() | {"nonce": uuid.uuid4().hex}
+    make_ready(request["datasets"], data_root(request["data"]))
+    nodes = working_nodes()
+    if not nodes and not growing:
+        raise UserError("no node of the cluster has CPUs or GPUs; look at it with `ray status`")
+    try:
+        here = look(request | {"name": DRIVER, "gpus": False})
+        if problems := list(_own_problems(here, request)):
+            raise UserError(f"this machine: {'; '.join(problems)}")
+        found = _ask(nodes, request, timeout)
+        bad = {node: list(problems_of(node, facts, here, request)) for node, facts in found.items()}
+    finally:
+        _tidy(request)
+    if wants.device.startswith("cuda") and not growing and not any(node.gpus for node in nodes):
+        bad |= {node: [*bad.get(node, []), "it has no GPU"] for node in nodes}
+    named = [f"{node}: {'; '.join(reasons)}" for node, reasons in bad.items() if reasons]
+    if named:
+        raise UserError(f"{len(named)} of {len(nodes)} nodes cannot be used: {' | '.join(named)}")
+
+
+def working_nodes() -> list[Node]:
+    """The nodes that Ray calls alive and that have something for a run to be placed on."""
+    import ray
+
+    able = [node for node in ray.nodes() if node["Alive"]]
+    able = [node for node in able if node["Resources"].get("CPU") or node["Resources"].get("GPU")]
+    return [
+        Node(
+            id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            host=node["NodeManagerHostname"],
+            name=node.get("NodeName") or "",
+            gpus=node["Resources"].get("GPU", 0.0),
+        )
+        for node in able
+    ]
+
+
+def _ask(nodes: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Facts | str]:
+    """What each node found, or why it found nothing; without those that Ray has called dead meanwhile."""
+    import ray
+    from ray import cloudpickle
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # By value, so that a node without this program can say so.
+    cloudpickle.register_pickle_by_value(node_probe)
+    try:
+        remote = ray.remote(num_cpus=0, max_retries=0)(look)
+        asked: dict[Any, Node] = {}
+        for node in nodes:
+            there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+            own = request | {"name": node.id, "gpus": request["gpus"] and node.gpus > 0}
+            asked[remote.options(scheduling_strategy=there).remote(own)] = node
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
+    finally:
+        cloudpickle.unregister_pickle_by_value(node_probe)
+    found: dict[Node, Facts | str] = {asked[task]: _answer(task) for task in ready}
+    for task in late:
+        with suppress(Exception):
+            ray.cancel(task, force=True)
+        found[asked[task]] = f"no answer within {timeout:g} s"
+    alive = {node.id for node in working_nodes()}
+    return {node: found[node] for node in nodes if node.id in alive and node in found}
+
+
+def _answer(task: Any) -> Facts | str:
+    import ray
+
+    try:
+        return ray.get(task)
+    # Whatever Ray raises for a task that never ran or did not end, of which the classes are many.
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"the check did not run there ({type(error).__name__}: {lines[-1][:200] if lines else ''})"
+
+
+def problems_of(node: Node, facts: Facts | str, here: Mapping[str, Any], request: Facts) -> Iterator[str]:
+    """Why `node`, which found `facts`, cannot do what the driver, which found `here`, would send to it."""
+    if isinstance(facts, str):
+        yield facts
+        return
+    for name in ("python", "torch", "procap"):
+        if facts[name] != here[name]:
+            yield f"{name} {facts[name] or 'is not installed'}, here {here[name] or 'not installed as a package'}"
+    if facts["code"] != here["code"]:
+        why = facts["code"][1:] if facts["code"].startswith("!") else "other files of the program than here"
+        yield f"{why}; install the same version there or send it along with `procap submit`"
+    yield from (
+        f"weights {file}: {_why(found, 'other bytes than here')}"
+        for file, found in facts["files"].items()
+        if found != here["files"][file]
+    )
+    for name, digest in facts.get("data", {}).items():
+        # Empty is what is packed when it is needed, of which there is one content only.
+        if digest.startswith("!") or (digest and here["data"][name] not in ("", digest)):
+            yield f"data: {_why(digest, f'{name} has other content than here')}"
+    yield from _results_problems(node.id, facts, request)
+    if facts["gpus"].startswith("!"):
+        yield f"GPUs: {facts['gpus'][1:]}"
+    elif facts["gpus"] and int(facts["gpus"]) < node.gpus:
+        yield f"{facts['gpus']} GPUs, Ray was told {node.gpus:g}"
+
+
+def _results_problems(name: str, facts: Facts, request: Facts) -> Iterator[str]:
+    if "results" not in facts:
+        return
+    place = shown(request["results"])
+    other = (
+        f"results: {place} there is not the same storage as here; name a folder that all nodes share, or a URL such as "
+        "s3://bucket/folder"
+    )
+    if facts["results"] == "!other" or (not facts["results"] and not _wrote(name, request)):
+        yield other
+    elif facts["results"]:
+        yield f"results: {facts['results'][1:]}"
+    if facts["free"].startswith("!"):
+        yield f"results: {facts['free'][1:]}"
+    elif int(facts["free"]) < FREE_BYTES:
+        yield f"results: only {int(facts['free']) / 2**20:.0f} MiB free"
+
+
+def _own_problems(here: Facts, request: Facts) -> Iterator[str]:
+    answers = [("weights", found) for found in here["files"].values()]
+    answers += [("data", digest) for digest in here.get("data", {}).values()]
+    answers += [("results", here.get("results", "")), ("program", here["code"])]
+    yield from (f"{what}: {found[1:]}" for what, found in answers if found.startswith("!"))
+
+
+def _wrote(name: str, request: Facts) -> bool:
+    """Whether what that node wrote can be read here."""
+    mark, nonce = f".preflight-{request['nonce']}", request["nonce"]
+    folder = local_path(request["results"])
+    if folder is not None:
+        return seen(folder / mark / name, nonce)
+    from shards.object_folder import ObjectFolder
+
+    return ObjectFolder(request["results"]).read([f"{mark}/{name}"]) == {f"{mark}/{name}": nonce.encode()}
+
+
+def _tidy(request: Facts) -> None:
+    mark = f".preflight-{request['nonce']}"
+    folder = local_path(request["results"])
+    if folder is not None:
+        shutil.rmtree(folder / mark, ignore_errors=True)
+        return
+    from shards.object_folder import ObjectFolder
+
+    with suppress(Exception):
+        there = ObjectFolder(request["results"])
+        for name in (DRIVER, *(node.id for node in working_nodes())):
+            there.delete(f"{mark}/{name}")
+
+
+def _why(found: str, otherwise: str) -> str:
+    return found[1:] if found.startswith("!") else otherwise
+
+
+def _absolute(text: str) -> str:
+    if is_url(text):
+        folder = local_path(text)
+        return text if folder is None else str(folder)
+    return str(Path(text).expanduser().absolute())
+
+
+def _is_file(name: str) -> bool:
+    return "/" in name or Path(name).is_file()

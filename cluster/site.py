@@ -1,0 +1,153 @@
+"""A Ray cluster: how one connects to it, and what of it each run gets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.address import settle_auth
+from procap.errors import UsageError, UserError
+from runner.environment import library_defaults
+
+NAMESPACE = "procap"
+MOST_CPUS = 16
+"""More than so many cores bring a process with a GPU nothing: they decode images."""
+ACCELERATOR = "accelerator_type:"
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
+}
+"""Nothing is restored from what Ray Tune writes, so that it writes as little as it can."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one run gets: `processes`, each with so many CPUs and GPUs; a part of a GPU is shared with other runs."""
+
+    processes: int = 1
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __str__(self) -> str:
+        each = f"{self.cpus:g} CPU{'s' * (self.cpus != 1)}"
+        each += f" and {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
+        return each if self.processes == 1 else f"{self.processes} processes with {each} each"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster and what it has in all; accelerator: what Ray calls its GPUs, "" where it has none."""
+
+    name: str
+    address: str
+    identifier: str
+    cpus: float
+    gpus: float
+    accelerator: str = ""
+
+    def fits(self, share: Share) -> int:
+        """How many processes of `share` it can hold."""
+        by_cpu = self.cpus // share.cpus if share.cpus else float("inf")
+        by_gpu = self.gpus // share.gpus if share.gpus else float("inf")
+        fit = min(by_cpu, by_gpu)
+        return int(fit) if fit != float("inf") else 1
+
+
+@contextmanager
+def connected(address: str, cpus: int | None = None) -> Iterator[None]:
+    """Be a driver of the cluster at `address` while the block lasts.
+
+    address: "auto" for the cluster that this machine belongs to or RAY_ADDRESS names, host:port, or "local" for a
+    Ray of our own with `cpus` that ends with the block. Raises UserError where nobody answers.
+    """
+    library_defaults()
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    own = address == "local"
+    if own:
+        settle_auth(private=True)
+    import ray
+
+    before = signal.getsignal(signal.SIGTERM)
+    more: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if own else {}
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # What a driver sets reaches the workers of its own Ray; those of a cluster have their nodes' environment.
+            runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}},
+            **more,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = "on this machine" if address == "auto" else f"at {address}"
+        line = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"no Ray cluster {where} could be reached ({line}); start one with `ray start --head`, name one with "
+            "--address, or leave out --on ray"
+        ) from None
+    if threading.current_thread() is threading.main_thread():
+        # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def nodes() -> list[Node]:
+    """The machines that Ray says are alive, the one of the driver among them."""
+    import ray
+
+    return [
+        Node(
+            name=str(node.get("NodeName") or node["NodeManagerHostname"]),
+            address=str(node["NodeManagerAddress"]),
+            identifier=str(node["NodeID"]),
+            cpus=float(node["Resources"].get("CPU", 0)),
+            gpus=float(node["Resources"].get("GPU", 0)),
+            accelerator=next(
+                (name.partition(":")[2] for name in node["Resources"] if name.startswith(ACCELERATOR)), ""
+            ),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def fair_share(
+    there: Sequence[Node], processes: int = 1, cpus: float | None = None, gpus: float | None = None
+) -> Share:
+    """What a run gets where nothing else was said: a GPU per process where there are any, with its part of the CPUs."""
+    with_gpus = [node for node in there if node.gpus]
+    gpus = (1.0 if with_gpus else 0.0) if gpus is None else gpus
+    if cpus is None:
+        parts = [node.cpus * min(gpus, 1) / node.gpus for node in with_gpus] if gpus else []
+        cpus = float(max(1, min(MOST_CPUS, int(min(parts))))) if parts else 1.0
+        if 0 < gpus < 1 and parts:
+            cpus = min(cpus, min(parts))
+    return Share(processes, cpus, gpus)
+
+
+def room(there: Sequence[Node], share: Share) -> int:
+    """How many runs of `share` fit at once. Raises UsageError when not even one does: Ray would wait for ever."""
+    places = sum(node.fits(share) for node in there)
+    if places < share.processes:
+        largest = max(there, key=lambda node: (node.gpus, node.cpus))
+        raise UsageError(
+            f"a run that asks for {share} does not fit: {len(there)} node{'s' * (len(there) > 1)}, the largest "
+            f"{largest.name} with {largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {places} such "
+            f"process{'es' * (places != 1)}; ask for less, or add --autoscale if nodes come when they are asked for"
+        )
+    return places // share.processes

@@ -1,0 +1,311 @@
+"""A sweep while it is carried out: configurations are chosen, become jobs, and what became of them is written down.
+
+What is on the disk is all that is known: repeating a sweep goes on with it, wherever it was stopped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Protocol
+
+from cluster.configuration import Configuration, configure
+from cluster.fleet import Room
+from cluster.job import Job, Piece, Report
+from cluster.places import Places
+from cluster.pool import Search, run_trials
+from cluster.search import SCORE, as_searcher, halving, proposer_for, rungs
+from cluster.space import Values, digest_of
+from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings, TrialRecord
+from cluster.work import Work, attempt, score
+from procap.errors import UserError
+from runner.config import Target, Workplace
+from runner.results import RunFolder
+from runner.results_store import ResultsStore
+from runner.signals import Interrupted
+from shards.errors import DataError
+
+ENDLESS = 10**9
+UNSEEN = "its figures are not in the results: are these one folder for all nodes?"
+
+
+class Audience(Protocol):
+    """Hears how the sweep goes on."""
+
+    def begun(self, record: TrialRecord, configuration: Configuration) -> None:
+        """A configuration was chosen; some of its runs may be there already."""
+        ...
+
+    def heard(self, record: TrialRecord, job: Job, report: Report) -> None:
+        """A job of a configuration has started or says how it goes."""
+        ...
+
+    def over(self, record: TrialRecord, job: Job, report: Report) -> None:
+        """A job is done, has failed, or was ended before, which leaves the report at "running"."""
+        ...
+
+    def settled(self, record: TrialRecord) -> None:
+        """A configuration is finished, stopped or failed."""
+        ...
+
+
+@dataclass
+class Open:
+    """A configuration that is worked on; `left` are its runs without a figure yet."""
+
+    configuration: Configuration
+    left: dict[str, Piece]
+    figures: dict[str, float] = field(default_factory=dict)
+    why: str = ""
+
+
+class Sweep:
+    """Hands out jobs and listens to what becomes of them; `records` holds all that is known, by digest."""
+
+    def __init__(self, settings: SweepSettings, place: Workplace, folder: SweepFolder, audience: Audience) -> None:
+        """Reads what is there, starts nothing. Raises UsageError for a space that cannot be searched."""
+        self.settings, self.place, self.folder, self.audience = settings, place, folder, audience
+        self.records = folder.trials()
+        self.stopped: set[str] = set()
+        """Trials that the scheduler has stopped."""
+        self._store = ResultsStore.of(place)
+        self._proposer = proposer_for(settings)
+        self._chosen = {digest for digest, record in self.records.items() if is_over(settings, record)}
+        self._again = deque(digest for digest in self.records if digest not in self._chosen)
+        for digest in self._chosen:
+            self._proposer.told(self.records[digest])
+        self._open: dict[str, Open] = {}
+        self._queue: deque[tuple[str, Job]] = deque()
+        self._tasks: dict[str, tuple[str, Job]] = {}
+        self._users: dict[str, list[str]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray Tune keeps a copy of what it was given on the disk, which nobody reads.
+        return {}
+
+    @property
+    def begun(self) -> int:
+        """Configurations that count for this attempt, those of earlier ones that are over among them."""
+        return len(self._chosen)
+
+    @property
+    def settled(self) -> int:
+        """How many of these are finished, stopped or failed."""
+        return len(self._chosen) - len(self._open)
+
+    @property
+    def total(self) -> int | None:
+        return total_of(self.settings)
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait to be handed out."""
+        return len(self._queue)
+
+    def next_task(self) -> dict[str, str] | None:
+        """What the next trial is to do, as its configuration for Ray Tune; None when there is nothing more."""
+        while not self._queue:
+            if self.settings.trials is not None and len(self._chosen) >= self.settings.trials:
+                return None
+            values = self.records[self._again.popleft()].values if self._again else self._proposer.ask()
+            if values is None:
+                return None
+            if digest_of(values) not in self._chosen:
+                self._begin(values)
+        digest, job = self._queue.popleft()
+        name = f"{digest}-{len(self._tasks)}"
+        self._tasks[name] = (digest, job)
+        return {"task": name, "job": job.model_dump_json()}
+
+    def _begin(self, values: Values) -> None:
+        digest = digest_of(values)
+        before = self.records.get(digest)
+        record = TrialRecord(number=before.number if before else len(self.records), values=values)
+        self._chosen.add(digest)
+        try:
+            configuration = configure(self.settings, values, self.place.data)
+        except (UserError, DataError) as error:
+            self._settle(digest, record.model_copy(update={"state": "failed", "why": str(error)}))
+            return
+        changes = {"runs": configuration.runs, "epochs": configuration.epochs, "curve": before.curve if before else {}}
+        self._write(digest, record.model_copy(update=changes))
+        self._open[digest] = Open(configuration, {piece.config.path: piece for piece in configuration.pieces})
+        self._store.push_tree(f"{SWEEPS}/{self.settings.name}")
+        self.audience.begun(self.records[digest], configuration)
+        for run, piece in list(self._open[digest].left.items()):
+            if (figure := figure_of(piece, self.place)) is not None:
+                self._enter(digest, run, figure)
+        if digest in self._open:
+            self._queue.extend((digest, job) for job in self._jobs(digest))
+
+    def _jobs(self, digest: str) -> list[Job]:
+        opened = self._open[digest]
+        if self.settings.together:
+            pieces, halved = opened.configuration.pieces, self.settings.stop == "asha"
+            pauses = rungs(opened.configuration.epochs, self.settings.grace, self.settings.reduction)
+            watched = tuple(piece.targets for piece in pieces)
+            return [Job(pieces=pieces, rungs=pauses if halved else (), watched=watched if halved else ())]
+        jobs = []
+        for run, piece in opened.left.items():
+            # Two configurations may be one run, where a field is varied that nobody reads.
+            users = self._users.setdefault(run, [])
+            users.append(digest)
+            if len(users) == 1:
+                jobs.append(Job(pieces=(piece,)))
+        return jobs
+
+    def started(self, trial: str, config: Mapping[str, Any]) -> None:
+        self._hear(config["task"], Report())
+
+    def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+        digest, job = self._tasks[config["task"]]
+        record = self.records[digest]
+        if len(job.pieces) == len(record.runs) and report.epoch and SCORE in report.figures:
+            curve = {**record.curve, report.epoch: report.figures[SCORE]}
+            self._write(digest, record.model_copy(update={"curve": curve}))
+        self._hear(config["task"], report)
+
+    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+        digest, job = self._tasks[config["task"]]
+        self.audience.over(self.records[digest], job, report)
+        for piece in job.pieces:
+            self._store.pull(piece.config.path, weights=False)
+        if report.state in ("running", "waiting"):
+            if trial in self.stopped:
+                self._stop(digest)
+            return
+        told = report.figures.get(SCORE) if len(job.pieces) == 1 else None
+        for piece in job.pieces:
+            run = piece.config.path
+            for user in [digest] if self.settings.together else self._users.pop(run, [digest]):
+                if report.state == "failed":
+                    self._fail(user, run, report.why)
+                elif (figure := figure_of(piece, self.place)) is not None or (figure := told) is not None:
+                    self._enter(user, run, figure)
+                else:
+                    self._fail(user, run, UNSEEN)
+
+    def _hear(self, task: str, report: Report) -> None:
+        digest, job = self._tasks[task]
+        self.audience.heard(self.records[digest], job, report)
+
+    def _enter(self, digest: str, run: str, figure: float) -> None:
+        """A run of a configuration is done; so is the configuration with the last of them."""
+        opened = self._open.get(digest)
+        if opened is not None and opened.left.pop(run, None) is not None:
+            opened.figures[run] = figure
+            self._close_if_done(digest)
+
+    def _fail(self, digest: str, run: str, why: str) -> None:
+        opened = self._open.get(digest)
+        if opened is None:
+            return
+        opened.left.pop(run, None)
+        if self.settings.together:
+            # Its runs were one job, and none of them goes on.
+            opened.left.clear()
+        opened.why = opened.why or (why if run in why else f"{run}: {why}")
+        self._close_if_done(digest)
+
+    def _close_if_done(self, digest: str) -> None:
+        opened = self._open[digest]
+        if opened.left:
+            self._write(digest, self.records[digest].model_copy(update={"figures": dict(opened.figures)}))
+            return
+        del self._open[digest]
+        changes: dict[str, Any] = {"figures": opened.figures, "state": "failed" if opened.why else "finished"}
+        changes |= {"why": opened.why} if opened.why else {"figure": fmean(opened.figures.values())}
+        self._settle(digest, self.records[digest].model_copy(update=changes))
+
+    def _stop(self, digest: str) -> None:
+        """The scheduler has given the configuration up; its figures are those of the last epoch of all its runs."""
+        record, opened = self.records[digest], self._open.pop(digest)
+        epoch = max(record.curve)
+        found = {run: validated(piece, epoch, self.place) for run, piece in opened.left.items()}
+        figures = {run: figure for run, figure in found.items() if figure is not None}
+        changes = {"state": "stopped", "figure": record.curve[epoch], "figures": figures}
+        self._settle(digest, record.model_copy(update=changes))
+
+    def _settle(self, digest: str, record: TrialRecord) -> None:
+        self._write(digest, record)
+        self._store.push_tree(f"{SWEEPS}/{self.settings.name}")
+        self._proposer.told(record)
+        self.audience.settled(record)
+
+    def _write(self, digest: str, record: TrialRecord) -> None:
+        self.records[digest] = record
+        self.folder.write_trial(digest, record)
+
+
+def is_over(settings: SweepSettings, record: TrialRecord) -> bool:
+    """Whether nothing more is done for a configuration: what failed is tried again, when nobody is stopped any more
+    those that were go on."""
+    return record.state == "finished" or (record.state == "stopped" and settings.stop != "none")
+
+
+def total_of(settings: SweepSettings) -> int | None:
+    """How many configurations there will be in the end; None where only the time limits them."""
+    sizes = [size for size in (settings.searched().size, settings.trials) if size is not None]
+    return min(sizes) if sizes else None
+
+
+def carry_out(sweep: Sweep, task: dict[str, str], places: Places, room: Room, *, autoscale: bool = False) -> None:
+    """Do `task` and what follows it, until there is no more or the time is up: what is unfinished then keeps its state.
+
+    Raises UsageError for early stopping that could stop nothing.
+    """
+    settings = sweep.settings
+    waiting = deque([task])
+
+    def hand_out() -> dict[str, str] | None:
+        return waiting.popleft() if waiting else sweep.next_task()
+
+    if not room.ray:
+        while (following := hand_out()) is not None:
+            _do_here(sweep, following, places)
+        return
+    scheduler = None
+    if settings.stop == "asha":
+        job = Job.model_validate_json(task["job"])
+        epochs = max(piece.config.recipe.epochs for piece in job.pieces)
+        scheduler, sweep.stopped = halving(settings, epochs, sweep.records)
+    seconds = None if settings.hours is None else 3600 * settings.hours
+    search = Search({}, ENDLESS, as_searcher(hand_out), scheduler, seconds)
+    run_trials(search, job_of, places, room.share, sweep, room.at_once, autoscale=autoscale)
+
+
+def job_of(config: Mapping[str, Any]) -> Job:
+    """The job of a trial, on the machine that carries it out."""
+    return Job.model_validate_json(config["job"])
+
+
+def _do_here(sweep: Sweep, task: Mapping[str, str], places: Places) -> None:
+    sweep.started(task["task"], task)
+    work = Work(job_of(task), places.here(), lambda report: sweep.reported(task["task"], task, report))
+    sweep.ended(task["task"], task, attempt(work.do, lost=(Interrupted,)))
+
+
+def figure_of(piece: Piece, place: Workplace) -> float | None:
+    """What the evaluations of a finished run come to, None while one of them is missing."""
+    folder = RunFolder(place.results / piece.config.path)
+    if not folder.train_file.exists():
+        return None
+    training, accuracies = folder.train(), []
+    for target in piece.targets:
+        result = folder.evaluation(Target.recorded(target))
+        if training is None or result is None or result.limit is not None:
+            return None
+        if result.checkpoint_sha256 != training.checkpoint_sha256:
+            return None
+        accuracies.append(result.accuracy)
+    return score(accuracies)
+
+
+def validated(piece: Piece, epoch: int, place: Workplace) -> float | None:
+    """What a run that is under way came to at the end of `epoch`, 1-based; None where it was not looked at."""
+    counts = RunFolder(place.results / piece.config.path).validation()
+    found = {count.target: count.accuracy for count in counts if count.epoch == epoch - 1 and count.limit is None}
+    accuracies = [found[target] for target in piece.targets if target in found]
+    return score(accuracies) if len(accuracies) == len(piece.targets) else None

@@ -1,0 +1,250 @@
+"""What a sweep leaves behind beside its runs: what was asked for, and what became of every configuration.
+
+<results>/sweeps/<name>/sweep.json  trials/<digest>.json  summary.json  .lock
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cluster.space import Dimension, Space, dimension
+from procap.errors import UsageError, UserError
+from runner.results import read_document, write_json
+
+SWEEPS = "sweeps"
+
+Metric = Literal["val", "held-out"]
+Searcher = Literal["grid", "random", "tpe"]
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SweepSettings(_Record):
+    """`sweep.json`: what is searched, and how far."""
+
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    space: dict[str, Any] = Field(description="fields and what they may be; nothing where only seeds are compared")
+    methods: tuple[str, ...] = Field(description="of which each is a configuration of its own where there are several")
+    datasets: tuple[str, ...] = Field(description="over which a configuration's figure is the mean")
+    seeds: tuple[int, ...] = Field(description="likewise")
+    metric: Metric = "val"
+    direction: Literal["max", "min"] = "max"
+    search: Searcher = "grid"
+    search_seed: int = 0
+    classes: Literal["base", "all"] = "base"
+    shots: int = 16
+    backbone: str = "mini"
+    pretrained: str | None = None
+    precision: str = "fp32"
+    recipe: str = "own"
+    overrides: dict[str, Any] = Field(default_factory=dict, description="of fields of the recipe, that all runs have")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="by method")
+    picks: str = ""
+    stop: Literal["none", "asha"] = "none"
+    grace: int = Field(default=1, ge=1, description="epochs before a configuration may be stopped")
+    reduction: int = Field(default=3, ge=2, description="of so many that get to a rung, one goes on")
+    trials: int | None = Field(default=None, ge=1, description="configurations in all")
+    hours: float | None = Field(default=None, gt=0, description="of this attempt")
+
+    def dimensions(self) -> tuple[Dimension, ...]:
+        given = [dimension(field, plain) for field, plain in self.space.items()]
+        several = [dimension("method", list(self.methods))] if len(self.methods) > 1 else []
+        return (*several, *given)
+
+    def searched(self) -> Space:
+        return Space(self.dimensions())
+
+    @property
+    def together(self) -> bool:
+        """Whether all runs of a configuration are one job, as their mean has to be known before others begin."""
+        return self.search == "tpe" or self.stop == "asha"
+
+    def differing(self, other: SweepSettings) -> dict[str, tuple[Any, Any]]:
+        """The fields that make the two search for different things, with the value of each."""
+        free = {"stop", "grace", "reduction", "trials", "hours"}
+        mine, others = self.model_dump(mode="json"), other.model_dump(mode="json")
+        return {name: (mine[name], others[name]) for name in mine if name not in free and mine[name] != others[name]}
+
+
+class TrialRecord(_Record):
+    """`trials/<digest>.json`: a configuration, from when it is chosen.
+
+    A stopped one was ended by early stopping, which keeps the states of its runs; one that is still running when nobody
+    works on it was left unfinished.
+    """
+
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
+    number: int = Field(description="in order of choice, from 0")
+    values: dict[str, Any]
+    runs: tuple[str, ...] = Field(default=(), description="their paths below the results")
+    state: State = "running"
+    figures: dict[str, float] = Field(default_factory=dict, description="of each run, in percent")
+    figure: float | None = Field(default=None, description="the mean over the runs")
+    curve: dict[int, float] = Field(default_factory=dict, description="that mean by epoch, 1-based, where it was told")
+    epochs: int = Field(default=0, description="that its runs have in all")
+    why: str = Field(default="", description="of a failure")
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that all its runs are known to have reached."""
+        return self.epochs if self.state == "finished" else max(self.curve, default=0)
+
+    def by_seed(self) -> dict[str, float]:
+        """The figure of each seed, a mean over data sets."""
+        seeds: dict[str, list[float]] = {}
+        for run, figure in self.figures.items():
+            seeds.setdefault(seed_of(run), []).append(figure)
+        return {seed: fmean(figures) for seed, figures in seeds.items()}
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds; None of fewer than two."""
+        figures = list(self.by_seed().values())
+        return stdev(figures) if len(figures) > 1 else None
+
+
+def seed_of(run: str) -> str:
+    """The seed in a run's path, which ends in seed1-3fa29c10."""
+    return run.rpartition("/seed")[2].partition("-")[0]
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The files of one sweep; reading never creates anything."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, results: Path, name: str) -> SweepFolder:
+        return cls(results / SWEEPS / name)
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / "sweep.json"
+
+    def trial_file(self, digest: str) -> Path:
+        return self.path / "trials" / f"{digest}.json"
+
+    def settings(self) -> SweepSettings | None:
+        return read_document(self.settings_file, SweepSettings)
+
+    def trials(self) -> dict[str, TrialRecord]:
+        """What is known of every configuration, by digest, in the order they were chosen in."""
+        found = {file.stem: read_document(file, TrialRecord) for file in (self.path / "trials").glob("*.json")}
+        known = {digest: record for digest, record in found.items() if record is not None}
+        return dict(sorted(known.items(), key=lambda item: item[1].number))
+
+    def check(self, settings: SweepSettings) -> None:
+        """Raises UsageError where the sweep of this name searched for something else; it says what differs."""
+        before = self.settings()
+        if before is not None and (differing := settings.differing(before)):
+            shown = "; ".join(f"{name} was {then}, is now {now}" for name, (now, then) in differing.items())
+            raise UsageError(
+                f"the sweep '{settings.name}' searched for something else: {shown}; give this one another --name, or "
+                f"take the settings of {self.settings_file}"
+            )
+
+    def write(self, settings: SweepSettings) -> None:
+        write_json(self.settings_file, settings)
+
+    def write_trial(self, digest: str, record: TrialRecord) -> None:
+        write_json(self.trial_file(digest), record)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the sweep against other processes; a lock dies with its process. Raises UserError when it is held."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {self.path}: {error.strerror or error}; name another --results"
+            ) from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise held(self.path.name, os.pread(handle, 320, 0).decode(errors="replace").strip()) from None
+            # Whose it is, is a courtesy: a full disk is told by what is written next, with its name.
+            with suppress(OSError):
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, holder().encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+
+@contextmanager
+def held_on_cluster(name: str, results: str) -> Iterator[None]:
+    """Hold the sweep on the whole cluster, also where the locks of a shared folder stay on one machine.
+
+    An actor has the sweep's name; it ends with its driver. Raises UserError when there is one already.
+    """
+    import ray
+
+    class Holder:
+        def __init__(self, who: str) -> None:
+            self._who = who
+
+        def who(self) -> str:
+            return self._who
+
+    key = f"sweep:{name}:{hashlib.sha256(results.encode()).hexdigest()[:12]}"
+    try:
+        actor: Any = ray.remote(Holder).options(name=key, num_cpus=0).remote(holder())
+    except ValueError:
+        owner: Any = ""
+        with suppress(Exception):
+            owner = ray.get(ray.get_actor(key).who.remote(), timeout=10)
+        raise held(name, owner) from None
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            ray.kill(actor)
+
+
+def holder() -> str:
+    return f"pid {os.getpid()} on {platform.node()}"
+
+
+def held(name: str, owner: str) -> UserError:
+    return UserError(
+        f"the sweep '{name}' is being carried out by another process ({owner or 'unknown'}); wait for it, stop it, or "
+        "give this one another --name"
+    )
+
+
+def ordered(records: Mapping[str, TrialRecord], direction: str) -> list[tuple[str, TrialRecord]]:
+    """Configurations, the best first: finished ones by figure, then those that got less far, failed ones last."""
+    rank = {"finished": 0, "stopped": 1, "running": 2, "failed": 3}
+    sign = -1 if direction == "max" else 1
+
+    def key(item: tuple[str, TrialRecord]) -> tuple[float, ...]:
+        record = item[1]
+        figure = float("inf") if record.figure is None else sign * record.figure
+        reached = 0 if record.state == "finished" else -record.epoch
+        return (rank[record.state], reached, figure, record.number)
+
+    return sorted(records.items(), key=key)
+
+
+def best(records: Mapping[str, TrialRecord], direction: str) -> tuple[str, TrialRecord] | None:
+    """The best finished configuration, None while there is none."""
+    first = next(iter(ordered(records, direction)), None)
+    return first if first and first[1].state == "finished" and first[1].figure is not None else None

@@ -1,0 +1,100 @@
+"""Many runs under one name: what a suite or a sweep consists of, how far it is, and what came out of it.
+
+<results>/collections/<kind>/<name>/collection.json  tracking.json
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from procap.errors import UserError
+from runner.results import read_document, write_json
+
+COLLECTIONS = "collections"
+
+Status = Literal["running", "finished", "failed", "interrupted"]
+
+
+class Collection(BaseModel):
+    """`collection.json`. A run may belong to several collections; it lies in none of them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
+    kind: Literal["suite", "sweep"]
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    runs: tuple[str, ...] = Field(default=(), description="their paths below the results, each once")
+    settings: dict[str, Any] = Field(default_factory=dict, description="what was asked for, for people to read")
+    status: Status = "running"
+    figures: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
+    begun: int = Field(default_factory=lambda: time.time_ns() // 1_000_000, description="milliseconds since 1970")
+    ended: int | None = Field(default=None, description="likewise; None while it goes on")
+
+    @property
+    def tag(self) -> str:
+        """What marks its runs in a tracker: suite.base-to-novel."""
+        return f"{self.kind}.{self.name}"
+
+    @property
+    def path(self) -> str:
+        """Its folder below the results."""
+        return f"{COLLECTIONS}/{self.kind}/{self.name}"
+
+    def joined(self, other: Collection | None) -> Collection:
+        """This one with the runs of `other`, and begun when the earlier of them was."""
+        if other is None:
+            return self
+        runs = tuple(dict.fromkeys([*other.runs, *self.runs]))
+        return self.model_copy(update={"runs": runs, "begun": min(self.begun, other.begun)})
+
+
+@dataclass(frozen=True)
+class CollectionFolder:
+    """The files of one collection; reading never creates anything."""
+
+    path: Path
+
+    @property
+    def file(self) -> Path:
+        return self.path / "collection.json"
+
+    @property
+    def tracking_file(self) -> Path:
+        return self.path / "tracking.json"
+
+    def collection(self) -> Collection | None:
+        """Raises UserError for a broken file."""
+        return read_document(self.file, Collection)
+
+
+def write_collection(results: Path, collection: Collection) -> Collection:
+    """Write `collection` below `results` and give what was written.
+
+    What is there under its name already is gone on with: its runs stay, and it began when it began.
+    Raises UserError for a broken file and when nothing can be written.
+    """
+    folder = CollectionFolder(results / collection.path)
+    written = collection.joined(folder.collection())
+    write_json(folder.file, written)
+    return written
+
+
+def find_collections(results: Path) -> list[CollectionFolder]:
+    """Every collection of `results`, ordered by kind and name."""
+    files = sorted((results / COLLECTIONS).glob("*/*/collection.json"))
+    return [CollectionFolder(file.parent) for file in files]
+
+
+def read_collections(results: Path) -> list[Collection]:
+    """Every collection of `results` that can be read, the earliest first."""
+    found = []
+    for folder in find_collections(results):
+        with suppress(UserError):
+            found.append(folder.collection())
+    return sorted((one for one in found if one), key=lambda one: (one.begun, one.kind, one.name))

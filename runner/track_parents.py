@@ -1,0 +1,83 @@
+"""Suites and sweeps as MLflow shows them: what is told about one, and which runs it is the parent of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from runner.collection import CollectionFolder, find_collections, read_collections
+from runner.track_outbox import deliver, delivery_of
+from runner.track_record import Point, Record, user_tags
+from runner.track_store import Destination, Store
+
+STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+
+
+def read_collection_record(folder: CollectionFolder) -> Record | None:
+    """What there is to send of the collection in `folder`, None where there is none.
+
+    Raises UserError for a broken file.
+    """
+    collection = folder.collection()
+    if collection is None:
+        return None
+    name, data = folder.file.name, folder.file.read_bytes()
+    when = folder.file.stat().st_mtime_ns // 1_000_000
+    figures = {"runs": float(len(collection.runs)), **collection.figures}
+    tags = {collection.kind: collection.name, "procap.collection": collection.tag, "folder": str(folder.path.resolve())}
+    # A suite that is begun again may be asked for something else, and MLflow lets no parameter change.
+    tags |= {f"settings.{key}": _plain(value) for key, value in collection.settings.items()}
+    return Record(
+        name=f"{collection.kind} · {collection.name}",
+        dataset="",
+        manifest_digest=None,
+        params={},
+        tags=tags | user_tags(),
+        attempt=collection.tag,
+        epochs=[],
+        points={name: [Point(key, value, when) for key, value in figures.items()]},
+        files={name: hashlib.sha256(data).hexdigest()},
+        status=STATUS[collection.status],
+        start=collection.begun,
+        end=collection.ended if collection.status != "running" else None,
+    )
+
+
+def sync_collection(folder: CollectionFolder, destination: Destination, store: Store) -> bool:
+    """Send what `store` lacks of the collection itself, not of its runs; gives whether there was anything to send.
+
+    Raises UserError for a broken file, TrackingError when the store refuses or goes away.
+    """
+    return deliver(folder.path, lambda: read_collection_record(folder), destination, store)
+
+
+def parents(results: Path, label: str) -> dict[str, dict[str, str]]:
+    """For each run of a collection, by its path, the run ids of its parents in the store `label`, by their tag.
+
+    The earliest parent comes first. A collection that cannot be read is nobody's parent.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for collection in read_collections(results):
+        delivery = delivery_of(results / collection.path, label)
+        if delivery is not None:
+            for run in collection.runs:
+                found.setdefault(run, {})[collection.tag] = delivery.run_id
+    return found
+
+
+def missing_collections(results: Path, destination: Destination, *, gone: bool = False) -> list[str]:
+    """The paths of collections that `tracking.json` does not say are in the store, all of them if that is `gone`.
+
+    Raises UserError for a broken file.
+    """
+    missing = []
+    for folder in find_collections(results):
+        record, there = read_collection_record(folder), delivery_of(folder.path, destination.label)
+        if record is not None and (gone or there is None or not there.covers(record)):
+            missing.append(folder.path.relative_to(results).as_posix())
+    return missing
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

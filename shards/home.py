@@ -1,0 +1,38 @@
+"""Where this program keeps what it can make again, and where packed data sets are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shards.errors import DataUsageError
+from shards.urls import is_url
+
+
+def cache_home() -> Path:
+    """`$PROCAP_HOME`, else `$XDG_CACHE_HOME/procap`, else `~/.cache/procap`."""
+    if home := os.environ.get("PROCAP_HOME"):
+        return Path(home).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "procap"
+
+
+def data_root(given: str = "") -> Path:
+    """Where packed data sets are: `--data`, else `$PROCAP_DATA`, else `data` in the cache.
+
+    For a URL it is the folder of its mirror in the cache of this machine. Raises DataUsageError for a file.
+    """
+    text = given or os.environ.get("PROCAP_DATA") or str(cache_home() / "data")
+    if is_url(text):
+        # The command line looks here for every command, and a mirror takes a fifth of a second to import.
+        from shards.mirror import mirror_root
+
+        return mirror_root(text, cache_home())
+    folder = Path(text).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise DataUsageError(f"{'--data' if given else '$PROCAP_DATA ='} {folder} is a file; name a folder")
+    return folder
+
+
+def features_root() -> Path:
+    """Where image features of test splits are kept: `features` in the cache."""
+    return cache_home() / "features"

@@ -1,0 +1,123 @@
+"""Real Ray nodes on this machine: `ray start` as people type it, each node with processes of its own, to be killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+REPOSITORY = Path(__file__).parents[1]
+START_SECONDS = 90.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on, of those that neither connections nor Ray's workers are given by themselves.
+
+    Ray binds some of its ports many seconds after it was told of them.
+    """
+    while True:
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("0.0.0.0", random.randrange(20_000, 32_000)))
+            return int(probe.getsockname()[1])
+
+
+@dataclass
+class Node:
+    """One `ray start --block` and everything that it started."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def processes(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self.process.pid)
+            return [*top.children(recursive=True), top]
+        return []
+
+    def kill(self) -> None:
+        """SIGKILL to all of it at once, as when the power goes."""
+        found = self.processes()
+        # Stopped first, so that nobody starts anything while the others die.
+        for how in (signal.SIGSTOP, signal.SIGKILL):
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(how)
+        self.process.wait()
+
+
+@dataclass
+class Nodes:
+    """A cluster of nodes on 127.0.0.1; `with Nodes(folder) as nodes: nodes.head(cpus=1); nodes.add(cpus=1)`."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    dashboard_port: int = field(default_factory=free_port)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """What `ray.init` takes."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def dashboard(self) -> str:
+        """What `ray job submit` takes."""
+        return f"http://127.0.0.1:{self.dashboard_port}"
+
+    def head(self, cpus: float = 1, *, dashboard: bool = False, **environment: str) -> Node:
+        words = ["--head", "--port", str(self.port), "--include-dashboard", str(dashboard).lower()]
+        if dashboard:
+            words += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard_port)]
+        # Sockets of Unix have short names only.
+        words += ["--temp-dir", f"/tmp/ray-{os.getpid()}-{self.port}"]
+        return self._start("head", words, cpus, environment)
+
+    def add(self, cpus: float = 1, **environment: str) -> Node:
+        return self._start(f"node{len(self.nodes)}", ["--address", self.address], cpus, environment)
+
+    def _start(self, name: str, words: list[str], cpus: float, environment: Mapping[str, str]) -> Node:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / f"{name}.log"
+        command = [sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start"]
+        command += [*words, "--block", "--num-cpus", str(cpus), "--node-ip-address", "127.0.0.1"]
+        command += ["--object-store-memory", str(100 * 2**20), "--node-name", name, "--disable-usage-stats"]
+        # Jobs go through this port, which clusters on one machine would else fight for.
+        command += ["--dashboard-agent-listen-port", str(free_port())]
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **settings, **self.environment, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        node = Node(name, process, log)
+        self.nodes.append(node)
+        deadline = time.monotonic() + START_SECONDS
+        while b"Ray runtime started" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                node.kill()
+                raise RuntimeError(f"{name} did not start: {log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.1)
+        return node
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in reversed(self.nodes):
+            node.kill()

@@ -1,0 +1,235 @@
+"""What is looked at on every node before the first run: what is wrong is found by name, and in one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from object_server import object_server
+from ray_nodes import Nodes
+from toy_shards import toy_source
+
+from cluster import node_probe
+from cluster.node_probe import look
+from cluster.preflight import Node, Wants, check_nodes, problems_of
+from procap.errors import UserError
+from shards.pack import pack_source
+
+NODE = Node("0123", "10.0.0.2", "gpu2", "10.0.0.2", gpus=0.0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    pack_source(toy_source(), root, per_shard=5)
+    return root
+
+
+@pytest.fixture
+def wants(data, tmp_path) -> Wants:
+    return Wants(data=str(data), results=str(tmp_path / "results"), datasets=("toy",))
+
+
+class Pair:
+    """The driver and one node, in this process; `there` are the changes of what the node is asked or has."""
+
+    def __init__(self, wants: Wants) -> None:
+        self.request = wants.plain() | {"nonce": "0" * 32}
+        self.here = look(self.request | {"name": "driver"})
+
+    def reasons(self, **there: object) -> list[str]:
+        asked = {name: there.pop(name) for name in list(there) if name in self.request}
+        facts = look(self.request | {"name": NODE.id} | asked) | there
+        return list(problems_of(NODE, facts, self.here, self.request))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(node_probe, "SEEN_SECONDS", 0.0)
+
+
+def test_a_node_like_the_driver_is_fit(wants):
+    assert Pair(wants).reasons() == []
+
+
+def test_other_versions_and_other_code_are_named(wants):
+    pair = Pair(wants)
+    assert pair.reasons(torch="1.0") == [f"torch 1.0, here {pair.here['torch']}"]
+    assert pair.reasons(torch="") == [f"torch is not installed, here {pair.here['torch']}"]
+    assert pair.reasons(code="f" * 16)[0].startswith("other files of the program than here")
+
+
+def test_results_elsewhere_are_found_by_a_file_that_is_not_seen(wants, tmp_path):
+    pair = Pair(wants)
+    (tmp_path / "own").mkdir()
+    reasons = pair.reasons(results=str(tmp_path / "own"))
+    assert len(reasons) == 1 and "is not the same storage as here" in reasons[0]
+    assert os.listdir(tmp_path / "own") == [], "nothing is left in a place that is not ours"
+
+
+def test_results_that_a_node_sees_and_cannot_write_are_named(wants):
+    pair = Pair(wants)
+    mark = Path(wants.results) / f".preflight-{'0' * 32}"
+    (mark / NODE.id).mkdir()
+    assert pair.reasons() == [f"results: {mark / NODE.id}: Is a directory"]
+
+
+def test_a_full_disk_is_named_before_the_first_run(wants):
+    assert Pair(wants).reasons(free=str(2**20)) == ["results: only 1 MiB free"]
+
+
+def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
+    pair = Pair(wants)
+    assert "no shards of 'toy'" in pair.reasons(data=str(tmp_path / "nowhere"))[0]
+    cut = shutil.copytree(data, tmp_path / "cut")
+    file = cut / "toy" / "test" / "1.tar"
+    file.write_bytes(file.read_bytes()[:-512])
+    assert pair.reasons(data=str(cut)) == [f"data: {file} is missing, cut short or not readable"]
+    other = shutil.copytree(data, tmp_path / "other")
+    manifest = other / "toy" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"template": "a sketch of a {}."}))
+    assert pair.reasons(data=str(other)) == ["data: toy has other content than here"]
+
+
+def test_a_set_that_is_drawn_on_demand_need_not_be_there_where_it_can_be_written(wants, tmp_path):
+    request = wants.plain() | {
+        "nonce": "0" * 32,
+        "name": "driver",
+        "data": str(tmp_path / "new"),
+        "datasets": ["digits"],
+    }
+    assert look(request)["data"] == {"digits": ""}
+    assert "no shards of 'dtd'" in look(request | {"datasets": ["dtd"]})["data"]["dtd"]
+
+
+def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
+    file = tmp_path / "clip.pt"
+    file.write_bytes(os.urandom(3_000_000))
+    pair = Pair(replace(wants, backbones=(("ViT-B-16", str(file)), ("mini", None))))
+    assert pair.request["files"] == [str(file)] and pair.reasons() == []
+    file.write_bytes(file.read_bytes()[:-1] + b"\0\0")
+    assert pair.reasons() == [f"weights {file}: other bytes than here"]
+    file.unlink()
+    assert pair.reasons() == [f"weights {file}: {file}: No such file or directory"]
+
+
+def test_gpus_that_ray_was_told_of_have_to_be_there(wants):
+    pair = Pair(wants)
+    facts = look(pair.request | {"name": NODE.id}) | {"gpus": "1"}
+    assert list(problems_of(replace(NODE, gpus=2.0), facts, pair.here, pair.request)) == ["1 GPUs, Ray was told 2"]
+
+
+def test_a_node_where_nothing_of_this_is_installed_can_say_so(wants):
+    """With the standard library alone, as a bare node has it."""
+    request = wants.plain() | {"nonce": "0" * 32, "name": "bare", "files": ["/nowhere/clip.pt"]}
+    code = f"exec(open({node_probe.__file__!r}).read()); import json; print(json.dumps(look({request!r})))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    reasons = list(
+        problems_of(NODE, json.loads(done.stdout), Pair(wants).here | {"files": {"/nowhere/clip.pt": ""}}, request)
+    )
+    assert any("torch is not installed" in reason for reason in reasons)
+    assert any("the package procap of this program is not installed" in reason for reason in reasons)
+    assert any(reason == "weights /nowhere/clip.pt: /nowhere/clip.pt: No such file or directory" for reason in reasons)
+
+
+@pytest.fixture(scope="module")
+def nodes(data, tmp_path_factory) -> Iterator[Nodes]:
+    """A head and another node, each with a cache of its own and both with the driver's data."""
+    import ray
+
+    folder = tmp_path_factory.mktemp("nodes")
+    with (
+        object_server(folder) as s3,
+        Nodes(folder, environment=s3.environment) as running,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in {**s3.environment, "RAY_AUTH_MODE": "disabled", "PROCAP_HOME": str(folder / "home")}.items():
+            patch.setenv(name, value)
+        running.head(PROCAP_HOME=str(folder / "head"), PROCAP_DATA=str(data))
+        running.add(PROCAP_HOME=str(folder / "node1"), PROCAP_DATA=str(data))
+        ray.init(address=running.address, log_to_driver=False, logging_level=logging.ERROR)
+        running.s3 = s3
+        yield running
+        ray.shutdown()
+
+
+@pytest.mark.slow
+def test_every_real_node_is_asked_and_nothing_is_left_behind(nodes, wants):
+    check_nodes(wants)
+    assert os.listdir(wants.results) == []
+
+
+@pytest.mark.slow
+def test_results_and_data_behind_a_url_are_checked_on_every_real_node(nodes, wants, data):
+    from shards.object_folder import ObjectFolder
+
+    there = ObjectFolder(f"s3://{nodes.s3.bucket}/data")
+    for file in (data / "toy").rglob("*"):
+        if file.is_file():
+            there.write(file.relative_to(data).as_posix(), file.read_bytes())
+    check_nodes(replace(wants, data=there.url, results=f"s3://{nodes.s3.bucket}/results"))
+    assert ObjectFolder(f"s3://{nodes.s3.bucket}/results").list() == {}
+    with pytest.raises(UserError, match=r"s3://no-such-bucket.* is not there"):
+        check_nodes(replace(wants, results="s3://no-such-bucket/results"))
+    each_node_fetches_each_shard_once(nodes, there.url)
+
+
+def each_node_fetches_each_shard_once(nodes: Nodes, url: str) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=0)
+    def read(address: str) -> int:
+        from shards.home import data_root
+        from shards.reader import open_dataset
+
+        split = open_dataset(data_root(address), "toy").split("train")
+        return sum(split.image(i).size[0] > 0 for i in range(len(split)))
+
+    before = nodes.s3.asked("GET", ".tar")
+    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in ray.nodes() if node["Alive"]]
+    counts = ray.get([read.options(scheduling_strategy=place).remote(url) for place in places for _ in range(2)])
+    assert counts == [23] * 4
+    assert nodes.s3.asked("GET", ".tar") - before == 2 * 5, "two nodes, each of five shards once"
+
+
+@pytest.mark.slow
+def test_a_node_without_the_data_is_named_before_anything_runs(nodes, wants, tmp_path, monkeypatch):
+    monkeypatch.setenv("PROCAP_DATA", wants.data)
+    node = nodes.add(PROCAP_DATA=str(tmp_path / "empty"))
+    try:
+        with pytest.raises(UserError, match=rf"1 of 3 nodes cannot be used: .*{node.name}\): data: no shards of 'toy'"):
+            check_nodes(replace(wants, data=""))
+    finally:
+        node.kill()
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, wants):
+    node = nodes.add()
+    for process in node.processes():
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(UserError, match=rf"{node.name}\): no answer within 3 s") as error:
+            check_nodes(wants, timeout=3.0)
+        assert "\n" not in str(error.value)
+    finally:
+        node.kill()
+    import ray
+
+    deadline = time.monotonic() + 120
+    while sum(each["Alive"] for each in ray.nodes()) > 2 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    check_nodes(wants)

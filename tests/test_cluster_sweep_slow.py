@@ -1,0 +1,180 @@
+"""`procap sweep` on two real Ray nodes of this machine: equal to one run at a time, killed, stopped early, and alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from ray_nodes import REPOSITORY, Nodes
+
+from benchmarks.cli import main
+from cluster.sweep_record import SweepFolder, TrialRecord
+from runner.results import RunFolder, find_runs
+
+pytestmark = pytest.mark.slow
+
+ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--batch-size", "4"]
+TPE = ["--name", "tpe", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--epochs", "12"]
+HALVED = ["--name", "asha", "--vary", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--stop", "asha", "--grace", "1", "--reduction", "2",
+          "--epochs", "5", "--recipe-field", "warmup=none"]  # fmt: skip
+PROGRAM = [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory) -> Iterator[Nodes]:
+    """A head and another node with a processor each."""
+    with Nodes(tmp_path_factory.mktemp("nodes")) as found:
+        found.head(cpus=1)
+        found.add(cpus=1)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def data(few_digits, tiny_checkpoint) -> list[str]:
+    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off"]
+
+
+@pytest.fixture
+def cluster(nodes: Nodes, data: list[str]) -> list[str]:
+    return [*data, "--on", "ray", "--address", nodes.address]
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    """`procap sweep` as a process of its own."""
+    settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*PROGRAM, "sweep", *words],
+        env={**os.environ, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(words: list[str], code: int = 0) -> tuple[dict, str]:
+    """What the sweep printed as JSON, and what it said."""
+    process = start([*words, "--json"])
+    out, err = process.communicate(timeout=420)
+    assert process.returncode == code, err
+    return json.loads(out.splitlines()[-1]) if code == 0 else {}, err
+
+
+def wait_until(what, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def checkpoints(results: Path) -> dict[str, str]:
+    return {
+        run.path.relative_to(results).as_posix(): done.checkpoint_sha256
+        for run in find_runs(results)
+        if (done := run.train())
+    }
+
+
+def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_one_run_at_a_time(cluster, data, tmp_path) -> None:
+    grid = [*ASKED, "--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end,front", "--epochs", "2"]
+    there, here = tmp_path / "there", tmp_path / "here"
+    found, err = finish([*grid, *cluster, "--results", str(there)])
+    assert "2 at once on the cluster" in err
+    assert main(["sweep", *grid, *data, "--at-once", "1", "--results", str(here)]) == 0
+    assert checkpoints(there) == checkpoints(here) and len(checkpoints(here)) == 8
+    local = json.loads(SweepFolder.of(here, "grid").path.joinpath("summary.json").read_text())
+    assert found["configurations"] == local["configurations"]
+
+
+def test_a_killed_driver_is_gone_on_with_and_the_budget_is_kept(cluster, tmp_path) -> None:
+    words = [*ASKED, *TPE, *cluster, "--results", str(tmp_path), "--trials", "4"]
+    folder = SweepFolder.of(tmp_path, "tpe")
+    driver = start(words)
+    wait_until(lambda: any(record.state == "finished" for record in folder.trials().values()))
+    driver.kill()
+    driver.communicate()
+    before = checkpoints(tmp_path)
+    begun = set(folder.trials())
+    times = {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
+    found, err = finish(words)
+    assert found["counts"] == {"finished": 4, "stopped": 0, "running": 0, "failed": 0}
+    assert begun <= {row["configuration"] for row in found["configurations"]}
+    assert len(find_runs(tmp_path)) == len(checkpoints(tmp_path)) == 8
+    assert times == {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
+    assert "to be taken up again" in err
+
+
+def mean_at(record: TrialRecord, epoch: int, results: Path) -> float:
+    """The mean over its runs of what `validation.json` says of an epoch, 1-based."""
+    accuracies = []
+    for run in record.runs:
+        [count] = [count for count in RunFolder(results / run).validation() if count.epoch == epoch - 1]
+        assert count.target == "digits:base:val"
+        accuracies.append(100 * count.correct / count.total)
+    return fmean(accuracies)
+
+
+def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, data, tmp_path) -> None:
+    results, whole = tmp_path / "halved", tmp_path / "whole"
+    words = [*ASKED, *HALVED, *cluster, "--results", str(results)]
+    found, _ = finish(words)
+    records = SweepFolder.of(results, "asha").trials()
+    stopped = [record for record in records.values() if record.state == "stopped"]
+    assert found["counts"]["stopped"] == len(stopped) > 0 and found["counts"]["finished"] > 0
+    for record in records.values():
+        assert set(record.curve) == set(range(1, record.epoch + 1))
+        for epoch, figure in record.curve.items():
+            assert figure == pytest.approx(mean_at(record, epoch, results))
+        if record.state == "stopped":
+            assert record.epoch < 5 and record.figure == record.curve[record.epoch]
+            assert all(not (results / run / "train.json").exists() for run in record.runs)
+    # Nobody is stopped any more: those that were go on where they are.
+    resumed = [
+        progress.step for record in stopped for run in record.runs if (progress := RunFolder(results / run).progress())
+    ]
+    assert len(resumed) == 2 * len(stopped) and all(resumed)
+    words[words.index("asha", words.index("--stop"))] = "none"
+    for flag in ("--grace", "--reduction"):
+        del words[words.index(flag) : words.index(flag) + 2]
+    again, _ = finish(words)
+    assert again["counts"]["finished"] == 6
+    grid = [*ASKED, "--name", "whole", *HALVED[2:4], *HALVED[-4:], *data, "--at-once", "1"]
+    assert main(["sweep", *grid, "--results", str(whole)]) == 0
+    assert checkpoints(results) == checkpoints(whole)
+    went_on = [done.resumed for record in stopped for run in record.runs if (done := RunFolder(results / run).train())]
+    assert all(went_on)
+
+
+def test_a_cluster_has_one_sweep_of_a_name_where_locks_do_not_reach(nodes, cluster, tmp_path) -> None:
+    words = [*ASKED, *TPE, *cluster, "--results", str(tmp_path), "--trials", "2"]
+    first = start(words)
+    folder = SweepFolder.of(tmp_path, "tpe")
+    wait_until(lambda: folder.trials())
+    wait_until(lambda: find_runs(tmp_path))
+    _, err = finish(words, code=1)
+    assert f"pid {first.pid} on" in err and "error: the sweep 'tpe' is being carried out" in err
+    # As on another machine that sees these files and not the lock.
+    os.replace(folder.path / ".lock", folder.path / ".other")
+    _, err = finish(words, code=1)
+    assert f"pid {first.pid} on" in err
+    first.send_signal(signal.SIGTERM)
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == 143, err
+    found, _ = finish(words)
+    assert found["counts"]["finished"] == 2
+
+
+def test_time_that_is_up_leaves_states_that_are_gone_on_with(cluster, tmp_path) -> None:
+    words = [*ASKED, *TPE[:-1], "400", *cluster, "--results", str(tmp_path), "--trials", "2"]
+    found, err = finish([*words, "--hours", str(15 / 3600)])
+    assert found["counts"] == {"finished": 0, "stopped": 0, "running": 2, "failed": 0}
+    assert "2 configurations unfinished, with their states kept" in err
+    steps = [progress.step for run in find_runs(tmp_path) if (progress := run.progress())]
+    assert steps and max(steps) > 0

@@ -1,0 +1,267 @@
+"""Collections: suites and sweeps are parent runs in MLflow, each run is below one of them and there once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import tracked_runs
+from pydantic import ValidationError
+
+from runner.collection import Collection, CollectionFolder, Status, read_collections, write_collection
+from runner.config import Workplace
+from runner.results import RunFolder
+from runner.track import pending, sync_all
+from runner.track_collection import CollectionTracker
+from runner.track_outbox import PARENT_TAG, sync
+from runner.track_parents import sync_collection
+from runner.track_store import Destination, Store, open_store
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def shared(home: Path) -> Store:
+    """A real SQLite store, made once: its tables take seconds."""
+    return open_store(Destination(f"sqlite:///{home / 'mlflow.db'}", "first", home))
+
+
+@pytest.fixture
+def destination(home: Path, shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Destination:
+    """An experiment of its own for every test."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
+    return Destination.choose(tmp_path, f"sqlite:///{home / 'mlflow.db'}")
+
+
+@pytest.fixture
+def store(destination: Destination) -> Store:
+    return open_store(destination)
+
+
+def finished(results: Path, seed: int) -> str:
+    folder = tracked_runs.begin(results, seed)
+    tracked_runs.finish(folder)
+    tracked_runs.evaluate(folder, "base", 60)
+    tracked_runs.evaluate(folder, "novel", 40)
+    return folder.path.relative_to(results).as_posix()
+
+
+def place(destination: Destination) -> Workplace:
+    return Workplace(data=destination.results, results=destination.results, tracking_uri=destination.uri)
+
+
+def all_runs(store: Store) -> list:
+    return list(store.client.search_runs([store.experiment_id]))
+
+
+def family(store: Store) -> dict[str, list[str]]:
+    """The names of the runs below each parent, by the parent's name."""
+    runs = all_runs(store)
+    names = {run.info.run_id: run.info.run_name for run in runs}
+    below: dict[str, list[str]] = {}
+    for run in runs:
+        if parent := run.data.tags.get(PARENT_TAG):
+            below.setdefault(names[parent], []).append(run.info.run_name)
+    return {name: sorted(children) for name, children in below.items()}
+
+
+def test_a_collection_goes_on_with_what_was_written_of_it(tmp_path: Path) -> None:
+    first = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("a", "b"), begun=5))
+    again = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("b", "c"), status="finished"))
+    assert first.runs == ("a", "b") and again.runs == ("a", "b", "c") and again.begun == 5
+    write_collection(tmp_path, Collection(kind="sweep", name="rates", begun=3))
+    assert [(one.tag, one.status) for one in read_collections(tmp_path)] == [
+        ("sweep.rates", "running"),
+        ("suite.few-shot", "finished"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b"])
+def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError):
+        Collection(kind="sweep", name=name)
+
+
+def test_a_suite_is_a_parent_run_with_its_runs_below(destination: Destination, store: Store) -> None:
+    runs = [finished(destination.results, seed) for seed in (1, 2)]
+    tracker = CollectionTracker(
+        place(destination), Collection(kind="suite", name="base-to-novel", settings={"shots": 16, "world": "mini"})
+    )
+    tracker.update(runs)
+    tracker.close("finished", {"hm/maple": 60.0})
+    assert family(store) == {
+        "suite · base-to-novel": ["maple · shapes · base · seed 1", "maple · shapes · base · seed 2"]
+    }
+    (parent,) = [run for run in all_runs(store) if run.data.tags.get("suite") == "base-to-novel"]
+    assert parent.info.status == "FINISHED" and parent.info.end_time >= parent.info.start_time
+    assert parent.data.metrics == {"runs": 2.0, "runs_finished": 2.0, "hm/maple": 60.0}
+    assert parent.data.tags["settings.shots"] == "16" and parent.data.tags["settings.world"] == "mini"
+    found = store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'")
+    assert [run.data.metrics["hm"] for run in found] == [pytest.approx(60.0)] * 2
+    assert pending(destination.results, destination.uri) == []
+
+
+def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(destination: Destination, store: Store) -> None:
+    results = destination.results
+    shared, alone = finished(results, 1), finished(results, 2)
+    write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), begun=2))
+    write_collection(results, Collection(kind="suite", name="stability", runs=(shared,), begun=1))
+    for _ in range(2):
+        summary = sync_all(results, destination.uri)
+    assert summary.sent == [] and summary.up_to_date == 4 and len(all_runs(store)) == 4
+    assert family(store) == {
+        "suite · stability": ["maple · shapes · base · seed 1"],
+        "sweep · rates": ["maple · shapes · base · seed 2"],
+    }
+    both = store.client.search_runs(
+        [store.experiment_id], "tags.`suite.stability` = 'yes' AND tags.`sweep.rates` = 'yes'"
+    )
+    assert [run.data.tags["seed"] for run in both] == ["1"]
+
+
+def test_a_run_that_was_sent_before_is_put_below_its_parent_without_new_points(
+    destination: Destination, store: Store
+) -> None:
+    run = finished(destination.results, 1)
+    assert sync(RunFolder(destination.results / run), destination, store)
+    (before,) = all_runs(store)
+    write_collection(destination.results, Collection(kind="suite", name="late", runs=(run,)))
+    assert [str(missing) for missing in pending(destination.results, destination.uri)] == [
+        "collections/suite/late: its state"
+    ]
+    sync_all(destination.results, destination.uri)
+    assert family(store) == {"suite · late": [before.info.run_name]} and len(all_runs(store)) == 2
+    for key in before.data.metrics:
+        steps = Counter(metric.step for metric in store.client.get_metric_history(before.info.run_id, key))
+        assert max(steps.values()) == 1
+    # The run's own tracker knows nothing of collections and must not take it out of them.
+    assert not sync(RunFolder(destination.results / run), destination, store)
+    assert family(store) == {"suite · late": [before.info.run_name]}
+
+
+def test_a_parent_deleted_from_the_store_comes_back_with_its_runs_below(destination: Destination, store: Store) -> None:
+    run = finished(destination.results, 1)
+    write_collection(destination.results, Collection(kind="suite", name="gone", runs=(run,)))
+    sync_all(destination.results, destination.uri)
+    (parent,) = [one for one in all_runs(store) if "suite" in one.data.tags]
+    store.client.delete_run(parent.info.run_id)
+    sync_all(destination.results, destination.uri)
+    assert len(all_runs(store)) == 2 and family(store) == {"suite · gone": ["maple · shapes · base · seed 1"]}
+
+
+CALLS = ("create_run", "log_batch", "log_batch after", "log_artifact", "set_terminated", "write_json after")
+
+
+@pytest.mark.parametrize("dies", CALLS)
+def test_a_kill_between_any_two_steps_makes_nothing_twice(
+    dies: str, destination: Destination, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = destination.results
+    run = finished(results, 1)
+    write_collection(
+        results, Collection(kind="suite", name="killed", runs=(run,), status="finished", figures={"hm/maple": 60.0})
+    )
+    folder = CollectionFolder(results / "collections/suite/killed")
+    for send in (
+        lambda: sync_collection(folder, destination, store),
+        lambda: sync_all(results, destination.uri),
+    ):
+        child = os.fork()
+        if child == 0:
+            _die_at(dies, store)
+            send()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    for _ in range(2):
+        sync_all(results, destination.uri)
+    assert len(all_runs(store)) == 2 and family(store) == {"suite · killed": ["maple · shapes · base · seed 1"]}
+    for one in all_runs(store):
+        assert one.info.status == "FINISHED"
+        for key in one.data.metrics:
+            steps = Counter(metric.step for metric in store.client.get_metric_history(one.info.run_id, key))
+            assert max(steps.values()) == 1, f"{key} was sent twice"
+
+
+def _die_at(call: str, store: Store) -> None:
+    """Let this process be killed before, or right after, the first such call."""
+    import runner.track_outbox as outbox
+
+    name, _, after = call.partition(" ")
+    owner = outbox if name == "write_json" else type(store.client)
+    real: Callable = getattr(owner, name)
+
+    def dying(*values: object, **named: object) -> None:
+        if after:
+            real(*values, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, dying)
+
+
+def test_a_dead_tracker_costs_one_line_and_sync_sends_everything_later(
+    destination: Destination, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    results = destination.results
+    at = Workplace(data=results, results=results, tracking_uri=dead)
+    tracker = CollectionTracker(at, Collection(kind="sweep", name="rates"))
+    run = finished(results, 1)
+    tracker.LIVE_SECONDS = 0.0
+    tracker.update([run])
+    tracker.update([run], {"best": 1.0})
+    tracker.close("failed")
+    assert capsys.readouterr().err.count("\n") == 1
+    (there,) = read_collections(results)
+    assert (there.status, there.runs, there.figures["best"]) == ("failed", (run,), 1.0)
+    sync_all(results, destination.uri)
+    assert family(store) == {"sweep · rates": ["maple · shapes · base · seed 1"]}
+    assert [one.info.status for one in all_runs(store) if "sweep" in one.data.tags] == ["FAILED"]
+
+
+def test_a_results_folder_that_cannot_be_written_is_said_and_stops_nothing(
+    destination: Destination, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (destination.results / "collections").write_text("a file where a folder must be")
+    tracker = CollectionTracker(place(destination), Collection(kind="suite", name="blocked"))
+    tracker.update(["base/shapes/maple/mini/16shot/seed1-0"])
+    tracker.close("finished")
+    assert "cannot" in capsys.readouterr().err
+
+
+def test_with_tracking_off_the_collection_is_kept_for_later(tmp_path: Path) -> None:
+    run = finished(tmp_path, 1)
+    at = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off")
+    tracker = CollectionTracker(at, Collection(kind="suite", name="quiet"))
+    tracker.update([run])
+    tracker.close("finished")
+    written = json.loads((tmp_path / "collections/suite/quiet/collection.json").read_text())
+    assert written["runs"] == [run] and written["status"] == "finished" and written["schema"] == 1
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_several_threads_may_tell_of_runs_at_once(destination: Destination, store: Store) -> None:
+    runs = [finished(destination.results, seed) for seed in range(1, 9)]
+    tracker = CollectionTracker(place(destination), Collection(kind="suite", name="threads", runs=tuple(runs)))
+    tracker.LIVE_SECONDS = 0.0
+    threads = [threading.Thread(target=tracker.update, args=([run],)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    status: Status = "finished"
+    tracker.close(status)
+    assert len(family(store)["suite · threads"]) == 8 and len(all_runs(store)) == 9

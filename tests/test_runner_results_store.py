@@ -1,0 +1,504 @@
+"""Results behind a URL: never a finished run without its weights, whatever is killed; machines go on for each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_server import ObjectServer, object_server
+
+from benchmarks.cli import main
+from procap.errors import UsageError, UserError
+from runner import results_store
+from runner.config import Target, Workplace, plan_run
+from runner.evaluate import evaluate
+from runner.results import Progress, RunFolder
+from runner.results_store import ResultsStore, results_root
+from runner.train import train
+from shards.errors import DataError, DataUsageError, NotThere, Unreachable
+from shards.object_folder import ObjectFolder
+
+RUN = "base/toy/coop/mini/16shot/seed1-0123abcd"
+OTHER = "base/toy/coop/mini/16shot/seed2-89abcdef"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with object_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def s3(server, monkeypatch) -> ObjectServer:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(results_store, "PATIENCE", (0.0, 0.01))
+
+
+@pytest.fixture(params=["s3", "local"])
+def url(request, tmp_path) -> str:
+    if request.param == "local":
+        return f"local://{tmp_path}/remote"
+    return f"s3://{request.getfixturevalue('s3').bucket}/{tmp_path.name}"
+
+
+@pytest.fixture
+def here(url, tmp_path) -> ResultsStore:
+    return ResultsStore(url, tmp_path / "here")
+
+
+@pytest.fixture
+def elsewhere(url, tmp_path) -> ResultsStore:
+    """Another machine."""
+    return ResultsStore(url, tmp_path / "elsewhere")
+
+
+def write(store: ResultsStore, files: dict[str, bytes], run: str = RUN) -> None:
+    for name, content in files.items():
+        file = store.local / run / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+def finished(weights: bytes, **more: bytes) -> dict[str, bytes]:
+    train = json.dumps({"checkpoint_sha256": hashlib.sha256(weights).hexdigest()}).encode()
+    return {"config.json": b"{}", "checkpoint.safetensors": weights, "train.json": train, **more}
+
+
+def content(store: ResultsStore, run: str = RUN) -> dict[str, bytes]:
+    folder = store.local / run
+    files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def remote(store: ResultsStore, run: str = RUN) -> dict[str, bytes]:
+    assert store.url
+    folder = ObjectFolder(store.url)
+    names = folder.list(run)
+    return {name.removeprefix(f"{run}/"): data for name, data in folder.read(f"{run}/{n}" for n in names).items()}
+
+
+def test_what_one_machine_pushes_another_one_pulls(here, elsewhere):
+    files = finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"})
+    write(here, files)
+    here.push(RUN)
+    assert remote(here) == files
+    elsewhere.pull(RUN)
+    assert content(elsewhere) == files
+
+
+def test_tables_need_documents_alone(here, elsewhere):
+    for run in (RUN, OTHER):
+        write(here, finished(run.encode()), run)
+        here.push(run)
+    write(here, {"step-1.safetensors": b"state", "progress.json": b"{}"}, "base/toy/maple/mini/16shot/seed1-00000000/x")
+    write(here, {"collection.json": b"{}"}, "collections/suite/table-1")
+    here.push_all()
+    elsewhere.pull_all()
+    for run in (RUN, OTHER):
+        assert set(content(elsewhere, run)) == {"config.json", "train.json"}
+    assert content(elsewhere, "collections/suite/table-1") == {"collection.json": b"{}"}
+    elsewhere.pull(RUN)
+    assert content(elsewhere) == finished(RUN.encode()), "weights follow when they are needed"
+
+
+def test_only_what_changed_travels(here, elsewhere, monkeypatch):
+    write(here, finished(b"prompts"))
+    here.push(RUN)
+    elsewhere.pull(RUN)
+    moved: list[str] = []
+    write_there, read_there = ObjectFolder.write, ObjectFolder.read
+    monkeypatch.setattr(
+        ObjectFolder, "write", lambda self, name, *a, **k: moved.append(name) or write_there(self, name, *a, **k)
+    )
+    monkeypatch.setattr(
+        ObjectFolder, "read", lambda self, names: read_there(self, [moved.append(name) or name for name in names])
+    )
+    here.push(RUN)
+    elsewhere.pull(RUN)
+    elsewhere.pull_all()
+    assert moved == []
+    write(here, {"eval/toy-novel-test.json": b"[2]"})
+    here.push(RUN)
+    elsewhere.pull(RUN)
+    assert moved == [f"{RUN}/eval/toy-novel-test.json"] * 2
+
+
+def test_a_run_goes_on_elsewhere_from_the_last_pushed_state(here, elsewhere):
+    write(here, {"config.json": b"{}", "progress.json": b"1", "state/step-1.safetensors": b"one"})
+    here.push(RUN)
+    (here.local / RUN / "state/step-1.safetensors").unlink()
+    write(here, {"progress.json": b"2", "state/step-2.safetensors": b"two"})
+    here.push(RUN)
+    elsewhere.pull(RUN)
+    assert set(content(elsewhere)) == {"config.json", "progress.json"}, "a state is for who holds the run"
+    elsewhere.pull(RUN, state=True)
+    assert content(elsewhere) == {"config.json": b"{}", "progress.json": b"2", "state/step-2.safetensors": b"two"}
+    shutil.rmtree(elsewhere.local / RUN / "state")
+    (elsewhere.local / RUN / "progress.json").unlink()
+    write(elsewhere, finished(b"prompts"))
+    elsewhere.push(RUN)
+    assert remote(here) == finished(b"prompts"), "a finished run leaves no state behind"
+    here.pull(RUN, state=True)
+    assert content(here) == finished(b"prompts")
+
+
+def test_a_state_that_could_not_be_sent_is_not_lost(here):
+    write(here, {"config.json": b"{}", "state/step-1.safetensors": b"one"})
+    here.push(RUN)
+    write(here, {"state/step-2.safetensors": b"two"})
+    here.pull(RUN, state=True)
+    assert content(here)["state/step-2.safetensors"] == b"two"
+
+
+def test_a_run_that_was_forgotten_is_forgotten_everywhere(here, elsewhere):
+    write(here, finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"}))
+    here.push(RUN)
+    elsewhere.pull(RUN)
+    shutil.rmtree(here.local / RUN)
+    here.clear(RUN)
+    assert remote(here) == {}
+    elsewhere.pull(RUN)
+    assert content(elsewhere) == {}
+
+
+def test_the_first_to_finish_has_the_say(here, elsewhere):
+    for store in (here, elsewhere):
+        store.pull(RUN)
+    write(here, finished(b"first"))
+    write(elsewhere, finished(b"second"))
+    here.push(RUN)
+    elsewhere.push(RUN)
+    assert remote(here) == content(elsewhere) == content(here) == finished(b"first")
+
+
+def test_two_that_finish_at_once_leave_one_whole_run(here, elsewhere, monkeypatch):
+    monkeypatch.setattr(results_store, "PATIENCE", (0.05, 0.1, 0.2, 0.4, 0.8))
+    stores = {b"first": here, b"second": elsewhere}
+    for attempt in range(3):
+        run = f"base/toy/coop/mini/16shot/seed{attempt}-0000000{attempt}"
+        for weights, store in stores.items():
+            write(store, finished(weights), run)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda store, run=run: store.push(run), stores.values()))
+        left = remote(here, run)
+        assert left in (finished(b"first"), finished(b"second"))
+        for store in stores.values():
+            store.pull(run)
+            assert content(store, run) == left
+
+
+def test_a_machine_lost_between_checkpoint_and_train_json_is_not_waited_for_for_ever(here, elsewhere):
+    ObjectFolder(here.url).write(f"{RUN}/checkpoint.safetensors", b"of a lost machine")
+    write(elsewhere, finished(b"prompts"))
+    elsewhere.push(RUN)
+    assert remote(elsewhere) == finished(b"prompts")
+
+
+def test_foreign_weights_are_never_sent(here):
+    write(here, finished(b"prompts") | {"checkpoint.safetensors": b"others"})
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors is not the file that training wrote"):
+        here.push(RUN)
+    assert "train.json" not in remote(here) and "checkpoint.safetensors" not in remote(here)
+
+
+def test_a_checkpoint_that_was_altered_here_is_fetched_again(here):
+    write(here, finished(b"prompts"))
+    here.push(RUN)
+    write(here, {"checkpoint.safetensors": b"altered"})
+    here.pull(RUN)
+    assert content(here) == finished(b"prompts")
+
+
+class Killed(BaseException):
+    """What no `except Exception` stops, as nothing stops a kill."""
+
+
+def is_whole(files: dict[str, bytes]) -> bool:
+    if "train.json" not in files:
+        return True
+    named = json.loads(files["train.json"])["checkpoint_sha256"]
+    return named == hashlib.sha256(files.get("checkpoint.safetensors", b"")).hexdigest()
+
+
+def life_of_a_run(store: ResultsStore) -> None:
+    """A training with a rotated state, its end, an evaluation, and the same once more after --force."""
+    for weights in (b"prompts", b"other prompts"):
+        write(store, {"config.json": b"{}", "progress.json": b"1", "state/step-1.safetensors": b"one"})
+        store.push(RUN)
+        (store.local / RUN / "state/step-1.safetensors").unlink()
+        write(store, {"state/step-2.safetensors": b"two"})
+        store.push(RUN)
+        write(store, finished(weights))
+        shutil.rmtree(store.local / RUN / "state")
+        (store.local / RUN / "progress.json").unlink()
+        store.push(RUN)
+        write(store, {"eval/toy-base-test.json": weights})
+        store.push(RUN)
+        if weights == b"prompts":
+            for name in content(store):
+                (store.local / RUN / name).unlink()
+            store.clear(RUN)
+
+
+def test_killed_between_any_two_puts_there_is_no_finished_run_without_its_weights(tmp_path, monkeypatch):
+    left = [0]
+
+    def counted(plain):
+        def call(*args, **kwargs):
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return plain(*args, **kwargs)
+
+        return call
+
+    for name in ("write", "delete"):
+        monkeypatch.setattr(ObjectFolder, name, counted(getattr(ObjectFolder, name)))
+    last = b"other prompts"
+    for kill_at in range(200):
+        url = f"local://{tmp_path}/{kill_at}/remote"
+        here, elsewhere = (ResultsStore(url, tmp_path / str(kill_at) / name) for name in ("here", "elsewhere"))
+        left[0] = kill_at
+        try:
+            life_of_a_run(here)
+            done = True
+        except Killed:
+            done = False
+        left[0] = 10**6
+        assert is_whole(remote(here)), f"after {kill_at} calls"
+        elsewhere.pull(RUN, state=True)
+        assert is_whole(content(elsewhere))
+        here.push(RUN)
+        assert is_whole(remote(here))
+        if done:
+            assert remote(here) == finished(last, **{"eval/toy-base-test.json": last})
+            break
+    assert done and kill_at > 20
+
+
+def test_killed_while_it_pulls_a_machine_has_no_finished_run_without_its_weights(tmp_path, monkeypatch):
+    url = f"local://{tmp_path}/remote"
+    here = ResultsStore(url, tmp_path / "here")
+    write_bytes, left = results_store.write_bytes, [0]
+
+    def counted(path: Path, data: bytes) -> str:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(results_store, "write_bytes", counted)
+    for kill_at in range(20):
+        elsewhere = ResultsStore(url, tmp_path / str(kill_at))
+        shutil.rmtree(here.local, ignore_errors=True)
+        here.clear(RUN)
+        write(here, finished(b"prompts"))
+        here.push(RUN)
+        left[0] = 10**6
+        elsewhere.pull(RUN)
+        here.clear(RUN)
+        write(here, finished(b"other prompts", **{"eval/toy-base-test.json": b"[2]"}))
+        here.push(RUN)
+        left[0] = kill_at
+        try:
+            elsewhere.pull(RUN)
+            done = True
+        except Killed:
+            done = False
+        left[0] = 10**6
+        assert is_whole(content(elsewhere)), f"after {kill_at} files"
+        elsewhere.pull(RUN)
+        assert content(elsewhere) == content(here)
+        if done:
+            break
+    assert done and kill_at == 4
+
+
+def test_a_plain_folder_and_a_file_url_are_the_folder_itself(tmp_path):
+    assert results_root("results", tmp_path) == (Path("results"), None)
+    assert results_root(f"file://{tmp_path}/a%20b", tmp_path) == (tmp_path / "a b", None)
+    ResultsStore(None, tmp_path / "nowhere").push(RUN)
+    ResultsStore(None, tmp_path / "nowhere").pull(RUN)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_two_urls_have_two_folders_and_a_trailing_slash_makes_no_third(tmp_path):
+    roots = [results_root(url, tmp_path) for url in ("s3://bucket/a", "s3://bucket/b", "s3://bucket/a/")]
+    assert roots[0] == roots[2] != roots[1]
+    assert all(root.is_relative_to(tmp_path / "results") for root, _ in roots)
+
+
+def test_addresses_that_cannot_hold_results_are_one_line(s3, tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"results cannot be written to https://x/y: name a folder or a URL"):
+        results_root("https://x/y", tmp_path)
+    with pytest.raises(DataUsageError, match="nothing:// is not an address"):
+        results_root("nothing://x/y", tmp_path)
+    with pytest.raises(DataUsageError, match="names no bucket"):
+        results_root("s3:///y", tmp_path)
+    with pytest.raises(DataUsageError, match="put credentials into the environment") as error:
+        results_root("s3://key:hush@bucket/y", tmp_path)
+    assert "hush" not in str(error.value)
+    with pytest.raises(DataError, match=r"gs://bucket/y needs a package that is not installed here: pip install gcsfs"):
+        results_root("gs://bucket/y", tmp_path)
+    with pytest.raises(NotThere, match=r"s3://no-such-bucket/y/base.* is not there"):
+        ResultsStore("s3://no-such-bucket/y", tmp_path).pull("base")
+
+
+def test_a_server_that_is_away_is_one_line_and_costs_nothing_that_was_done(s3, tmp_path, monkeypatch):
+    store = ResultsStore(f"s3://{s3.bucket}/away", tmp_path / "here")
+    write(store, finished(b"prompts"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    # The address is a setting of the machine, which a process reads once.
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(Unreachable, match=r"s3://results/away/.* cannot be reached \(.*\); try again later") as error:
+        store.push(RUN)
+    assert "\n" not in str(error.value) and "not-a-secret" not in str(error.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
+    s3fs.S3FileSystem.clear_instance_cache()
+    store.push(RUN)
+    assert remote(store) == finished(b"prompts")
+
+
+@pytest.fixture
+def machines(s3, few_digits, tmp_path):
+    """Workplaces that share results at one URL; "alone" has a folder of its own."""
+    url = f"s3://{s3.bucket}/{tmp_path.name}"
+
+    def make(name: str) -> Workplace:
+        place = Workplace(few_digits, tmp_path / name, device="cpu", tracking_uri="off", quiet=True)
+        return place if name == "alone" else replace(place, store=url)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint):
+    quick = {"epochs": 2, "batch_size": 5, "lr": 0.1, "warmup": "none"}
+    return plan_run(method="coop", dataset="digits", shots=2, backbone=str(tiny_checkpoint), overrides=quick)
+
+
+def test_a_training_goes_on_on_another_machine_with_the_same_bits(machines, config):
+    alone = train(config, machines("alone"))
+    assert isinstance(train(config, machines("first"), until=1), Progress)
+    ended = train(config, machines("second"))
+    assert ended.checkpoint_sha256 == alone.checkpoint_sha256 and ended.resumed == 1
+    assert train(config, machines("first")) == ended, "found finished, not repeated"
+    folder = RunFolder(machines("first").results / config.path)
+    assert not folder.state.exists() and not folder.progress_file.exists()
+    third = machines("third")
+    result = evaluate(config, Target("digits", "base"), third)
+    assert result.correct == evaluate(config, Target("digits", "base"), machines("alone")).correct
+    ResultsStore.of(machines("fourth")).pull_all()
+    assert RunFolder(machines("fourth").results / config.path).evaluations() == [result]
+
+
+def test_force_forgets_a_run_at_the_url(machines, config):
+    first = train(config, machines("first"))
+    evaluate(config, Target("digits", "base"), machines("first"))
+    again = train(config, machines("second"), force=True)
+    assert again.seconds != first.seconds
+    place = machines("third")
+    ResultsStore.of(place).pull_all()
+    assert RunFolder(place.results / config.path).train() == again
+    assert RunFolder(place.results / config.path).evaluations() == []
+
+
+def test_a_url_that_goes_away_costs_a_training_nothing_but_the_sending(machines, config, monkeypatch, caplog):
+    place = replace(machines("first"), checkpoint_seconds=0.0)
+    push = ResultsStore._push_unit
+    away = [True]
+
+    def broken(self: ResultsStore, unit: str) -> None:
+        if away[0]:
+            raise Unreachable("s3://results cannot be reached; try again later")
+        push(self, unit)
+
+    monkeypatch.setattr(ResultsStore, "_push_unit", broken)
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        train(config, place)
+    assert "is sent later" in caplog.text
+    away[0] = False
+    done = train(config, place)
+    assert done.resumed == 0, "it was finished here"
+    assert train(config, machines("second")) == done
+
+
+def answer(capsys, *words: str) -> Any:
+    """The last line of what `procap WORDS --json` prints."""
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monkeypatch, capsys):
+    url = f"s3://{s3.bucket}/{tmp_path.name}"
+    at = ("--data", str(few_digits), "--results", url, "--tracking", "off", "--device", "cpu")
+    wanted = ("--methods", "zeroshot", "--datasets", "digits")
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "one"))
+    trained = answer(capsys, "train", *wanted, *at)
+    run = trained["trained"][0]["run"]
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "two"))
+    planned = answer(capsys, "train", *wanted, *at, "--dry-run")
+    assert planned["runs"][0]["state"] == "finished"
+    evaluated = answer(capsys, "eval", run, *at)["evaluated"]
+    assert len(evaluated) == 2
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "three"))
+    listed = answer(capsys, "ls", "runs", "--results", url)
+    assert [(row["run"], row["state"], len(row["evaluated"])) for row in listed] == [(run, "finished", 2)]
+    row = answer(capsys, "table", "--results", url)["rows"][0]
+    assert row["method"] == "zeroshot"
+    assert not list((tmp_path / "three").rglob("*.safetensors")), "a table needs no weights"
+
+
+COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digits, tiny_checkpoint, tmp_path):
+    url = f"s3://{s3.bucket}/{tmp_path.name}"
+    words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
+    words += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
+
+    def start(home: str, results: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", COMMAND, *words, "--results", results]
+        environment = {**os.environ, "PROCAP_HOME": str(tmp_path / home), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def result(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        return json.loads(output.splitlines()[-1])["trained"][0]
+
+    alone = result(start("alone", str(tmp_path / "alone")))
+    lost = start("lost", url)
+    deadline = time.monotonic() + 200
+    while not any("/state/step-" in name for name in ObjectFolder(url).list()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    lost.kill()
+    lost.wait()
+    assert not any(name.endswith("train.json") for name in ObjectFolder(url).list()), "it was killed on the way"
+    assert result(start("next", url))["checkpoint_sha256"] == alone["checkpoint_sha256"]
+    names = ObjectFolder(url).list()
+    assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
+    place = tmp_path / "third"
+    ResultsStore(url, place).pull_all()
+    [file] = place.rglob("train.json")
+    assert json.loads(file.read_text())["resumed"] == 1

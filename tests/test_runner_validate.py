@@ -1,0 +1,416 @@
+"""Runs that are paused and watched: what is counted while they train, and that the training itself does not change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ranked import run_ranks
+
+import runner.journal
+import runner.train
+import runner.validate
+from procap.errors import UsageError, UserError
+from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.evaluate import evaluate
+from runner.joining import joined
+from runner.ranks import announced_ranks
+from runner.results import Progress, RunFolder, RunHeld, TrainResult
+from runner.signals import Interrupted
+from runner.train import train
+from runner.validate import EpochRecord, Validation, Watch, spread
+
+EPOCHS, STEPS_PER_EPOCH = 4, 3
+BASE, NOVEL = Target("digits", "dev-base", "val"), Target("digits", "dev-novel", "val")
+HALVES = Validation((BASE, NOVEL))
+SMALL: dict[str, dict[str, Any]] = {
+    "coop": {},
+    "cocoop": {},
+    "maple": {"depth": 3},
+    "procap": {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8},
+}
+
+
+def planned(checkpoint: str, method: str = "coop", **more: Any) -> RunConfig:
+    """12 steps of 4 images in 4 epochs, on three of the five base classes."""
+    quick = {"epochs": EPOCHS, "batch_size": 4, "warmup": "none", **more.pop("overrides", {})}
+    fields: dict[str, Any] = {"dataset": "digits", "classes": "dev-base", "shots": 4, "backbone": checkpoint, **more}
+    return plan_run(method=method, options=SMALL[method], overrides=quick, **fields)
+
+
+def workplace(data: str | Path, results: str | Path, **more: Any) -> Workplace:
+    return Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
+
+
+@pytest.fixture
+def place(few_digits, tmp_path) -> Workplace:
+    return workplace(few_digits, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint) -> RunConfig:
+    return planned(str(tiny_checkpoint), overrides={"lr": 0.5})
+
+
+@pytest.fixture(scope="module")
+def straight(config, few_digits, tmp_path_factory) -> RunFolder:
+    """The run trained at once, while both halves of the base classes are counted."""
+    place = workplace(few_digits, tmp_path_factory.mktemp("straight"))
+    train(config, place, watch=Watch(HALVES))
+    return RunFolder(place.results / config.path)
+
+
+def folder_of(config: RunConfig, place: Workplace) -> RunFolder:
+    return RunFolder(place.results / config.path)
+
+
+def weights(folder: RunFolder) -> bytes:
+    return folder.checkpoint_file.read_bytes()
+
+
+def logs(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
+    result = folder.train()
+    assert result is not None
+    return [(log.epoch, log.lr, log.terms) for log in result.epochs]
+
+
+def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, straight, place):
+    folder = folder_of(config, place)
+    for until in range(1, EPOCHS):
+        paused = train(config, place, until=until, watch=Watch(HALVES))
+        assert isinstance(paused, Progress) and (paused.status, len(paused.epochs)) == ("paused", until)
+        assert (paused.step, paused.steps) == (until * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH)
+        assert paused == folder.progress() and folder.train() is None
+        with folder.locked():
+            pass
+    # One who asks for more epochs than there are gets the finished run.
+    result = train(config, place, until=EPOCHS + 1, watch=Watch(HALVES))
+    assert isinstance(result, TrainResult) and result.resumed == EPOCHS - 1
+    assert (weights(folder), logs(folder)) == (weights(straight), logs(straight))
+    assert folder.validation() == straight.validation()
+    assert not folder.state.exists() and not folder.progress_file.exists()
+    assert train(config, place, until=1) == result
+
+
+@pytest.mark.parametrize("method", SMALL)
+def test_who_watches_changes_no_bit_of_any_method(method, tiny_checkpoint, place, tmp_path):
+    config = planned(str(tiny_checkpoint), method, overrides={"epochs": 2})
+    alone = replace(place, results=tmp_path / "alone")
+    train(config, alone)
+    seen: list[EpochRecord] = []
+    watched = train(config, place, watch=Watch(HALVES, seen.append))
+    folders = folder_of(config, place), folder_of(config, alone)
+    assert weights(folders[0]) == weights(folders[1]) and logs(folders[0]) == logs(folders[1])
+    assert [record.log for record in seen] == watched.epochs
+    assert not folders[1].validation_file.exists() and folders[1].validation() == []
+
+
+def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, straight, place):
+    counts = straight.validation()
+    assert [(count.epoch, count.target) for count in counts] == [
+        (epoch, str(target)) for epoch in range(EPOCHS) for target in (BASE, NOVEL)
+    ]
+    where = replace(place, results=straight.path.parents[5])
+    for count, target in zip(counts[-2:], (BASE, NOVEL), strict=True):
+        result = evaluate(config, target, where)
+        assert (count.correct, count.total, count.accuracy) == (result.correct, result.total, result.accuracy)
+    # Learning shows, so that counts of the wrong epoch would be found.
+    assert len({count.correct for count in counts if count.target == str(BASE)}) > 1
+
+
+def test_counting_now_and_then_never_leaves_out_the_end(config, straight, place):
+    seen: list[EpochRecord] = []
+    validation = Validation((NOVEL,), every=3, limit=4)
+    train(config, place, until=2, watch=Watch(validation, seen.append))
+    train(config, place, watch=Watch(validation, seen.append))
+    assert [(record.log.epoch, len(record.counts)) for record in seen] == [(0, 0), (1, 1), (2, 1), (3, 1)]
+    found = folder_of(config, place).validation()
+    assert [count for record in seen for count in record.counts] == found
+    assert {(count.target, count.total, count.limit) for count in found} == {(str(NOVEL), 4, 4)}
+
+
+@given(st.integers(1, 200), st.integers(1, 250))
+def test_a_limit_takes_images_from_all_over_the_list(images, limit):
+    chosen = list(spread(images, limit))
+    assert len(chosen) == min(images, limit) and chosen == sorted(set(chosen))
+    steps = {after - before for before, after in pairwise([*chosen, images])}
+    assert chosen[0] == 0 and max(steps) - min(steps) <= 1
+
+
+def test_nobody_chooses_on_a_test_split():
+    for split in ("test", "all"):
+        with pytest.raises(UsageError, match=rf"digits:novel:{split} is no target to choose by: name its val or train"):
+            Validation((BASE, Target("digits", "novel", split)))
+
+
+def test_counting_is_no_part_of_the_seconds_and_rates_of_a_training(config, place, monkeypatch):
+    plain = runner.validate.Watcher.count
+    spent: list[float] = []
+
+    def slow(watcher: runner.validate.Watcher) -> None:
+        plain(watcher)
+        with watcher.journal.meter.phase("validation", rated=False):
+            threading.Event().wait(0.3)
+        spent.append(0.3)
+
+    monkeypatch.setattr(runner.validate.Watcher, "count", slow)
+    result = train(config, place, watch=Watch(HALVES))
+    assert result.phases["validation"] > sum(spent)
+    rest = {name: seconds for name, seconds in result.phases.items() if name not in ("load", "tracking", "validation")}
+    assert sum(rest.values()) == pytest.approx(result.seconds, rel=0.02)
+    assert sum(log.seconds for log in result.epochs) <= result.seconds * 1.02
+
+
+class Stop(Exception):
+    """What a caller may raise."""
+
+
+@pytest.mark.parametrize("error", [Stop, SystemExit, KeyboardInterrupt])
+def test_a_watcher_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config, straight, place, error):
+    folder = folder_of(config, place)
+
+    def end(record: EpochRecord) -> None:
+        if record.log.epoch == 1:
+            raise error("enough")
+
+    with pytest.raises(error):
+        train(config, place, watch=Watch(HALVES, end))
+    progress = folder.progress()
+    assert progress is not None
+    assert (progress.status, progress.step, len(progress.epochs)) == ("interrupted", 2 * STEPS_PER_EPOCH, 2)
+    assert [int(path.name[5:13]) for path in folder.state.iterdir()] == [progress.step]
+    seen: list[EpochRecord] = []
+    result = train(config, place, watch=Watch(HALVES, seen.append))
+    assert result.resumed == 1 and [record.log.epoch for record in seen] == [2, 3]
+    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
+
+
+def test_what_is_told_of_the_last_epoch_is_told_of_a_finished_run(config, place):
+    folder, finished = folder_of(config, place), []
+
+    def look(record: EpochRecord) -> None:
+        finished.append(folder.train() is not None)
+        if len(finished) == EPOCHS:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(config, place, watch=Watch(on_epoch=look))
+    assert finished == [False] * (EPOCHS - 1) + [True]
+    assert not folder.state.exists()
+
+
+def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, seconds: float) -> None:
+    """In a process of its own: dies without a word when it is told of `epoch`."""
+
+    def die(record: EpochRecord) -> None:
+        if record.log.epoch == epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    place = workplace(data, results, checkpoint_seconds=seconds)
+    train(planned(checkpoint, overrides={"lr": 0.5}), place, watch=Watch(HALVES, die))
+
+
+@pytest.mark.parametrize(("seconds", "resumed"), [(0.0, 2), (3600.0, 0)])
+def test_the_history_is_complete_after_kills_and_counts_no_epoch_twice(
+    config, straight, place, tiny_checkpoint, seconds, resumed
+):
+    """With a state of the epoch on the disk, and with none, so that counted epochs are trained again."""
+    folder = folder_of(config, place)
+    arguments = str(place.data), str(place.results), str(tiny_checkpoint)
+    for epoch in (1, 2):
+        [end] = run_ranks(1, train_until_killed, *arguments, epoch, seconds)
+        assert end.code == -signal.SIGKILL, end.err
+        assert [count.epoch for count in folder.validation()] == [each for each in range(epoch + 1) for _ in range(2)]
+    assert train(config, place, watch=Watch(HALVES)).resumed == resumed
+    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
+
+
+def test_counts_of_weights_that_are_lost_are_replaced(config, straight, place):
+    folder = folder_of(config, place)
+    train(config, place, until=2, watch=Watch(HALVES))
+    wrong = folder.validation_file.read_text().replace('"correct": ', '"correct": 1')
+    folder.validation_file.write_text(wrong)
+    for state in folder.state.iterdir():
+        state.unlink()
+    train(config, place, until=1, watch=Watch(HALVES))
+    # What was counted at the end of epoch 1 is not taken for a figure of the weights that are there now.
+    assert folder.validation() == straight.validation()[:2]
+    train(config, place, watch=Watch(HALVES))
+    assert folder.validation() == straight.validation()
+
+
+def test_another_limit_counts_the_epoch_anew_and_not_a_second_time(config, straight, place):
+    folder = folder_of(config, place)
+    for limit in (4, None):
+        train(config, place, until=1, watch=Watch(replace(HALVES, limit=limit)))
+    assert folder.validation() == straight.validation()[:2]
+
+
+def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, straight, place):
+    folder = folder_of(config, place)
+    train(config, place, until=1, watch=Watch(HALVES))
+    train(config, place, until=2)
+    seen: list[EpochRecord] = []
+    paused = train(config, place, until=2, watch=Watch(HALVES, seen.append))
+    assert isinstance(paused, Progress) and [record.log.epoch for record in seen] == [1]
+    train(config, place, watch=Watch(HALVES))
+    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
+
+
+def test_every_epoch_is_told_once_over_pauses_wherever_states_were_saved(config, place, monkeypatch):
+    # Due at every step and never at the end of an epoch: the state of its last step does not know yet that it ended.
+    monkeypatch.setattr(runner.journal.Journal, "due", lambda journal, seconds, *, epoch_end=False: not epoch_end)
+    told: list[int] = []
+    for until in (1, 3, 4):
+        train(config, place, until=until, watch=Watch(HALVES, lambda record: told.append(record.log.epoch)))
+    assert told == [0, 1, 2, 3]
+
+
+def test_the_last_epoch_is_told_once_when_only_the_end_is_missing(config, straight, place, monkeypatch):
+    folder = folder_of(config, place)
+    told: list[EpochRecord] = []
+
+    def killed(*arguments: object) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(runner.train, "_finish", killed)
+        train(config, replace(place, checkpoint_seconds=0.0))
+    train(config, place, watch=Watch(HALVES, told.append))
+    assert [(record.log.epoch, len(record.counts)) for record in told] == [(EPOCHS - 1, 2)]
+    assert folder.validation() == straight.validation()[-2:]
+
+
+def test_a_run_that_is_there_already_is_not_loaded_again(config, place, monkeypatch):
+    train(config, place, until=3, watch=Watch(HALVES))
+
+    def loads(*arguments: object) -> None:
+        raise AssertionError("the backbone was loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.train, "set_up", loads)
+        for until in (1, 2, 3):
+            paused = train(config, place, until=until, watch=Watch(HALVES))
+            assert isinstance(paused, Progress) and len(paused.epochs) == 3
+    for state in folder_of(config, place).state.iterdir():
+        state.unlink()
+    again = train(config, place, until=1)
+    assert isinstance(again, Progress) and len(again.epochs) == 1
+
+
+def test_asked_to_stop_while_it_counts_it_saves_and_counts_later(config, straight, place, monkeypatch):
+    folder, plain = folder_of(config, place), runner.validate.to_device
+
+    def signalled(*arguments: Any, **more: Any) -> Any:
+        for batch in plain(*arguments, **more):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match="at step 3 of 12; repeat to go on"):
+        patch.setattr(runner.validate, "to_device", signalled)
+        train(config, place, watch=Watch(HALVES))
+    progress = folder.progress()
+    assert progress is not None and progress.status == "interrupted" and not folder.validation()
+    train(config, place, watch=Watch(HALVES))
+    assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
+
+
+def test_a_run_that_another_process_holds_is_named_with_its_holder(config, place):
+    with folder_of(config, place).locked(), pytest.raises(RunHeld) as caught:
+        train(config, place, until=1)
+    assert f"(pid {os.getpid()} on {os.uname().nodename})" in str(caught.value)
+    assert isinstance(caught.value, UserError) and caught.value.exit_code == 1
+
+
+def in_a_thread(work: Callable[[], object]) -> object:
+    """What `work` gives when a thread other than the main one does it."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_thread_trains_what_the_main_thread_trains(config, straight, place):
+    """As Ray Tune calls it; with decoding threads, a pause and an end by SystemExit."""
+    place, folder = replace(place, workers=2), folder_of(config, place)
+
+    def leave(record: EpochRecord) -> None:
+        if record.log.epoch == 1:
+            raise SystemExit
+
+    threads = torch.get_num_threads()
+    assert isinstance(in_a_thread(lambda: train(config, place, until=1)), Progress)
+    assert isinstance(in_a_thread(lambda: train(config, place, watch=Watch(HALVES, leave))), SystemExit)
+    result = in_a_thread(lambda: train(config, place, watch=Watch(HALVES)))
+    assert isinstance(result, TrainResult), result
+    assert weights(folder) == weights(straight) and torch.get_num_threads() == threads
+    assert isinstance(in_a_thread(lambda: evaluate(config, BASE, place).correct), int)
+
+
+def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> None:
+    """What every rank does; only the first one has the folder of the results."""
+    ranks = announced_ranks()
+    config = planned(checkpoint, overrides={"lr": 0.5, "optimizer": "sgd"})
+    with joined(ranks, torch.device("cpu")) as crew:
+        seen: list[EpochRecord] = []
+        watch = Watch(HALVES, seen.append if ranks.first else None)
+        for part, untils in (("whole", (None,)), ("parts", (1, 3, 2, None))):
+            own = Path(results) / (part if ranks.first else f"{part}-of-{ranks.rank}")
+            place = workplace(data, own, engine=engine)
+            for until in untils:
+                result = train(config, place, crew=crew, until=until, watch=watch)
+                print(result.status, len(result.epochs), flush=True)
+        if ranks.first:
+            assert [record.log.epoch for record in seen] == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("deepspeed", marks=pytest.mark.slow)])
+def test_several_processes_pause_count_and_go_on_as_one(few_digits, tiny_checkpoint, tmp_path, engine):
+    ends = run_ranks(2, train_in_parts, str(few_digits), str(tmp_path), str(tiny_checkpoint), engine, seconds=120.0)
+    assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
+    assert ends[0].out == ends[1].out == "finished 4\npaused 1\npaused 3\npaused 3\nfinished 4\n"
+    assert not list(tmp_path.glob("*-of-*"))
+    config = planned(str(tiny_checkpoint), overrides={"lr": 0.5, "optimizer": "sgd"})
+    whole, parts = (RunFolder(tmp_path / part / config.path) for part in ("whole", "parts"))
+    assert weights(whole) == weights(parts) and whole.validation() == parts.validation()
+    one = workplace(few_digits, tmp_path / "one")
+    train(config, one, watch=Watch(HALVES))
+    assert folder_of(config, one).validation() == whole.validation()
+
+
+def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> None:
+    def stop(record: EpochRecord) -> None:
+        if record.log.epoch == 1:
+            raise Stop("enough")
+
+    ranks = announced_ranks()
+    place = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    with joined(ranks, torch.device("cpu")) as crew:
+        train(planned(checkpoint), place, crew=crew, watch=Watch(HALVES, stop if ranks.first else None))
+
+
+def test_a_watcher_that_raises_ends_all_processes_of_a_run(few_digits, tiny_checkpoint, tmp_path):
+    results = tmp_path / "results"
+    ends = run_ranks(2, train_until_the_watcher_stops, str(few_digits), str(results), str(tiny_checkpoint))
+    assert [end.code for end in ends] == [1, 1]
+    assert "Stop: enough" in ends[0].err and "Stop: enough" in ends[1].err and "Traceback" not in ends[1].err
+    progress = RunFolder(results / planned(str(tiny_checkpoint)).path).progress()
+    assert progress is not None and (progress.status, len(progress.epochs)) == ("interrupted", 2)
