@@ -253,7 +253,7 @@ def simulate(
 
 
 def outcomes_by_size(
-    jobs: Sequence[float | Job], sizes: Iterable[int], given: Conditions, seeds: int
+    jobs: Sequence[Job], sizes: Iterable[int], given: Conditions, seeds: int
 ) -> dict[int, list[Outcome]]:
     """Outcomes by cluster size, one for every simulated seed; one is enough where nothing fails."""
     seeds = seeds if given.mtbf_hours is not None else 1
@@ -261,7 +261,7 @@ def outcomes_by_size(
 
 
 def outlook(seconds: Iterable[float], sizes: Iterable[int] = SIZES, price: float | None = None) -> list[str]:
-    """A line for each cluster size: how long runs of so many seconds, start-ups included, take there if nothing fails."""
+    """A line for each cluster size: how long runs of so many seconds, starts included, take if nothing fails."""
     jobs = sorted((Job(one) for one in seconds), key=lambda job: -job.seconds)
     lines = []
     for gpus in sizes:
@@ -297,11 +297,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replace", type=float, default=600.0, help="seconds until a lost node is replaced")
     parser.add_argument("--start", type=float, default=40.0, help="seconds of every attempt at a run before it works")
     parser.add_argument("--price", type=float, default=4.0, help="of a GPU's hour, in any currency")
-    parser.add_argument("--seeds", type=int, default=30, help="simulations of each case")
+    parser.add_argument("--seeds", type=int, default=200, help="simulations of each case")
     parser.add_argument("--out", type=Path, help="folder of cluster.md, cluster.json and the figure; default: none")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON on stdout")
     flags = parser.parse_args(arguments)
-    from benchmarks.cluster_simulation_report import draw, study, table
+    from benchmarks.cluster_simulation_report import draw, table
+    from benchmarks.cluster_simulation_study import study
 
     try:
         report = study(flags)

@@ -75,7 +75,8 @@ def suite(
     tracker.close("failed" if outcome.failed else "finished", _figures(table))
     failed = {jobs[number].name: why for number, why in outcome.failed.items()}
     _write_tables(table, at.results / collection.path)
-    store.push_tree(collection.path)
+    # Also what was noted of each run that MLflow has got.
+    store.push_all()
     show(render(table, "md"))
     if failed:
         note(f"procap: {len(pieces) - len(failed)} done, {len(failed)} failed:")

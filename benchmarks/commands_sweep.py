@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands_data import ensure_packed
 from benchmarks.commands_picks import keep_picks
-from benchmarks.flags import Output, Place
+from benchmarks.flags import Output
 from benchmarks.output import columns, note, plural, show, show_json
 from benchmarks.selection import workplace
 from benchmarks.sweep_file import Asked
@@ -23,9 +22,10 @@ from cluster.configuration import METRICS, Configuration, check_values, configur
 from cluster.fleet import Fleet, Room, gathered
 from cluster.job import Job
 from cluster.places import Places
+from cluster.preflight import Wants, check_nodes
 from cluster.space import Values
 from cluster.sweep import Sweep, carry_out, figure_of, is_over, total_of
-from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings, TrialRecord, best, held_on_cluster
+from cluster.sweep_record import SweepFolder, SweepSettings, TrialRecord, best, held_on_cluster
 from procap.errors import UserError
 from runner.collection import Collection
 from runner.config import Workplace
@@ -34,7 +34,6 @@ from runner.results import write_json
 from runner.results_store import ResultsStore
 from runner.track_collection import CollectionTracker
 from shards.errors import DataError
-from shards.urls import is_url
 
 if TYPE_CHECKING:
     from benchmarks.forecast import CostForecast
@@ -77,9 +76,12 @@ def _search(
     try:
         with progress:
             if task := searched.next_task():
-                with _room(settings, fleet, at, asked.place) as room:
+                # Workers are silent, and the driver alone sends to MLflow: one writer, however many runs.
+                rest = replace(at, quiet=True, tracking_uri="off")
+                places = Places.shared(asked.place.data, asked.place.results, rest)
+                with _room(settings, fleet, places) as room:
                     progress.follow(searched, _forecast(fleet, at), room.at_once)
-                    carry_out(searched, task, places_of(at, asked.place), room, autoscale=fleet.autoscale)
+                    carry_out(searched, task, places, room, autoscale=fleet.autoscale)
     except BaseException as error:
         progress.close("failed" if isinstance(error, UserError | DataError) else "interrupted", searched.records)
         raise
@@ -97,7 +99,8 @@ def _end(searched: Sweep, failed: Mapping[str, TrialRecord], asked: Asked, outpu
     document = summary(settings, records, ready)
     write_json(searched.folder.path / "summary.json", document)
     drawn = draw_sweep(settings, records, searched.folder.path)
-    ResultsStore.of(searched.place).push_tree(f"{SWEEPS}/{settings.name}")
+    # Also what was noted of each run that MLflow has got.
+    ResultsStore.of(searched.place).push_all()
     if records:
         show(table(settings, records))
     for method, (_, record) in by_method(settings, records).items():
@@ -117,24 +120,31 @@ def _end(searched: Sweep, failed: Mapping[str, TrialRecord], asked: Asked, outpu
 
 
 @contextmanager
-def _room(settings: SweepSettings, fleet: Fleet, at: Workplace, place: Place) -> Iterator[Room]:
-    """Be connected to the fleet, and alone with this sweep on it."""
+def _room(settings: SweepSettings, fleet: Fleet, places: Places) -> Iterator[Room]:
+    """Be connected to the fleet, alone with this sweep on it, and sure of its nodes."""
     on_ray = settings.stop == "asha" or settings.hours is not None
-    with gathered(fleet, places_of(at, place), always_ray=on_ray) as room:
-        if fleet.on != "ray":
-            note(f"{room.at_once} at once on this machine" if room.ray else "one at a time, in this process")
-            yield room
-            return
-        note(f"{room.at_once} at once on the cluster, {room.share} each")
-        with held_on_cluster(settings.name, str(at.results)):
-            yield room
+    with ExitStack() as stack:
+        room = stack.enter_context(gathered(fleet, places, always_ray=on_ray))
+        if fleet.on == "ray":
+            stack.enter_context(held_on_cluster(settings.name, places.results))
+            check_nodes(_wants(settings, places))
+        where = "on the cluster" if fleet.on == "ray" else "on this machine"
+        each = " each" if room.share.processes == 1 else ""
+        note(f"{room.at_once} at once {where}, {room.share}{each}" if room.ray else "one at a time, in this process")
+        yield room
 
 
-def places_of(at: Workplace, place: Place) -> Places:
-    """For machines that work in other folders. They are silent, and the driver alone sends to MLflow."""
-    data = place.data if not place.data or is_url(place.data) else str(Path(place.data).expanduser().absolute())
-    results = place.results if is_url(place.results) else str(at.results.absolute())
-    return Places(data, results, replace(at, quiet=True, tracking_uri="off"))
+def _wants(settings: SweepSettings, places: Places) -> Wants:
+    """What every node has to have."""
+    backbones = settings.space.get("backbone", [settings.backbone])
+    weights = settings.space.get("pretrained", [settings.pretrained])
+    return Wants(
+        data=places.data,
+        results=places.results,
+        datasets=settings.datasets,
+        backbones=tuple((str(backbone), pretrained) for backbone in backbones for pretrained in weights),
+        device=places.rest.device,
+    )
 
 
 def _forecast(fleet: Fleet, at: Workplace) -> CostForecast:

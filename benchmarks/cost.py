@@ -65,19 +65,27 @@ class CostModel:
     """Estimates for one machine.
 
     data: where packed sets are that the catalogue does not know. reached: the share of its peak that a GPU without
-    figures is taken to reach; None: the table's.
+    figures is taken to reach; None: the table's. start: seconds until the first step; None: as `START_SECONDS` assumes.
     """
 
-    def __init__(self, machine: Machine, data: Path | None = None, *, reached: float | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        data: Path | None = None,
+        *,
+        reached: float | None = None,
+        start: float | None = None,
+    ) -> None:
         self.machine, self.data = machine, data
+        self.start = START_SECONDS[machine.device] if start is None else start
         self.paces = Paces(machine, read(), reached)
         self._choices: dict[tuple[str, str, str], Choice] = {}
         self._ratios: dict[tuple[str, str], list[float]] = {}
 
     @classmethod
-    def of(cls, results: Path, machine: Machine, data: Path | None = None) -> CostModel:
+    def of(cls, results: Path, machine: Machine, data: Path | None = None, *, start: float | None = None) -> CostModel:
         """A model that has learned from the newest finished runs below `results` that this machine carried out."""
-        model = cls(machine, data)
+        model = cls(machine, data, start=start)
         newest = sorted(results.rglob("seed*-*/train.json"), key=_age)[:MOST_READ] if results.is_dir() else []
         for file in newest:
             # What cannot be read teaches nothing; whoever needs that run will say what is wrong with it.
@@ -134,15 +142,14 @@ class CostModel:
         return math.exp(weight * statistics.median(own) + (1 - weight) * shared if own else shared)
 
     def _estimate(self, config: RunConfig, epochs: float, choices: Sequence[Choice], ranks: int) -> Estimate:
-        start = START_SECONDS[self.machine.device]
-        seconds = start + self._training(config, epochs, ranks)
+        seconds = self.start + self._training(config, epochs, ranks)
         seconds += sum(self._evaluation(config, choice, ranks) for choice in choices)
         basis = self.paces.pace(config).basis
         if (config.method, config.backbone) in self._ratios:
             basis = "measured here"
         elif not self.paces.counted(config):
             basis = f"{basis}; {config.method} on {config.backbone} was never counted"
-        return Estimate(seconds * self.correction(config), basis, seconds, start)
+        return Estimate(seconds * self.correction(config), basis, seconds, self.start)
 
     def _training(self, config: RunConfig, epochs: float, ranks: int) -> float:
         shots, batch = self._shots(config), config.recipe.batch_size
@@ -198,10 +205,10 @@ class CostModel:
         for file in sorted((train.parent / "eval").glob("*.json")):
             result = json.loads(file.read_bytes())
             target = self.estimate(config, [Target.recorded(result["target"])], train=False, limit=result["total"])
-            expected += target.uncorrected - target.start
+            expected += target.uncorrected - self.start
             taken += result["seconds"]
         # Nobody timed the start of the process.
-        self.learn(config, expected, taken + first.start)
+        self.learn(config, expected, taken + self.start)
 
     def _was_here(self, environment: Mapping[str, Any]) -> bool:
         if self.machine.device == "cuda":

@@ -38,13 +38,17 @@ def read() -> dict[str, Any]:
 
 def collect(results: Path = RESULTS) -> dict[str, Any]:
     """The table, counted and read anew."""
+    counts = {backbone: {method: counted(backbone, method) for method in METHODS} for backbone in BACKBONES}
+    scaling = json.loads((results / "scaling.json").read_text(encoding="utf-8"))
+    return {"counts": counts, "launches": _launches(scaling["estimates"]), **measured(counts, results)}
+
+
+def measured(counts: Mapping[str, Any], results: Path = RESULTS) -> dict[str, Any]:
+    """What the table has from recorded figures, given its counted operations."""
     runtime = [json.loads((results / name).read_text(encoding="utf-8")) for name in RUNTIME]
     scaling = json.loads((results / "scaling.json").read_text(encoding="utf-8"))
     loader = json.loads((results / "loader.json").read_text(encoding="utf-8"))
-    counts = {backbone: {method: _counted(backbone, method) for method in METHODS} for backbone in BACKBONES}
     return {
-        "counts": counts,
-        "launches": _launches(scaling["estimates"]),
         "devices": _devices(runtime, counts),
         "accelerators": [gpu for gpu in scaling["gpus"] if "Ethernet" not in gpu["name"]],
         "decode": _decode(runtime, loader["rows"]),
@@ -52,7 +56,8 @@ def collect(results: Path = RESULTS) -> dict[str, Any]:
     }
 
 
-def _counted(backbone: str, method: str) -> dict[str, Any]:
+def counted(backbone: str, method: str) -> dict[str, Any]:
+    """Operations of a method on a backbone, as the table has them."""
     from benchmarks.flops import evaluation, image_work, logit_work, own_work, text_work
     from benchmarks.runtime_scaling import made_up
 
@@ -111,11 +116,11 @@ def _clip(backbone: str) -> Any:
     from benchmarks.scaling_model import VIT_B_16, shapes_of
     from procap.mini import load_mini
 
-    wide = {"vision_width": 1024, "vision_layers": 24, "vision_heads": 16, "text_width": 768, "text_heads": 12}
+    large = replace(VIT_B_16, vision_width=1024, vision_layers=24, vision_heads=16, text_width=768, text_heads=12)
     geometries = {
         "ViT-B-16": VIT_B_16,
         "ViT-B-32": replace(VIT_B_16, patch_size=32),
-        "ViT-L-14": replace(VIT_B_16, patch_size=14, embed_dim=768, **wide),
+        "ViT-L-14": replace(large, patch_size=14, embed_dim=768),
     }
     return load_mini() if backbone == "mini" else shapes_of(geometries[backbone])
 

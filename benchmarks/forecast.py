@@ -10,6 +10,9 @@ from cluster.job import Job
 from cluster.site import Node
 from runner.config import Target
 
+START_SECONDS = {"cpu": 1.0, "cuda": 20.0}
+"""Assumed, of a run whose process is there already: weights, and on a GPU recording."""
+
 
 class CostForecast:
     """Implements `cluster.ledger.Forecast`."""
@@ -26,7 +29,6 @@ class CostForecast:
 
     def learn(self, job: Job, taken: float) -> None:
         if len(job.pieces) == 1:
-            # The process was there already: what starts with it is not in what was taken, but in every estimate.
             [one] = self._estimates(job)
             self.costs.learn(job.pieces[0].config, one, taken)
 
@@ -54,4 +56,4 @@ def forecast(
     """For runs on `nodes`, or without any on this machine; results that are there correct it from the beginning."""
     gpu = next((node.accelerator for node in nodes if node.gpus), None)
     machine = here(device=device) if gpu is None else Machine(gpu, "cuda")
-    return CostForecast(CostModel.of(results, machine, data), processes, limit)
+    return CostForecast(CostModel.of(results, machine, data, start=START_SECONDS[machine.device]), processes, limit)

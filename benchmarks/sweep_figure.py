@@ -41,22 +41,49 @@ def _figure(
     down = math.ceil(len(panels) / across)
     figure = Figure(figsize=(3.6 * across + 0.6, 3.1 * down + 0.5), layout="constrained")
     first = best(records, settings.direction)
+    colours = {method: COLOURS.get(method, SPARE[i % len(SPARE)]) for i, method in enumerate(settings.methods)}
+    left: Axes | None = None
     for number, one in enumerate(panels):
-        axes = figure.add_subplot(down, across, number + 1)
-        _panel(axes, one, settings, shown, first[1] if first else None)
+        axes = figure.add_subplot(down, across, number + 1, sharey=left)
+        left = left or axes
+        _panel(axes, one, settings, shown, colours, first[1] if first else None)
         if number % across == 0:
             axes.set_ylabel(f"{settings.metric}, %", color=INK)
+    figure.legend(
+        handles=_handles(settings, colours, stopped=any(record.state != "finished" for record in shown)),
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
+        fontsize=8,
+        labelcolor=INK,
+    )
     return figure
 
 
+def _handles(settings: SweepSettings, colours: Mapping[str, str], *, stopped: bool) -> list[Any]:
+    """What the marks mean."""
+    from matplotlib.lines import Line2D
+
+    mean = f"{{}}, mean ± std of {len(settings.seeds)} seeds" if len(settings.seeds) > 1 else "{}"
+    marks = [("o", colour, colour, mean.format(method)) for method, colour in colours.items()]
+    marks += [("v", FAINT, "none", "stopped early")] if stopped else []
+    marks += [("o", INK, "none", "best")]
+    return [
+        Line2D([], [], linestyle="none", marker=marker, color=colour, markerfacecolor=face, label=label)
+        for marker, colour, face, label in marks
+    ]
+
+
 def _panel(
-    axes: Axes, one: Dimension, settings: SweepSettings, shown: Sequence[TrialRecord], first: TrialRecord | None
+    axes: Axes,
+    one: Dimension,
+    settings: SweepSettings,
+    shown: Sequence[TrialRecord],
+    colours: Mapping[str, str],
+    first: TrialRecord | None,
 ) -> None:
-    at = _places(one, shown)
-    colours = {method: COLOURS.get(method, SPARE[i % len(SPARE)]) for i, method in enumerate(settings.methods)}
-    for record in shown:
+    for record, x in zip(shown, _places(one, shown), strict=True):
         colour = colours[method_of(settings, record.values)]
-        x = at(record.values[one.field])
         done = record.state == "finished"
         assert record.figure is not None
         axes.errorbar(
@@ -70,8 +97,8 @@ def _panel(
             alpha=0.85 if done else 0.6,
             markerfacecolor=colour if done else "none",
         )
-    if first is not None and first.figure is not None:
-        axes.plot(at(first.values[one.field]), first.figure, "o", markersize=11, markerfacecolor="none", color=INK)
+        if record is first:
+            axes.plot(x, record.figure, "o", markersize=11, markerfacecolor="none", color=INK)
     axes.set_xlabel(one.field.rpartition(".")[2], color=INK)
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -79,15 +106,26 @@ def _panel(
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if one.kind == "list":
-        axes.set_xticks(range(len(one.values)), [str(value) for value in one.values])
+        axes.set_xticks(range(len(one.values)), [str(value) for value in _in_order(one)])
         axes.set_xlim(-0.5, len(one.values) - 0.5)
     elif one.kind == "log":
         axes.set_xscale("log")
 
 
-def _places(one: Dimension, shown: Sequence[TrialRecord]) -> Any:
-    """Where a value is on the axis: values of a list side by side, numbers where they are."""
+def _places(one: Dimension, shown: Sequence[TrialRecord]) -> list[float]:
+    """Where each configuration is on the axis: numbers of a range where they are, those of one list value abreast."""
+    values = [record.values[one.field] for record in shown]
     if one.kind != "list":
-        return float
-    order = [repr(value) for value in one.values]
-    return lambda value: order.index(repr(value))
+        return [float(value) for value in values]
+    order, texts = [repr(value) for value in _in_order(one)], [repr(value) for value in values]
+    places = []
+    for number, text in enumerate(texts):
+        abreast = texts.count(text)
+        places.append(order.index(text) + (texts[:number].count(text) - (abreast - 1) / 2) * min(0.1, 0.7 / abreast))
+    return places
+
+
+def _in_order(one: Dimension) -> list[Any]:
+    """Numbers by size, other values as they were given."""
+    plain = all(isinstance(value, int | float) and not isinstance(value, bool) for value in one.values)
+    return sorted(one.values) if plain else list(one.values)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.output import note
+from benchmarks.sweep_table import SHOWN
 from cluster.configuration import Configuration
 from cluster.job import Job, Report
 from cluster.sweep import Sweep
@@ -89,8 +90,8 @@ class SweepProgress:
 
     def _figures(self, records: Mapping[str, TrialRecord]) -> dict[str, float]:
         """For MLflow, to compare sweeps by."""
-        states = [record.state for record in records.values()]
-        figures = {f"configurations_{state}": float(states.count(state)) for state in dict.fromkeys(states)}
+        states: list[str] = [record.state for record in records.values()]
+        figures = {f"configurations_{state}": float(states.count(state)) for state in SHOWN}
         if (first := best(records, self.settings.direction)) and first[1].figure is not None:
             figures[f"best/{self.settings.metric}"] = first[1].figure
         return figures

@@ -81,7 +81,7 @@ def ui(
     for run, why in summary.failed:
         note(f"not shown: {run}: {why}")
     chosen = choose(deliveries(results, uri), wanted, collection)
-    view = _view(destination, wanted, chosen)
+    view = save(destination, wanted, chosen)
     if destination.is_server:
         _announce(destination.address, chosen, view, open_browser)
         return
@@ -155,7 +155,8 @@ def compare_page(address: str, chosen: Chosen) -> str | None:
     return f"{address}/#/compare-runs?runs={runs}&experiments={where}"
 
 
-def _view(destination: Destination, wanted: Wanted, chosen: Chosen) -> str | None:
+def save(destination: Destination, wanted: Wanted, chosen: Chosen) -> str | None:
+    """Save a view of the `chosen` runs in the store and give its key; None, and a line why, where that fails."""
     try:
         store = open_store(destination)
         with quiet_libraries():

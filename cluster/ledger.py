@@ -110,7 +110,7 @@ class Ledger:
         # What the runs have put behind a URL has to be here before it can be sent on.
         with suppress(UserError, DataError):
             for run in runs:
-                ResultsStore.of(self._tracker.place).pull(run, weights=False)
+                ResultsStore.of(self._tracker.place).pull(run)
         self._tracker.update(runs)
 
     def _show(self) -> None:

@@ -186,8 +186,9 @@ def halving(settings: SweepSettings, epochs: int, known: Mapping[str, TrialRecor
             decided: str = super().on_trial_result(tune_controller, trial, result)
             if decided != self.STOP:
                 return decided
-            if Report.of_flat(result).state != "running":
-                # It is at its end anyway.
+            report = Report.of_flat(result)
+            if report.state != "running" or report.epoch >= report.of > 0:
+                # Whose schedule is a short one is at its end anyway.
                 return str(self.CONTINUE)
             stopped.add(trial.trial_id)
             return decided

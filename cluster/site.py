@@ -26,6 +26,7 @@ SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 """Nothing is restored from what Ray Tune writes, so that it writes as little as it can."""
 

@@ -224,7 +224,7 @@ class Sweep:
         record, opened = self.records[digest], self._open.pop(digest)
         epoch = max(record.curve)
         found = {run: validated(piece, epoch, self.place) for run, piece in opened.left.items()}
-        figures = {run: figure for run, figure in found.items() if figure is not None}
+        figures = opened.figures | {run: figure for run, figure in found.items() if figure is not None}
         changes = {"state": "stopped", "figure": record.curve[epoch], "figures": figures}
         self._settle(digest, record.model_copy(update=changes))
 
@@ -268,8 +268,9 @@ def carry_out(sweep: Sweep, task: dict[str, str], places: Places, room: Room, *,
         return
     scheduler = None
     if settings.stop == "asha":
-        job = Job.model_validate_json(task["job"])
-        epochs = max(piece.config.recipe.epochs for piece in job.pieces)
+        values = next(settings.searched().draws(settings.search_seed))
+        each = [{**values, "method": method} for method in settings.methods]
+        epochs = max(configure(settings, one, sweep.place.data).epochs for one in each)
         scheduler, sweep.stopped = halving(settings, epochs, sweep.records)
     seconds = None if settings.hours is None else 3600 * settings.hours
     search = Search({}, ENDLESS, as_searcher(hand_out), scheduler, seconds)

@@ -27,6 +27,8 @@ from runner.config import RunConfig, Target
 
 SCHEMA: Literal[1] = 1
 WRITING_SECONDS = 60.0
+NO_RUNS = {"mlartifacts", "mlruns", "collections"}
+"""Folders of results that hold no runs."""
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -390,4 +392,12 @@ class RunFolder:
 
 def find_runs(results_root: Path) -> list[RunFolder]:
     """Every run below `results_root`, finished or not, ordered by path; the copies that MLflow keeps are no runs."""
-    return [RunFolder(file.parent) for file in sorted(results_root.rglob("seed*-*/config.json"))]
+    found = []
+    for place, folders, files in os.walk(results_root):
+        path = Path(place)
+        if "config.json" in files and path.match("seed*-*") and path != results_root:
+            found.append(path)
+            folders.clear()
+        # Walking through all copies would take longer than everything else.
+        folders[:] = [name for name in folders if name not in NO_RUNS]
+    return [RunFolder(path) for path in sorted(found)]

@@ -18,11 +18,14 @@ from pathlib import Path
 
 from procap.errors import UserError
 from runner.config import Workplace
-from runner.results import RunFolder, find_runs, read_document
-from runner.track_outbox import Delivery, Tracking, sync, tracking_of
+from runner.results import RunFolder, find_runs
+from runner.track_outbox import Delivery, delivery_of, ids_of_runs, looks_sent, sync, tracking_of
 from runner.track_parents import find_collections, missing_collections, parents, sync_collection
 from runner.track_record import read_record
 from runner.track_store import Destination, Store, TrackingError, check_answers, first_line, open_store
+
+FEW = 20
+"""Runs below which each is asked for by itself."""
 
 Post = Callable[[Destination, Store], object]
 
@@ -62,12 +65,15 @@ def pending(results_root: Path, uri: str | None = None) -> list[Missing]:
     missing = [Missing(name, 0, ()) for name in missing_collections(results_root, destination, gone=gone)]
     links = parents(results_root, destination.label)
     for folder in find_runs(results_root):
+        above = links.get(_name(folder, results_root))
+        if not gone and looks_sent(folder.path, delivery_of(folder.path, destination.label), above):
+            continue
         record = read_record(folder)
         if record is None or record.attempt is None:
             continue
         tracking, name = tracking_of(folder.path, record), _name(folder, results_root)
         there = None if gone else tracking.stores.get(destination.label)
-        if there is None or not there.covers(record, links.get(name)):
+        if there is None or not there.covers(record, above):
             last, sent = (there.last_epoch, there.files) if there else (-1, {})
             epochs = sum(epoch.epoch > last for epoch in record.epochs)
             files = tuple(name for name, digest in record.files.items() if sent.get(name) != digest)
@@ -108,8 +114,14 @@ def sync_all(results_root: Path, uri: str | None = None, on_run: Callable[[str, 
     for collection in collections:
         post(collection.path, functools.partial(sync_collection, collection, destination, store))
     links = parents(results_root, destination.label)
+    known = {folder.path: delivery_of(folder.path, destination.label) for folder in folders}
+    # Asking for one run after the other takes longer than asking for all, unless they are few.
+    there = ids_of_runs(store) if len(folders) > FEW else set()
     for folder in folders:
-        above = links.get(_name(folder, results_root))
+        above, delivery = links.get(_name(folder, results_root)), known[folder.path]
+        if delivery and delivery.run_id in there and looks_sent(folder.path, delivery, above):
+            post(folder.path, lambda: False)
+            continue
         post(folder.path, functools.partial(sync, folder, destination, store, above))
     return summary
 
@@ -119,9 +131,9 @@ def deliveries(results_root: Path, uri: str | None = None) -> dict[str, Delivery
     label = Destination.choose(results_root, uri).label
     found = {}
     for folder in find_runs(results_root):
-        tracking = read_document(folder.tracking_file, Tracking)
-        if tracking is not None and label in tracking.stores:
-            found[_name(folder, results_root)] = tracking.stores[label]
+        delivery = delivery_of(folder.path, label)
+        if delivery is not None:
+            found[_name(folder, results_root)] = delivery
     return found
 
 

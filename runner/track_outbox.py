@@ -8,9 +8,12 @@ a process killed between the two leaves neither a second run nor a doubled point
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -32,6 +35,7 @@ TRACKING = "tracking.json"
 METRICS_PER_BATCH = 1000
 HEADLINES = ("hm", "base", "novel", "fps")
 NAMES_PER_BATCH = 100
+RUNS_PER_PAGE = 1000
 
 
 class Delivery(BaseModel):
@@ -46,6 +50,7 @@ class Delivery(BaseModel):
     status: str = ""
     links: dict[str, str] = Field(default_factory=dict, description="run ids of its parents there, by their tag")
     form: int = 1
+    seen: str = Field(default="", description="what `glance` gave before the files were read")
 
     def covers(self, record: Record, links: Mapping[str, str] | None = None) -> bool:
         """Whether nothing of `record` is missing, nor any of its parents where `links` names them."""
@@ -84,6 +89,7 @@ def deliver(
 ) -> bool:
     """Send what `store` lacks of the record that `read` gives, whose files lie in the folder `where`; see `sync`."""
     with held(where / ".tracking.lock"):
+        seen = glance(where)
         record = read()
         if record is None or record.attempt is None:
             return False
@@ -94,6 +100,8 @@ def deliver(
                 run = _find_run(store, tracking, known)
                 known = _known_delivery(known, run)
                 if run is not None and known is not None and known.covers(record, links):
+                    if known.seen != seen:
+                        _note(where, tracking, destination, known.model_copy(update={"seen": seen}))
                     return False
                 # The key goes to disk before a run carries it: killed in between, the next one finds that run.
                 write_json(where / TRACKING, tracking)
@@ -105,9 +113,45 @@ def deliver(
         except Exception as error:
             reason = f"{destination.address} did not take {where.name}: {first_line(error)}"
             raise TrackingError(reason) from error
-        stores = {**tracking.stores, destination.label: delivery}
-        write_json(where / TRACKING, tracking.model_copy(update={"stores": stores}))
+        _note(where, tracking, destination, delivery.model_copy(update={"seen": seen}))
         return True
+
+
+def _note(where: Path, tracking: Tracking, destination: Destination, delivery: Delivery) -> None:
+    stores = {**tracking.stores, destination.label: delivery}
+    write_json(where / TRACKING, tracking.model_copy(update={"stores": stores}))
+
+
+def glance(where: Path) -> str:
+    """How the files in the folder `where` look from outside: as long as it stays the same, so do they."""
+    rows = []
+    for folder in (where, where / "eval"):
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_file() and not entry.name.startswith(".") and entry.name != TRACKING:
+                    facts = entry.stat()
+                    rows.append((folder.name, entry.name, facts.st_size, facts.st_mtime_ns))
+    return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()[:16]
+
+
+def looks_sent(where: Path, delivery: Delivery | None, links: Mapping[str, str] | None = None) -> bool:
+    """Whether nothing has changed since `delivery`, as far as can be told without opening any file of the run."""
+    if delivery is None or delivery.form != FORM or (links is not None and delivery.links != links):
+        return False
+    return delivery.seen == glance(where)
+
+
+def ids_of_runs(store: Store) -> set[str]:
+    """The ids of all runs of the experiment that are not deleted."""
+    found: set[str] = set()
+    token = None
+    while True:
+        with quiet_libraries():
+            page = store.client.search_runs([store.experiment_id], max_results=RUNS_PER_PAGE, page_token=token)
+        found |= {run.info.run_id for run in page}
+        token = page.token
+        if not token:
+            return found
 
 
 def delivery_of(where: Path, label: str) -> Delivery | None:

@@ -16,20 +16,26 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import parse_qs, unquote
 
 import psutil
 import pytest
 import tracked_runs
 
-from benchmarks.ui import COMPARED, check_port, choose, compare_page
-from procap.errors import UserError
+from benchmarks.ui import COMPARED, Chosen, Wanted, check_port, choose, compare_page, find_collection
+from benchmarks.ui_view import condition, view_state
+from procap.errors import UsageError, UserError
+from runner.collection import Collection, write_collection
 from runner.config import Workplace
 from runner.track import pending, sync_all, tracker_for
 from runner.track_outbox import Delivery
 
 ROOT = Path(__file__).parent.parent
-SENT = {f"base/shapes/{name}/seed1-0": Delivery(experiment_id="7", run_id=name) for name in ("coop", "maple", "procap")}
+SENT = {
+    f"base/shapes/{name}/mini/16shot/seed1-0": Delivery(experiment_id="7", run_id=name)
+    for name in ("coop", "maple", "procap")
+}
 
 
 def free_port() -> int:
@@ -46,21 +52,77 @@ def test_a_port_in_use_is_named_with_one_that_may_be_free() -> None:
     check_port(free_port())
 
 
+def ids(wanted: Wanted, collection: Collection | None = None) -> list[str]:
+    return [delivery.run_id for delivery in choose(SENT, wanted, collection).deliveries]
+
+
 def test_runs_are_chosen_by_any_part_of_their_path() -> None:
-    assert [delivery.run_id for delivery in choose(SENT, [])] == ["coop", "maple", "procap"]
-    assert [delivery.run_id for delivery in choose(SENT, ["/coop/", "procap"])] == ["coop", "procap"]
+    assert ids(Wanted()) == ["coop", "maple", "procap"]
+    assert ids(Wanted(runs=["/coop/", "procap"])) == ["coop", "procap"]
     for sent, runs, message in ((SENT, ["cocoop"], "no run matches cocoop"), ({}, [], "there is no run to show")):
         with pytest.raises(UserError, match=message):
-            choose(sent, runs)
+            choose(sent, Wanted(runs=runs))
+
+
+def test_a_suite_a_method_and_a_data_set_narrow_the_choice_and_the_search() -> None:
+    suite = Collection(kind="suite", name="base-to-novel", runs=tuple(SENT)[:2])
+    assert ids(Wanted(suite="base-to-novel"), suite) == ["coop", "maple"]
+    chosen = choose(SENT, Wanted(suite="base-to-novel", methods=["maple"], datasets=["shapes"]), suite)
+    assert [delivery.run_id for delivery in chosen.deliveries] == ["maple"]
+    assert chosen.where == "tags.`suite.base-to-novel` = 'yes' AND tags.method = 'maple' AND tags.dataset = 'shapes'"
+    with pytest.raises(UsageError, match="unknown method among these runs 'mapple': did you mean maple"):
+        choose(SENT, Wanted(methods=["mapple"]), suite)
+
+
+def test_several_methods_are_found_by_leaving_out_the_others() -> None:
+    assert condition(["maple", "procap"], ["coop", "maple", "procap", "zeroshot"], "method") == [
+        "tags.method != 'coop'",
+        "tags.method != 'zeroshot'",
+    ]
+    assert condition(["maple"], ["maple", "procap"], "method") == ["tags.method = 'maple'"]
+
+
+def test_an_unknown_suite_or_sweep_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no sweep in .* yet"):
+        find_collection(tmp_path, Wanted(sweep="rates"))
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel"))
+    with pytest.raises(UsageError, match="unknown suite 'base-to-old': did you mean base-to-novel"):
+        find_collection(tmp_path, Wanted(suite="base-to-old"))
+    with pytest.raises(UsageError, match="give one of them"):
+        find_collection(tmp_path, Wanted(suite="base-to-novel", sweep="rates"))
+    found = find_collection(tmp_path, Wanted(suite="base-to-novel"))
+    assert found is not None and found.tag == "suite.base-to-novel"
 
 
 def test_the_comparison_names_the_chosen_runs_and_has_a_limit() -> None:
-    address = compare_page("http://127.0.0.1:5000", choose(SENT, ["coop", "maple"]))
+    address = compare_page("http://127.0.0.1:5000", choose(SENT, Wanted(runs=["coop", "maple"])))
     assert address is not None and address.startswith("http://127.0.0.1:5000/#/compare-runs?")
     asked = parse_qs(address.partition("?")[2])
     assert json.loads(asked["runs"][0]) == ["coop", "maple"] and json.loads(asked["experiments"][0]) == ["7"]
-    assert compare_page("", choose(SENT, ["coop"])) is None
-    assert compare_page("", [SENT["base/shapes/coop/seed1-0"]] * (COMPARED + 1)) is None
+    assert compare_page("", choose(SENT, Wanted(runs=["coop"]))) is None
+    assert compare_page("", Chosen([SENT["base/shapes/coop/mini/16shot/seed1-0"]] * (COMPARED + 1), "")) is None
+
+
+class Told(SimpleNamespace):
+    """A run as MLflow gives it, with what the view looks at."""
+
+
+def told(method: str, lr: str, **metrics: float) -> Told:
+    params = {"method": method, "recipe.lr": lr, "shots": "16"}
+    return Told(data=SimpleNamespace(params=params, metrics=metrics))
+
+
+def test_the_view_has_axes_for_what_differs_and_for_figures_that_all_runs_have() -> None:
+    state = view_state("x", [told("a", "1", hm=5.0, base=6.0, fps=100.0), told("b", "2", hm=4.0, base=3.0, fps=9.0)])
+    parallel, scatter = state["compareRunCharts"]
+    assert parallel["selectedParams"] == ["method", "recipe.lr"]
+    assert parallel["selectedMetrics"] == ["fps", "base", "hm"], "the last axis gives the colours"
+    assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("fps", "hm")
+    only_validated = view_state("x", [told("a", "1", val_base=5.0, train_seconds=6.0)])
+    assert [only_validated["compareRunCharts"][1][axis]["key"] for axis in ("xaxis", "yaxis")] == [
+        "train_seconds",
+        "val_base",
+    ]
 
 
 def finished(results: Path, seed: int) -> None:

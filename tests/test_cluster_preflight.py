@@ -205,6 +205,42 @@ def each_node_fetches_each_shard_once(nodes: Nodes, url: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, few_digits, tmp_path):
+    from shards.object_folder import ObjectFolder
+
+    there = ObjectFolder(f"s3://{nodes.s3.bucket}/digits")
+    for file in (few_digits / "digits").rglob("*"):
+        if file.is_file():
+            there.write(file.relative_to(few_digits).as_posix(), file.read_bytes())
+    words = [
+        "bench",
+        "base-to-novel",
+        "--world",
+        "mini",
+        "--quick",
+        "--datasets",
+        "digits",
+        "--methods",
+        "zeroshot,coop",
+    ]
+    words += ["--seeds", "1", "--epochs", "1", "--device", "cpu", "--tracking", "off", "--json"]
+
+    def counts(*more: str) -> list[dict[str, object]]:
+        code = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+        environment = {**os.environ, "PROCAP_HOME": str(tmp_path / "driver"), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", code, *words, *more]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        rows = json.loads(done.stdout.splitlines()[-1])["table"]["rows"]
+        return [{name: row[name] for name in ("method", "base", "novel", "hm")} for row in rows]
+
+    results = f"s3://{nodes.s3.bucket}/{tmp_path.name}"
+    spread = counts("--on", "ray", "--address", nodes.address, "--data", there.url, "--results", results)
+    assert spread == counts("--data", str(few_digits), "--results", str(tmp_path / "local"))
+    assert sum(name.endswith("/train.json") for name in ObjectFolder(results).list()) == 2
+
+
+@pytest.mark.slow
 def test_a_node_without_the_data_is_named_before_anything_runs(nodes, wants, tmp_path, monkeypatch):
     monkeypatch.setenv("PROCAP_DATA", wants.data)
     node = nodes.add(PROCAP_DATA=str(tmp_path / "empty"))

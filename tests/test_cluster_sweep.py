@@ -8,11 +8,16 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from test_cluster_space import sweep_settings
 
 from benchmarks.cli import main
 from cluster.configuration import configure
+from cluster.fleet import Room
+from cluster.places import Places
+from cluster.site import Share
+from cluster.sweep import Sweep, carry_out
 from cluster.sweep_record import SweepFolder
-from runner.config import Target, plan_run
+from runner.config import Target, Workplace, plan_run
 from runner.results import RunFolder, find_runs
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "1"]
@@ -170,6 +175,33 @@ def test_a_configuration_that_fails_leaves_the_others_alone(where, tmp_path, cap
     assert "not finite" in failed["why"] and "lr 1e+30: failed" in err
 
 
+class Nobody:
+    """Listens to a sweep and says nothing."""
+
+    def begun(self, record, configuration) -> None: ...
+
+    def heard(self, record, job, report) -> None: ...
+
+    def over(self, record, job, report) -> None: ...
+
+    def settled(self, record) -> None: ...
+
+
+def test_configurations_that_are_one_run_are_trained_once(few_digits, tiny_checkpoint, tmp_path) -> None:
+    """AdamW does not read momentum: both values are the same training."""
+    same = sweep_settings(
+        space={"recipe.momentum": [0.8, 0.9]}, shots=2, backbone=str(tiny_checkpoint),
+        overrides={"optimizer": "adamw", "epochs": 1},
+    )  # fmt: skip
+    at = Workplace(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
+    sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"), Nobody())
+    task = sweep.next_task()
+    assert task is not None and sweep.next_task() is None and sweep.begun == 2
+    carry_out(sweep, task, Places(str(few_digits), str(tmp_path), at), Room(Share(), 1, ray=False))
+    assert [record.state for record in sweep.records.values()] == ["finished", "finished"]
+    assert len({record.figure for record in sweep.records.values()}) == len(find_runs(tmp_path)) == 1
+
+
 def test_held_out_classes_are_of_the_base_half_and_the_figure_is_their_harmonic_mean(where, tmp_path, capsys) -> None:
     asked = ["--methods", "zeroshot,coop", *ASKED[2:], "--metric", "held-out", "--name", "h", *where]
     assert main(["sweep", *asked, "--results", str(tmp_path), "--json"]) == 0
@@ -224,8 +256,6 @@ def test_a_data_set_without_validation_images_is_refused(tmp_path, capsys) -> No
 
 
 def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint) -> None:
-    from test_cluster_space import sweep_settings
-
     both = sweep_settings(datasets=("digits", "shapes"), seeds=(1, 2), backbone=str(tiny_checkpoint))
     configuration = configure(both, {"recipe.lr": 0.1}, few_digits)
     assert [(piece.config.dataset, piece.config.seed, piece.targets) for piece in configuration.pieces] == [

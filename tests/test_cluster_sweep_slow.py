@@ -1,4 +1,4 @@
-"""`procap sweep` on two real Ray nodes of this machine: equal to one run at a time, killed, stopped early, and alone."""
+"""`procap sweep` on two real Ray nodes of this machine: the numbers of one run at a time, whatever is killed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--batch-size", "4"]
 TPE = ["--name", "tpe", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--epochs", "12"]
-HALVED = ["--name", "asha", "--vary", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--stop", "asha", "--grace", "1", "--reduction", "2",
-          "--epochs", "5", "--recipe-field", "warmup=none"]  # fmt: skip
+HALVED = ["--name", "asha", "--vary", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--stop", "asha", "--grace", "1",
+          "--reduction", "2", "--epochs", "5", "--recipe-field", "warmup=none"]  # fmt: skip
 PROGRAM = [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
 
 
@@ -165,7 +165,7 @@ def test_a_cluster_has_one_sweep_of_a_name_where_locks_do_not_reach(nodes, clust
     _, err = finish(words, code=1)
     assert f"pid {first.pid} on" in err
     first.send_signal(signal.SIGTERM)
-    out, err = first.communicate(timeout=60)
+    _, err = first.communicate(timeout=60)
     assert first.returncode == 143, err
     found, _ = finish(words)
     assert found["counts"]["finished"] == 2

@@ -347,3 +347,26 @@ def test_two_processes_make_the_store_together_and_ask_no_network(tmp_path: Path
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         assert database.execute("SELECT count(*) FROM runs").fetchone() == (2,)
         assert database.execute("SELECT count(*) FROM metrics WHERE key = 'loss'").fetchone() == (10,)
+
+
+def test_many_runs_are_asked_for_together_and_changes_are_still_seen(
+    store: Store, destination: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.track.FEW", 0)
+    monkeypatch.setattr("runner.track_outbox.RUNS_PER_PAGE", 2)
+    folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in range(1, 6)]
+    assert len(sync_all(tmp_path, destination.uri).sent) == 5
+    again = sync_all(tmp_path, destination.uri)
+    assert (again.sent, again.up_to_date) == ([], 5)
+    deleted, changed, touched = folders[:3]
+    store.client.delete_run(runs_of(store, deleted)[0].info.run_id)
+    time.sleep(0.01)
+    tracked_runs.evaluate(changed, "novel", 60)
+    os.utime(touched.config_file)
+    assert [missing.run for missing in pending(tmp_path, destination.uri)] == [
+        changed.path.relative_to(tmp_path).as_posix()
+    ]
+    expected = [folder.path.relative_to(tmp_path).as_posix() for folder in (deleted, changed)]
+    assert sync_all(tmp_path, destination.uri).sent == expected
+    assert runs_of(store, changed)[0].data.metrics["novel"] == 75.0
+    assert all(len(runs_of(store, folder)) == 1 for folder in folders)
