@@ -260,15 +260,20 @@ def outcomes_by_size(
     return {gpus: [simulate(jobs, gpus, given, f"{seed}") for seed in range(seeds)] for gpus in sizes}
 
 
-def outlook(seconds: Iterable[float], sizes: Iterable[int] = SIZES, price: float | None = None) -> list[str]:
-    """A line for each cluster size: how long runs of so many seconds, starts included, take if nothing fails."""
+def outlook(
+    seconds: Iterable[float], sizes: Iterable[int] = SIZES, price: float | None = None, what: str = "GPU"
+) -> list[str]:
+    """A line for each cluster size: how long runs of so many seconds, starts included, take if nothing fails.
+
+    what: one run at a time is done on.
+    """
     jobs = sorted((Job(one) for one in seconds), key=lambda job: -job.seconds)
     lines = []
     for gpus in sizes:
         one = simulate(jobs, gpus, Conditions(start=0.0))
         cost = "" if price is None else f", costs {price * one.gpu_hours:,.2f}"
-        shown = f"{duration(one.makespan)}, {one.gpu_hours:.1f} GPU-hours{cost}, {one.utilisation:.0%} used"
-        lines.append(f"{gpus:>4} GPUs: {shown}")
+        shown = f"{duration(one.makespan)}, {one.gpu_hours:.1f} {what}-hours{cost}, {one.utilisation:.0%} used"
+        lines.append(f"{gpus:>4} {what}{'s' * (gpus > 1)}: {shown}")
         # More of them than runs are idle.
         if gpus >= len(jobs):
             break

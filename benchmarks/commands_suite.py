@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from benchmarks.flags import Doing, Many, Output, Parallel, Place, Suited
 from benchmarks.output import note, plural, show, show_json
 from benchmarks.scores import read_scores
 from benchmarks.selection import dataset_names, method_names, names, numbers, workplace
-from benchmarks.suites import Choice, Suite, World, suite_named, world_named
+from benchmarks.suites import MINI, Choice, Suite, World, suite_named, world_named
 from benchmarks.table_formats import FORMATS, as_json, render
 from benchmarks.tables import Table, build_table
 from cluster.fleet import Fleet, Room, do_all, gathered
@@ -56,7 +56,6 @@ def suite(
         code = show_plan(list(targets), at, targets.__getitem__, output, force=doing.force)
         _show_outlook(pieces, at, fleet)
         return code
-    ensure_packed(dict.fromkeys(target.dataset for found in targets.values() for target in found), at.data)
     store = ResultsStore.of(at)
     store.pull_all()
     collection = Collection(kind="suite", name=name, runs=tuple(config.path for config in targets))
@@ -135,8 +134,9 @@ def _carry_out(
     places = Places.shared(place.data, place.results, replace(at, quiet=True, tracking_uri="off"))
     with gathered(fleet, places) as room:
         there = nodes() if room.ray else []
+        ensure_packed(dict.fromkeys(_datasets(jobs)), at.data)
         if fleet.on == "ray":
-            check_nodes(_wants(jobs, places))
+            check_nodes(_wants(jobs, places), growing=fleet.autoscale)
         costs = forecast(there, at.results, at.data, device=at.device, processes=fleet.processes, limit=at.limit)
         jobs = costs.longest_first(jobs)
         note(_where(fleet, room, len(there)))
@@ -148,14 +148,20 @@ def _carry_out(
 def _wants(jobs: Sequence[Job], places: Places) -> Wants:
     """What every node has to have."""
     configs = [piece.config for job in jobs for piece in job.pieces]
-    targets = [Target.recorded(target) for job in jobs for piece in job.pieces for target in piece.targets]
     return Wants(
         data=places.data,
         results=places.results,
-        datasets=tuple(dict.fromkeys([*(config.dataset for config in configs), *(one.dataset for one in targets)])),
+        datasets=tuple(dict.fromkeys(_datasets(jobs))),
         backbones=tuple(dict.fromkeys((config.backbone, config.pretrained) for config in configs)),
         device=places.rest.device,
     )
+
+
+def _datasets(jobs: Sequence[Job]) -> Iterator[str]:
+    for job in jobs:
+        for piece in job.pieces:
+            yield piece.config.dataset
+            yield from (Target.recorded(target).dataset for target in piece.targets)
 
 
 def _where(fleet: Fleet, room: Room, nodes: int) -> str:
@@ -166,15 +172,21 @@ def _where(fleet: Fleet, room: Room, nodes: int) -> str:
 
 
 def _show_outlook(pieces: Sequence[Piece], at: Workplace, fleet: Fleet) -> None:
-    """How long clusters of several sizes would take over what is left."""
+    """How long clusters of several sizes would take over what is left, of machines that suit the backbone."""
     from benchmarks.cluster_simulation import outlook
-    from benchmarks.forecast import forecast
+    from benchmarks.cost import Machine, here
+    from benchmarks.forecast import forecast_on
 
-    costs = forecast([], at.results, at.data, device=at.device, processes=fleet.processes, limit=at.limit)
-    seconds = [costs.seconds(Job(pieces=(piece,))) for piece in pieces if not is_done(piece, at)]
-    if seconds:
-        for line in outlook(seconds):
-            show(line)
+    jobs = [Job(pieces=(piece,)) for piece in pieces if not is_done(piece, at)]
+    if not jobs:
+        return
+    machine = here(device=at.device)
+    if machine.device == "cpu" and jobs[0].pieces[0].config.backbone != MINI.backbone:
+        machine = Machine("H200", "cuda")
+    costs = forecast_on(machine, at.results, at.data, processes=fleet.processes, limit=at.limit)
+    show(f"\nOn {machine.name} ({costs.basis(jobs[0])}), simulated without failures:")
+    for line in outlook(map(costs.seconds, jobs), what="GPU" if machine.device == "cuda" else "machine"):
+        show(line)
 
 
 def _table(at: Workplace, wanted: dict[RunConfig, list[Target]]) -> Table:

@@ -127,7 +127,7 @@ def _room(settings: SweepSettings, fleet: Fleet, places: Places) -> Iterator[Roo
         room = stack.enter_context(gathered(fleet, places, always_ray=on_ray))
         if fleet.on == "ray":
             stack.enter_context(held_on_cluster(settings.name, places.results))
-            check_nodes(_wants(settings, places))
+            check_nodes(_wants(settings, places), growing=fleet.autoscale)
         where = "on the cluster" if fleet.on == "ray" else "on this machine"
         each = " each" if room.share.processes == 1 else ""
         note(f"{room.at_once} at once {where}, {room.share}{each}" if room.ray else "one at a time, in this process")

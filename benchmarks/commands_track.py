@@ -27,7 +27,7 @@ def sync(results: str, tracking: str, output: Output) -> int:
         )
     for run, why in summary.failed:
         note(f"procap: failed: {run}: {why}")
-    show(f"{plural(len(summary.sent), 'run')} sent to {summary.destination}, {summary.up_to_date} up to date")
+    show(f"{_counted(summary.sent)} sent to {summary.destination}, {summary.up_to_date} up to date")
     if output.json:
         document = {"sent": summary.sent, "up_to_date": summary.up_to_date, "failed": dict(summary.failed)}
         show_json({"destination": summary.destination, **document})
@@ -44,7 +44,7 @@ def status(results: str, tracking: str, output: Output) -> int:
         missing = pending(root, tracking or None)
     if missing:
         show(columns(("run", "epochs", "files"), [(m.run, m.epochs, ", ".join(m.files) or "-") for m in missing]))
-        note(f"{plural(len(missing), 'run')} to send: procap track sync --results {quoted(results)}")
+        note(f"{_counted([m.run for m in missing])} to send: procap track sync --results {quoted(results)}")
     else:
         show("everything was sent")
     if output.json:
@@ -60,6 +60,15 @@ def ui(results: str, tracking: str, port: int, open_browser: bool, wanted: Wante
     with _results(results) as root:
         serve(root, tracking or None, port, open_browser, wanted)
     return 0
+
+
+def _counted(names: list[str]) -> str:
+    """How many of `names` are runs, and how many are suites or sweeps."""
+    from runner.collection import COLLECTIONS
+
+    above = sum(name.startswith(f"{COLLECTIONS}/") for name in names)
+    parents = f" and {plural(above, 'suite')} or sweep{'s' * (above > 1)}" if above else ""
+    return f"{plural(len(names) - above, 'run')}{parents}"
 
 
 @contextmanager

@@ -39,6 +39,10 @@ class CostForecast:
         """So that nobody waits at the end for a long one that was begun last."""
         return sorted(jobs, key=self.seconds, reverse=True)
 
+    def basis(self, job: Job) -> str:
+        """What its estimate rests on."""
+        return self._estimates(job)[0].basis
+
     def _estimates(self, job: Job) -> list[Estimate]:
         if job.name not in self._first:
             self._first[job.name] = [
@@ -56,4 +60,11 @@ def forecast(
     """For runs on `nodes`, or without any on this machine; results that are there correct it from the beginning."""
     gpu = next((node.accelerator for node in nodes if node.gpus), None)
     machine = here(device=device) if gpu is None else Machine(gpu, "cuda")
+    return forecast_on(machine, results, data, processes=processes, limit=limit)
+
+
+def forecast_on(
+    machine: Machine, results: Path, data: Path, *, processes: int = 1, limit: int | None = None
+) -> CostForecast:
+    """For runs on machines like `machine`."""
     return CostForecast(CostModel.of(results, machine, data, start=START_SECONDS[machine.device]), processes, limit)

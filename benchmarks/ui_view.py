@@ -99,11 +99,12 @@ def _shared(metrics: Sequence[Mapping[str, float]]) -> set[str]:
 def _differing(params: Sequence[Mapping[str, str]]) -> list[str]:
     """Parameters that all runs have and not all have the same of; what the runs are called by comes first.
 
-    Options of different methods mean different things, whatever they are called.
+    What differs from method to method alone is told by the method.
     """
     shared = set.intersection(*map(set, params)) if params else set()
     found = sorted(name for name in shared if len({one[name] for one in params}) > 1)
     first = [name for name in LEADING if name in found]
-    own = "options." if "method" in found else " "
-    rest = [name for name in found if name not in (*LEADING, "seed") and not name.startswith(own)]
+    values = {name: {(one.get("method"), one[name]) for one in params} for name in found}
+    methods = len({one.get("method") for one in params})
+    rest = [name for name in found if name not in (*LEADING, "seed") and len(values[name]) > methods]
     return [*first, *rest, *(["seed"] if "seed" in found else [])]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from cluster.address import LOCAL, ray_address, settle_auth
 from cluster.job import Job, Report
 from cluster.places import Places
 from cluster.pool import Listener, carry_out
@@ -41,6 +42,8 @@ class Fleet:
             raise unknown_name("place", self.on, PLACES)
         if self.on == "local" and (self.address or self.autoscale):
             raise UsageError("--address and --autoscale are a cluster's: add --on ray")
+        if self.on == "ray":
+            ray_address(self.address)
         for name, value, least in (("processes", self.processes, 1), ("at-once", self.at_once, 1)):
             if value is not None and value < least:
                 raise UsageError(f"--{name} {value}: at least {least} is needed")
@@ -76,11 +79,9 @@ def gathered(fleet: Fleet, places: Places, *, always_ray: bool = False) -> Itera
             share = Share(fleet.processes, fleet.cpus or 1.0, here.gpus)
             yield Room(share, min(here.at_once, room(nodes(), share)), ray=True)
         return
-    from cluster.address import ray_address, settle_auth
-
     settle_auth()
     address = ray_address(fleet.address)
-    with connected("auto" if address == "local" else address):
+    with connected("auto" if address == LOCAL else address):
         there = nodes()
         share = fair_share(there, fleet.processes, fleet.cpus, fleet.gpus)
         fits = fleet.at_once or 1000 if fleet.autoscale else room(there, share)

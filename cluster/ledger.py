@@ -65,8 +65,8 @@ class Ledger:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._display.__exit__(kind, error, trace)
-        # What was missed is sent at the end of the collection, or by `procap track sync`.
-        self._mail.shutdown(wait=True, cancel_futures=True)
+        # Most of it only notes what to send: the tracker asks its store every few seconds at most.
+        self._mail.shutdown(wait=True)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         number = config["number"]

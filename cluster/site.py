@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cluster.address import settle_auth
@@ -18,6 +20,9 @@ from runner.environment import library_defaults
 NAMESPACE = "procap"
 MOST_CPUS = 16
 """More than so many cores bring a process with a GPU nothing: they decode images."""
+CURRENT = Path("/tmp/ray/ray_current_cluster")
+"""Where `ray start` leaves the address of the cluster that this machine belongs to."""
+ANSWER_SECONDS = 5.0
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -77,6 +82,8 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
     own = address == "local"
     if own:
         settle_auth(private=True)
+    else:
+        _refuse_silent(address)
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
@@ -92,12 +99,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
             **more,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        where = "on this machine" if address == "auto" else f"at {address}"
-        line = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"no Ray cluster {where} could be reached ({line}); start one with `ray start --head`, name one with "
-            "--address, or leave out --on ray"
-        ) from None
+        raise _unreached(address, " ".join(str(error).split())[:200]) from None
     if threading.current_thread() is threading.main_thread():
         # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
@@ -105,6 +107,30 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """Raise UserError where nobody listens: Ray itself would try for five minutes."""
+    where = address
+    if address == "auto":
+        with suppress(OSError):
+            where = CURRENT.read_text(encoding="utf-8").strip()
+    host, _, port = where.rpartition(":")
+    if not port.isdigit():
+        # Ray knows more places to look, and does not wait there.
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+    except OSError as error:
+        raise _unreached(address, f"{where}: {error.strerror or error}".lower()) from None
+
+
+def _unreached(address: str, why: str) -> UserError:
+    where = "on this machine" if address == "auto" else f"at {address}"
+    return UserError(
+        f"no Ray cluster {where} could be reached ({why}); start one with `ray start --head`, name one with "
+        "--address, or leave out --on ray"
+    )
 
 
 def nodes() -> list[Node]:

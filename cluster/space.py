@@ -29,6 +29,8 @@ REFUSED = {
 }
 MOST_LISTED = 100_000
 """Values of a range, and configurations of a grid."""
+MOST_REPEATED = 50
+"""Draws in a row, per configuration that is known, after which there are taken to be no others."""
 DIGITS = 4
 """Significant digits of numbers that are drawn, so that people can read and repeat them."""
 
@@ -102,12 +104,16 @@ class Space:
     def draws(self, seed: int) -> Iterator[Values]:
         """Configurations at random, none twice; a function of `seed` alone, which ends when there is no other one."""
         seen: set[str] = set()
+        repeated = 0
         for number in itertools.count():
-            if len(seen) == self.size:
+            # A range that is narrower than the digits of what is drawn has few values, and nobody knows how many.
+            if len(seen) == self.size or repeated > MOST_REPEATED * (1 + len(seen)):
                 return
             values = {dimension.field: dimension.draw(seed, number) for dimension in self.dimensions}
+            repeated += 1
             if (digest := digest_of(values)) not in seen:
                 seen.add(digest)
+                repeated = 0
                 yield values
 
     def plain(self) -> dict[str, Any]:

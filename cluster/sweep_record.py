@@ -145,7 +145,7 @@ class SweepFolder:
 
     def trials(self) -> dict[str, TrialRecord]:
         """What is known of every configuration, by digest, in the order they were chosen in."""
-        found = {file.stem: read_document(file, TrialRecord) for file in (self.path / "trials").glob("*.json")}
+        found = {file.stem: read_document(file, TrialRecord) for file in (self.path / "trials").glob("[!.]*.json")}
         known = {digest: record for digest, record in found.items() if record is not None}
         return dict(sorted(known.items(), key=lambda item: item[1].number))
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from shards.errors import NotThere
-from shards.objects import OBJECT_STORES, failure, filesystem, translated, version
+from shards.objects import OBJECT_STORES, ask, failure, filesystem, translated, version
 from shards.urls import join, scheme
 
 TOGETHER = 256
+MANY_SECONDS = 300.0
+"""For an answer about many files."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class ObjectFolder:
         root = join(self.url, below) if below else self.url
         with translated(root):
             files, path = filesystem(root)
-            found = files.find(path, detail=True)
+            found = ask(files, "find", path, seconds=MANY_SECONDS, detail=True)
         names = {name.removeprefix(f"{path}/"): version(facts) for name, facts in found.items() if name != path}
         return {name: tag for name, tag in names.items() if not any(part[:1] == "." for part in name.split("/"))}
 
@@ -41,7 +43,7 @@ class ObjectFolder:
             with translated(self.url):
                 files, root = filesystem(self.url)
                 paths = {f"{root}/{name}": name for name in some}
-                found = files.cat(list(paths), on_error="return")
+                found = ask(files, "cat", list(paths), seconds=MANY_SECONDS, on_error="return")
             for path, content in found.items():
                 if isinstance(content, bytes):
                     contents[paths[path]] = content
@@ -59,7 +61,7 @@ class ObjectFolder:
             path = f"{root}/{name}"
             if scheme(self.url) in OBJECT_STORES:
                 try:
-                    files.pipe_file(path, content, mode="create" if new else "overwrite")
+                    ask(files, "pipe_file", path, content, mode="create" if new else "overwrite")
                 except FileExistsError:
                     return False
                 return True
@@ -69,7 +71,7 @@ class ObjectFolder:
         """Remove a file; nothing to do where it is not there."""
         with translated(join(self.url, name)), suppress(FileNotFoundError, NotThere):
             files, root = filesystem(self.url)
-            files.rm_file(f"{root}/{name}")
+            ask(files, "rm_file", f"{root}/{name}")
 
 
 def _write_renamed(files: Any, path: str, content: bytes, new: bool) -> bool:

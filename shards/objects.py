@@ -18,6 +18,10 @@ PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": 
 OBJECT_STORES = (*PACKAGES, "memory")
 """Schemes where a name appears with its whole content or not at all, and where folders need not be made."""
 
+ANSWER_SECONDS = 60.0
+# Bytes that are asked of a store at once.
+BLOCK = 2**23
+
 # What differs between two contents of one name, most telling first.
 VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "created")
 
@@ -47,6 +51,40 @@ def filesystem(url: str) -> tuple[Any, str]:
     return files, path.rstrip("/")
 
 
+def ask(files: Any, what: str, *words: Any, seconds: float | None = None, **more: Any) -> Any:
+    """`files.what(*words, **more)`, of which no store is waited for longer than so many seconds.
+
+    The stores' own limits are for single messages and not for all kinds of them: a server that takes what it is sent
+    and stays silent would never be given up.
+    """
+    if getattr(files, "async_impl", False):
+        more["timeout"] = seconds or ANSWER_SECONDS
+    return getattr(files, what)(*words, **more)
+
+
+class Blocks:
+    """Reads a file from `start` to its end, `size`, block by block; `close` finds out whether it was one version."""
+
+    def __init__(self, files: Any, path: str, start: int, size: int, tag: str) -> None:
+        self._files, self._path, self._at, self._size, self._tag = files, path, start, size, tag
+        self._block = memoryview(b"")
+        self._doubtful = size - start > BLOCK
+
+    def read(self, most: int) -> bytes:
+        if not self._block and self._at < self._size:
+            end = min(self._at + BLOCK, self._size)
+            self._block = memoryview(ask(self._files, "cat_file", self._path, start=self._at, end=end))
+            self._at = end if self._block else self._size
+        data, self._block = bytes(self._block[:most]), self._block[most:]
+        return data
+
+    def close(self) -> None:
+        if self._doubtful and self._at == self._size:
+            self._doubtful = False
+            if version(ask(self._files, "info", self._path)) != self._tag:
+                raise OSError("it changed while it was read")
+
+
 def version(facts: Mapping[str, Any]) -> str:
     """What the store calls this content of a name; another content of it has another one."""
     found = next((facts[key] for key in VERSIONS if facts.get(key)), "")
@@ -70,6 +108,8 @@ def translated(url: str) -> Iterator[None]:
 def failure(url: str, error: Exception) -> DataError:
     """One line about what a file system raised; `Unreachable` where asking again may help."""
     kind = type(error).__name__
+    if kind == "FSTimeoutError":
+        return Unreachable(f"{shown(url)} cannot be reached (no answer in time); try again later")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return NotThere(f"{shown(url)} is not there; check the address")
     if isinstance(error, PermissionError):

@@ -22,14 +22,12 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from shards.errors import DataError, DataUsageError, NotThere, Unreachable
-from shards.objects import failure, filesystem, translated, version
+from shards.objects import Blocks, ask, failure, filesystem, translated, version
 from shards.urls import canonical, local_path, scheme, shown
 
 # Seconds without a byte before a server counts as gone, and the waits before asking it again.
 TIMEOUT = 30.0
 WAITS = (0.3, 1.0, 2.0)
-# Bytes that are asked of an object store at once.
-BLOCK = 2**23
 
 T = TypeVar("T")
 
@@ -192,14 +190,12 @@ def _unreachable(url: str, error: Exception) -> DataError:
 def _open_object(url: str, start: int, tag: str) -> Body:
     with translated(url):
         files, path = filesystem(url)
-        facts = files.info(path)
+        facts = ask(files, "info", path)
         if facts["type"] == "directory":
             raise NotThere(f"{shown(url)} is a folder and not a file; check the address")
         size, found = facts["size"], version(facts)
         begin = start if start and tag and found == tag and start <= size else 0
-        stream = files.open(path, "rb", block_size=BLOCK, cache_type="readahead")
-        stream.seek(begin)
-    return Body(url, stream, begin, size - begin, found, failure)
+    return Body(url, Blocks(files, path, begin, size, found), begin, size - begin, found, failure)
 
 
 def _open_by_webdataset(url: str) -> Body:

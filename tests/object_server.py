@@ -1,4 +1,4 @@
-"""An S3 server of its own process on 127.0.0.1 for tests, whose requests can be counted."""
+"""An S3 server of its own process, on 127.0.0.1 if nothing else is said, for tests, whose requests can be counted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from s3fs import S3FileSystem
 
 START_SECONDS = 60.0
 
@@ -32,30 +35,33 @@ class ObjectServer:
             "AWS_ACCESS_KEY_ID": "anybody",
             "AWS_SECRET_ACCESS_KEY": "not-a-secret",
             "AWS_DEFAULT_REGION": "us-east-1",
-            "no_proxy": "127.0.0.1",
+            "no_proxy": urlsplit(self.address).hostname or "",
         }
 
     def asked(self, method: str, ending: str) -> int:
         """Requests of that kind for names with that ending, so far."""
-        return len(re.findall(rf'{method} [^ ?]*{re.escape(ending)}[? ]', self.log.read_text()))
+        return len(re.findall(rf"{method} [^ ?]*{re.escape(ending)}[? ]", self.log.read_text()))
 
 
 @contextmanager
-def object_server(folder: Path) -> Iterator[ObjectServer]:
+def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServer]:
     """Starts empty but for the bucket; what it holds is lost at the end."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
     log = folder / "objects.log"
-    server = ObjectServer(f"http://127.0.0.1:{port}", log)
+    server = ObjectServer(f"http://{host}:{port}", log)
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        command = [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
         environment = {**os.environ, **server.environment, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
         _make_bucket(server, process)
+        # A process reads the settings of its machine once, and another server may have been here before.
+        S3FileSystem.clear_instance_cache()
         yield server
     finally:
+        S3FileSystem.clear_instance_cache()
         process.kill()
         process.wait()
 

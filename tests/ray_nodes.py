@@ -9,12 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from hosts import Host
 
 REPOSITORY = Path(__file__).parents[1]
 START_SECONDS = 90.0
@@ -38,6 +39,7 @@ class Node:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    host: Host | None = None
 
     def processes(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
@@ -58,18 +60,26 @@ class Node:
 
 @dataclass
 class Nodes:
-    """A cluster of nodes on 127.0.0.1; `with Nodes(folder) as nodes: nodes.head(cpus=1); nodes.add(cpus=1)`."""
+    """A cluster of nodes; `with Nodes(folder) as nodes: nodes.head(cpus=1); nodes.add(cpus=1)`.
+
+    hosts: where they run in turn; without any all of them are on 127.0.0.1.
+    """
 
     folder: Path
     port: int = field(default_factory=free_port)
     dashboard_port: int = field(default_factory=free_port)
     environment: Mapping[str, str] = field(default_factory=dict)
+    hosts: Sequence[Host] = ()
     nodes: list[Node] = field(default_factory=list)
 
     @property
     def address(self) -> str:
         """What `ray.init` takes."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{self.port}"
+
+    @property
+    def alive(self) -> list[Node]:
+        return [node for node in self.nodes if node.process.poll() is None]
 
     @property
     def dashboard(self) -> str:
@@ -82,16 +92,22 @@ class Nodes:
             words += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard_port)]
         # Sockets of Unix have short names only.
         words += ["--temp-dir", f"/tmp/ray-{os.getpid()}-{self.port}"]
-        return self._start("head", words, cpus, environment)
+        return self._start("head", words, cpus, environment, ())
 
-    def add(self, cpus: float = 1, **environment: str) -> Node:
-        return self._start(f"node{len(self.nodes)}", ["--address", self.address], cpus, environment)
+    def add(self, cpus: float = 1, hidden: Sequence[Path] = (), **environment: str) -> Node:
+        """One more node; hidden: folders that it cannot see, which takes a host of its own."""
+        return self._start(f"node{len(self.nodes)}", ["--address", self.address], cpus, environment, hidden)
 
-    def _start(self, name: str, words: list[str], cpus: float, environment: Mapping[str, str]) -> Node:
+    def _start(
+        self, name: str, words: list[str], cpus: float, environment: Mapping[str, str], hidden: Sequence[Path]
+    ) -> Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"{name}.log"
         command = [sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start"]
-        command += [*words, "--block", "--num-cpus", str(cpus), "--node-ip-address", "127.0.0.1"]
+        busy = [node.host for node in self.alive]
+        host = next(host for host in self.hosts if host not in busy) if self.hosts else None
+        command += [*words, "--block", "--num-cpus", str(cpus)]
+        command += ["--node-ip-address", host.address if host else "127.0.0.1"]
         command += ["--object-store-memory", str(100 * 2**20), "--node-name", name, "--disable-usage-stats"]
         # Jobs go through this port, which clusters on one machine would else fight for.
         command += ["--dashboard-agent-listen-port", str(free_port())]
@@ -99,13 +115,13 @@ class Nodes:
         settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command,
+                host.command(command, hidden) if host else command,
                 env={**os.environ, **settings, **self.environment, **environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        node = Node(name, process, log)
+        node = Node(name, process, log, host)
         self.nodes.append(node)
         deadline = time.monotonic() + START_SECONDS
         while b"Ray runtime started" not in log.read_bytes():

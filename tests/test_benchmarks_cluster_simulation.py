@@ -128,7 +128,7 @@ def test_a_slow_driver_hands_runs_out_one_after_another():
 def test_an_outlook_has_a_line_per_size_until_there_are_as_many_gpus_as_runs():
     lines = outlook([3600.0, 1800.0, 1800.0], price=2.0)
     assert len(lines) == 3
-    assert lines[0].split() == ["1", "GPUs:", "2.0", "h,", "2.0", "GPU-hours,", "costs", "4.00,", "100%", "used"]
+    assert lines[0].split() == ["1", "GPU:", "2.0", "h,", "2.0", "GPU-hours,", "costs", "4.00,", "100%", "used"]
     assert lines[1].split()[:4] == ["2", "GPUs:", "60.0", "min,"]
     assert [duration(one) for one in (3.2, 600, 7200, 3e5)] == ["3 s", "10.0 min", "2.0 h", "3.5 days"]
 

@@ -115,9 +115,11 @@ def told(method: str, lr: str, **metrics: float) -> Told:
 def test_the_view_has_axes_for_what_differs_and_for_figures_that_all_runs_have() -> None:
     state = view_state("x", [told("a", "1", hm=5.0, base=6.0, fps=100.0), told("b", "2", hm=4.0, base=3.0, fps=9.0)])
     parallel, scatter = state["compareRunCharts"]
-    assert parallel["selectedParams"] == ["method", "recipe.lr"]
+    assert parallel["selectedParams"] == ["method"], "each method has one rate"
     assert parallel["selectedMetrics"] == ["fps", "base", "hm"], "the last axis gives the colours"
     assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("fps", "hm")
+    searched = view_state("x", [told("a", "1", hm=5.0), told("a", "2", hm=4.0), told("b", "2", hm=4.0)])
+    assert searched["compareRunCharts"][0]["selectedParams"] == ["method", "recipe.lr"]
     only_validated = view_state("x", [told("a", "1", val_base=5.0, train_seconds=6.0)])
     assert [only_validated["compareRunCharts"][1][axis]["key"] for axis in ("xaxis", "yaxis")] == [
         "train_seconds",

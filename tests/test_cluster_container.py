@@ -83,7 +83,7 @@ def test_what_the_image_copies_is_enough_to_build_the_package(tmp_path):
         str(file.relative_to(ROOT))
         for package in ("procap", "shards", "runner", "cluster", "benchmarks")
         for file in (ROOT / package).rglob("*")
-        if file.suffix in (".py", ".safetensors", ".csv") and "results" not in file.parts
+        if file.suffix in (".py", ".safetensors", ".csv", ".json", ".txt") and "results" not in file.parts
     }
     assert sources <= held, sorted(sources - held)
 

@@ -38,7 +38,7 @@ def ended(values: dict[str, object], figure: float | None, **changes: object) ->
     return TrialRecord.model_validate(fields | changes)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(SCALARS, st.lists(SCALARS, max_size=3)), min_size=1, max_size=6))
 def test_a_list_that_is_typed_is_the_list_of_a_file(values: list[object]) -> None:
     typed = dimension_of_text("lr=" + ",".join(json.dumps(value) for value in values), ["coop"])
@@ -47,7 +47,7 @@ def test_a_list_that_is_typed_is_the_list_of_a_file(values: list[object]) -> Non
 
 
 @given(st.sampled_from(["uniform", "log"]), NUMBERS, NUMBERS, st.integers(0, 2**31), st.integers(0, 999))
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_a_range_is_read_alike_and_draws_inside_itself(kind: str, a: float, b: float, seed: int, number: int) -> None:
     low, high = sorted((a, b))
     one = dimension_of_text(f"lr = {kind}( {low!r}, {high!r} )", ["coop"])
@@ -56,7 +56,7 @@ def test_a_range_is_read_alike_and_draws_inside_itself(kind: str, a: float, b: f
     assert low <= value <= high and value == one.draw(seed, number)
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(-20, 20), st.integers(0, 30), st.integers(0, 99))
 def test_integers_are_whole_and_both_ends_are_reached(low: int, more: int, seed: int) -> None:
     one = dimension_of_text(f"shots=integers({low},{low + more})", ["coop"])
@@ -66,7 +66,7 @@ def test_integers_are_whole_and_both_ends_are_reached(low: int, more: int, seed:
     assert found == set(range(low, low + more + 1))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7).filter(bool))
 def test_a_range_is_that_of_python(start: int, stop: int, step: int) -> None:
     wanted = list(range(start, stop, step))
@@ -88,12 +88,16 @@ def test_logarithmic_draws_have_as_many_small_ones_as_large_ones() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 2**31))
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 def test_random_draws_of_lists_are_the_grid_in_another_order(sizes: list[int], seed: int) -> None:
     space = Space(tuple(Dimension(f"f{i}", "list", tuple(range(size))) for i, size in enumerate(sizes)))
     drawn, grid = [digest_of(values) for values in space.draws(seed)], [digest_of(values) for values in space.grid()]
     assert len(set(drawn)) == len(drawn) == math.prod(sizes) == space.size
     assert sorted(drawn) == sorted(grid)
+
+
+def test_a_range_narrower_than_the_digits_that_are_drawn_ends() -> None:
+    assert len(list(Space((Dimension("recipe.lr", "uniform", low=1.0, high=1.0003),)).draws(0))) == 1
 
 
 def test_going_on_with_random_draws_gives_the_same_list() -> None:

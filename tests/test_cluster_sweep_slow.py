@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from object_server import object_server
 from ray_nodes import REPOSITORY, Nodes
 
 from benchmarks.cli import main
@@ -178,3 +179,19 @@ def test_time_that_is_up_leaves_states_that_are_gone_on_with(cluster, tmp_path) 
     assert "2 configurations unfinished, with their states kept" in err
     steps = [progress.step for run in find_runs(tmp_path) if (progress := run.progress())]
     assert steps and max(steps) > 0
+
+
+def test_results_behind_a_url_are_gone_on_with_on_another_machine(data, tmp_path, monkeypatch) -> None:
+    words = [*ASKED, *TPE[:-1], "1", *data, "--at-once", "1", "--results", "s3://results/sweeps-here"]
+    with object_server(tmp_path) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "first"))
+        first, _ = finish([*words, "--trials", "1"])
+        monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "second"))
+        second, err = finish([*words, "--trials", "2"])
+    assert "1 done already" in err
+    assert first["counts"]["finished"] == 1 and second["counts"]["finished"] == 2
+    assert first["configurations"][0] in second["configurations"]
+    trained = [json.loads(file.read_text()) for file in (tmp_path / "second").rglob("train.json")]
+    assert len(trained) == 4 and len(list((tmp_path / "first").rglob("train.json"))) == 2

@@ -18,7 +18,7 @@ import pytest
 import tracked_runs
 
 from runner.config import Workplace
-from runner.results import RunFolder, find_runs
+from runner.results import RunFolder, ValidationCount, ValidationHistory, find_runs, write_json
 from runner.track import Sender, Tracker, pending, sync_all, tracker_for
 from runner.track_outbox import KEY_TAG, sync
 from runner.track_store import Destination, Store, open_store
@@ -86,6 +86,7 @@ def test_a_finished_run_arrives_whole(store: Store, destination: Destination, fo
     assert metrics["hm"] == pytest.approx(60.0)
     (used,) = run.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("shapes", "ab" * 8)
+    assert metrics["fps"] == pytest.approx(300.0) and (metrics["epochs"], metrics["gpus"]) == (5.0, 0.0)
     assert metrics["fps/shapes-novel-test"] == 300.0 and metrics["train_images_per_second"] == 98.5
     assert metrics["train_images_per_second_model"] == 120.0
     assert metrics["system/cpu_percent"] == 150.0 and metrics["system/peak_memory_megabytes"] == 512.0
@@ -370,3 +371,20 @@ def test_many_runs_are_asked_for_together_and_changes_are_still_seen(
     assert sync_all(tmp_path, destination.uri).sent == expected
     assert runs_of(store, changed)[0].data.metrics["novel"] == 75.0
     assert all(len(runs_of(store, folder)) == 1 for folder in folders)
+
+
+def test_validation_figures_stand_in_columns_of_their_own(
+    store: Store, destination: Destination, folder: RunFolder
+) -> None:
+    tracked_runs.go_on(folder, 2)
+    counts = [
+        ValidationCount(epoch=epoch, target=f"shapes:{classes}:val", correct=correct + epoch, total=10)
+        for epoch in (0, 1)
+        for classes, correct in (("dev-base", 5), ("dev-novel", 3))
+    ]
+    write_json(folder.validation_file, ValidationHistory(config_hash="0" * 8, counts=counts))
+    sync(folder, destination, store)
+    metrics = runs_of(store, folder)[0].data.metrics
+    assert (metrics["val_dev-base"], metrics["val_dev-novel"]) == (60.0, 40.0)
+    assert metrics["val_hm"] == pytest.approx(48.0)
+    assert not {"hm", "base", "novel", "fps"} & metrics.keys(), "validation must not look like a test"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from object_server import ObjectServer, object_server
 from toy_shards import COUNTS, pixels, toy_source
 
-from shards import mirror, remote
+from shards import mirror, objects, remote
 from shards.errors import DataError, DataUsageError, NotThere, Unreachable
 from shards.fetch import download
 from shards.known import is_packed
@@ -105,6 +107,41 @@ def test_a_download_goes_on_where_it_was_cut_unless_the_object_changed(s3, tmp_p
         assert body.start == 0 and body.read() == data[::-1]
     download(address, tmp_path / "a.tar", size=len(data))
     assert (tmp_path / "a.tar").read_bytes() == data[::-1]
+
+
+def test_an_object_of_many_blocks_is_read_whole_and_of_one_version(s3, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "BLOCK", 1000)
+    there, data = ObjectFolder(f"s3://{s3.bucket}/blocks"), os.urandom(4321)
+    there.write("a.tar", data)
+    with open_url(f"{there.url}/a.tar") as stream:
+        assert stream.read() == data
+    with open_body(f"{there.url}/a.tar") as body:
+        body.read(10)
+        there.write("a.tar", data[::-1])
+        with pytest.raises(Unreachable, match="it changed while it was read"):
+            body.read()
+
+
+def test_a_server_that_stays_silent_is_given_up(tmp_path, monkeypatch):
+    import s3fs
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "anything")
+        monkeypatch.setattr(objects, "ANSWER_SECONDS", 0.5)
+        s3fs.S3FileSystem.clear_instance_cache()
+        try:
+            for work in (
+                lambda: ObjectFolder("s3://bucket/x").write("a", b"content"),
+                lambda: open_body("s3://bucket/x/a"),
+            ):
+                with pytest.raises(Unreachable, match=r"s3://bucket/x/a cannot be reached \(no answer in time\)"):
+                    work()
+        finally:
+            s3fs.S3FileSystem.clear_instance_cache()
 
 
 def test_absence_refusal_and_silence_are_told_apart_in_one_line(s3, url, tmp_path, monkeypatch):

@@ -1,0 +1,85 @@
+"""Hosts as far as the network goes: namespaces of this machine, each with an address and a name of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+NAMES = Path("/etc/netns")
+
+
+@dataclass(frozen=True)
+class Host:
+    """name: also what `hostname` says there."""
+
+    name: str
+    address: str
+
+    def command(self, words: Sequence[str | Path], hidden: Sequence[Path] = ()) -> list[str]:
+        """`words` as a command of that host, whose process is the one that is started.
+
+        hidden: folders that are empty there, as when a shared disk is not mounted.
+        """
+        hide = "".join(f'mount -t tmpfs none "{folder}" && ' for folder in hidden)
+        enter = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c"]
+        return [*enter, f'hostname "$0" && {hide}exec "$@"', self.name, *map(str, words)]
+
+    def cut(self) -> None:
+        """Nobody can reach this host any more, nor can it reach anybody; its processes live on."""
+        _do("ip", "-n", self.name, "link", "set", "eth0", "down")
+
+    def join(self) -> None:
+        _do("ip", "-n", self.name, "link", "set", "eth0", "up")
+
+
+def hosts_work() -> bool:
+    """Whether this machine lets us make hosts: it takes root, `ip` and `unshare`."""
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
+        return False
+    name = f"pc{os.getpid()}"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return tried.returncode == 0
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """So many hosts that see each other, this machine at `outside(hosts)`, and nothing else."""
+    bridge, number = f"pc{os.getpid()}", os.getpid() % 250
+    found = [Host(f"host{index}-{os.getpid()}", f"10.68.{number}.{index + 1}") for index in range(count)]
+    names = "".join(f"{host.address} {host.name}\n" for host in found)
+    try:
+        _do("ip", "link", "add", bridge, "type", "bridge")
+        _do("ip", "addr", "add", f"{outside(found)}/24", "dev", bridge)
+        _do("ip", "link", "set", bridge, "up")
+        for index, host in enumerate(found):
+            (NAMES / host.name).mkdir(parents=True)
+            (NAMES / host.name / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+            _do("ip", "netns", "add", host.name)
+            _do("ip", "link", "add", f"{bridge}-{index}", "type", "veth", "peer", "name", "eth0", "netns", host.name)
+            _do("ip", "link", "set", f"{bridge}-{index}", "master", bridge, "up")
+            _do("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _do("ip", "-n", host.name, "link", "set", device, "up")
+        yield found
+    finally:
+        for host in found:
+            subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
+            shutil.rmtree(NAMES / host.name, ignore_errors=True)
+        subprocess.run(["ip", "link", "del", bridge], capture_output=True)
+        with suppress(OSError):
+            NAMES.rmdir()
+
+
+def outside(there: Sequence[Host]) -> str:
+    """The address of this machine as the hosts see it."""
+    return there[0].address.rpartition(".")[0] + ".254" if there else "127.0.0.1"
+
+
+def _do(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)

@@ -1,0 +1,162 @@
+"""Training, evaluating and looking at results behind a URL, from several machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from object_server import ObjectServer, object_server
+
+from benchmarks.cli import main
+from runner.config import Target, Workplace, plan_run
+from runner.evaluate import evaluate
+from runner.results import Progress, RunFolder
+from runner.results_store import ResultsStore
+from runner.train import train
+from shards.errors import Unreachable
+from shards.object_folder import ObjectFolder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with object_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def s3(server, monkeypatch) -> ObjectServer:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def machines(s3, few_digits, tmp_path):
+    """Workplaces that share results at one URL; "alone" has a folder of its own."""
+    url = f"s3://{s3.bucket}/{tmp_path.name}"
+
+    def make(name: str) -> Workplace:
+        place = Workplace(few_digits, tmp_path / name, device="cpu", tracking_uri="off", quiet=True)
+        return place if name == "alone" else replace(place, store=url)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint):
+    quick = {"epochs": 2, "batch_size": 5, "lr": 0.1, "warmup": "none"}
+    return plan_run(method="coop", dataset="digits", shots=2, backbone=str(tiny_checkpoint), overrides=quick)
+
+
+def test_a_training_goes_on_on_another_machine_with_the_same_bits(machines, config):
+    alone = train(config, machines("alone"))
+    assert isinstance(train(config, machines("first"), until=1), Progress)
+    ended = train(config, machines("second"))
+    assert ended.checkpoint_sha256 == alone.checkpoint_sha256 and ended.resumed == 1
+    assert train(config, machines("first")) == ended, "found finished, not repeated"
+    folder = RunFolder(machines("first").results / config.path)
+    assert not folder.state.exists() and not folder.progress_file.exists()
+    third = machines("third")
+    result = evaluate(config, Target("digits", "base"), third)
+    assert result.correct == evaluate(config, Target("digits", "base"), machines("alone")).correct
+    ResultsStore.of(machines("fourth")).pull_all()
+    assert RunFolder(machines("fourth").results / config.path).evaluations() == [result]
+
+
+def test_force_forgets_a_run_at_the_url(machines, config):
+    first = train(config, machines("first"))
+    evaluate(config, Target("digits", "base"), machines("first"))
+    again = train(config, machines("second"), force=True)
+    assert again.seconds != first.seconds
+    place = machines("third")
+    ResultsStore.of(place).pull_all()
+    assert RunFolder(place.results / config.path).train() == again
+    assert RunFolder(place.results / config.path).evaluations() == []
+
+
+def test_a_url_that_goes_away_costs_a_training_nothing_but_the_sending(machines, config, monkeypatch, caplog):
+    place = replace(machines("first"), checkpoint_seconds=0.0)
+    push = ResultsStore._push_unit
+    away = [True]
+
+    def broken(self: ResultsStore, unit: str) -> None:
+        if away[0]:
+            raise Unreachable("s3://results cannot be reached; try again later")
+        push(self, unit)
+
+    monkeypatch.setattr(ResultsStore, "_push_unit", broken)
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        train(config, place)
+    assert "is sent later" in caplog.text
+    away[0] = False
+    done = train(config, place)
+    assert done.resumed == 0, "it was finished here"
+    assert train(config, machines("second")) == done
+
+
+def answer(capsys, *words: str) -> Any:
+    """The last line of what `procap WORDS --json` prints."""
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monkeypatch, capsys):
+    url = f"s3://{s3.bucket}/{tmp_path.name}"
+    at = ("--data", str(few_digits), "--results", url, "--tracking", "off", "--device", "cpu")
+    wanted = ("--methods", "zeroshot", "--datasets", "digits")
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "one"))
+    trained = answer(capsys, "train", *wanted, *at)
+    run = trained["trained"][0]["run"]
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "two"))
+    planned = answer(capsys, "train", *wanted, *at, "--dry-run")
+    assert planned["runs"][0]["state"] == "finished"
+    evaluated = answer(capsys, "eval", run, *at)["evaluated"]
+    assert len(evaluated) == 2
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "three"))
+    listed = answer(capsys, "ls", "runs", "--results", url)
+    assert [(row["run"], row["state"], len(row["evaluated"])) for row in listed] == [(run, "finished", 2)]
+    row = answer(capsys, "table", "--results", url)["rows"][0]
+    assert row["method"] == "zeroshot"
+    assert not list((tmp_path / "three").rglob("*.safetensors")), "a table needs no weights"
+
+
+COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digits, tiny_checkpoint, tmp_path):
+    url = f"s3://{s3.bucket}/{tmp_path.name}"
+    words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
+    words += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
+
+    def start(home: str, results: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", COMMAND, *words, "--results", results]
+        environment = {**os.environ, "PROCAP_HOME": str(tmp_path / home), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def result(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        return json.loads(output.splitlines()[-1])["trained"][0]
+
+    alone = result(start("alone", str(tmp_path / "alone")))
+    lost = start("lost", url)
+    deadline = time.monotonic() + 200
+    while not any("/state/step-" in name for name in ObjectFolder(url).list()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    lost.kill()
+    lost.wait()
+    assert not any(name.endswith("train.json") for name in ObjectFolder(url).list()), "it was killed on the way"
+    assert result(start("next", url))["checkpoint_sha256"] == alone["checkpoint_sha256"]
+    names = ObjectFolder(url).list()
+    assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
+    place = tmp_path / "third"
+    ResultsStore(url, place).pull_all()
+    [file] = place.rglob("train.json")
+    assert json.loads(file.read_text())["resumed"] == 1

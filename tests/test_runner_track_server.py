@@ -1,0 +1,191 @@
+"""A tracking server with PostgreSQL and object storage, as a group of people has it: real ones, on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import tracked_runs
+from object_server import object_server
+
+from benchmarks.ui import Wanted, choose, find_collection, save
+from runner.collection import Collection, write_collection
+from runner.track import deliveries, pending, sync_all
+from runner.track_outbox import PARENT_TAG
+from runner.track_store import Destination, open_store
+
+ROOT = Path(__file__).parent.parent
+NOBODY = "nobody"
+NEEDED = ("psycopg2", "boto3", "moto")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (shutil.which("initdb") and shutil.which("postgres")), reason="PostgreSQL is not installed"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"
+    ),
+]
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """An empty database server on 127.0.0.1; gives its URI."""
+    # Not below the test's own folder, which no other user may enter.
+    port, data = free_port(), Path(tempfile.mkdtemp(prefix="procap-postgres-"))
+    # It refuses to be started by root.
+    who = {"user": NOBODY, "group": "nogroup", "extra_groups": []} if os.getuid() == 0 else {}
+    if who:
+        shutil.chown(data, NOBODY)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/"}
+    subprocess.run(
+        ["initdb", "-D", str(data), "-U", "procap", "--auth", "trust", "--no-sync"], check=True, **quiet, **who
+    )
+    command = ["postgres", "-D", str(data), "-p", str(port), "-k", str(data), "-c", "listen_addresses=127.0.0.1"]
+    process = subprocess.Popen([*command, "-c", "fsync=off"], **quiet, **who)
+    try:
+        address = f"postgresql://procap@127.0.0.1:{port}/postgres"
+        import psycopg2
+
+        patience = time.monotonic() + 60
+        while True:
+            try:
+                psycopg2.connect(address).close()
+                break
+            except psycopg2.OperationalError:
+                assert time.monotonic() < patience and process.poll() is None
+                time.sleep(0.1)
+        yield address
+    finally:
+        # At once, without waiting for clients that are still connected.
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@contextmanager
+def tracking_server(database: str, artifacts: str, log: Path, environment: dict[str, str]) -> Iterator[str]:
+    """`mlflow server` as the README says; gives its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "2"]
+    # Without the driver's name SQLAlchemy 2.1 asks for psycopg, and before it for psycopg2.
+    command += [
+        "--backend-store-uri",
+        database.replace("postgresql:", "postgresql+psycopg2:"),
+        "--artifacts-destination",
+        artifacts,
+    ]
+    command += ["--allowed-hosts", f"127.0.0.1:{port},tracking.example.org"]
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment, **quiet}, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            patience = time.monotonic() + 180
+            while ask(f"http://127.0.0.1:{port}/health") != 200:
+                assert time.monotonic() < patience and process.poll() is None, log.read_text()[-2000:]
+                time.sleep(0.3)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 15)
+            process.wait(30)
+
+
+def ask(url: str, host: str = "") -> int:
+    request = urllib.request.Request(url, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+SEND = """
+import sys
+from pathlib import Path
+from runner.config import Workplace
+from runner.results import RunFolder
+from runner.track import tracker_for
+results = Path(sys.argv[1])
+for run in sys.argv[3:]:
+    tracker_for(RunFolder(results / run), Workplace(data=results, results=results, tracking_uri=sys.argv[2])).close()
+"""
+
+
+def made(results: Path, seed: int) -> str:
+    folder = tracked_runs.begin(results, seed)
+    tracked_runs.finish(folder)
+    tracked_runs.evaluate(folder, "base", 60)
+    tracked_runs.evaluate(folder, "novel", 40)
+    return folder.path.relative_to(results).as_posix()
+
+
+def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    runs = [made(results, seed) for seed in range(1, 7)]
+    with (
+        postgres() as database,
+        object_server(tmp_path) as objects,
+        tracking_server(database, f"s3://{objects.bucket}/mlflow", tmp_path / "log", objects.environment) as address,
+    ):
+        assert ask(f"{address}/api/2.0/mlflow/experiments/search?max_results=1", host="evil.example.com") == 403
+        assert ask(f"{address}/api/2.0/mlflow/experiments/search?max_results=1", host="tracking.example.org") == 200
+        senders = [
+            subprocess.Popen(
+                [sys.executable, "-c", SEND, str(results), address, *runs[number::2]],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(2)
+        ]
+        for sender in senders:
+            assert sender.communicate(timeout=120)[1] == "" and sender.returncode == 0
+        assert pending(results, address) == []
+        write_collection(results, Collection(kind="suite", name="base-to-novel", runs=tuple(runs), status="finished"))
+        assert len(sync_all(results, address).sent) == 7 and sync_all(results, address).sent == []
+        destination = Destination.choose(results, address)
+        store = open_store(destination)
+        found = list(store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'"))
+        assert len(found) == 6 and {run.data.tags["seed"] for run in found} == set("123456")
+        assert len({run.data.tags[PARENT_TAG] for run in found}) == 1
+        for run in found:
+            losses = Counter(point.step for point in store.client.get_metric_history(run.info.run_id, "loss"))
+            assert losses == {epoch: 1 for epoch in range(5)}
+            kept = {file.path for file in store.client.list_artifacts(run.info.run_id)}
+            assert {"config.json", "train.json", "checkpoint.safetensors", "eval"} <= kept
+        wanted = Wanted(suite="base-to-novel", methods=["maple"])
+        chosen = choose(deliveries(results, address), wanted, find_collection(results, wanted))
+        view = save(destination, wanted, chosen)
+        assert view and f"mlflow.sharedViewState.{view}" in store.client.get_experiment(store.experiment_id).tags
+        assert view == save(destination, wanted, chosen), "the same choice is one view"
+        import psycopg2
+
+        with psycopg2.connect(database) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'")
+            assert cursor.fetchone() == (7,)
+    copies = [file for file in (results / "mlartifacts").glob("**/*")] if (results / "mlartifacts").exists() else []
+    assert copies == [], "files were kept beside the results instead of in the bucket"
