@@ -13,7 +13,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,20 +122,9 @@ def main() -> None:
     library_defaults()
     report = measure(given.results.resolve(), given.runs, given.port)
     given.out.mkdir(parents=True, exist_ok=True)
-    if report["sent_now"] <= given.runs // 2:
-        _keep_sending(report, given.out / "load.json")
     (given.out / "load.json").write_text(json.dumps(report, indent=1) + "\n")
     (given.out / "load.md").write_text(table(report))
     show(table(report))
-
-
-def _keep_sending(report: dict[str, Any], file: Path) -> None:
-    """What sending took stays that of the run that did it."""
-    with suppress(OSError, ValueError):
-        before = json.loads(file.read_text())
-        if before["runs"] == report["runs"]:
-            report["sent_now"] = before["sent_now"]
-            report["seconds"]["send what is missing"] = before["seconds"]["send what is missing"]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from cluster.places import Places
 from cluster.pool import Listener, carry_out
 from cluster.site import Share, connected, fair_share, nodes, room
 from cluster.slots import slots_here
-from cluster.work import Work, attempt
+from cluster.work import Tell, Work, attempt
 from procap.errors import UsageError, unknown_name
 from runner.ranks import announced_ranks
 from runner.signals import Interrupted
@@ -101,8 +101,8 @@ def do_all(jobs: Sequence[Job], places: Places, room: Room, listener: Listener, 
         def tell(report: Report, name: str = name, config: dict[str, int] = config) -> None:
             listener.reported(name, config, report)
 
-        try:
-            report = attempt(lambda job=job, tell=tell: Work(job, places.here(), tell).do())  # type: ignore[misc]
-        except Interrupted:
-            raise
+        def work(job: Job = job, tell: Tell = tell) -> Report:
+            return Work(job, places.here(), tell).do()
+
+        report = attempt(work, lost=(Interrupted,))
         listener.ended(name, config, report)

@@ -80,9 +80,11 @@ def perform_together(job: Job, places: Places, share: Share, tell: Tell) -> Repo
         refs = [actors[index].work.remote(job, places, environments[index], mailbox) for index in order]
         pending = refs
         while pending:
-            _, pending = ray.wait(pending, num_returns=len(pending), timeout=ASK_SECONDS)
+            ended, pending = ray.wait(pending, num_returns=len(pending), timeout=ASK_SECONDS)
             _pass_on(mailbox, tell)
-        # A lost process is told apart from a failed run only when all of them have ended one way or the other.
+            # Raises for a lost process: those that wait for it would do so until their patience ends.
+            ray.get(ended)
+        # What failed because another was lost is told apart from a failed run only when all have ended.
         reports: list[Report] = ray.get(refs)
     finally:
         for actor in actors:

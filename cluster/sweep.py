@@ -74,8 +74,9 @@ class Sweep:
         self._proposer = proposer_for(settings)
         self._chosen = {digest for digest, record in self.records.items() if is_over(settings, record)}
         self._again = deque(digest for digest in self.records if digest not in self._chosen)
-        for digest in self._chosen:
-            self._proposer.told(self.records[digest])
+        for digest, record in self.records.items():
+            if digest in self._chosen:
+                self._proposer.told(record)
         self._open: dict[str, Open] = {}
         self._queue: deque[tuple[str, Job]] = deque()
         self._tasks: dict[str, tuple[str, Job]] = {}

@@ -98,6 +98,8 @@ class Work:
         from runner.train import train
 
         while True:
+            if self.crew.size > 1:
+                self._wait_for(piece)
             try:
                 train(piece.config, self.place, crew=self.crew, until=until, watch=watch)
                 return
@@ -106,6 +108,23 @@ class Work:
                     raise
                 self._say(self._report(state="waiting", run=piece.config.path, why=str(error)))
                 time.sleep(HELD_SECONDS)
+
+    def _wait_for(self, piece: Piece) -> None:
+        """Before a crew begins a run that somebody else holds: once begun, only its first process would find out."""
+        while why := self.crew.share(self._held(piece) if self.crew.ranks.first else None):
+            self._say(self._report(state="waiting", run=piece.config.path, why=why))
+            time.sleep(HELD_SECONDS)
+
+    def _held(self, piece: Piece) -> str:
+        """Who holds the run, nothing where it is free or finished."""
+        folder = RunFolder(self.place.results / piece.config.path)
+        if folder.train_file.exists():
+            return ""
+        try:
+            with folder.locked():
+                return ""
+        except RunHeld as error:
+            return str(error)
 
     def _evaluate(self) -> dict[str, float]:
         from runner.evaluate import evaluate, load_trained

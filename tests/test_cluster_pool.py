@@ -135,6 +135,21 @@ def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tm
         assert training is not None and len(training.ranks) == 2
 
 
+def test_a_group_waits_for_a_run_that_somebody_else_holds(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    one, heard = run(), Heard()
+    there = places(data, tmp_path, timeout=60.0)
+    with gathered(Fleet(on="ray", address=nodes.address, processes=2), there) as found:
+        with RunFolder(tmp_path / one.path).locked():
+            group = threading.Thread(target=do_all, args=([job(one)], there, found, heard))
+            group.start()
+            while not any(report.state == "waiting" for _, report in heard.reports):
+                assert group.is_alive(), heard.ends
+                time.sleep(0.1)
+        group.join()
+    assert f"pid {os.getpid()} on" in next(report.why for _, report in heard.reports if report.state == "waiting")
+    assert heard.began == [0] and heard.ends[0].state == "done"
+
+
 def test_a_run_that_fails_stops_no_other(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     broken, fine = run(seed=1), run(seed=2)
     heard = Heard()
