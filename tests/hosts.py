@@ -68,7 +68,9 @@ def hosts(count: int) -> Iterator[list[Host]]:
                 _do("ip", "-n", host.name, "link", "set", device, "up")
         yield found
     finally:
-        for host in found:
+        for index, host in enumerate(found):
+            # A process that is left over keeps its namespace, but not the wire.
+            subprocess.run(["ip", "link", "del", f"{bridge}-{index}"], capture_output=True)
             subprocess.run(["ip", "netns", "del", host.name], capture_output=True)
             shutil.rmtree(NAMES / host.name, ignore_errors=True)
         subprocess.run(["ip", "link", "del", bridge], capture_output=True)

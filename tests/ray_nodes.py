@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -78,6 +79,11 @@ class Nodes:
         return f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{self.port}"
 
     @property
+    def scratch(self) -> Path:
+        """What Ray itself writes."""
+        return Path(f"/tmp/ray-{os.getpid()}-{self.port}")
+
+    @property
     def alive(self) -> list[Node]:
         return [node for node in self.nodes if node.process.poll() is None]
 
@@ -91,7 +97,7 @@ class Nodes:
         if dashboard:
             words += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard_port)]
         # Sockets of Unix have short names only.
-        words += ["--temp-dir", f"/tmp/ray-{os.getpid()}-{self.port}"]
+        words += ["--temp-dir", str(self.scratch)]
         return self._start("head", words, cpus, environment, ())
 
     def add(self, cpus: float = 1, hidden: Sequence[Path] = (), **environment: str) -> Node:
@@ -137,3 +143,4 @@ class Nodes:
     def __exit__(self, *_: object) -> None:
         for node in reversed(self.nodes):
             node.kill()
+        shutil.rmtree(self.scratch, ignore_errors=True)
