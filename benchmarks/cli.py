@@ -89,11 +89,11 @@ def demo(
 @flat
 def ls(
     output: Output,
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|runs", help="what to list")],
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|suites|runs", help="what to list")],
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="packed data sets")] = "",
 ) -> int:
-    """List methods, data sets, backbones or runs."""
+    """List methods, data sets, backbones, suites or runs."""
     from benchmarks.commands_ls import ls as run
 
     return run(what, results=results, data=data, output=output)

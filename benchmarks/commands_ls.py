@@ -21,6 +21,7 @@ def ls(what: str, *, results: str, data: str | Path | None, output: Output) -> i
         "methods": _methods,
         "datasets": lambda: _datasets(data_root(str(data or ""))),
         "backbones": _backbones,
+        "suites": _suites,
         "runs": lambda: _runs(results),
     }
     if what not in listings:
@@ -48,6 +49,17 @@ def _methods() -> Listing:
         )
     shown = [(row["name"], _recipe_line(row["recipe"]), row["summary"]) for row in rows]
     return columns(("method", "published recipe (16 shots)", "what it is"), shown), rows
+
+
+def _suites() -> Listing:
+    from benchmarks.suites import SUITES
+
+    rows: list[dict[str, Any]] = [
+        {"name": suite.name, "title": suite.title, "methods": list(suite.methods), "seeds": list(suite.seeds)}
+        for suite in SUITES.values()
+    ]
+    shown = [(row["name"], row["title"], ",".join(row["methods"]), ",".join(map(str, row["seeds"]))) for row in rows]
+    return columns(("suite", "what it is", "methods", "seeds"), shown), rows
 
 
 def _recipe_line(recipe: dict[str, Any]) -> str:

@@ -71,7 +71,10 @@ def suite(
     except BaseException as error:
         tracker.close("failed" if isinstance(error, UserError) else "interrupted")
         raise
-    tracker.close("failed" if outcome.failed else "finished", _figures(table))
+    figures = _figures(table) | {"runs_failed": float(len(outcome.failed))}
+    # Also those that were finished when an earlier attempt was killed before it sent them, or by others.
+    tracker.update(collection.runs)
+    tracker.close("failed" if outcome.failed else "finished", figures)
     failed = {jobs[number].name: why for number, why in outcome.failed.items()}
     _write_tables(table, at.results / collection.path)
     # Also what was noted of each run that MLflow has got.

@@ -30,7 +30,8 @@ Facts = dict[str, Any]
 def look(wants: Facts) -> Facts:
     """Facts about this node: versions, and for each data set, file and place what it has or, with "!", why not.
 
-    wants: data, results, datasets, files (as strings), gpus (whether they are counted), nonce and name of this node.
+    wants: data, results, datasets, files (as strings), backbones (those whose weights go by a tag), gpus (whether they
+    are counted), nonce and name of this node.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -44,6 +45,7 @@ def look(wants: Facts) -> Facts:
         if not facts["code"].startswith("!"):
             facts["data"] = _data(wants["data"], wants["datasets"])
             facts["results"] = _attempt(lambda: _results(wants["results"], wants["nonce"], wants["name"]))
+            facts["weights"] = [_attempt(partial(_weights, *backbone)) for backbone in wants["backbones"]]
             facts["free"] = _attempt(lambda: str(_free(wants["results"])))
         facts["gpus"] = _attempt(_gpus) if wants["gpus"] else ""
     return facts
@@ -116,6 +118,14 @@ def _dataset(root: Path, name: str) -> str:
         if not is_mirror(root) and not (os.access(file, os.R_OK) and file.stat().st_size == shard.size):
             raise DataError(f"{file} is missing, cut short or not readable")
     return manifest.digest
+
+
+def _weights(name: str, tag: str | None) -> str:
+    """Digest of the file that is read for a backbone."""
+    from procap.loading import weights_file
+
+    file = weights_file(name, tag)
+    return _sampled(file) if file else ""
 
 
 def _results(given: str, nonce: str, name: str) -> str:

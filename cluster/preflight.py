@@ -42,6 +42,7 @@ class Wants:
             "results": _absolute(self.results),
             "datasets": list(dict.fromkeys(self.datasets)),
             "files": list(dict.fromkeys(files)),
+            "backbones": [pair for pair in self.backbones if _has_tag(*pair)],
             "gpus": self.device.startswith("cuda"),
         }
 
@@ -79,7 +80,7 @@ def check_nodes(wants: Wants, timeout: float = 60.0, *, growing: bool = False) -
     if not nodes and not growing:
         raise UserError("no node of the cluster has CPUs or GPUs; look at it with `ray status`")
     try:
-        here = look(request | {"name": DRIVER, "gpus": False})
+        here = look(request | {"name": DRIVER, "gpus": False, "backbones": []})
         if problems := list(_own_problems(here, request)):
             raise UserError(f"this machine: {'; '.join(problems)}")
         found = _ask(nodes, request, timeout)
@@ -165,6 +166,8 @@ def problems_of(node: Node, facts: Facts | str, here: Mapping[str, Any], request
         for file, found in facts["files"].items()
         if found != here["files"][file]
     )
+    # The driver computes nothing, and need not have what goes by a tag.
+    yield from (found[1:] for found in facts.get("weights", []) if found.startswith("!"))
     for name, digest in facts.get("data", {}).items():
         # Empty is what is packed when it is needed, of which there is one content only.
         if digest.startswith("!") or (digest and here["data"][name] not in ("", digest)):
@@ -235,6 +238,10 @@ def _absolute(text: str) -> str:
         folder = local_path(text)
         return text if folder is None else str(folder)
     return str(Path(text).expanduser().absolute())
+
+
+def _has_tag(name: str, tag: str | None) -> bool:
+    return not _is_file(name) and name != "mini" and tag != "random" and not (tag and _is_file(tag))
 
 
 def _is_file(name: str) -> bool:

@@ -52,6 +52,26 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     return _load_file(architecture, config, Path(pretrained).expanduser())
 
 
+def weights_file(name: str, pretrained: str | None = None) -> Path | None:
+    """The file that `load_clip` would read; None where it needs none.
+
+    Raises UserError where weights are not on this machine, naming where they were looked for, UsageError for a name
+    that is unknown.
+    """
+    if name.lower() == "mini" or pretrained == "random":
+        return None
+    architecture = None if _is_path(name) else _architecture(name)
+    if architecture is None:
+        return Path(name).expanduser()
+    tag = _tag(architecture, pretrained)
+    if tag is None:
+        assert pretrained is not None
+        return Path(pretrained).expanduser()
+    from open_clip.pretrained import get_pretrained_cfg
+
+    return _find_weights(architecture, tag, get_pretrained_cfg(architecture, tag))
+
+
 def canonical(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
     """One spelling of backbone and weights for all that `load_clip` reads alike; nothing is imported or checked.
 

@@ -269,3 +269,16 @@ def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, 
     while sum(each["Alive"] for each in ray.nodes()) > 2 and time.monotonic() < deadline:
         time.sleep(0.5)
     check_nodes(wants)
+
+
+def test_weights_that_go_by_a_tag_are_looked_for_on_the_nodes_alone(wants, tmp_path, monkeypatch):
+    """A driver on a head without GPUs computes nothing; mini, random weights and files need no tag."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    named = replace(wants, backbones=(("ViT-B-16", None), ("mini", None), ("ViT-B-32", "random")))
+    assert named.plain()["backbones"] == [("ViT-B-16", None)]
+    [reason] = Pair(named).reasons()
+    assert reason.startswith("weights 'openai' of ViT-B-16 are not on this machine; looked for")
+    (tmp_path / "home/weights").mkdir(parents=True)
+    (tmp_path / "home/weights/ViT-B-16-openai.safetensors").write_bytes(b"weights")
+    assert Pair(named).reasons() == []
