@@ -10,14 +10,12 @@ from typing import Any
 from benchmarks.cluster_simulation import Conditions, Job, Outcome, outcomes_by_size, simulate, spread
 from benchmarks.cost import CostModel
 from benchmarks.cost_pace import Machine
+from benchmarks.suites import PAPER, SUITES
 from procap.errors import UsageError
 from runner.config import RunConfig, Target, plan_run
 
-DATASETS = (
-    "imagenet", "caltech101", "oxford-pets", "stanford-cars", "oxford-flowers", "food101", "fgvc-aircraft", "sun397",
-    "dtd", "eurosat", "ucf101",
-)  # fmt: skip
-METHODS, SEEDS = ("zeroshot", "coop", "cocoop", "maple", "procap"), (1, 2, 3)
+DATASETS, TABLE = PAPER.datasets, SUITES["base-to-novel"]
+METHODS, SEEDS = TABLE.methods, TABLE.seeds
 FAILING = (24.0, 168.0, 1000.0)
 """Hours between failures of a node, beside what was asked for: machines lent by the day, by the week, and poor ones."""
 WIDTHS = (1, 2, 4, 8)

@@ -89,7 +89,9 @@ def stop(name: str, address: str, output: Output) -> int:
             note(f"job {name} is asked to stop; it has {plural(job.stop_seconds, 'second')} to save its state")
             being = f"job {name} is still being stopped"
             job = stopped(cluster, name, patience=job.stop_seconds + 30, check=lambda: signals.check(being))
-    note(f"job {name} {'has stopped' if asked else f'had ended before: {job.status.lower()}'}")
+    # One that came to its end before the request did is none that was stopped.
+    ended = "has stopped" if job.status == "STOPPED" else f"has ended: {job.status.lower()}"
+    note(f"job {name} {ended if asked else f'had ended before: {job.status.lower()}'}")
     if output.json:
         show_json({**_document(job), "asked": asked})
     return 0

@@ -21,8 +21,8 @@ from cluster.job import Job, Piece
 from cluster.ledger import Ledger, Outcome
 from cluster.places import Places
 from cluster.preflight import Wants, check_nodes
-from procap.errors import UsageError, UserError
-from runner.collection import Collection
+from procap.errors import UserError
+from runner.collection import Collection, status_after
 from runner.config import RunConfig, Target, Workplace
 from runner.environment import library_defaults
 from runner.results import RunFolder, write_bytes
@@ -46,8 +46,6 @@ def suite(
     library_defaults()
     fleet = Fleet(**vars(many))
     at = workplace(place, limit, parallel=parallel)
-    if fleet.on == "ray" and doing.force:
-        raise UsageError("--force repeats every run each time a trial starts: on a cluster name another --results")
     chosen = suite_named(name)
     choice = choose(chosen, suited, place, at.data)
     pieces = list(chosen.pieces(choice))
@@ -59,17 +57,17 @@ def suite(
     store = ResultsStore.of(at)
     store.pull_all()
     collection = Collection(kind="suite", name=name, runs=tuple(config.path for config in targets))
-    left = [piece for piece in pieces if not is_done(piece, at)]
+    left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
     note(f"{chosen.title}: {plural(len(pieces), 'run')}, {len(pieces) - len(left)} done already")
     tracker = CollectionTracker(at, collection)
     outcome, jobs = Outcome(), [Job(pieces=(piece,)) for piece in left]
     try:
         if jobs:
-            outcome, jobs = _carry_out(jobs, at, place, fleet, tracker, output)
+            outcome, jobs = _carry_out(jobs, at, place, fleet, tracker, output, force=doing.force)
         store.pull_all()
         table = _table(at, targets)
     except BaseException as error:
-        tracker.close("failed" if isinstance(error, UserError) else "interrupted")
+        tracker.close(status_after(error))
         raise
     figures = _figures(table) | {"runs_failed": float(len(outcome.failed))}
     # Also those that were finished when an earlier attempt was killed before it sent them, or by others.
@@ -112,22 +110,28 @@ def choose(chosen: Suite, suited: Suited, place: Place, data: Path) -> Choice:
 
 
 def is_done(piece: Piece, at: Workplace) -> bool:
-    """Whether the run and all its evaluations are there; whether they are sound, those who read them find out."""
+    """Whether the run and all its evaluations are there. What is broken is not: whoever does the run says why."""
     folder = RunFolder(at.results / piece.config.path)
-    if not folder.train_file.exists():
+    try:
+        training = folder.train()
+        found = [folder.evaluation(Target.recorded(target)) for target in piece.targets]
+    except UserError:
         return False
-    training = folder.train()
-    for target in piece.targets:
-        known = folder.evaluation(Target.recorded(target))
-        if known is None or known.limit not in (None, at.limit):
-            return False
-        if training is None or known.checkpoint_sha256 != training.checkpoint_sha256:
-            return False
-    return True
+    return training is not None and all(
+        known is not None and known.limit in (None, at.limit) and known.checkpoint_sha256 == training.checkpoint_sha256
+        for known in found
+    )
 
 
 def _carry_out(
-    jobs: list[Job], at: Workplace, place: Place, fleet: Fleet, tracker: CollectionTracker, output: Output
+    jobs: list[Job],
+    at: Workplace,
+    place: Place,
+    fleet: Fleet,
+    tracker: CollectionTracker,
+    output: Output,
+    *,
+    force: bool,
 ) -> tuple[Outcome, list[Job]]:
     """Long ones first; gives what became of them, by their number in the list that is given back."""
     from benchmarks.forecast import forecast
@@ -143,9 +147,22 @@ def _carry_out(
         costs = forecast(there, at.results, at.data, device=at.device, processes=fleet.processes, limit=at.limit)
         jobs = costs.longest_first(jobs)
         note(_where(fleet, room, len(there)))
+        if force:
+            _forget(jobs, at)
         with Ledger(jobs, costs, room.at_once, tracker, trace=note if output.verbose else None) as ledger:
-            do_all(jobs, places, room, ledger, autoscale=fleet.autoscale)
+            do_all(jobs, places, room, ledger)
     return ledger.outcome, jobs
+
+
+def _forget(jobs: Sequence[Job], at: Workplace) -> None:
+    """Once, when all is ready, and not by the runs: one that is started again goes on, also with `--force`."""
+    store = ResultsStore.of(at)
+    for job in jobs:
+        for piece in job.pieces:
+            folder = RunFolder(at.results / piece.config.path)
+            with folder.locked():
+                store.clear(piece.config.path)
+                folder.clear()
 
 
 def _wants(jobs: Sequence[Job], places: Places) -> Wants:
@@ -171,7 +188,7 @@ def _where(fleet: Fleet, room: Room, nodes: int) -> str:
     if not room.ray:
         return "one run at a time, in this process (--at-once N for more)"
     where = f"on {plural(nodes, 'node')}" if fleet.on == "ray" else "on this machine"
-    return f"{room.at_once} runs at once {where}, {room.share} each"
+    return f"{plural(room.at_once, 'run')} at once {where}, {room.share} each"
 
 
 def _show_outlook(pieces: Sequence[Piece], at: Workplace, fleet: Fleet) -> None:

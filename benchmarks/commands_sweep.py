@@ -15,7 +15,7 @@ from benchmarks.flags import Output
 from benchmarks.output import columns, note, plural, show, show_json
 from benchmarks.selection import workplace
 from benchmarks.sweep_file import Asked
-from benchmarks.sweep_progress import SweepProgress, duration, tell_failures
+from benchmarks.sweep_progress import SweepProgress, tell_failures
 from benchmarks.sweep_settings import settings_of
 from benchmarks.sweep_table import by_method, commands, summary, table
 from cluster.configuration import METRICS, Configuration, check_values, configure
@@ -26,14 +26,13 @@ from cluster.preflight import Wants, check_nodes
 from cluster.space import Values
 from cluster.sweep import Sweep, carry_out, figure_of, is_over, total_of
 from cluster.sweep_record import SweepFolder, SweepSettings, TrialRecord, best, held_on_cluster
-from procap.errors import UserError
-from runner.collection import Collection
+from runner.collection import Collection, status_after
 from runner.config import Workplace
 from runner.environment import library_defaults
+from runner.progress import duration
 from runner.results import write_json
 from runner.results_store import ResultsStore
 from runner.track_collection import CollectionTracker
-from shards.errors import DataError
 
 if TYPE_CHECKING:
     from benchmarks.forecast import CostForecast
@@ -81,12 +80,14 @@ def _search(
                 places = Places.shared(asked.place.data, asked.place.results, rest)
                 with _room(settings, fleet, places) as room:
                     progress.follow(searched, _forecast(fleet, at), room.at_once)
-                    carry_out(searched, task, places, room, autoscale=fleet.autoscale)
+                    carry_out(searched, task, places, room)
     except BaseException as error:
-        progress.close("failed" if isinstance(error, UserError | DataError) else "interrupted", searched.records)
+        progress.close(status_after(error), searched.records)
         raise
     failed = {digest: record for digest, record in searched.records.items() if record.state == "failed"}
-    progress.close("failed" if failed else "finished", searched.records)
+    # When the time is up, some are left for the next attempt.
+    left = any(record.state == "running" for record in searched.records.values())
+    progress.close("failed" if failed else "interrupted" if left else "finished", searched.records)
     return _end(searched, failed, asked, output)
 
 
@@ -136,13 +137,16 @@ def _room(settings: SweepSettings, fleet: Fleet, places: Places) -> Iterator[Roo
 
 def _wants(settings: SweepSettings, places: Places) -> Wants:
     """What every node has to have."""
+    from procap.loading import canonical
+
+    # As runs have them: a name with a slash is no file, and that of a file is absolute.
     backbones = settings.space.get("backbone", [settings.backbone])
     weights = settings.space.get("pretrained", [settings.pretrained])
     return Wants(
         data=places.data,
         results=places.results,
         datasets=settings.datasets,
-        backbones=tuple((str(backbone), pretrained) for backbone in backbones for pretrained in weights),
+        backbones=tuple(dict.fromkeys(canonical(str(backbone), one) for backbone in backbones for one in weights)),
         device=places.rest.device,
     )
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.output import note
 from benchmarks.sweep_table import SHOWN
 from cluster.configuration import Configuration
 from cluster.job import Job, Report
+from cluster.mail import Mail
 from cluster.sweep import Sweep
 from cluster.sweep_record import SweepSettings, TrialRecord, best
 from runner.collection import Status
-from runner.progress import ProgressDisplay
+from runner.progress import ProgressDisplay, duration
 from runner.track_collection import CollectionTracker
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class SweepProgress:
         self._jobs: dict[str, tuple[Job, float, str]] = {}
         self._runs = 1
         self._display = ProgressDisplay("configurations", 0, unit="done", timed=False)
-        # One thread, so that a tracker that is slow to answer holds up nothing and is never asked twice at once.
-        self._mail = ThreadPoolExecutor(1, thread_name_prefix="tracker")
+        self._mail = Mail(tracker.update)
 
     def follow(self, sweep: Sweep, forecast: CostForecast | None, at_once: int) -> None:
         """Show how far `sweep` is from now on."""
@@ -50,7 +49,7 @@ class SweepProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._display.__exit__(kind, error, trace)
-        self._mail.shutdown(wait=True, cancel_futures=True)
+        self._mail.close()
 
     def close(self, status: Status, records: Mapping[str, TrialRecord]) -> None:
         """The sweep has ended as `status` says: everything that waits is sent."""
@@ -60,7 +59,7 @@ class SweepProgress:
 
     def begun(self, record: TrialRecord, configuration: Configuration) -> None:
         self._runs = len(configuration.runs)
-        self._mail.submit(self._tracker.update, configuration.runs)
+        self._mail.post(configuration.runs)
 
     def heard(self, record: TrialRecord, job: Job, report: Report) -> None:
         before = self._jobs.get(job.name)
@@ -79,13 +78,13 @@ class SweepProgress:
         self._tell_of(job)
 
     def _tell_of(self, job: Job) -> None:
-        self._mail.submit(self._tracker.update, [piece.config.path for piece in job.pieces])
+        self._mail.post(piece.config.path for piece in job.pieces)
 
     def settled(self, record: TrialRecord) -> None:
         ended = f"[{self._count()}] {said(record)}"
         self._display.say(ended)
         if self._sweep is not None:
-            self._mail.submit(self._tracker.update, record.runs, self._figures(self._sweep.records))
+            self._mail.post(record.runs, self._figures(self._sweep.records))
         self._show()
 
     def _figures(self, records: Mapping[str, TrialRecord]) -> dict[str, float]:
@@ -134,11 +133,6 @@ def said(record: TrialRecord) -> str:
         return f"{values}: failed: {record.why}"
     figure = "" if record.figure is None else f"{record.figure:.2f} %"
     return f"{values}: {figure}{f', stopped after epoch {record.epoch}' if record.state == 'stopped' else ''}"
-
-
-def duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes:.0f} min" if minutes < 90 else f"{hours:.1f} h"
 
 
 def tell_failures(failed: Mapping[str, TrialRecord], done: int) -> None:

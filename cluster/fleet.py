@@ -71,7 +71,7 @@ def gathered(fleet: Fleet, places: Places, *, always_ray: bool = False) -> Itera
     if announced_ranks().size > 1:
         raise UsageError("start this command without torchrun: --processes says how many train one run together")
     if fleet.on == "local":
-        here = slots_here(fleet.at_once, fleet.gpus, places.rest.device)
+        here = slots_here(fleet.at_once, fleet.gpus, places.rest.device, fleet.processes)
         if here.at_once == 1 and fleet.processes == 1 and not always_ray:
             yield Room(Share(), 1, ray=False)
             return
@@ -88,10 +88,10 @@ def gathered(fleet: Fleet, places: Places, *, always_ray: bool = False) -> Itera
         yield Room(share, min(fits, fleet.at_once or fits), ray=True)
 
 
-def do_all(jobs: Sequence[Job], places: Places, room: Room, listener: Listener, *, autoscale: bool = False) -> None:
+def do_all(jobs: Sequence[Job], places: Places, room: Room, listener: Listener) -> None:
     """Carry out `jobs` in their order; the listener hears what becomes of each by its `number`."""
     if room.ray:
-        carry_out(jobs, places, room.share, listener, at_once=room.at_once, autoscale=autoscale)
+        carry_out(jobs, places, room.share, listener, at_once=room.at_once)
         return
     for number, job in enumerate(jobs):
         config = {"number": number}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cluster.job import Job, Report
+from cluster.mail import Mail
 from procap.errors import UserError
-from runner.progress import ProgressDisplay
+from runner.progress import ProgressDisplay, duration
 from runner.results_store import ResultsStore
 from runner.track_collection import CollectionTracker
 from shards.errors import DataError
@@ -56,8 +56,7 @@ class Ledger:
         self._forecast, self._at_once, self._tracker, self._trace = forecast, at_once, tracker, trace
         self._running: dict[int, tuple[float, Report]] = {}
         self._display = ProgressDisplay("runs", len(jobs), unit="done", quiet=quiet, timed=False)
-        # One thread, so that a tracker that is slow to answer holds up nothing and is never asked twice at once.
-        self._mail = ThreadPoolExecutor(1, thread_name_prefix="tracker")
+        self._mail = Mail(self._send)
 
     def __enter__(self) -> Ledger:
         self._display.__enter__()
@@ -65,8 +64,7 @@ class Ledger:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._display.__exit__(kind, error, trace)
-        # Most of it only notes what to send: the tracker asks its store every few seconds at most.
-        self._mail.shutdown(wait=True)
+        self._mail.close()
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         number = config["number"]
@@ -103,15 +101,15 @@ class Ledger:
 
     def _track(self, number: int) -> None:
         if self._tracker is not None:
-            self._mail.submit(self._send, [piece.config.path for piece in self.jobs[number].pieces])
+            self._mail.post(piece.config.path for piece in self.jobs[number].pieces)
 
-    def _send(self, runs: Sequence[str]) -> None:
+    def _send(self, runs: list[str], figures: dict[str, float]) -> None:
         assert self._tracker is not None
         # What the runs have put behind a URL has to be here before it can be sent on.
-        with suppress(UserError, DataError):
-            for run in runs:
+        for run in runs:
+            with suppress(UserError, DataError):
                 ResultsStore.of(self._tracker.place).pull(run)
-        self._tracker.update(runs)
+        self._tracker.update(runs, figures)
 
     def _show(self) -> None:
         now = time.monotonic()
@@ -123,12 +121,7 @@ class Ledger:
             elif number not in ended:
                 left.append(self._forecast.seconds(job))
         remaining = self._forecast.remaining(left, self._at_once)
-        facts = {"running": f"{len(self._running)}", "left": f"about {_duration(remaining)}"}
+        facts = {"running": f"{len(self._running)}", "left": f"about {duration(remaining)}"}
         if self.outcome.failed:
             facts["failed"] = f"{len(self.outcome.failed)}"
         self._display.update(len(ended), **facts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes:.0f} min" if minutes < 90 else f"{hours:.1f} h"

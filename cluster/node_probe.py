@@ -72,13 +72,20 @@ def _version(package: str) -> str:
 
 def _code() -> str:
     """Digest of this program's files."""
-    digest = hashlib.sha256()
+    roots = {}
     for package in PACKAGES:
         found = importlib.util.find_spec(package)
         folders = found.submodule_search_locations if found else None
         if not folders:
             raise ModuleNotFoundError(f"the package {package} of this program is not installed")
-        root = Path(next(iter(folders)))
+        roots[package] = Path(next(iter(folders)))
+    return digest_of_source(roots)
+
+
+def digest_of_source(packages: dict[str, Path]) -> str:
+    """Of the names and the content of the Python files of packages, by the folders that they are in."""
+    digest = hashlib.sha256()
+    for package, root in packages.items():
         for file in sorted(root.rglob("*.py")):
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{package}/{file.relative_to(root).as_posix()} {content}\n".encode())

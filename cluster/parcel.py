@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -11,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.node_probe import PACKAGES, digest_of_source
 from procap.errors import UsageError, UserError
 from runner.environment import SOURCE_RECORD, source_state
 
-PACKAGES = ("procap", "shards", "runner", "cluster", "benchmarks")
 MOST_BYTES = 100 * 1024**2
 NAMED = 5
 """Files that are named when there is too much to send."""
@@ -82,12 +81,7 @@ def pack(tree: Path | None, named: Iterable[str] = ()) -> Parcel:
 def code_digest(root: Path | None = None) -> str:
     """A digest of the Python source of the five packages, equal for a tree and for what is installed from it."""
     root = root or Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
-    return digest.hexdigest()[:16]
+    return digest_of_source({package: root / package for package in PACKAGES})
 
 
 def _sources(tree: Path) -> list[str]:

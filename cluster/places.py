@@ -29,7 +29,7 @@ class Places:
 
         What $PROCAP_DATA says here counts like a typed --data.
         """
-        return cls(_absolute(data or os.environ.get("PROCAP_DATA", "")), _absolute(results), rest)
+        return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), rest)
 
     def here(self) -> Workplace:
         """The workplace on this machine, whose cache and mirrors are its own."""
@@ -37,5 +37,7 @@ class Places:
         return replace(self.rest, data=data_root(self.data), results=results, store=store)
 
 
-def _absolute(given: str) -> str:
-    return given if not given or is_url(given) else str(Path(given).expanduser().resolve())
+def absolute(given: str) -> str:
+    """A folder as all machines have to name it; URLs and nothing stay as they are."""
+    # Links are kept: the same name may lead to another mount point on another machine.
+    return given if not given or is_url(given) else os.path.abspath(Path(given).expanduser())

@@ -47,14 +47,12 @@ class Search:
     seconds: float | None = None
 
 
-def carry_out(
-    jobs: Sequence[Job], places: Places, share: Share, listener: Listener, *, at_once: int, autoscale: bool = False
-) -> None:
-    """Do all `jobs`, in their order as room allows; the listener hears what became of each by its `number`."""
+def carry_out(jobs: Sequence[Job], places: Places, share: Share, listener: Listener, *, at_once: int) -> None:
+    """Do all `jobs`, begun in their order, `at_once` together; the listener hears of each by its `number`."""
     from ray import tune
 
     search = Search({"number": tune.grid_search(list(range(len(jobs))))})
-    run_trials(search, lambda config: jobs[config["number"]], places, share, listener, at_once, autoscale=autoscale)
+    run_trials(search, lambda config: jobs[config["number"]], places, share, listener, at_once)
 
 
 def run_trials(
@@ -64,19 +62,17 @@ def run_trials(
     share: Share,
     listener: Listener,
     at_once: int,
-    *,
-    autoscale: bool = False,
 ) -> None:
     """Let Ray Tune draw configurations from `search`, and carry out the job of each.
 
-    at_once: trials that run together at most. autoscale: ask for room beyond what is there.
+    at_once: trials that run together at most, or ask for room beyond what is there, where nodes come for that.
     """
     from ray import tune
     from ray.tune import FailureConfig, TuneConfig, Tuner
     from ray.tune import RunConfig as TuneRun
 
-    # One group waits for room at a time: trials start in their order, and a large one is not passed by for ever.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, at_once)) if autoscale else "1"
+    # As many groups wait for room as may run: with fewer, short runs end before the next node has been asked.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, at_once))
     # The process of a group's coordinator computes nothing, and its bundle asks for nothing.
     each = {"CPU": share.cpus, **({"GPU": share.gpus} if share.gpus else {})}
     bundles = [each] if share.processes == 1 else [{}, *[each] * share.processes]

@@ -12,8 +12,9 @@ from typing import Any
 
 from cluster import node_probe
 from cluster.node_probe import Facts, look, seen
+from cluster.places import absolute
 from procap.errors import UserError
-from shards.urls import is_url, local_path, shown
+from shards.urls import local_path, shown
 
 FREE_BYTES = 256 * 2**20
 DRIVER = "driver"
@@ -38,8 +39,8 @@ class Wants:
         """For `look`: folders are absolute, since a node works in a folder of its own."""
         files = [str(name) for pair in self.backbones for name in pair if name and _is_file(name)]
         return {
-            "data": _absolute(self.data) if self.data else "",
-            "results": _absolute(self.results),
+            "data": absolute(self.data),
+            "results": absolute(self.results),
             "datasets": list(dict.fromkeys(self.datasets)),
             "files": list(dict.fromkeys(files)),
             "backbones": [pair for pair in self.backbones if _has_tag(*pair)],
@@ -231,13 +232,6 @@ def _tidy(request: Facts) -> None:
 
 def _why(found: str, otherwise: str) -> str:
     return found[1:] if found.startswith("!") else otherwise
-
-
-def _absolute(text: str) -> str:
-    if is_url(text):
-        folder = local_path(text)
-        return text if folder is None else str(folder)
-    return str(Path(text).expanduser().absolute())
 
 
 def _has_tag(name: str, tag: str | None) -> bool:

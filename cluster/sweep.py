@@ -5,8 +5,10 @@ What is on the disk is all that is known: repeating a sweep goes on with it, whe
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
@@ -26,6 +28,8 @@ from runner.results import RunFolder
 from runner.results_store import ResultsStore
 from runner.signals import Interrupted
 from shards.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 ENDLESS = 10**9
 UNSEEN = "its figures are not in the results: are these one folder for all nodes?"
@@ -133,7 +137,7 @@ class Sweep:
         changes = {"runs": configuration.runs, "epochs": configuration.epochs, "curve": before.curve if before else {}}
         self._write(digest, record.model_copy(update=changes))
         self._open[digest] = Open(configuration, {piece.config.path: piece for piece in configuration.pieces})
-        self._store.push_tree(f"{SWEEPS}/{self.settings.name}")
+        self._push()
         self.audience.begun(self.records[digest], configuration)
         for run, piece in list(self._open[digest].left.items()):
             if (figure := figure_of(piece, self.place)) is not None:
@@ -171,8 +175,9 @@ class Sweep:
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
         digest, job = self._tasks[config["task"]]
         self.audience.over(self.records[digest], job, report)
-        for piece in job.pieces:
-            self._store.pull(piece.config.path, weights=False)
+        with _at_leisure():
+            for piece in job.pieces:
+                self._store.pull(piece.config.path, weights=False)
         if report.state in ("running", "waiting"):
             if trial in self.stopped:
                 self._stop(digest)
@@ -231,13 +236,26 @@ class Sweep:
 
     def _settle(self, digest: str, record: TrialRecord) -> None:
         self._write(digest, record)
-        self._store.push_tree(f"{SWEEPS}/{self.settings.name}")
+        self._push()
         self._proposer.told(record)
         self.audience.settled(record)
+
+    def _push(self) -> None:
+        with _at_leisure():
+            self._store.push_tree(f"{SWEEPS}/{self.settings.name}")
 
     def _write(self, digest: str, record: TrialRecord) -> None:
         self.records[digest] = record
         self.folder.write_trial(digest, record)
+
+
+@contextmanager
+def _at_leisure() -> Iterator[None]:
+    """A store that does not answer now ends no sweep: what a job came to was told, and the end sends everything."""
+    try:
+        yield
+    except (UserError, DataError) as error:
+        logger.warning("%s; the sweep goes on", error)
 
 
 def is_over(settings: SweepSettings, record: TrialRecord) -> bool:
@@ -252,7 +270,7 @@ def total_of(settings: SweepSettings) -> int | None:
     return min(sizes) if sizes else None
 
 
-def carry_out(sweep: Sweep, task: dict[str, str], places: Places, room: Room, *, autoscale: bool = False) -> None:
+def carry_out(sweep: Sweep, task: dict[str, str], places: Places, room: Room) -> None:
     """Do `task` and what follows it, until there is no more or the time is up: what is unfinished then keeps its state.
 
     Raises UsageError for early stopping that could stop nothing.
@@ -275,7 +293,7 @@ def carry_out(sweep: Sweep, task: dict[str, str], places: Places, room: Room, *,
         scheduler, sweep.stopped = halving(settings, epochs, sweep.records)
     seconds = None if settings.hours is None else 3600 * settings.hours
     search = Search({}, ENDLESS, as_searcher(hand_out), scheduler, seconds)
-    run_trials(search, job_of, places, room.share, sweep, room.at_once, autoscale=autoscale)
+    run_trials(search, job_of, places, room.share, sweep, room.at_once)
 
 
 def job_of(config: Mapping[str, Any]) -> Job:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from procap.errors import UserError
 from runner.results import read_document, write_json
+from runner.signals import Interrupted
 
 COLLECTIONS = "collections"
 
@@ -52,6 +53,11 @@ class Collection(BaseModel):
             return self
         runs = tuple(dict.fromkeys([*other.runs, *self.runs]))
         return self.model_copy(update={"runs": runs, "begun": min(self.begun, other.begun)})
+
+
+def status_after(error: BaseException) -> Status:
+    """How a collection has ended that `error` ended: a signal interrupts it, anything else is a failure."""
+    return "failed" if isinstance(error, Exception) and not isinstance(error, Interrupted) else "interrupted"
 
 
 @dataclass(frozen=True)

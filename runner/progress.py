@@ -81,3 +81,9 @@ def _rich_bar(unit: str, timed: bool) -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
+
+
+def duration(seconds: float) -> str:
+    """How long something may take, as exactly as a guess deserves: `45 s`, `12 min`, `4.2 h`."""
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes:.0f} min" if minutes < 90 else f"{hours:.1f} h"

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from procap.errors import UserError
 from runner.config import RunConfig, Target
+from shards.fetch import NO_LOCKS
 
 SCHEMA: Literal[1] = 1
 WRITING_SECONDS = 60.0
@@ -380,6 +381,10 @@ class RunFolder:
                 raise RunHeld(
                     f"the run {self.path} is held by another process ({owner or 'unknown'}); wait for it or stop it"
                 ) from None
+            except OSError as error:
+                # Some network disks have no locks: there, whoever hands runs out sees to it that each is done once.
+                if error.errno not in NO_LOCKS:
+                    raise UserError(f"cannot lock {lock}: {error.strerror or error}") from error
             self._sweep()
             # Whose it is, is a courtesy: a full disk is told by what is written next, with its name.
             with suppress(OSError):

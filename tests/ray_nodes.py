@@ -96,6 +96,8 @@ class Nodes:
         words = ["--head", "--port", str(self.port), "--include-dashboard", str(dashboard).lower()]
         if dashboard:
             words += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard_port)]
+        # A head that comes back would take the nodes that it sees in our table of processes for another head.
+        (self.scratch / "ray_current_cluster").unlink(missing_ok=True)
         # Sockets of Unix have short names only.
         words += ["--temp-dir", str(self.scratch)]
         return self._start("head", words, cpus, environment, ())

@@ -87,6 +87,17 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(shards, tmp_path
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "results/base").rglob("*")} == before
 
 
+def test_force_repeats_what_is_there(shards, tmp_path, capsys):
+    words = (*SMALL, "--methods", "coop", "--seeds", "1", "--data", shards, "--tracking", "off")
+    assert run(capsys, *words)[0] == 0
+    [file] = (tmp_path / "results/base").rglob("train.json")
+    before, prompts = file.stat().st_mtime_ns, (file.parent / "checkpoint.safetensors").read_bytes()
+    code, out, err = run(capsys, *words, "--force")
+    assert code == 0 and "0 done already" in err and "CoOp" in out
+    assert file.stat().st_mtime_ns > before and (file.parent / "checkpoint.safetensors").read_bytes() == prompts
+    assert not json.loads(file.read_text())["resumed"]
+
+
 def test_a_run_that_fails_is_named_and_the_others_are_done(shards, tmp_path, capsys):
     words = (*SMALL, "--seeds", "1", "--data", shards, "--tracking", "off")
     blocked = tmp_path / "results/base/digits/coop"
@@ -117,7 +128,6 @@ def test_a_plan_says_how_long_clusters_would_take_and_writes_nothing(tmp_path, c
         ("--gpus 1.5", "a part of one, or a whole number"),
         ("--at-once 0", "at least 1 is needed"),
         ("--world mars", "unknown world 'mars'"),
-        ("--on ray --force", "name another --results"),
         ("--on ray --address http://127.0.0.1:8265", "is a dashboard"),
     ],
 )

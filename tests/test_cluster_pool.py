@@ -20,6 +20,7 @@ from cluster.job import Job, Piece, Report
 from cluster.places import Places
 from cluster.pool import carry_out
 from cluster.site import Node, Share, fair_share, room
+from cluster.slots import slots_here
 from procap.errors import UsageError
 from runner.config import RunConfig, Workplace, plan_run
 from runner.results import RunFolder
@@ -128,13 +129,14 @@ def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tm
     there = places(data, tmp_path, timeout=60.0)
     with gathered(Fleet(on="ray", address=nodes.address, processes=2), there) as found:
         assert found.at_once == 1
-        carry_out([job(one) for one in runs], there, found.share, heard, at_once=3, autoscale=True)
+        carry_out([job(one) for one in runs], there, found.share, heard, at_once=3)
     assert {number: report.state for number, report in heard.ends.items()} == {0: "done", 1: "done", 2: "done"}
     for one in runs:
         training = RunFolder(tmp_path / one.path).train()
         assert training is not None and len(training.ranks) == 2
 
 
+@pytest.mark.slow
 def test_a_group_waits_for_a_run_that_somebody_else_holds(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     one, heard = run(), Heard()
     there = places(data, tmp_path, timeout=60.0)
@@ -231,6 +233,12 @@ def test_a_run_gets_a_gpu_and_its_part_of_the_cpus() -> None:
     assert room(machines, Share(8, 8.0, 1.0)) == 1
     assert room(machines, fair_share(machines, gpus=0.5)) == 24
     assert fair_share([Node("c", "10.0.0.3", "3", 16, 0)]) == Share(1, 1.0, 0.0)
+
+
+def test_runs_of_many_processes_have_the_room_of_many() -> None:
+    cores = os.cpu_count() or 1
+    assert slots_here(device="cpu", processes=cores).at_once == 1
+    assert slots_here(at_once=3, device="cpu", processes=cores).at_once == 3
 
 
 def test_a_report_survives_ray_tune() -> None:

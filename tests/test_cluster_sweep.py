@@ -11,6 +11,7 @@ import pytest
 from test_cluster_space import sweep_settings
 
 from benchmarks.cli import main
+from benchmarks.commands_sweep import _wants
 from cluster.configuration import configure
 from cluster.fleet import Room
 from cluster.places import Places
@@ -261,3 +262,12 @@ def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint) -> Non
     assert [(piece.config.dataset, piece.config.seed, piece.targets) for piece in configuration.pieces] == [
         (name, seed, (f"{name}:base:val",)) for name in ("digits", "shapes") for seed in (1, 2)
     ]
+
+
+def test_nodes_are_asked_for_the_weights_that_runs_read_and_not_for_a_name_with_a_slash(
+    tiny_checkpoint, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tiny_checkpoint.parent)
+    varied = sweep_settings(space={"backbone": ["ViT-B/16", tiny_checkpoint.name]})
+    places = Places("", str(tmp_path), Workplace(data=tmp_path, results=tmp_path))
+    assert _wants(varied, places).plain()["files"] == [str(tiny_checkpoint)]

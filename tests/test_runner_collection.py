@@ -16,9 +16,11 @@ import pytest
 import tracked_runs
 from pydantic import ValidationError
 
-from runner.collection import Collection, CollectionFolder, Status, read_collections, write_collection
+from procap.errors import UserError
+from runner.collection import Collection, CollectionFolder, Status, read_collections, status_after, write_collection
 from runner.config import Workplace
 from runner.results import RunFolder
+from runner.signals import interrupted
 from runner.track import pending, sync_all
 from runner.track_collection import CollectionTracker
 from runner.track_outbox import PARENT_TAG, sync
@@ -74,6 +76,11 @@ def family(store: Store) -> dict[str, list[str]]:
         if parent := run.data.tags.get(PARENT_TAG):
             below.setdefault(names[parent], []).append(run.info.run_name)
     return {name: sorted(children) for name, children in below.items()}
+
+
+def test_only_a_signal_interrupts_a_collection() -> None:
+    assert {status_after(error) for error in (interrupted(15, "run"), KeyboardInterrupt())} == {"interrupted"}
+    assert {status_after(error) for error in (UserError("full disk"), RuntimeError())} == {"failed"}
 
 
 def test_a_collection_goes_on_with_what_was_written_of_it(tmp_path: Path) -> None:

@@ -193,3 +193,16 @@ def test_libraries_are_kept_offline_unless_the_user_says_otherwise(monkeypatch):
     library_defaults()
     assert os.environ["HF_HUB_OFFLINE"] == "0"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+
+
+def test_a_disk_without_locks_holds_nobody_up(tmp_path, monkeypatch):
+    """As some network disks are; a run there is kept apart by whoever hands it out."""
+    import errno
+    import fcntl
+
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with RunFolder(tmp_path / "run").locked():
+        pass

@@ -1,0 +1,21 @@
+"""What an attempt that was killed has finished belongs to the next one; the slow tests kill real nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fault_site import facts, tracked
+
+from benchmarks.cli import main
+
+
+def test_what_a_killed_attempt_had_finished_and_not_sent_is_in_mlflow_after_the_next(
+    few_digits: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    words = ["bench", "base-to-novel", "--world", "paper", "--datasets", "digits", "--methods", "zeroshot"]
+    words += ["--seeds", "1,2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--at-once", "1"]
+    words += ["--results", str(tmp_path)]
+    assert main([*words, "--tracking", "off"]) == 0
+    assert main(words) == 0
+    runs, parents = tracked(tmp_path)
+    assert runs == dict.fromkeys(facts(tmp_path), 1) and runs and parents == ["FINISHED"]

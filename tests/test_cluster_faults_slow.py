@@ -1,0 +1,340 @@
+"""Suites and sweeps on a cluster of three hosts while its parts are killed: the numbers of one run at a time.
+
+`PROCAP_FAULTS=FILE pytest -m slow tests/test_cluster_faults_slow.py` also notes what was done and seen, a line each.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fault_site import Site, facts, host_of, kill, left_behind, no_cluster, site, stray, tracked, until
+from ray_nodes import REPOSITORY, Node
+from toy_shards import toy_source
+
+from cluster.node_probe import PACKAGES
+from runner.results import find_runs
+from runner.results_store import results_root
+from shards.catalogue import find
+from shards.pack import pack_source
+from shards.records import source_of
+
+pytestmark = pytest.mark.slow
+
+COMMANDS = {
+    "suite": ["bench", "base-to-novel", "--datasets", "digits", "--methods", "coop,maple", "--seeds", "1,2,3,4,5,6",
+              "--epochs", "3"],
+    "sweep": ["sweep", "--name", "grid", "--datasets", "digits", "--methods", "maple", "--seeds", "1,2,3", "--shots",
+              "4", "--vary", "lr=0.002,0.01", "--vary", "depth=3,6", "--epochs", "16", "--batch-size", "4"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("site")) as found:
+        yield found
+
+
+@pytest.fixture
+def cluster(there: Site) -> Site:
+    there.heal()
+    return there
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The results of both commands, one run after the other in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    here = no_cluster(folder)
+    for name, words in COMMANDS.items():
+        here.procap(*words, "--at-once", "1", "--tracking", "off", "--results", folder / name).end()
+    return {name: folder / name for name in COMMANDS}
+
+
+def noted(what: str, fault: str, seen: str) -> None:
+    if file := os.environ.get("PROCAP_FAULTS"):
+        with Path(file).open("a") as notes:
+            notes.write(f"| {what} | {fault} | {seen} |\n")
+
+
+def as_alone(results: Path, reference: Path) -> str:
+    """Asserts that results are those of the reference, tracked once and without leftovers; gives what was lost."""
+    assert facts(results) == facts(reference) and len(facts(reference)) == 12
+    runs, parents = tracked(results)
+    assert set(runs) == set(facts(reference)) and set(runs.values()) == {1}
+    assert parents == ["FINISHED"]
+    assert not stray(results)
+    resumed = [done.resumed for run in find_runs(results) if (done := run.train())]
+    return f"12 runs as alone, {sum(map(bool, resumed))} resumed"
+
+
+FAULTS = ("nothing", "worker", "node", "node replaced", "driver", "driver and node")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_whatever_is_killed_the_results_are_those_of_one_run_at_a_time(
+    name: str, fault: str, cluster: Site, alone: dict[str, Path], tmp_path: Path
+) -> None:
+    words = [*COMMANDS[name], *cluster.cluster, "--results", str(tmp_path)]
+    command = cluster.procap(*words)
+    said = ""
+    victim = cluster.nodes.alive[-1]
+    if fault != "nothing":
+        until(lambda: cluster.held(tmp_path, victim))
+        at = time.monotonic() - command.began
+    if fault == "worker":
+        kill(cluster.held(tmp_path, victim)[0].process)
+    if "driver" in fault:
+        command.process.kill()
+        command.end(-signal.SIGKILL)
+    if "node" in fault:
+        victim.kill()
+    if fault == "node replaced":
+        time.sleep(3)
+        cluster.nodes.add(cpus=1)
+    if "driver" in fault:
+        command = cluster.procap(*words)
+    _, err = command.end()
+    said += err
+    took = time.monotonic() - command.began
+    seen = as_alone(tmp_path, alone[name])
+    if fault in ("worker", "node", "node replaced"):
+        assert "lost the process of" in said or "goes on" in said, said
+    when = f"{fault} at {at:.0f} s" if fault != "nothing" else fault
+    noted(name, when, f"{seen}; {took:.0f} s")
+
+
+ONE = ["bench", "base-to-novel", "--datasets", "digits", "--methods", "maple", "--seeds", "1", "--epochs", "8"]
+
+
+@pytest.mark.parametrize("fault", ["worker", "node", "network"])
+def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault: str, cluster: Site, tmp_path: Path) -> None:
+    results, reference = tmp_path / "together", tmp_path / "alone"
+    cluster.procap(*ONE, "--tracking", "off", "--results", reference).end()
+    # Typed on the head's host, so that a rank is on one of the two that may be killed.
+    command = cluster.procap(*ONE, *cluster.cluster, "--processes", "2", "--results", results, on=0)
+    until(lambda: cluster.held(results))
+    [held] = cluster.held(results)
+    at = time.monotonic() - command.began
+    node = next(node for node in cluster.nodes.alive[1:] if ranks(node))
+    if fault == "worker":
+        kill(ranks(node)[0])
+    elif fault == "node":
+        node.kill()
+    elif not cluster.nodes.hosts:
+        pytest.skip("no network namespaces here")
+    else:
+        host_of(node).cut()
+    try:
+        _, err = command.end()
+    finally:
+        if fault == "network":
+            node.kill()
+            host_of(node).join()
+    assert "lost the process of" in err
+    mine, one = facts(results), facts(reference)
+    assert [counts for _, counts in mine.values()] == [counts for _, counts in one.values()]
+    done, other = held.run.train(), find_runs(reference)[0].train()
+    assert done is not None and other is not None and len(done.ranks) == 2 and done.resumed == 1
+    losses = [[row.terms["ce"] for row in result.epochs] for result in (done, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert not stray(results) and tracked(results) == ({path: 1 for path in mine}, ["FINISHED"])
+    took = time.monotonic() - command.began
+    noted("one run of 2 processes", f"{fault} of a rank at {at:.0f} s", f"resumed once, counts as alone; {took:.0f} s")
+
+
+def ranks(node: Node) -> list[psutil.Process]:
+    return [process for process in node.processes() if "ray::Rank" in " ".join(process.cmdline())]
+
+
+def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: Site, tmp_path: Path) -> None:
+    shared = ["sweep", "--datasets", "digits", "--methods", "maple", "--seeds", "1,2,3", "--epochs", "4"]
+    shared += ["--shots", "4", "--batch-size", "4", "--results", str(tmp_path)]
+    one = [*shared, "--name", "one", "--vary", "lr=0.002,0.01"]
+    first = cluster.procap(*one, *cluster.cluster)
+    until(lambda: cluster.held(tmp_path, state=False))
+    second = cluster.procap(*shared, "--name", "two", "--vary", "lr=0.01,0.05", *cluster.cluster, on=2)
+    for words, on in (([*one, *cluster.cluster], 2), (one, 2)):
+        _, err = cluster.procap(*words, on=on).end(1)
+        assert f"pid {first.process.pid} on" in err and err.count("error:") == 1, err
+        noted("sweep", "the same name typed again meanwhile", err.strip().splitlines()[-1])
+    first.end()
+    second.end()
+    trained = [run.train() for run in find_runs(tmp_path)]
+    assert len(trained) == 9 and all(done is not None and done.resumed == 0 for done in trained)
+    runs, parents = tracked(tmp_path)
+    assert len(runs) == 9 and set(runs.values()) == {1} and parents == ["FINISHED"] * 2
+    assert not stray(tmp_path)
+    noted("two sweeps", "that share 3 of 6 runs each, at once", "9 runs, each trained once and in MLflow once")
+
+
+def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: Site, tmp_path: Path) -> None:
+    data, results, other = tmp_path / "data", tmp_path / "results", tmp_path / "code"
+    results.mkdir()
+    pack_source(toy_source(), data, per_shard=5)
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (other / "procap" / "errors.py").open("a") as file:
+        file.write("\n# A later version.\n")
+    cluster.nodes.alive[-1].kill()
+    for what, hidden, environment, named in (
+        ("that does not see the results", [results], {}, "is not the same storage as here"),
+        ("that does not see the data", [data], {}, "no shards of 'toy'"),
+        ("with other code", [], {"PYTHONPATH": str(other)}, "other files of the program than here"),
+    ):
+        if hidden and not cluster.nodes.hosts:
+            continue
+        node = cluster.nodes.add(cpus=1, hidden=hidden, **environment)
+        words = ["bench", "base-to-novel", "--datasets", "toy", "--methods", "coop", "--seeds", "1", "--world", "paper"]
+        words += ["--backbone", "mini", "--quick", "--data", str(data), "--results", str(results)]
+        command = cluster.procap(*words, *cluster.cluster)
+        _, err = command.end(1)
+        node.kill()
+        assert named in err and node.name in err and err.count("error:") == 1, err
+        assert not find_runs(results) and not stray(results)
+        seen = f"exit code 1 after {time.monotonic() - command.began:.0f} s, before the first run"
+        noted("suite", f"a node {what}", f"{seen}: {err.splitlines()[-1]}")
+
+
+def test_a_broken_shard_fails_its_runs_alone(cluster: Site, tmp_path: Path) -> None:
+    data, results = tmp_path / "data", tmp_path / "results"
+    words = ["bench", "base-to-novel", "--datasets", "digits,tiles", "--methods", "coop", "--seeds", "1,2", "--epochs"]
+    words += ["1", "--world", "mini", "--data", str(data), "--results", str(results), *cluster.cluster]
+    for name in ("digits", "tiles"):
+        pack_source(source_of(find(name)), data)
+    shard = next((data / "tiles" / "test").glob("*.tar"))
+    whole = shard.read_bytes()
+    broken = bytearray(whole)
+    broken[2000:2100] = bytes(100)
+    shard.write_bytes(broken)
+    out, err = cluster.procap(*words).end(3)
+    assert "2 done, 2 failed" in err and err.count("tiles") >= 2
+    last = err.strip().splitlines()[-2:]
+    assert all("tiles" in line and shard.name in line for line in last), err
+    shard.write_bytes(whole)
+    out, err = cluster.procap(*words).end()
+    assert "2 done already" in err and "tiles" in out and len(facts(results)) == 4
+    assert not stray(results)
+    noted("suite", "a broken shard of one data set", f"exit code 3, the other 2 runs done: {last[0].strip()}")
+
+
+@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_signal_to_the_driver_leaves_states_and_no_process(
+    name: str, signum: signal.Signals, code: int, cluster: Site, tmp_path: Path
+) -> None:
+    words = [*COMMANDS[name], *cluster.cluster, "--results", str(tmp_path)]
+    command = cluster.procap(*words)
+    until(lambda: len(cluster.held(tmp_path)) > 1)
+    began = time.monotonic()
+    command.process.send_signal(signum)
+    _, err = command.end(code, seconds=60)
+    ended = time.monotonic() - began
+    assert "Traceback" not in err and "to go on" in err.splitlines()[-1], err[-2000:]
+    until(lambda: not left_behind(cluster.nodes.alive), 30)
+    gone = time.monotonic() - began
+    states = [run for run in find_runs(tmp_path) if any(run.state.glob("step-*"))]
+    assert states
+    seen = f"exit code {code} after {ended:.1f} s, no process of a trial after {gone:.1f} s, {len(states)} states kept"
+    noted(name, f"{signum.name} to the driver", f"{seen}: {err.splitlines()[-1]}")
+
+
+def test_a_host_that_is_cut_off_loses_its_run_to_another(cluster: Site, alone: dict[str, Path], tmp_path: Path) -> None:
+    if not cluster.nodes.hosts:
+        pytest.skip("no network namespaces here")
+    command = cluster.procap(*COMMANDS["suite"], *cluster.cluster, "--results", tmp_path)
+    node = cluster.nodes.alive[-1]
+    until(lambda: cluster.held(tmp_path, node))
+    at = time.monotonic() - command.began
+    host_of(node).cut()
+    try:
+        command.end()
+    finally:
+        node.kill()
+        host_of(node).join()
+    took = time.monotonic() - command.began
+    noted(
+        "suite",
+        f"network of a node cut at {at:.0f} s, not mended",
+        f"{as_alone(tmp_path, alone['suite'])}; {took:.0f} s",
+    )
+
+
+def test_without_storage_of_its_own_a_lost_head_ends_the_driver_and_typing_again_goes_on(
+    alone: dict[str, Path], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    words = [*COMMANDS["suite"], "--results", str(results)]
+    with site(tmp_path / "first") as lost:
+        command = lost.procap(*words, *lost.cluster)
+        until(lambda: lost.held(results, lost.nodes.nodes[2]))
+        at = time.monotonic() - command.began
+        lost.nodes.nodes[0].kill()
+        _, err = command.end(1)
+        ended = time.monotonic() - command.began - at
+        assert "GCS" in err
+        until(lambda: not left_behind(lost.nodes.alive))
+        before = len(facts(results))
+    with site(tmp_path / "second") as new:
+        again = new.procap(*words, *new.cluster)
+        again.end()
+    seen = as_alone(results, alone["suite"])
+    noted("suite", f"head at {at:.0f} s", f"driver ends after {ended:.0f} s with exit code 1, {before} runs done; "
+          f"typed again on new nodes: {seen}; {time.monotonic() - again.began:.0f} s")  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="takes redis-server")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_with_its_state_in_redis_a_head_comes_back_and_the_driver_goes_on(
+    name: str, alone: dict[str, Path], tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    with site(tmp_path / "site", redis=True) as shop:
+        command = shop.procap(*COMMANDS[name], *shop.cluster, "--results", results)
+        until(lambda: shop.held(results, shop.nodes.nodes[2]))
+        at = time.monotonic() - command.began
+        shop.nodes.nodes[0].kill()
+        time.sleep(5)
+        shop.start()
+        back = time.monotonic() - command.began
+        command.end()
+        took = time.monotonic() - command.began
+        left = left_behind(shop.nodes.alive)
+    noted(
+        name,
+        f"head with its state in Redis at {at:.0f} s, back at {back:.0f} s",
+        f"{as_alone(results, alone[name])}; {took:.0f} s; {left}",
+    )
+
+
+def test_results_behind_a_url_survive_a_lost_node_and_a_lost_driver(alone: dict[str, Path], tmp_path: Path) -> None:
+    with site(tmp_path, objects=True) as shop:
+        server = shop.server
+        assert server is not None
+        results = f"s3://{server.bucket}/lab"
+        words = [*COMMANDS["suite"], *shop.cluster, "--results", results]
+        command = shop.procap(*words)
+        until(lambda: server.asked("PUT", "train.json"))
+        at = time.monotonic() - command.began
+        shop.nodes.nodes[2].kill()
+        until(lambda: server.asked("PUT", "train.json") >= 4)
+        command.process.kill()
+        killed = time.monotonic() - command.began
+        command.end(-signal.SIGKILL)
+        again = shop.procap(*words)
+        again.end()
+        copy, _ = results_root(results, Path(shop.environment["PROCAP_HOME"]))
+        seen = as_alone(copy, alone["suite"])
+        took = time.monotonic() - again.began
+        noted(
+            "suite, results in s3://",
+            f"node at {at:.0f} s, driver at {killed:.0f} s",
+            f"{seen}; typed again {took:.0f} s",
+        )
