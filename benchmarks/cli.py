@@ -440,6 +440,7 @@ def main(argv: list[str] | None = None) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
         with sigterm_as_interrupt() as terminated, notes_for_people():
+            cli_jobs.refuse_undivided(arguments)
             command = typer.main.get_command(app)
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
         sys.stdout.flush()

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from benchmarks.cli_help import PLAIN, examples
 from benchmarks.flags import Output, flat
+from procap.errors import UsageError
 
 ADDRESS = typer.Option(
     metavar="URL",
     help="the cluster's dashboard [default: $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else http://127.0.0.1:8265]",
 )
 jobs_app = typer.Typer(help="List, follow and stop what was sent to a cluster.", **PLAIN)
+
+
+def refuse_undivided(words: Sequence[str]) -> None:
+    """Raise UsageError where the command to send is not set apart: its flags would be taken for those of submit."""
+    if words[:1] == ["submit"] and "--" not in words and not {"-h", "--help"} & set(words):
+        raise UsageError("put -- before the command that is sent: procap submit [OPTIONS] -- bench base-to-novel ...")
 
 
 def add(app: typer.Typer) -> None:

@@ -10,6 +10,7 @@ from benchmarks.output import note
 from benchmarks.sweep_table import SHOWN
 from cluster.configuration import Configuration
 from cluster.job import Job, Report
+from cluster.ledger import lost
 from cluster.mail import Mail
 from cluster.sweep import Sweep
 from cluster.sweep_record import SweepSettings, TrialRecord, best
@@ -64,6 +65,9 @@ class SweepProgress:
     def heard(self, record: TrialRecord, job: Job, report: Report) -> None:
         before = self._jobs.get(job.name)
         self._jobs[job.name] = (job, before[1] if before else time.monotonic(), report.state)
+        if before and not report.host:
+            # It starts once more: every report that a process makes names its host.
+            self._display.say(lost(job))
         if report.state == "waiting" and (before is None or before[2] != "waiting"):
             self._display.say(f"waiting: {report.why}")
         self._tell_of(job)

@@ -69,7 +69,7 @@ class Ledger:
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         number = config["number"]
         if number in self._running:
-            self._display.say(f"lost the process of {self.jobs[number].name}; it goes on from its last saved state")
+            self._display.say(lost(self.jobs[number]))
         self._running[number] = (time.monotonic(), Report())
         self._show()
 
@@ -125,3 +125,8 @@ class Ledger:
         if self.outcome.failed:
             facts["failed"] = f"{len(self.outcome.failed)}"
         self._display.update(len(ended), **facts)
+
+
+def lost(job: Job) -> str:
+    """What people are told when Ray starts a job again."""
+    return f"lost the process of {job.name}; it goes on from its last saved state"

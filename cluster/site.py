@@ -23,6 +23,7 @@ MOST_CPUS = 16
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 """Where `ray start` leaves the address of the cluster that this machine belongs to."""
 ANSWER_SECONDS = 5.0
+PARCEL_SECONDS = 60.0
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -104,9 +105,31 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     try:
+        if not own:
+            _wait_for_parcels()
         yield
     finally:
         ray.shutdown()
+
+
+def _wait_for_parcels() -> None:
+    """In a job that was sent with its files, have every node unpack them before anything is read.
+
+    Nodes of one machine share the folder, and each replaces it when it first starts a process for the job: under the
+    feet of this one, whose working folder it is.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if not ray.get_runtime_context().runtime_env.get("working_dir"):
+        return
+    here = os.environ.get("PWD") or os.getcwd()
+    nothing = ray.remote(num_cpus=0, max_retries=0)(bool)
+    there = [NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False) for node in nodes()]
+    asked: list[Any] = [nothing.options(scheduling_strategy=one).remote() for one in there]
+    # Who does not answer is named later, by the check of the nodes.
+    ray.wait(asked, num_returns=len(asked), timeout=PARCEL_SECONDS)
+    os.chdir(here)
 
 
 def _refuse_silent(address: str) -> None:

@@ -327,3 +327,9 @@ def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(capsys: pytest.Capt
     assert plan["metadata"]["procap_code"] == code_digest(ROOT)
     assert main([*words[:5], "--installed", *words[5:]]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == []
+
+
+def test_a_command_that_is_not_set_apart_is_told_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "bench", "base-to-novel", "--on", "ray"]) == 2
+    said = capsys.readouterr().err
+    assert "put -- before the command" in said and said.count("\n") == 1
