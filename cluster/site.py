@@ -124,7 +124,7 @@ def _wait_for_parcels() -> None:
     if not ray.get_runtime_context().runtime_env.get("working_dir"):
         return
     here = os.environ.get("PWD") or os.getcwd()
-    nothing = ray.remote(num_cpus=0, max_retries=0)(bool)
+    nothing = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
     there = [NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False) for node in nodes()]
     asked: list[Any] = [nothing.options(scheduling_strategy=one).remote() for one in there]
     # Who does not answer is named later, by the check of the nodes.
