@@ -48,7 +48,7 @@ class Search:
 
 
 def carry_out(jobs: Sequence[Job], places: Places, share: Share, listener: Listener, *, at_once: int) -> None:
-    """Do all `jobs`, begun in their order, `at_once` together; the listener hears of each by its `number`."""
+    """Do `jobs`, `at_once` together, earlier ones first but for a few places; the listener hears of each by number."""
     from ray import tune
 
     search = Search({"number": tune.grid_search(list(range(len(jobs))))})

@@ -188,6 +188,7 @@ class Tunnel(threading.Thread):
             end.close()
 
 
+@pytest.mark.slow
 def test_a_broken_connection_loses_and_repeats_nothing_of_the_log(cluster: RayCluster, go: Path) -> None:
     target = int(cluster.dashboard.url.rpartition(":")[2])
     tunnel = Tunnel(target)
