@@ -104,7 +104,7 @@ def stop(
     name: Annotated[str, typer.Argument(metavar="ID", help="see `procap jobs`")],
     address: Annotated[str, ADDRESS] = "",
 ) -> int:
-    """Ask a job to stop. Its runs are saved first, so that the same command goes on later."""
+    """Ask a job to stop. The same command goes on later; its runs on nodes lose the seconds since their last state."""
     from benchmarks.commands_jobs import stop as run
 
     return run(name, address or context.obj or "", output)
