@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FREE_GB = $$(df -Pk $(dir $(abspath $(VENV))) | awk 'NR == 2 {print int($$4 / 1000000)}')
 
 .PHONY: help demo test test-slow lint install lock clean
 
@@ -31,7 +32,10 @@ install: $(STAMP)
 # The stamp is written last, so that an interrupted installation is taken up again.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else 0'
-	@test -x $(BIN)/python || echo "Creating $(VENV) and installing (two to three minutes, about 7 GB)"
+	@mkdir -p $(dir $(abspath $(VENV)))
+	@test -x $(BIN)/python || test $(FREE_GB) -ge 8 || \
+		{ echo "$(VENV) takes 7 GB, $(FREE_GB) are free there; make room, or try: make VENV=/elsewhere/venv ..."; exit 1; }
+	@test -x $(BIN)/python || echo "Creating $(VENV) and installing (two to four minutes, about 7 GB; 4 GB more on the way)"
 	@$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@

@@ -13,11 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import cli_jobs, cli_suites, cli_sweep
-from benchmarks.answers import explain
-from benchmarks.cli_help import PLAIN, examples
-from benchmarks.flags import Doing, Output, Packing, Parallel, Place, Selection, Training, flat
-from benchmarks.output import launched, note, speaks_here, tell_launcher
+from benchmarks.command_line import jobs as cli_jobs
+from benchmarks.command_line import report as cli_report
+from benchmarks.command_line import suites as cli_suites
+from benchmarks.command_line import sweep as cli_sweep
+from benchmarks.command_line.answers import explain, unforced
+from benchmarks.command_line.flags import Doing, Output, Packing, Parallel, Place, Selection, Training, flat
+from benchmarks.command_line.help import PLAIN, examples
+from benchmarks.command_line.output import launched, note, speaks_here, tell_launcher
 from procap import __version__
 from procap.errors import UsageError
 from runner.signals import sigterm_as_interrupt
@@ -28,13 +31,10 @@ TOGETHER = ("train", "eval")
 app = typer.Typer(help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.", **PLAIN)
 data_app = typer.Typer(help="Pack data sets into shards, check them, look at them.", **PLAIN)
 track_app = typer.Typer(help="Send results to MLflow and see what it has not got yet.", **PLAIN)
-bench_app = typer.Typer(help="Measure how fast everything is, and what it costs.", **PLAIN)
+bench_app = typer.Typer(help="The experiments of the paper, by name.", cls=cli_suites.SuiteGroup, **PLAIN)
 app.add_typer(data_app, name="data")
 app.add_typer(track_app, name="track")
 app.add_typer(bench_app, name="bench")
-cli_suites.add(bench_app)
-cli_sweep.add(app)
-cli_jobs.add(app)
 
 
 def say_version(wanted: bool) -> None:
@@ -78,7 +78,7 @@ def demo(
     Zero-shot CLIP, CoOp, MaPLe and ProCAP, trained on base classes and tested on base and novel ones.
     Stop it anywhere and start it again: what is finished is kept.
     """
-    from benchmarks.demo import demo as run
+    from benchmarks.commands.demo import demo as run
 
     return run(
         out, data=data, quick=quick, device=device, tracking=tracking, limit=limit, dry_run=dry_run, output=output
@@ -94,7 +94,7 @@ def ls(
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="packed data sets")] = "",
 ) -> int:
     """List methods, data sets, backbones, suites or runs."""
-    from benchmarks.commands_ls import ls as run
+    from benchmarks.commands.ls import ls as run
 
     return run(what, results=results, data=data, output=output)
 
@@ -115,7 +115,7 @@ def train(
 
     Started by torchrun, all processes train each run together, with the numbers of one process.
     """
-    from benchmarks.commands_run import train as run
+    from benchmarks.commands.run import train as run
 
     return run(selection, training, place, parallel, doing, output)
 
@@ -135,7 +135,7 @@ def evaluate(
     place: Place,
     doing: Doing,
     output: Output,
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="run folders, instead of names")] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
     targets: Annotated[
         str,
         typer.Option(
@@ -153,10 +153,10 @@ def evaluate(
     """Evaluate trained runs on any target.
 
     Methods that put no prompts into the image tower share its features of a test split, kept in the folder features of
-    the cache (2 KB an image at width 512; delete it at will). An evaluation that found them there is as right and has
-    no speed; --force computes them again.
+    the cache (2 KB an image at width 512; delete it at will). An evaluation that found them there gives the
+    same accuracy but reports no speed; --force computes them again.
     """
-    from benchmarks.commands_run import evaluate as run
+    from benchmarks.commands.run import evaluate as run
 
     return run(runs or [], targets, limit, selection, training, place, doing, output, cached=not no_feature_cache)
 
@@ -165,22 +165,48 @@ def evaluate(
     **examples(
         "procap table --results demo/results",
         "procap table --methods coop,procap --format latex > table.tex",
+        "procap table base-to-novel --results /shared/results",
+        "procap table base-to-novel --check --data /shared/shards",
+        "procap table audit",
     )
 )
 @flat
 def table(
     selection: Selection,
     output: Output,
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="a suite, `published` or `audit` [default: one table of all runs]")
+    ] = "",
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     format: Annotated[str, typer.Option(metavar="md|csv|latex|json", help="how the table is written")] = "md",
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where data sets of your own are packed")] = "",
+    world: Annotated[
+        str, typer.Option(metavar="mini|paper", help="the suite's data [default: those that were run]")
+    ] = "",
+    paper_rounding: Annotated[
+        bool, typer.Option("--paper-rounding", help="accuracies of runs with one decimal, as older logs had them")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="against published: exit code 4 unless all agree, 1: nothing compares")
+    ] = False,
+    recipe: Annotated[
+        str, typer.Option(metavar="own|procap", help="the suite's runs by this recipe [default: those done last]")
+    ] = "",
 ) -> int:
-    """Print base, novel, harmonic mean and speed from results.
+    """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
 
     Every number is computed from the integer counts of the result files.
     """
-    from benchmarks.commands_table import table as run
+    from benchmarks.commands.table import SuiteFlags
+    from benchmarks.commands.table import table as run
 
-    return run(selection, results, format, output)
+    return run(selection, results, format, output, suite, SuiteFlags(data, world, paper_rounding, check, recipe))
+
+
+# Here, as the help lists commands in the order in which they are added.
+cli_report.add(app)
+cli_sweep.add(app)
+cli_jobs.add(app)
 
 
 @app.command(
@@ -194,7 +220,7 @@ def table(
 @flat
 def ui(
     output: Output,
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="compare these, by part of path")] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="compare these, by part of path")] = None,
     suite: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this suite")] = "",
     sweep: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this sweep")] = "",
     methods: Annotated[str, typer.Option(metavar="A,B", help="compare runs of these methods")] = "",
@@ -205,9 +231,9 @@ def ui(
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> int:
     """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second."""
-    from benchmarks.commands_track import ui as run
-    from benchmarks.selection import names
-    from benchmarks.ui import Wanted
+    from benchmarks.commands.selection import names
+    from benchmarks.commands.track import ui as run
+    from benchmarks.tracking.ui import Wanted
 
     return run(results, tracking, port, open_browser, Wanted(runs or [], suite, sweep, names(methods), names(datasets)))
 
@@ -238,7 +264,7 @@ def pack(
 
     Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read.
     """
-    from benchmarks.commands_data import pack as run
+    from benchmarks.commands.data import pack as run
 
     return run(names, data, packing, workers, force, dry_run, output)
 
@@ -254,7 +280,7 @@ def pack(
 @flat
 def check(
     output: Output,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="data sets [default: all]")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="data sets [default: all]")] = None,
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
     raw: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="check raw folders below this one instead of shards")
@@ -263,7 +289,7 @@ def check(
     workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")] = None,
 ) -> int:
     """Check packed shards (hashes, every image), or raw folders against the published lists."""
-    from benchmarks.commands_check import check as run
+    from benchmarks.commands.check import check as run
 
     return run(names or [], data, Packing(raw=raw), not no_decode, workers, output)
 
@@ -280,7 +306,7 @@ def show(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="picture to write [default: NAME-SPLIT.png]")] = None,
 ) -> int:
     """Write a contact sheet: a few images of every class."""
-    from benchmarks.commands_data import show as run
+    from benchmarks.commands.data import show as run
 
     return run(name, data, split, out, output)
 
@@ -307,8 +333,8 @@ def picks(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the picks as JSON")] = None,
 ) -> int:
     """List the few-shot images of a data set, as CoOp's rule draws them, or import those of CoOp itself."""
-    from benchmarks.commands_picks import Request
-    from benchmarks.commands_picks import picks as run
+    from benchmarks.commands.picks import Request
+    from benchmarks.commands.picks import picks as run
 
     return run(name, data, Request(shots, seed, classes, split_digests, source, out), output)
 
@@ -323,7 +349,7 @@ def sync(
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
 ) -> int:
     """Send what MLflow has not got yet. Repeating it sends nothing twice."""
-    from benchmarks.commands_track import sync as run
+    from benchmarks.commands.track import sync as run
 
     return run(results, tracking, output)
 
@@ -336,12 +362,12 @@ def status(
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
 ) -> int:
     """Say which runs MLflow has not got completely."""
-    from benchmarks.commands_track import status as run
+    from benchmarks.commands.track import status as run
 
     return run(results, tracking, output)
 
 
-@bench_app.callback(**examples("procap bench runtime", "procap bench runtime --help"))
+@bench_app.callback(**examples("procap bench all --world mini --quick", "procap bench base-to-novel --help"))
 def bench() -> None:
     # With a single command typer would otherwise leave out its name.
     pass
@@ -396,7 +422,7 @@ def runtime(
     Seconds of ten epochs, images per second, memory, operations against the peak of this device, and accuracy, beside
     the paper's table. Nothing else should run on the machine.
     """
-    from benchmarks.runtime import Flags, bench_runtime
+    from benchmarks.runtime.benchmark import Flags, bench_runtime
 
     flags = Flags(
         methods=methods,
@@ -424,7 +450,8 @@ def notes_for_people() -> Iterator[None]:
     plain = warnings.formatwarning
 
     def formatted(message: Any, category: type[Warning], *place: Any, **more: Any) -> str:
-        own = category is UserWarning and place and Path(place[0]).parent.name in ("shards", "runner", "benchmarks")
+        ours = {"procap", "shards", "runner", "cluster", "benchmarks"}
+        own = category is UserWarning and place and not ours.isdisjoint(Path(place[0]).parts[-3:-1])
         return f"procap: note: {message}\n" if own else plain(message, category, *place, **more)
 
     warnings.formatwarning = formatted
@@ -435,7 +462,10 @@ def notes_for_people() -> Iterator[None]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; gives the exit code (0 done, 1 failed, 2 wrong usage, 3 some runs failed, 128 + signal)."""
+    """Run the command line; gives the exit code.
+
+    0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 outside of what is published, 128 + signal.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
@@ -446,7 +476,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         # Typer turns an interrupt into this code and says nothing.
         if code == 130:
-            note("procap: stopped; repeat the command to go on")
+            note(f"procap: stopped; repeat the command to go on{unforced(arguments)}")
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:
@@ -455,6 +485,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except Exception as error:
         message, exit_code = explain(error)
+        message += unforced(arguments) if exit_code > 128 else ""
         tell_launcher(f"procap: {message}")
         spoken = getattr(error, "spoken", None)
         # Before processes have met, all of a machine run into the same errors.

@@ -16,7 +16,6 @@ Shapes: B images, C classes, D vision width, L patches, W image size.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -26,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.output import columns, show, show_json
+from benchmarks.command_line.output import columns, show, show_json
 from runner.environment import library_defaults
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def _compare(
 ) -> list[Row]:
     import torch
 
-    from benchmarks.runtime_measure import interleaved
+    from benchmarks.runtime.measure import interleaved
 
     works = [partial(setting.run, work) for _, setting, work in ways]
     for work in works:
@@ -121,7 +120,7 @@ def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
     """ProCAP's whole training step, two parts of it, and its classification of as many images."""
     import torch
 
-    from benchmarks.runtime_data import class_names
+    from benchmarks.runtime.data import class_names
     from procap.methods import build_method
     from procap.methods.procap import PROCAP_RECIPE, ProCAP
     from procap.text import LabelSpace
@@ -202,7 +201,7 @@ def read_speed() -> float:
     """Bytes read per second by a sum over more than caches hold."""
     import torch
 
-    from benchmarks.runtime_measure import stretch
+    from benchmarks.runtime.measure import stretch
 
     data, fastest = torch.zeros(2**27), float("inf")
     for _ in range(4):
@@ -227,7 +226,7 @@ def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dic
     """Everything that was measured, as plain JSON, and on what."""
     import torch
 
-    from benchmarks.runtime_measure import matmul_peak
+    from benchmarks.runtime.measure import matmul_peak
     from runner.environment import environment
 
     before, device = torch.get_num_threads(), torch.device("cpu")
@@ -291,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from procap.errors import UserError
     from procap.loading import load_clip
-    from shards.manifest import write_text
+    from runner.results import write_json
 
     try:
         clip = load_clip(arguments.backbone, "random" if arguments.random else None)
@@ -299,8 +298,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(str(error))
     found = report(clip, batches, arguments.classes, arguments.rounds)
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(arguments.out, json.dumps(found, indent=1) + "\n")
+        write_json(arguments.out, found)
     if arguments.json:
         show_json(found)
     else:

@@ -14,7 +14,6 @@ Shapes: P prompt tokens, Dv and Dt widths of vision and text.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
@@ -28,16 +27,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.runtime.measure import synchronize
+from benchmarks.sheets.pipes import pipes
 from procap.fused_refinement import captured, eager_level, fused_level
 from procap.methods.procap import CrossAttention, ProCAPOptions
 from procap.methods.prompts import linear, normal
 from runner.environment import environment, resolve_device
-from shards.manifest import write_text
+from runner.results import write_bytes, write_json
 
 HBM = 4.8e12
 """Bytes per second of an H200's memory by its data sheet."""
 
 THIS_MEMORY = "this memory (copying 1 GiB)"
+FLOOR_HEADERS = ("bytes at", "TB/s", "forward us", "with backward us")
+WAYS_HEADERS = (
+    "way", "forward us", "with backward us", "of eager", "of this memory's floor", "kernels", "off eager by"
+)  # fmt: skip
 
 Step = Callable[[], tuple[Tensor, ...]]
 
@@ -140,17 +145,12 @@ def measure_ways(stack: Stack, rounds: int, compiled: bool) -> list[Way]:
 
 def _microseconds(work: Callable[[], object], device: torch.device) -> float:
     repeats = 50 if device.type == "cuda" else 1
-    _synchronize(device)
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
         work()
-    _synchronize(device)
+    synchronize(device)
     return 1e6 * (time.perf_counter() - start) / repeats
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _kernels(step: Step, device: torch.device) -> int | None:
@@ -161,7 +161,7 @@ def _kernels(step: Step, device: torch.device) -> int | None:
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         step()
-        _synchronize(device)
+        synchronize(device)
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profiled.events() or ())
 
 
@@ -193,32 +193,43 @@ def table(report: dict[str, Any]) -> str:
         "",
         f"A level has {floor['level_bytes'] / 1e6:.2f} MB of parameters. Floor of all {setting['levels']} levels:",
         "",
-        "| bytes at | TB/s | forward us | with backward us |",
-        "| --- | ---: | ---: | ---: |",
-        *(
-            f"| {name} | {rate / 1e12:.2f} | {1e6 * floor['forward_bytes'] / rate:.1f} | "
-            f"{1e6 * floor['step_bytes'] / rate:.1f} |"
-            for name, rate in floor["rates"].items()
-        ),
+        _floor_table(floor),
         "",
-        "| way | forward us | with backward us | of eager | of this memory's floor | kernels | off eager by |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        _ways_table(report),
     ]
-    eager = report["ways"][0]["step_us"]
-    memory = floor["rates"].get(THIS_MEMORY)
-    for way in report["ways"]:
-        if way["step_us"] is None:
-            lines.append(f"| {way['name']} | did not run | | | | | |")
-            continue
-        kernels = "" if way["kernels"] is None else way["kernels"]
-        times = f"{1e-6 * way['step_us'] * memory / floor['step_bytes']:.1f}" if memory else ""
-        lines.append(
-            f"| {way['name']} | {way['forward_us']:.0f} | {way['step_us']:.0f} | {way['step_us'] / eager:.2f} | "
-            f"{times} | {kernels} | {way['difference']:.1e} |"
-        )
     if not machine["gpu"]:
         lines += ["", "No CUDA device here: the fused kernels, torch.compile and CUDA graphs were not run."]
     return "\n".join([*lines, ""])
+
+
+def _floor_table(floor: dict[str, Any]) -> str:
+    body = [
+        [name, f"{rate / 1e12:.2f}", *(f"{1e6 * floor[size] / rate:.1f}" for size in ("forward_bytes", "step_bytes"))]
+        for name, rate in floor["rates"].items()
+    ]
+    return pipes(FLOOR_HEADERS, body, left=1)
+
+
+def _ways_table(report: dict[str, Any]) -> str:
+    floor, eager = report["floor"], report["ways"][0]["step_us"]
+    memory = floor["rates"].get(THIS_MEMORY)
+    body = []
+    for way in report["ways"]:
+        if way["step_us"] is None:
+            body.append([way["name"], "did not run", "", "", "", "", ""])
+            continue
+        body.append(
+            [
+                way["name"],
+                f"{way['forward_us']:.0f}",
+                f"{way['step_us']:.0f}",
+                f"{way['step_us'] / eager:.2f}",
+                f"{1e-6 * way['step_us'] * memory / floor['step_bytes']:.1f}" if memory else "",
+                "" if way["kernels"] is None else str(way["kernels"]),
+                f"{way['difference']:.1e}",
+            ]
+        )
+    return pipes(WAYS_HEADERS, body, left=1)
 
 
 def _median(values: list[float]) -> float | None:
@@ -276,9 +287,8 @@ def main() -> None:
         ],
     }
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(arguments.out, json.dumps(report, indent=1) + "\n")
-        write_text(arguments.out.with_suffix(".md"), table(report))
+        write_json(arguments.out, report)
+        write_bytes(arguments.out.with_suffix(".md"), table(report).encode())
     print(table(report))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import statistics
 import sys
@@ -27,9 +26,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.sheets.pipes import pipes
 from runner.environment import environment
+from runner.results import write_bytes, write_json
 from shards.layouts.folders import FolderPart
-from shards.manifest import write_text
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.records import Source
@@ -40,6 +40,9 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 SIZE, EVAL_BATCH, TRAIN_BATCH = 224, 100, 32
 CACHED_IMAGES = 256
 CLASSES = 10
+HEADERS = (
+    "", "with", "cores", "images/s", "lowest-highest", "per core", "cores used", "of decoding", "of CoOp's transform"
+)  # fmt: skip
 DECODE, TRANSFORM = "Pillow decodes", "and CoOp's transform"
 
 
@@ -238,16 +241,7 @@ def table(report: dict[str, Any]) -> str:
         "",
         f"    {report['command']}",
         "",
-        "| | with | cores | images/s | lowest-highest | per core | cores used | of decoding | of CoOp's transform |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for row in report["rows"]:
-        lines.append(
-            f"| {row['name']} | {row['what']} | {row['cores']} | {row['images_per_second']:.0f} | "
-            f"{row['lowest']:.0f}-{row['highest']:.0f} | {row['images_per_second_per_core']:.0f} | "
-            f"{row['cores_used']:.2f} | {row['of_decoding']:.0%} | {row['of_transform']:.0%} |"
-        )
-    lines += [
+        pipes(HEADERS, [_line(row) for row in report["rows"]], left=2),
         "",
         "- of decoding, of CoOp's transform: images per second divided by those of the bare single-threaded loop, in",
         "  the same round, times the cores. The first loop only decodes; CoOp's transform also resizes (bicubic),",
@@ -258,6 +252,20 @@ def table(report: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    return [
+        row["name"],
+        row["what"],
+        str(row["cores"]),
+        f"{row['images_per_second']:.0f}",
+        f"{row['lowest']:.0f}-{row['highest']:.0f}",
+        f"{row['images_per_second_per_core']:.0f}",
+        f"{row['cores_used']:.2f}",
+        f"{row['of_decoding']:.0%}",
+        f"{row['of_transform']:.0%}",
+    ]
 
 
 def main() -> None:
@@ -294,9 +302,8 @@ def main() -> None:
         "rounds": arguments.rounds,
         "rows": [row.report(decode, transform) for row in timed],
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out, json.dumps(report, indent=1) + "\n")
-    write_text(arguments.out.with_suffix(".md"), table(report))
+    write_json(arguments.out, report)
+    write_bytes(arguments.out.with_suffix(".md"), table(report).encode())
     print(table(report))
 
 

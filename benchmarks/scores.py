@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from procap.errors import UserError
 from procap.methods import METHODS
 from runner.config import RunConfig, Target
-from runner.results import EvalResult, RunFolder, TrainResult, find_runs
+from runner.results import EvalResult, RunFolder, TrainResult, find_runs, harmonic_mean
 
 TITLES: Mapping[str, str] = {
     "zeroshot": "CLIP (zero-shot)",
@@ -75,18 +75,24 @@ def read_scores(results: Path, wanted: Callable[[RunConfig], bool] = lambda conf
         training = folder.train() if wanted(config) else None
         for result in folder.evaluations() if training else []:
             assert training is not None
-            if (result.config_hash, result.checkpoint_sha256) != (config.hash, training.checkpoint_sha256):
-                raise UserError(
-                    f"{folder.path} was evaluated on {result.target} with other weights than it holds now; "
-                    f"repeat it: procap eval {folder.path} --targets {result.target} --force"
-                )
-            scores.append(Score(config, Target.recorded(result.target), result, training))
+            scores.append(score_of(folder, config, training, result))
     return scores
 
 
-def harmonic_mean(base: float, novel: float) -> float:
-    """2bn / (b + n), 0 when both are 0."""
-    return 2 * base * novel / (base + novel) if base + novel else 0.0
+def score_of(folder: RunFolder, config: RunConfig, training: TrainResult, result: EvalResult) -> Score:
+    """Raises UserError for an evaluation that is not of the run's own weights."""
+    if (result.config_hash, result.checkpoint_sha256) != (config.hash, training.checkpoint_sha256):
+        raise UserError(
+            f"{folder.path} was evaluated on {result.target} with other weights than it holds now; "
+            f"repeat it: procap eval {folder.path} --targets {result.target} --force"
+        )
+    return Score(config, Target.recorded(result.target), result, training)
+
+
+def is_half(score: Score) -> bool:
+    """Whether it is of the base or novel test images of the data set on whose base classes the run was trained."""
+    own = score.target.dataset == score.config.dataset and score.target.split == "test"
+    return own and score.config.classes == "base" and score.target.classes in ("base", "novel")
 
 
 def over_seeds(values: Mapping[int, float], *, limited: bool = False) -> Cell | None:
@@ -177,8 +183,13 @@ def labels(variants: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
 
 def method_order(method: str) -> tuple[int, str]:
     """Sort key: the order of METHODS, then plug-ins by name."""
-    known = list(METHODS)
-    return (known.index(method) if method in known else len(known), method)
+    return listed(method, METHODS)
+
+
+def listed(name: str, known: Iterable[str]) -> tuple[int, str]:
+    """Sort key: the order of `known`, then the others by name."""
+    order = list(known)
+    return (order.index(name) if name in order else len(order), name)
 
 
 def dataset_order(dataset: str) -> tuple[float, str]:
@@ -200,7 +211,8 @@ def variants_of(scores: Iterable[Score]) -> dict[str, str]:
     found: dict[str, str] = {}
     for score in scores:
         for name in (score.config.dataset, score.target.dataset):
-            found.setdefault(name, variant_of_name(name))
+            if name not in found:
+                found[name] = variant_of_name(name)
         if score.result.variant:
             found[score.target.dataset] = score.result.variant
     return {name: words for name, words in sorted(found.items(), key=lambda item: dataset_order(item[0])) if words}

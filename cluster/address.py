@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -67,6 +69,39 @@ def ray_address(given: str = "") -> str:
     return text
 
 
+def ray_folder() -> Path:
+    """Where Ray keeps its logs, and the address of the cluster that `ray start` made last: by Ray's own rule."""
+    scratch = os.environ.get("TMPDIR", "/tmp") if sys.platform.startswith("linux") else "/tmp"
+    return Path(os.environ.get("RAY_TMPDIR", scratch), "ray")
+
+
+def current_cluster() -> str:
+    """The address that Ray takes for "auto", empty where it would choose one itself or there is none.
+
+    That of $RAY_ADDRESS, of the nodes that run on this machine where they agree, or of the last `ray start`.
+    """
+    if given := os.environ.get("RAY_ADDRESS"):
+        return given
+    if len(running := _running()) == 1:
+        return running.pop()
+    with suppress(OSError, UnicodeDecodeError):
+        return (ray_folder() / "ray_current_cluster").read_text(encoding="utf-8").strip()
+    return ""
+
+
+def _running() -> set[str]:
+    """The clusters of the nodes on this machine: those of `ray start --temp-dir` leave their address nowhere else."""
+    import psutil
+
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if words and "raylet" in Path(words[0]).name:
+                found |= {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
+    return found - {"", "None"}
+
+
 def settle_auth(*, private: bool = False) -> None:
     """Set $RAY_AUTH_MODE, which Ray else guesses differently in every command; what the user has set stays.
 
@@ -75,6 +110,7 @@ def settle_auth(*, private: bool = False) -> None:
     """
     if os.environ.get("RAY_AUTH_MODE"):
         return
+    assert "ray" not in sys.modules, "Ray was imported before it was settled whether it wants a token"
     found = _has_token()
     if private and not found:
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)

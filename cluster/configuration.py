@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,25 +87,51 @@ def configure(settings: SweepSettings, values: Values, data: Path | None) -> Con
 
 
 def check_values(settings: SweepSettings, data: Path | None) -> None:
-    """Raises UsageError for values of lists that runs refuse: any configuration of a grid, and of other searches a
-    value that fits with none of the others."""
-    space = settings.searched()
+    """Raises UsageError for early stopping that could stop nothing, and for values that runs refuse: any configuration
+    of a grid, and of other searches a value that fits with none of the others, or ranges of which nothing can be run.
+    """
     if settings.search == "grid":
-        for values in itertools.islice(space.grid(), MOST_CHECKED):
+        for values in itertools.islice(settings.searched().grid(), MOST_CHECKED):
             configure(settings, values, data)
-        return
+    else:
+        _check_drawn(settings, data)
+    if settings.stop == "asha" and (epochs := most_epochs(settings, data)) <= settings.grace:
+        raise UsageError(
+            f"--stop asha decides after epoch {settings.grace} at the earliest, and runs have {epochs}: "
+            "give a smaller --grace or more --epochs"
+        )
+
+
+def _check_drawn(settings: SweepSettings, data: Path | None) -> None:
+    space = settings.searched()
+    drawn = list(itertools.islice(space.draws(settings.search_seed), MOST_TRIED))
+    if refusal := _all_refused(settings, drawn, data):
+        whole = "; whole numbers are drawn by integers(1, 4)" if "integer" in str(refusal) else ""
+        raise UsageError(f"of {len(drawn)} configurations that were drawn none can be run: {refusal}{whole}")
     for one in space.dimensions:
         for value in one.values:
-            refusal: UsageError | None = None
-            for values in itertools.islice(space.draws(settings.search_seed), MOST_TRIED):
-                try:
-                    configure(settings, {**values, one.field: value}, data)
-                    break
-                except UsageError as error:
-                    refusal = refusal or error
-            else:
-                if refusal is not None:
-                    raise refusal
+            if refusal := _all_refused(settings, ({**values, one.field: value} for values in drawn), data):
+                raise refusal
+
+
+def _all_refused(settings: SweepSettings, tried: Iterable[Values], data: Path | None) -> UsageError | None:
+    """Why the first of them cannot be run, if none can; looks no further than the first that can."""
+    first: UsageError | None = None
+    for values in tried:
+        try:
+            configure(settings, values, data)
+        except UsageError as error:
+            first = first or error
+        else:
+            return None
+    return first
+
+
+def most_epochs(settings: SweepSettings, data: Path | None) -> int:
+    """That the runs of any method have."""
+    values = next(settings.searched().draws(settings.search_seed))
+    each = [{**values, "method": method} for method in settings.methods]
+    return max(configure(settings, one, data).epochs for one in each)
 
 
 def targets(dataset: str, classes: str) -> tuple[str, ...]:

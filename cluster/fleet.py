@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from cluster.site import Share, connected, fair_share, nodes, room
 from cluster.slots import slots_here
 from cluster.work import Tell, Work, attempt
 from procap.errors import UsageError, unknown_name
+from runner.environment import resolve_device
 from runner.ranks import announced_ranks
 from runner.signals import Interrupted
 
@@ -48,7 +50,7 @@ class Fleet:
             if value is not None and value < least:
                 raise UsageError(f"--{name} {value}: at least {least} is needed")
         for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
-            if amount is not None and (amount < 0 or (amount > 1 and amount != int(amount))):
+            if amount is not None and not (0 <= amount <= 1 or (1 < amount < math.inf and amount == int(amount))):
                 raise UsageError(f"--{name} {amount:g}: a part of one, or a whole number")
 
 
@@ -66,18 +68,20 @@ def gathered(fleet: Fleet, places: Places, *, always_ray: bool = False) -> Itera
     """Be connected to the fleet while the block lasts.
 
     always_ray: even where one run at a time is done, as Ray Tune's searchers need it. Raises UserError where the
-    cluster does not answer, UsageError where not even one run fits.
+    cluster does not answer, UsageError where not even one run fits or this machine has not the device.
     """
     if announced_ranks().size > 1:
         raise UsageError("start this command without torchrun: --processes says how many train one run together")
     if fleet.on == "local":
+        # At once, as else every run would say so.
+        resolve_device(places.rest.device)
         here = slots_here(fleet.at_once, fleet.gpus, places.rest.device, fleet.processes)
         if here.at_once == 1 and fleet.processes == 1 and not always_ray:
             yield Room(Share(), 1, ray=False)
             return
-        with connected("local", cpus=max(here.cpus, here.at_once * fleet.processes)):
+        with connected(LOCAL, cpus=max(here.cpus, here.at_once * fleet.processes)):
             share = Share(fleet.processes, fleet.cpus or 1.0, here.gpus)
-            yield Room(share, min(here.at_once, room(nodes(), share)), ray=True)
+            yield Room(share, min(here.at_once, room(nodes(), share, own=True)), ray=True)
         return
     settle_auth()
     address = ray_address(fleet.address)

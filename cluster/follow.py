@@ -48,7 +48,8 @@ class Follower:
                     lost = time.monotonic()
                     self._tell(f"lost the connection to {self.cluster.dashboard.url}; trying again, the job goes on")
                 elif time.monotonic() - lost > patience:
-                    raise Unreachable(f"{error}; the job may be running: procap jobs follow {self.name}") from error
+                    again = f"procap jobs follow {self.name}{self.cluster.flag}"
+                    raise Unreachable(f"{error}; the job may be running: {again}") from error
                 self._rest(1.0)
 
     async def _tail(self) -> None:
@@ -104,7 +105,7 @@ def stopped(cluster: RayCluster, name: str, *, patience: float, check: Callable[
     until = time.monotonic() + patience
     while not (job := cluster.job(name)).over:
         if time.monotonic() > until:
-            raise UserError(f"job {name} has not ended within {patience:.0f} s; see `procap jobs`")
+            raise UserError(f"job {name} has not ended within {patience:.0f} s; see `procap jobs{cluster.flag}`")
         check()
         time.sleep(_TICK_SECONDS)
     return job

@@ -29,14 +29,16 @@ MEETING_SECONDS = 120.0
 class Rank:
     """One process of a group; an actor, whose process ends with the job."""
 
+    def __init__(self) -> None:
+        self._port = socket.socket()
+
     def where(self) -> tuple[str, str, int]:
-        """The node, its address, and a port that is free on it."""
+        """The node, its address, and a port of it that nobody else gets."""
         import ray
 
-        address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.get_runtime_context().get_node_id(), address, int(probe.getsockname()[1])
+        self._port.bind(("", 0))
+        node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return node, address, int(self._port.getsockname()[1])
 
     def work(self, job: Job, places: Places, environment: Mapping[str, str], mailbox: Any) -> Report:
         """Do the job as the rank that `environment` says; the first one puts its reports into `mailbox`."""
@@ -49,6 +51,8 @@ class Rank:
         device = resolve_device(place.device)
         # Ray shows an actor its own GPU alone, whatever its number on the machine.
         device = resolve_device("cuda:0") if device.type == "cuda" else own_device(device, ranks)
+        # Held until the moment before it is listened at: the first to bind a free port has it.
+        self._port.close()
         with joined(ranks, device, place.timeout) as crew:
             return Work(job, replace(place, device=str(device)), lambda report: mailbox.put(report), crew).do()
 

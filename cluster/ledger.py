@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from cluster.job import Job, Report
 from cluster.mail import Mail
 from procap.errors import UserError
+from runner.config import Workplace
 from runner.progress import ProgressDisplay, duration
 from runner.results_store import ResultsStore
-from runner.track_collection import CollectionTracker
 from shards.errors import DataError
 
 
@@ -27,6 +27,15 @@ class Forecast(Protocol):
     def remaining(self, left: Iterable[float], at_once: int) -> float:
         """Seconds until the last of jobs with so many seconds `left`, in their order, ends."""
         ...
+
+
+class Told(Protocol):
+    """Who is told of runs that begin, go on and end: one collection's tracker, or those of several."""
+
+    @property
+    def place(self) -> Workplace: ...
+
+    def update(self, runs: Iterable[str], figures: Mapping[str, float] | None = None) -> None: ...
 
 
 @dataclass
@@ -45,7 +54,7 @@ class Ledger:
         jobs: Sequence[Job],
         forecast: Forecast,
         at_once: int,
-        tracker: CollectionTracker | None = None,
+        tracker: Told | None = None,
         *,
         quiet: bool = False,
         trace: Callable[[str], None] | None = None,
@@ -55,6 +64,7 @@ class Ledger:
         self.outcome = Outcome()
         self._forecast, self._at_once, self._tracker, self._trace = forecast, at_once, tracker, trace
         self._running: dict[int, tuple[float, Report]] = {}
+        self._interrupted: set[int] = set()
         self._display = ProgressDisplay("runs", len(jobs), unit="done", quiet=quiet, timed=False)
         self._mail = Mail(self._send)
 
@@ -69,6 +79,7 @@ class Ledger:
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         number = config["number"]
         if number in self._running:
+            self._interrupted.add(number)
             self._display.say(lost(self.jobs[number]))
         self._running[number] = (time.monotonic(), Report())
         self._show()
@@ -78,6 +89,7 @@ class Ledger:
         began, before = self._running.get(number, (time.monotonic(), Report()))
         self._running[number] = (began, report)
         if report.state == "waiting" and before.state != "waiting":
+            self._interrupted.add(number)
             self._display.say(f"waiting: {report.why}")
         self._track(number)
         self._show()
@@ -88,7 +100,9 @@ class Ledger:
         self._running.pop(number, None)
         if report.state == "done":
             self.outcome.done.append(number)
-            self._forecast.learn(job, report.seconds)
+            # Else these seconds are of a part of what was left of it.
+            if number not in self._interrupted:
+                self._forecast.learn(job, report.seconds)
         elif report.state == "failed":
             self.outcome.failed[number] = report.why
             if report.trace and self._trace:

@@ -30,8 +30,8 @@ Facts = dict[str, Any]
 def look(wants: Facts) -> Facts:
     """Facts about this node: versions, and for each data set, file and place what it has or, with "!", why not.
 
-    wants: data, results, datasets, files (as strings), backbones (those whose weights go by a tag), gpus (whether they
-    are counted), nonce and name of this node.
+    wants: data, results, datasets (each with the splits that are read), files (as strings), backbones (those whose
+    weights go by a tag), gpus (whether they are counted), nonce and name of this node.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -92,7 +92,7 @@ def digest_of_source(packages: dict[str, Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _data(given: str, names: list[str]) -> dict[str, str]:
+def _data(given: str, datasets: dict[str, list[str]]) -> dict[str, str]:
     """Digest of each data set's manifest; empty for one that is packed here when it is needed."""
     from shards.home import data_root
 
@@ -104,10 +104,10 @@ def _data(given: str, names: list[str]) -> dict[str, str]:
         return ""
 
     problem = _attempt(find_root)
-    return {name: problem or _attempt(partial(_dataset, Path(root), name)) for name in names}
+    return {name: problem or _attempt(partial(_dataset, Path(root), name, wanted)) for name, wanted in datasets.items()}
 
 
-def _dataset(root: Path, name: str) -> str:
+def _dataset(root: Path, name: str, wanted: list[str]) -> str:
     from shards.catalogue import CATALOGUE
     from shards.errors import DataError
     from shards.known import is_packed
@@ -120,7 +120,7 @@ def _dataset(root: Path, name: str) -> str:
         if os.access(above, os.W_OK):
             return ""
     manifest = read_manifest(root / name, name)
-    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+    for shard in (shard for split, entry in manifest.splits.items() if split in wanted for shard in entry.shards):
         file = root / name / shard.file
         if not is_mirror(root) and not (os.access(file, os.R_OK) and file.stat().st_size == shard.size):
             raise DataError(f"{file} is missing, cut short or not readable")

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.job import Job, Report
 from cluster.places import Places
-from cluster.site import Share
+from cluster.site import Share, require_own_node
 
 ATTEMPTS = 5
 """How often a job is started that loses its processes; one whose data or settings are wrong fails at once."""
-LOST = "its process was lost {attempts} times; see the logs of Ray on the nodes for who ended it (often: out of memory)"
+WORDS = 240
+"""Characters that are told of an error of Ray, which can be a page."""
+
+_RAISED = re.compile(r".*^([A-Za-z_][\w.]*(?:: .*|\Z))", re.MULTILINE | re.DOTALL)
+"""The end of a traceback: the name of the last exception and what it says, which may be several lines."""
 
 JobOf = Callable[[Mapping[str, Any]], Job]
 
@@ -68,7 +75,7 @@ def run_trials(
     at_once: trials that run together at most, or ask for room beyond what is there, where nodes come for that.
     """
     from ray import tune
-    from ray.tune import FailureConfig, TuneConfig, Tuner
+    from ray.tune import FailureConfig, TuneConfig, TuneError, Tuner
     from ray.tune import RunConfig as TuneRun
 
     # As many groups wait for room as may run: with fewer, short runs end before the next node has been asked.
@@ -105,7 +112,30 @@ def run_trials(
                 verbose=0,
             ),
         )
-        tuner.fit()
+        try:
+            tuner.fit()
+        except TuneError:
+            # What a callback raises arrives as the text of its frames.
+            require_own_node()
+            raise
+
+
+def given_up(errors: str) -> str:
+    """Why a run is not started again, in one line; `errors` is what Ray Tune has written down of all its attempts."""
+    last = errors.rpartition("Failure # ")[2].strip()
+    raised = _RAISED.search(last)
+    if raised and "The actor " not in last:
+        said, hint = f"the last one failed with {_shortened(raised[1])}", ""
+    else:
+        # Of a process that is gone Ray tells which it was, and last of all why.
+        why = _shortened(last.splitlines()[-1]) if last else ""
+        said = f"the last one lost its process{f' ({why})' if why else ''}"
+        hint = " for who ended it (often: out of memory)"
+    return f"given up after {ATTEMPTS} attempts: {said}; see the logs of Ray on the nodes{hint}"
+
+
+def _shortened(text: str) -> str:
+    return textwrap.shorten(text.rstrip(". "), WORDS, placeholder=" ...")
 
 
 def _heard_by(listener: Listener) -> Any:
@@ -129,9 +159,14 @@ def _heard_by(listener: Listener) -> Any:
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             listener.ended(trial.trial_id, trial.config, last.pop(trial.trial_id, Report()))
 
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+            # Else every run would be lost five times within seconds, and none of them by a fault of its own.
+            require_own_node()
+
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            failed = Report(state="failed", why=LOST.format(attempts=ATTEMPTS))
-            listener.ended(trial.trial_id, trial.config, failed)
+            file = Path(trial.error_file or "")
+            said = file.read_text(errors="replace") if file.is_file() else ""
+            listener.ended(trial.trial_id, trial.config, Report(state="failed", why=given_up(said)))
 
         def __reduce__(self) -> tuple[type[Callback], tuple[()]]:
             # Tune pickles its callbacks for a restoring that nobody does; a listener has bars and locks.

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster import node_probe
 from cluster.node_probe import Facts, look, seen
 from cluster.places import absolute
+from cluster.site import Node, nodes
 from procap.errors import UserError
 from shards.urls import local_path, shown
 
 FREE_BYTES = 256 * 2**20
+TRAINING_SPLITS = ("train", "val")
+"""What is read of a data set that is trained on, where it has them; a test split may be absent then."""
 DRIVER = "driver"
 
 
@@ -25,13 +28,14 @@ class Wants:
     """What every run will need.
 
     data, results: as they were given, a folder or a URL; empty data is the node's own default.
+    datasets: each with the splits that are read of it.
     backbones: name and weights of each; those that are files are looked for.
     device: as `--device` has it.
     """
 
     data: str
     results: str
-    datasets: tuple[str, ...] = ()
+    datasets: Mapping[str, Collection[str]] = field(default_factory=dict)
     backbones: tuple[tuple[str, str | None], ...] = ()
     device: str = "auto"
 
@@ -41,26 +45,11 @@ class Wants:
         return {
             "data": absolute(self.data),
             "results": absolute(self.results),
-            "datasets": list(dict.fromkeys(self.datasets)),
+            "datasets": {name: sorted(splits) for name, splits in self.datasets.items()},
             "files": list(dict.fromkeys(files)),
             "backbones": [pair for pair in self.backbones if _has_tag(*pair)],
             "gpus": self.device.startswith("cuda"),
         }
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node as Ray lists it."""
-
-    id: str
-    address: str
-    host: str
-    name: str
-    gpus: float
-
-    def __str__(self) -> str:
-        name = f", {self.name}" if self.name not in ("", self.address, self.host) else ""
-        return f"{self.address} ({self.host}{name})"
 
 
 def check_nodes(wants: Wants, timeout: float = 60.0, *, growing: bool = False) -> None:
@@ -77,43 +66,30 @@ def check_nodes(wants: Wants, timeout: float = 60.0, *, growing: bool = False) -
 
     request = wants.plain() | {"nonce": uuid.uuid4().hex}
     make_ready(request["datasets"], data_root(request["data"]))
-    nodes = working_nodes()
-    if not nodes and not growing:
+    there = working_nodes()
+    if not there and not growing:
         raise UserError("no node of the cluster has CPUs or GPUs; look at it with `ray status`")
     try:
         here = look(request | {"name": DRIVER, "gpus": False, "backbones": []})
-        if problems := list(_own_problems(here, request)):
+        if problems := list(_own_problems(here)):
             raise UserError(f"this machine: {'; '.join(problems)}")
-        found = _ask(nodes, request, timeout)
+        found = _ask(there, request, timeout)
         bad = {node: list(problems_of(node, facts, here, request)) for node, facts in found.items()}
     finally:
         _tidy(request)
-    if wants.device.startswith("cuda") and not growing and not any(node.gpus for node in nodes):
-        bad |= {node: [*bad.get(node, []), "it has no GPU"] for node in nodes}
+    if wants.device.startswith("cuda") and not growing and not any(node.gpus for node in there):
+        bad |= {node: [*bad.get(node, []), "it has no GPU"] for node in there}
     named = [f"{node}: {'; '.join(reasons)}" for node, reasons in bad.items() if reasons]
     if named:
-        raise UserError(f"{len(named)} of {len(nodes)} nodes cannot be used: {' | '.join(named)}")
+        raise UserError(f"{len(named)} of {len(there)} nodes cannot be used: {' | '.join(named)}")
 
 
 def working_nodes() -> list[Node]:
-    """The nodes that Ray calls alive and that have something for a run to be placed on."""
-    import ray
-
-    able = [node for node in ray.nodes() if node["Alive"]]
-    able = [node for node in able if node["Resources"].get("CPU") or node["Resources"].get("GPU")]
-    return [
-        Node(
-            id=node["NodeID"],
-            address=node["NodeManagerAddress"],
-            host=node["NodeManagerHostname"],
-            name=node.get("NodeName") or "",
-            gpus=node["Resources"].get("GPU", 0.0),
-        )
-        for node in able
-    ]
+    """The nodes that have something for a run to be placed on."""
+    return [node for node in nodes() if node.cpus or node.gpus]
 
 
-def _ask(nodes: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Facts | str]:
+def _ask(there: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Facts | str]:
     """What each node found, or why it found nothing; without those that Ray has called dead meanwhile."""
     import ray
     from ray import cloudpickle
@@ -124,10 +100,10 @@ def _ask(nodes: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Fa
     try:
         remote = ray.remote(num_cpus=0, max_retries=0)(look)
         asked: dict[Any, Node] = {}
-        for node in nodes:
-            there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-            own = request | {"name": node.id, "gpus": request["gpus"] and node.gpus > 0}
-            asked[remote.options(scheduling_strategy=there).remote(own)] = node
+        for node in there:
+            place = NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False)
+            own = request | {"name": node.identifier, "gpus": request["gpus"] and node.gpus > 0}
+            asked[remote.options(scheduling_strategy=place).remote(own)] = node
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
     finally:
         cloudpickle.unregister_pickle_by_value(node_probe)
@@ -136,8 +112,8 @@ def _ask(nodes: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Fa
         with suppress(Exception):
             ray.cancel(task, force=True)
         found[asked[task]] = f"no answer within {timeout:g} s"
-    alive = {node.id for node in working_nodes()}
-    return {node: found[node] for node in nodes if node.id in alive and node in found}
+    alive = {node.identifier for node in working_nodes()}
+    return {node: found[node] for node in there if node.identifier in alive and node in found}
 
 
 def _answer(task: Any) -> Facts | str:
@@ -173,7 +149,7 @@ def problems_of(node: Node, facts: Facts | str, here: Mapping[str, Any], request
         # Empty is what is packed when it is needed, of which there is one content only.
         if digest.startswith("!") or (digest and here["data"][name] not in ("", digest)):
             yield f"data: {_why(digest, f'{name} has other content than here')}"
-    yield from _results_problems(node.id, facts, request)
+    yield from _results_problems(node.identifier, facts, request)
     if facts["gpus"].startswith("!"):
         yield f"GPUs: {facts['gpus'][1:]}"
     elif facts["gpus"] and int(facts["gpus"]) < node.gpus:
@@ -198,7 +174,7 @@ def _results_problems(name: str, facts: Facts, request: Facts) -> Iterator[str]:
         yield f"results: only {int(facts['free']) / 2**20:.0f} MiB free"
 
 
-def _own_problems(here: Facts, request: Facts) -> Iterator[str]:
+def _own_problems(here: Facts) -> Iterator[str]:
     answers = [("weights", found) for found in here["files"].values()]
     answers += [("data", digest) for digest in here.get("data", {}).values()]
     answers += [("results", here.get("results", "")), ("program", here["code"])]
@@ -226,7 +202,7 @@ def _tidy(request: Facts) -> None:
 
     with suppress(Exception):
         there = ObjectFolder(request["results"])
-        for name in (DRIVER, *(node.id for node in working_nodes())):
+        for name in (DRIVER, *(node.identifier for node in working_nodes())):
             there.delete(f"{mark}/{name}")
 
 

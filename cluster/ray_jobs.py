@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -89,13 +90,18 @@ class RayCluster:
         with self._told():
             self.client = _client(dashboard.url)
 
+    @property
+    def flag(self) -> str:
+        """What a command for this cluster needs behind it: what the environment says need not be typed."""
+        return f" --address {shlex.quote(self.dashboard.url)}" if self.dashboard.origin == "--address" else ""
+
     def job(self, name: str) -> RayJob:
         """The job of that id. Raises UserError for an unknown one, naming the nearest."""
         found = self.find(name)
         if found is None:
             near = difflib.get_close_matches(name, [job.id for job in self.jobs()], n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else "a cluster that was started anew has forgotten its jobs"
-            raise UserError(f"no job {name} at {self.dashboard}: {hint} (`procap jobs` lists them)")
+            raise UserError(f"no job {name} at {self.dashboard}: {hint} (`procap jobs{self.flag}` lists them)")
         return found
 
     def find(self, name: str) -> RayJob | None:
@@ -134,7 +140,7 @@ class RayCluster:
             except RuntimeError as error:
                 name = request.get("submission_id")
                 if name and "already exists" in str(error):
-                    raise UserError(taken(name)) from error
+                    raise UserError(taken(name, flag=self.flag)) from error
                 # The dashboard of a head that has just started answers before its nodes do.
                 if "No available agent" not in str(error):
                     raise UserError(f"{self.dashboard} did not take the job: {_first_words(error)}") from error
@@ -194,11 +200,11 @@ class RayCluster:
         )
 
 
-def taken(name: str, status: str = "") -> str:
-    """What is said of an id that a job has already."""
+def taken(name: str, status: str = "", flag: str = "") -> str:
+    """What is said of an id that a job has already; flag: as of the cluster."""
     return (
-        f"there is a job {name} already{f' ({status})' if status else ''}: follow it with `procap jobs follow {name}`, "
-        "or choose another --name"
+        f"there is a job {name} already{f' ({status})' if status else ''}: follow it with "
+        f"`procap jobs follow {name}{flag}`, or choose another --name"
     )
 
 

@@ -155,7 +155,7 @@ def _decoded(one: Dimension, value: Any) -> Any:
 
 
 def rungs(epochs: int, grace: int, reduction: int) -> tuple[int, ...]:
-    """The epochs after which successive halving decides about a configuration of so many epochs; never its last."""
+    """The epochs after which `halving` decides about a configuration of so many epochs; never its last."""
     found, rung = [], grace
     while rung < epochs:
         found.append(rung)
@@ -167,17 +167,12 @@ def halving(settings: SweepSettings, epochs: int, known: Mapping[str, TrialRecor
     """Ray Tune's asynchronous successive halving (Li et al. 2020), and the trials that it has stopped so far.
 
     epochs: the most that a configuration has. known: configurations that ended before; those that follow have to keep
-    up with them. Raises UsageError where nothing could be stopped.
+    up with them.
     """
     from types import SimpleNamespace
 
     from ray.tune.schedulers import ASHAScheduler
 
-    if epochs <= settings.grace:
-        raise UsageError(
-            f"--stop asha decides after {settings.grace} epochs at the earliest, and runs have {epochs}: "
-            "give a smaller --grace or more --epochs"
-        )
     stopped: set[str] = set()
     nobody: Any = None
 
@@ -193,12 +188,14 @@ def halving(settings: SweepSettings, epochs: int, known: Mapping[str, TrialRecor
             stopped.add(trial.trial_id)
             return decided
 
-    # A configuration at its last epoch has nothing left to be stopped from: the last rung is before it.
+    # A configuration at its last epoch has nothing left to be stopped from: rungs end before it. Ray Tune counts them
+    # with logarithms, whose rounding loses epoch 243 as the last of 1, 3, 9, ...: an end between two epochs loses none.
+    end: Any = epochs - 0.5
     scheduler = Halving(
         time_attr="epoch",
         metric=SCORE,
         mode=settings.direction,
-        max_t=epochs - 1,
+        max_t=end,
         grace_period=settings.grace,
         reduction_factor=settings.reduction,
         stop_last_trials=False,

@@ -8,20 +8,18 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from cluster.address import settle_auth
+from cluster.address import LOCAL, current_cluster, ray_folder, settle_auth
+from cluster.slots import gpus_hold, times
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 
 NAMESPACE = "procap"
 MOST_CPUS = 16
 """More than so many cores bring a process with a GPU nothing: they decode images."""
-CURRENT = Path("/tmp/ray/ray_current_cluster")
-"""Where `ray start` leaves the address of the cluster that this machine belongs to."""
 ANSWER_SECONDS = 5.0
 PARCEL_SECONDS = 60.0
 ACCELERATOR = "accelerator_type:"
@@ -53,7 +51,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster and what it has in all; accelerator: what Ray calls its GPUs, "" where it has none."""
+    """A machine of the cluster and what it has in all.
+
+    name: as Ray was told, else `host`. accelerator: what Ray calls its GPUs, "" where it has none.
+    """
 
     name: str
     address: str
@@ -61,13 +62,17 @@ class Node:
     cpus: float
     gpus: float
     accelerator: str = ""
+    host: str = ""
+
+    def __str__(self) -> str:
+        name = f", {self.name}" if self.name not in (self.address, self.host) else ""
+        return f"{self.address} ({self.host}{name})"
 
     def fits(self, share: Share) -> int:
         """How many processes of `share` it can hold."""
-        by_cpu = self.cpus // share.cpus if share.cpus else float("inf")
-        by_gpu = self.gpus // share.gpus if share.gpus else float("inf")
-        fit = min(by_cpu, by_gpu)
-        return int(fit) if fit != float("inf") else 1
+        by_cpu = [times(self.cpus, share.cpus)] if share.cpus else []
+        by_gpu = [gpus_hold(self.gpus, share.gpus)] if share.gpus else []
+        return min([*by_cpu, *by_gpu], default=1)
 
 
 @contextmanager
@@ -80,7 +85,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
     library_defaults()
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    own = address == "local"
+    own = address == LOCAL
     if own:
         settle_auth(private=True)
     else:
@@ -134,10 +139,7 @@ def _wait_for_parcels() -> None:
 
 def _refuse_silent(address: str) -> None:
     """Raise UserError where nobody listens: Ray itself would try for five minutes."""
-    where = address
-    if address == "auto":
-        with suppress(OSError):
-            where = CURRENT.read_text(encoding="utf-8").strip()
+    where = current_cluster() if address == "auto" else address
     host, _, port = where.rpartition(":")
     if not port.isdigit():
         # Ray knows more places to look, and does not wait there.
@@ -149,6 +151,11 @@ def _refuse_silent(address: str) -> None:
 
 
 def _unreached(address: str, why: str) -> UserError:
+    if address == LOCAL:
+        return UserError(
+            f"Ray did not start on this machine ({why}); its logs are in {ray_folder()}/session_latest/logs; one run "
+            "at a time needs no Ray: --at-once 1, without --processes, --stop and --hours"
+        )
     where = "on this machine" if address == "auto" else f"at {address}"
     return UserError(
         f"no Ray cluster {where} could be reached ({why}); start one with `ray start --head`, name one with "
@@ -170,10 +177,23 @@ def nodes() -> list[Node]:
             accelerator=next(
                 (name.partition(":")[2] for name in node["Resources"] if name.startswith(ACCELERATOR)), ""
             ),
+            host=str(node["NodeManagerHostname"]),
         )
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def require_own_node() -> None:
+    """Raise UserError where the node of this driver is dead: Ray then starts no process for it any more."""
+    import ray
+
+    mine = ray.get_runtime_context().get_node_id()
+    if all(node.identifier != mine for node in nodes()):
+        raise UserError(
+            f"Ray has lost the node on {socket.gethostname()} that this command belongs to, and starts nothing more "
+            "for it; start Ray there again (`ray start`) and repeat the command to go on"
+        )
 
 
 def fair_share(
@@ -190,14 +210,18 @@ def fair_share(
     return Share(processes, cpus, gpus)
 
 
-def room(there: Sequence[Node], share: Share) -> int:
-    """How many runs of `share` fit at once. Raises UsageError when not even one does: Ray would wait for ever."""
+def room(there: Sequence[Node], share: Share, *, own: bool = False) -> int:
+    """How many runs of `share` fit at once. Raises UsageError when not even one does: Ray would wait for ever.
+
+    own: there is this machine alone, and no cluster that could grow.
+    """
     places = sum(node.fits(share) for node in there)
     if places < share.processes:
         largest = max(there, key=lambda node: (node.gpus, node.cpus))
+        more = "" if own else ", or add --autoscale if nodes come when they are asked for"
         raise UsageError(
             f"a run that asks for {share} does not fit: {len(there)} node{'s' * (len(there) > 1)}, the largest "
             f"{largest.name} with {largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {places} such "
-            f"process{'es' * (places != 1)}; ask for less, or add --autoscale if nodes come when they are asked for"
+            f"process{'es' * (places != 1)}; ask for less{more}"
         )
     return places // share.processes

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import math
 from dataclasses import dataclass
+
+from procap.errors import UsageError
+from runner.limits import cores_here, memory_here
 
 RUN_BYTES = 3 * 2**30
 """Of main memory for a process: the program 0.7 GiB, weights and activations of a ViT-B/16 on a CPU up to 2.3 GiB."""
@@ -11,7 +14,7 @@ RUN_BYTES = 3 * 2**30
 
 @dataclass(frozen=True)
 class Slots:
-    """at_once runs, whose processes have `gpus` of a GPU each; `cpus` is what the machine has."""
+    """at_once runs, whose processes have `gpus` of a GPU each; `cpus` is what this process may use."""
 
     at_once: int
     cpus: int
@@ -24,18 +27,28 @@ def slots_here(
     """What fits here of runs of so many processes; `at_once` and `gpus` (per process) where somebody knows better.
 
     A process has a GPU to itself unless `gpus` says less: what a part of one holds depends on the method and the batch.
+    Raises UsageError where a process is to have more GPUs than there are.
     """
-    import psutil
-
-    cpus = os.cpu_count() or 1
+    cpus = cores_here()
+    fit = min(cpus, memory_here() // RUN_BYTES)
     count = 0 if device == "cpu" else _gpus()
-    if count:
-        each = 1.0 if gpus is None else gpus
-        fit = min(cpus, int(count / each) if each else cpus)
-    else:
-        each = 0.0
-        fit = min(cpus, int(psutil.virtual_memory().available // RUN_BYTES))
+    each = float(min(count, 1)) if gpus is None else gpus
+    if each > count:
+        has = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
+        raise UsageError(f"--gpus {each:g}: {has}; {f'at most {count} would work' if count else 'leave it out'}")
+    if each:
+        fit = min(fit, gpus_hold(count, each))
     return Slots(at_once or max(1, fit // processes), cpus, each)
+
+
+def times(amount: float, share: float) -> int:
+    """How often `share` fits into `amount`, where 0.1 does into 1 ten times, as it does for Ray."""
+    return math.floor(amount / share + 1e-6)
+
+
+def gpus_hold(gpus: float, share: float) -> int:
+    """How many processes with `share` each so many GPUs hold; a part is always one of a single GPU."""
+    return int(gpus) * times(1, share) if share < 1 else times(gpus, share)
 
 
 def _gpus() -> int:

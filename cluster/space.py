@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
+from runner.config import RunConfig
 from shards.streams import generator
 
 Kind = Literal["list", "uniform", "log", "integers"]
@@ -160,17 +163,17 @@ def resolve(name: str, methods: Sequence[str]) -> str:
     raise unknown_name("field", name, [*RUN_FIELDS, *recipe, *everywhere])
 
 
-def dimension(field: str, given: Any) -> Dimension:
+def dimension(field: str, given: Any, methods: Sequence[str]) -> Dimension:
     """A dimension as files say it: a list, one value, or `{log: [1e-5, 1e-2]}`.
 
-    Raises UsageError for what is neither.
+    field: as `resolve` gives it. Raises UsageError for what is neither.
     """
     if isinstance(given, Mapping):
         if len(given) != 1:
             raise UsageError(f"{field}: one of {', '.join(KINDS)} is needed, as in {{log: [1e-5, 1e-2]}}")
         ((kind, numbers),) = given.items()
-        return _ranged(field, str(kind), numbers if isinstance(numbers, list | tuple) else [numbers])
-    return _listed(field, given if isinstance(given, list | tuple) else [given])
+        return _ranged(field, str(kind), numbers if isinstance(numbers, list | tuple) else [numbers], methods)
+    return _listed(field, given if isinstance(given, list | tuple) else [given], methods)
 
 
 def dimension_of_text(text: str, methods: Sequence[str]) -> Dimension:
@@ -181,22 +184,50 @@ def dimension_of_text(text: str, methods: Sequence[str]) -> Dimension:
     field = resolve(name, methods)
     call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", given, re.DOTALL)
     if call:
-        return _ranged(field, call[1], [_value(part) for part in _parts(call[2])])
-    return _listed(field, [_value(part) for part in _parts(given)])
+        return _ranged(field, call[1], [_value(part) for part in _parts(call[2])], methods)
+    return _listed(field, [_value(part) for part in _parts(given)], methods)
 
 
-def _listed(field: str, values: Sequence[Any]) -> Dimension:
-    unique = {json.dumps(value, sort_keys=True): value for value in values}
-    if not unique:
+def _listed(field: str, given: Sequence[Any], methods: Sequence[str]) -> Dimension:
+    if not given:
         raise UsageError(f"{field}: at least one value is needed")
-    if any(isinstance(value, Mapping) for value in values):
+    if any(isinstance(value, Mapping) for value in given):
         raise UsageError(f"{field}: a value is a number, a text, true, false, null or a list of these")
-    if any(isinstance(value, float) and not math.isfinite(value) for value in values):
+    values = _as_read(field, given, methods)
+    if not all(map(_finite, values)):
         raise UsageError(f"{field}: every number must be finite")
-    return Dimension(field, "list", tuple(unique.values()))
+    return Dimension(field, "list", tuple({json.dumps(value): value for value in values}.values()))
 
 
-def _ranged(field: str, kind: str, numbers: Sequence[Any]) -> Dimension:
+def _as_read(field: str, given: Sequence[Any], methods: Sequence[str]) -> list[Any]:
+    """`given` as a run reads them, so that 1 and 1.0 of a number are one value.
+
+    What no run accepts stays as it is: a run says what is wrong with it.
+    """
+    from procap.methods import method_class
+
+    group, dot, name = field.rpartition(".")
+    owner = method_class(methods[0]).Options if group == "options" else Recipe if dot else RunConfig
+    if name not in owner.model_fields:
+        return list(given)
+    annotation: Any = owner.model_fields[name].annotation
+    kind = TypeAdapter(annotation)
+    values = []
+    for value in given:
+        try:
+            values.append(kind.dump_python(kind.validate_python(value), mode="json"))
+        except ValidationError:
+            values.append(value)
+    return values
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _ranged(field: str, kind: str, numbers: Sequence[Any], methods: Sequence[str]) -> Dimension:
     if kind not in KINDS:
         raise unknown_name("kind of range", kind, KINDS)
     shown = f"{field}: {kind}({', '.join(map(str, numbers))})"
@@ -204,7 +235,7 @@ def _ranged(field: str, kind: str, numbers: Sequence[Any]) -> Dimension:
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
             raise UsageError(f"{shown}: {number!r} is not a number")
     if kind == "range":
-        return _listed(field, _range(shown, numbers))
+        return _listed(field, _range(shown, numbers), methods)
     if len(numbers) != 2 or not numbers[0] <= numbers[1]:
         raise UsageError(f"{shown}: two numbers are needed, the lower one first")
     if kind == "log" and numbers[0] <= 0:

@@ -46,7 +46,7 @@ class Submission:
         """Give the job to `cluster`. Raises UserError where it has one of that name."""
         there = cluster.find(self.name)
         if there is not None:
-            raise UsageError(taken(self.name, there.status))
+            raise UsageError(taken(self.name, there.status, cluster.flag))
         runtime_env: dict[str, Any] = {"env_vars": self.environment}
         with tempfile.TemporaryDirectory(prefix="procap-") as folder:
             if self.parcel.files:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
-from cluster.configuration import Configuration, configure
+from cluster.configuration import Configuration, configure, most_epochs
 from cluster.fleet import Room
 from cluster.job import Job, Piece, Report
 from cluster.places import Places
@@ -32,6 +32,9 @@ from shards.errors import DataError
 logger = logging.getLogger(__name__)
 
 ENDLESS = 10**9
+MOST_REFUSED = 100
+"""Configurations in a row that no run accepts, after which there are taken to be no others: time alone ends no search
+for them."""
 UNSEEN = "its figures are not in the results: are these one folder for all nodes?"
 
 
@@ -42,11 +45,11 @@ class Audience(Protocol):
         """A configuration was chosen; some of its runs may be there already."""
         ...
 
-    def heard(self, record: TrialRecord, job: Job, report: Report) -> None:
-        """A job of a configuration has started or says how it goes."""
+    def heard(self, record: TrialRecord, task: str, job: Job, report: Report) -> None:
+        """A job of a configuration has started or says how it goes; `task` is its name, which no other job has."""
         ...
 
-    def over(self, record: TrialRecord, job: Job, report: Report) -> None:
+    def over(self, record: TrialRecord, task: str, job: Job, report: Report) -> None:
         """A job is done, has failed, or was ended before, which leaves the report at "running"."""
         ...
 
@@ -62,7 +65,7 @@ class Open:
     configuration: Configuration
     left: dict[str, Piece]
     figures: dict[str, float] = field(default_factory=dict)
-    why: str = ""
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 class Sweep:
@@ -84,7 +87,9 @@ class Sweep:
         self._open: dict[str, Open] = {}
         self._queue: deque[tuple[str, Job]] = deque()
         self._tasks: dict[str, tuple[str, Job]] = {}
-        self._users: dict[str, list[str]] = {}
+        self._users: dict[tuple[str, ...], list[str]] = {}
+        """The configurations that a job is for, by its runs: of several where a field is varied that nobody reads."""
+        self._refused = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # Ray Tune keeps a copy of what it was given on the disk, which nobody reads.
@@ -105,6 +110,11 @@ class Sweep:
         return total_of(self.settings)
 
     @property
+    def complete(self) -> bool:
+        """Whether nothing is left to be done."""
+        return self.total is not None and len(self._chosen) >= self.total
+
+    @property
     def queued(self) -> int:
         """Jobs that wait to be handed out."""
         return len(self._queue)
@@ -113,6 +123,8 @@ class Sweep:
         """What the next trial is to do, as its configuration for Ray Tune; None when there is nothing more."""
         while not self._queue:
             if self.settings.trials is not None and len(self._chosen) >= self.settings.trials:
+                return None
+            if self._refused >= MOST_REFUSED:
                 return None
             values = self.records[self._again.popleft()].values if self._again else self._proposer.ask()
             if values is None:
@@ -132,8 +144,10 @@ class Sweep:
         try:
             configuration = configure(self.settings, values, self.place.data)
         except (UserError, DataError) as error:
+            self._refused += 1
             self._settle(digest, record.model_copy(update={"state": "failed", "why": str(error)}))
             return
+        self._refused = 0
         changes = {"runs": configuration.runs, "epochs": configuration.epochs, "curve": before.curve if before else {}}
         self._write(digest, record.model_copy(update=changes))
         self._open[digest] = Open(configuration, {piece.config.path: piece for piece in configuration.pieces})
@@ -146,20 +160,17 @@ class Sweep:
             self._queue.extend((digest, job) for job in self._jobs(digest))
 
     def _jobs(self, digest: str) -> list[Job]:
+        """What is left to be done for a configuration, but for jobs that another one has begun."""
         opened = self._open[digest]
+        jobs = [Job(pieces=(piece,)) for piece in opened.left.values()]
         if self.settings.together:
             pieces, halved = opened.configuration.pieces, self.settings.stop == "asha"
             pauses = rungs(opened.configuration.epochs, self.settings.grace, self.settings.reduction)
             watched = tuple(piece.targets for piece in pieces)
-            return [Job(pieces=pieces, rungs=pauses if halved else (), watched=watched if halved else ())]
-        jobs = []
-        for run, piece in opened.left.items():
-            # Two configurations may be one run, where a field is varied that nobody reads.
-            users = self._users.setdefault(run, [])
-            users.append(digest)
-            if len(users) == 1:
-                jobs.append(Job(pieces=(piece,)))
-        return jobs
+            jobs = [Job(pieces=pieces, rungs=pauses if halved else (), watched=watched if halved else ())]
+        for job in jobs:
+            self._users.setdefault(_runs(job), []).append(digest)
+        return [job for job in jobs if len(self._users[_runs(job)]) == 1]
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         self._hear(config["task"], Report())
@@ -169,23 +180,27 @@ class Sweep:
         record = self.records[digest]
         if len(job.pieces) == len(record.runs) and report.epoch and SCORE in report.figures:
             curve = {**record.curve, report.epoch: report.figures[SCORE]}
-            self._write(digest, record.model_copy(update={"curve": curve}))
+            for user in self._users.get(_runs(job), [digest]):
+                self._write(user, self.records[user].model_copy(update={"curve": curve}))
         self._hear(config["task"], report)
 
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
         digest, job = self._tasks[config["task"]]
-        self.audience.over(self.records[digest], job, report)
+        self.audience.over(self.records[digest], config["task"], job, report)
         with _at_leisure():
             for piece in job.pieces:
                 self._store.pull(piece.config.path, weights=False)
         if report.state in ("running", "waiting"):
             if trial in self.stopped:
-                self._stop(digest)
+                curve = self.records[digest].curve
+                for user in self._users.pop(_runs(job), [digest]):
+                    self._stop(user, curve)
             return
         told = report.figures.get(SCORE) if len(job.pieces) == 1 else None
+        users = self._users.pop(_runs(job), [digest])
         for piece in job.pieces:
             run = piece.config.path
-            for user in [digest] if self.settings.together else self._users.pop(run, [digest]):
+            for user in users:
                 if report.state == "failed":
                     self._fail(user, run, report.why)
                 elif (figure := figure_of(piece, self.place)) is not None or (figure := told) is not None:
@@ -195,7 +210,7 @@ class Sweep:
 
     def _hear(self, task: str, report: Report) -> None:
         digest, job = self._tasks[task]
-        self.audience.heard(self.records[digest], job, report)
+        self.audience.heard(self.records[digest], task, job, report)
 
     def _enter(self, digest: str, run: str, figure: float) -> None:
         """A run of a configuration is done; so is the configuration with the last of them."""
@@ -208,11 +223,11 @@ class Sweep:
         opened = self._open.get(digest)
         if opened is None:
             return
-        opened.left.pop(run, None)
-        if self.settings.together:
-            # Its runs were one job, and none of them goes on.
-            opened.left.clear()
-        opened.why = opened.why or (why if run in why else f"{run}: {why}")
+        # Where its runs are one job, none of them goes on.
+        ended = list(opened.left) if self.settings.together else [run]
+        for one in ended:
+            opened.left.pop(one, None)
+            opened.failures.setdefault(one, why)
         self._close_if_done(digest)
 
     def _close_if_done(self, digest: str) -> None:
@@ -221,17 +236,22 @@ class Sweep:
             self._write(digest, self.records[digest].model_copy(update={"figures": dict(opened.figures)}))
             return
         del self._open[digest]
-        changes: dict[str, Any] = {"figures": opened.figures, "state": "failed" if opened.why else "finished"}
-        changes |= {"why": opened.why} if opened.why else {"figure": fmean(opened.figures.values())}
+        changes: dict[str, Any] = {"figures": opened.figures, "state": "finished"}
+        if opened.failures:
+            run, why = next(iter(opened.failures.items()))
+            named = why if run in why else f"{run}: {why}"
+            changes |= {"state": "failed", "why": named, "failures": opened.failures}
+        else:
+            changes["figure"] = fmean(opened.figures.values())
         self._settle(digest, self.records[digest].model_copy(update=changes))
 
-    def _stop(self, digest: str) -> None:
+    def _stop(self, digest: str, curve: Mapping[int, float]) -> None:
         """The scheduler has given the configuration up; its figures are those of the last epoch of all its runs."""
         record, opened = self.records[digest], self._open.pop(digest)
-        epoch = max(record.curve)
+        epoch = max(curve)
         found = {run: validated(piece, epoch, self.place) for run, piece in opened.left.items()}
         figures = opened.figures | {run: figure for run, figure in found.items() if figure is not None}
-        changes = {"state": "stopped", "figure": record.curve[epoch], "figures": figures}
+        changes = {"state": "stopped", "figure": curve[epoch], "figures": figures, "curve": dict(curve)}
         self._settle(digest, record.model_copy(update=changes))
 
     def _settle(self, digest: str, record: TrialRecord) -> None:
@@ -247,6 +267,10 @@ class Sweep:
     def _write(self, digest: str, record: TrialRecord) -> None:
         self.records[digest] = record
         self.folder.write_trial(digest, record)
+
+
+def _runs(job: Job) -> tuple[str, ...]:
+    return tuple(piece.config.path for piece in job.pieces)
 
 
 @contextmanager
@@ -270,29 +294,18 @@ def total_of(settings: SweepSettings) -> int | None:
     return min(sizes) if sizes else None
 
 
-def carry_out(sweep: Sweep, task: dict[str, str], places: Places, room: Room) -> None:
-    """Do `task` and what follows it, until there is no more or the time is up: what is unfinished then keeps its state.
-
-    Raises UsageError for early stopping that could stop nothing.
-    """
+def carry_out(sweep: Sweep, places: Places, room: Room) -> None:
+    """Do everything, until there is no more or the time is up: what is unfinished then keeps its state."""
     settings = sweep.settings
-    waiting = deque([task])
-
-    def hand_out() -> dict[str, str] | None:
-        return waiting.popleft() if waiting else sweep.next_task()
-
     if not room.ray:
-        while (following := hand_out()) is not None:
-            _do_here(sweep, following, places)
+        while (task := sweep.next_task()) is not None:
+            _do_here(sweep, task, places)
         return
     scheduler = None
     if settings.stop == "asha":
-        values = next(settings.searched().draws(settings.search_seed))
-        each = [{**values, "method": method} for method in settings.methods]
-        epochs = max(configure(settings, one, sweep.place.data).epochs for one in each)
-        scheduler, sweep.stopped = halving(settings, epochs, sweep.records)
+        scheduler, sweep.stopped = halving(settings, most_epochs(settings, sweep.place.data), sweep.records)
     seconds = None if settings.hours is None else 3600 * settings.hours
-    search = Search({}, ENDLESS, as_searcher(hand_out), scheduler, seconds)
+    search = Search({}, ENDLESS, as_searcher(sweep.next_task), scheduler, seconds)
     run_trials(search, job_of, places, room.share, sweep, room.at_once)
 
 

@@ -20,9 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.space import Dimension, Space, dimension
 from procap.errors import UsageError, UserError
+from runner.collection import COLLECTION_NAME
 from runner.results import read_document, write_json
 
 SWEEPS = "sweeps"
+REPAIR = "move it away and type the sweep again, its runs are kept"
 
 Metric = Literal["val", "held-out"]
 Searcher = Literal["grid", "random", "tpe"]
@@ -37,10 +39,10 @@ class SweepSettings(_Record):
     """`sweep.json`: what is searched, and how far."""
 
     schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    name: str = Field(pattern=COLLECTION_NAME)
     space: dict[str, Any] = Field(description="fields and what they may be; nothing where only seeds are compared")
     methods: tuple[str, ...] = Field(description="of which each is a configuration of its own where there are several")
-    datasets: tuple[str, ...] = Field(description="over which a configuration's figure is the mean")
+    datasets: tuple[str, ...] = Field(description="over which a configuration's figure is the mean, unless varied")
     seeds: tuple[int, ...] = Field(description="likewise")
     metric: Metric = "val"
     direction: Literal["max", "min"] = "max"
@@ -59,11 +61,11 @@ class SweepSettings(_Record):
     grace: int = Field(default=1, ge=1, description="epochs before a configuration may be stopped")
     reduction: int = Field(default=3, ge=2, description="of so many that get to a rung, one goes on")
     trials: int | None = Field(default=None, ge=1, description="configurations in all")
-    hours: float | None = Field(default=None, gt=0, description="of this attempt")
+    hours: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="of this attempt")
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        given = [dimension(field, plain) for field, plain in self.space.items()]
-        several = [dimension("method", list(self.methods))] if len(self.methods) > 1 else []
+        given = [dimension(field, plain, self.methods) for field, plain in self.space.items()]
+        several = [dimension("method", list(self.methods), self.methods)] if len(self.methods) > 1 else []
         return (*several, *given)
 
     def searched(self) -> Space:
@@ -73,6 +75,11 @@ class SweepSettings(_Record):
     def together(self) -> bool:
         """Whether all runs of a configuration are one job, as their mean has to be known before others begin."""
         return self.search == "tpe" or self.stop == "asha"
+
+    @property
+    def varies_data(self) -> bool:
+        """Whether data sets are varied, so that configurations compare on the same one alone."""
+        return "dataset" in self.space
 
     def differing(self, other: SweepSettings) -> dict[str, tuple[Any, Any]]:
         """The fields that make the two search for different things, with the value of each."""
@@ -97,7 +104,8 @@ class TrialRecord(_Record):
     figure: float | None = Field(default=None, description="the mean over the runs")
     curve: dict[int, float] = Field(default_factory=dict, description="that mean by epoch, 1-based, where it was told")
     epochs: int = Field(default=0, description="that its runs have in all")
-    why: str = Field(default="", description="of a failure")
+    why: str = Field(default="", description="of a failure, the first one where several runs failed")
+    failures: dict[str, str] = Field(default_factory=dict, description="why, of each run that failed")
 
     @property
     def epoch(self) -> int:
@@ -141,11 +149,12 @@ class SweepFolder:
         return self.path / "trials" / f"{digest}.json"
 
     def settings(self) -> SweepSettings | None:
-        return read_document(self.settings_file, SweepSettings)
+        return read_document(self.settings_file, SweepSettings, REPAIR)
 
     def trials(self) -> dict[str, TrialRecord]:
         """What is known of every configuration, by digest, in the order they were chosen in."""
-        found = {file.stem: read_document(file, TrialRecord) for file in (self.path / "trials").glob("[!.]*.json")}
+        files = (self.path / "trials").glob("[!.]*.json")
+        found = {file.stem: read_document(file, TrialRecord, REPAIR) for file in files}
         known = {digest: record for digest, record in found.items() if record is not None}
         return dict(sorted(known.items(), key=lambda item: item[1].number))
 
@@ -244,7 +253,23 @@ def ordered(records: Mapping[str, TrialRecord], direction: str) -> list[tuple[st
     return sorted(records.items(), key=key)
 
 
-def best(records: Mapping[str, TrialRecord], direction: str) -> tuple[str, TrialRecord] | None:
-    """The best finished configuration, None while there is none."""
+def best(settings: SweepSettings, records: Mapping[str, TrialRecord]) -> tuple[str, TrialRecord] | None:
+    """The best finished configuration, None while there is none, and where data sets are varied: none is the best, as
+    figures of different images do not compare."""
+    return None if settings.varies_data else _foremost(records, settings.direction)
+
+
+def best_of_each(settings: SweepSettings, records: Mapping[str, TrialRecord]) -> dict[str, tuple[str, TrialRecord]]:
+    """The best finished configuration of each data set where they are varied, else of each method."""
+    field, names = ("dataset", settings.datasets) if settings.varies_data else ("method", settings.methods)
+    found = {}
+    for name in names:
+        own = {digest: record for digest, record in records.items() if record.values.get(field, names[0]) == name}
+        if (first := _foremost(own, settings.direction)) is not None:
+            found[name] = first
+    return found
+
+
+def _foremost(records: Mapping[str, TrialRecord], direction: str) -> tuple[str, TrialRecord] | None:
     first = next(iter(ordered(records, direction)), None)
     return first if first and first[1].state == "finished" and first[1].figure is not None else None

@@ -14,8 +14,9 @@ from procap.errors import UserError
 from runner.collectives import Crew
 from runner.config import Target, Workplace
 from runner.ranks import ALONE
-from runner.results import EvalResult, RunFolder, RunHeld
+from runner.results import EvalResult, RunFolder, RunHeld, harmonic_mean
 from shards.errors import DataError
+from shards.reader import open_dataset
 from shards.ready import make_ready
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Work:
     def do(self) -> Report:
         """Everything of the job that is not done yet; gives, and does not tell, the report of its end."""
         self._pack()
+        self._look_at_targets()
         self._train()
         return self._report(state="done", figures=self._evaluate())
 
@@ -52,6 +54,12 @@ class Work:
         if self.crew.ranks.local_rank == 0:
             make_ready(names, self.place.data)
         self.crew.meet()
+
+    def _look_at_targets(self) -> None:
+        """Test images that are not there are found before a training, not after it."""
+        for piece in self.job.pieces:
+            for target in map(Target.recorded, piece.targets):
+                open_dataset(self.place.data, target.dataset).require(target.split)
 
     def _train(self) -> None:
         from runner.validate import EpochRecord, Watch
@@ -144,8 +152,9 @@ class Work:
         return {"score": fmean(scores)} if scores else {}
 
     def _is_known(self, piece: Piece, target: Target) -> bool:
-        known = RunFolder(self.place.results / piece.config.path).evaluation(target)
-        return known is not None and known.limit in (None, self.place.limit)
+        folder = RunFolder(self.place.results / piece.config.path)
+        training, known = folder.train(), folder.evaluation(target)
+        return bool(training and known and known.answers(training, self.place.limit))
 
     def _say(self, report: Report) -> None:
         """Tell, unless that was done a moment ago: whoever listens answers for many."""
@@ -175,7 +184,4 @@ def attempt(work: Callable[[], Report], *, lost: tuple[type[Exception], ...] = (
 
 def score(accuracies: Sequence[float]) -> float:
     """One figure of merit for a run: the accuracy on its target, of two targets their harmonic mean, else the mean."""
-    if len(accuracies) == 2:
-        total = sum(accuracies)
-        return 2 * accuracies[0] * accuracies[1] / total if total else 0.0
-    return fmean(accuracies)
+    return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)

@@ -14,7 +14,7 @@ from typing import Any
 from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD, Geometry
 from procap.errors import UsageError, UserError, unknown_name
 from procap.mini import load_mini
-from procap.weights import SUFFIXES, Weights, geometry_of, read_weights
+from procap.weights import SUFFIXES, Weights, check_file, geometry_of, read_weights
 
 EXAMPLES = "mini, ViT-B-16, ViT-B-32, ViT-L-14"
 OPENAI = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
@@ -35,12 +35,8 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     """
     if name.lower() == "mini":
         return _load_mini(pretrained, seed)
-    architecture = None if _is_path(name) else _architecture(name)
+    architecture = _named_architecture(name, pretrained)
     if architecture is None:
-        if not _names_file(name):
-            raise unknown_name("backbone", name, ["mini", *supported_architectures()])
-        if pretrained is not None:
-            raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
         return _load_unnamed(Path(name).expanduser())
     config = _config(architecture)
     if pretrained == "random":
@@ -56,17 +52,16 @@ def weights_file(name: str, pretrained: str | None = None) -> Path | None:
     """The file that `load_clip` would read; None where it needs none.
 
     Raises UserError where weights are not on this machine, naming where they were looked for, UsageError for a name
-    that is unknown.
+    that is unknown. What is in the file is not looked at.
     """
     if name.lower() == "mini" or pretrained == "random":
         return None
-    architecture = None if _is_path(name) else _architecture(name)
-    if architecture is None:
-        return Path(name).expanduser()
-    tag = _tag(architecture, pretrained)
-    if tag is None:
-        assert pretrained is not None
-        return Path(pretrained).expanduser()
+    architecture = _named_architecture(name, pretrained)
+    tag = None if architecture is None else _tag(architecture, pretrained)
+    if architecture is None or tag is None:
+        file = Path(name if architecture is None else str(pretrained)).expanduser()
+        check_file(file)
+        return file
     from open_clip.pretrained import get_pretrained_cfg
 
     return _find_weights(architecture, tag, get_pretrained_cfg(architecture, tag))
@@ -172,6 +167,16 @@ def _build(
         )
     except ValueError as error:
         raise UserError(f"{path} does not fit {name}: it {error}") from None
+
+
+def _named_architecture(name: str, pretrained: str | None) -> str | None:
+    """The architecture, None where `name` is a file with its own; UsageError for what is neither, or both."""
+    architecture = None if _is_path(name) else _architecture(name)
+    if architecture is None and not _names_file(name):
+        raise unknown_name("backbone", name, ["mini", *supported_architectures()])
+    if architecture is None and pretrained is not None:
+        raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
+    return architecture
 
 
 def _architecture(name: str) -> str | None:

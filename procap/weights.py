@@ -49,7 +49,7 @@ class Weights:
 
 def read_weights(path: Path) -> Weights:
     """Read a checkpoint file. Raises UserError, one line, for whatever is not a ViT CLIP's weights."""
-    _check_file(path)
+    check_file(path)
     metadata: dict[str, str] = {}
     if path.suffix == ".safetensors":
         state, metadata = _read_safetensors(path)
@@ -98,7 +98,8 @@ def _layers(state: dict[str, Tensor], tower: str) -> int:
     return len({name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)})
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Raises UserError for what is no file with something in it."""
     if path.is_dir():
         inside = sorted(file.name for file in path.iterdir() if file.suffix in SUFFIXES)
         hint = f"name one of its files: {', '.join(inside[:5])}" if inside else "it holds no weights file"

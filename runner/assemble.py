@@ -54,11 +54,13 @@ def set_up(config: RunConfig, place: Workplace, device: torch.device, crew: Crew
     ways = Acceleration.of(place.accelerate, device)
     ways = ways if alone else replace(ways, graphs=False)
     shards = open_dataset(place.data, config.dataset)
-    clip = load_backbone(config, device, ways)
     fewshot = stream = None
     if config.recipe.epochs:
         picks = kept(shards.folder, config.picks) if config.picks else None
+        # A shard that is missing is told before minutes are spent on a backbone.
         fewshot = pick(shards, config.shots, config.seed, config.classes, picks)
+    clip = load_backbone(config, device, ways)
+    if fewshot:
         augment = train_augment(config.recipe, clip)
         workers = decoders(place.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, ways, crew.ranks)

@@ -29,6 +29,12 @@ logger = logging.getLogger(__name__)
 SCHEMA = 1
 KEPT_STATES = 2
 STATE_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
+"""Of a saved state: its step, and the beginning of its SHA-256."""
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of the states in a folder, whole or not; files of other names are none of them."""
+    return [int(match[1]) for path in folder.glob("step-*") if (match := STATE_NAME.fullmatch(path.name))]
 
 
 class CheckpointCard(BaseModel):

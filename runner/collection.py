@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from procap.errors import UserError
-from runner.results import read_document, write_json
+from runner.results import RunFolder, read_document, write_json
 from runner.signals import Interrupted
 
 COLLECTIONS = "collections"
+COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Status = Literal["running", "finished", "failed", "interrupted"]
 
@@ -29,11 +31,12 @@ class Collection(BaseModel):
 
     schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
     kind: Literal["suite", "sweep"]
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    name: str = Field(pattern=COLLECTION_NAME)
     runs: tuple[str, ...] = Field(default=(), description="their paths below the results, each once")
     settings: dict[str, Any] = Field(default_factory=dict, description="what was asked for, for people to read")
     status: Status = "running"
     figures: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
+    failed: dict[str, str] = Field(default_factory=dict, description="why, of runs that failed when last tried")
     begun: int = Field(default_factory=lambda: time.time_ns() // 1_000_000, description="milliseconds since 1970")
     ended: int | None = Field(default=None, description="likewise; None while it goes on")
 
@@ -46,6 +49,10 @@ class Collection(BaseModel):
     def path(self) -> str:
         """Its folder below the results."""
         return f"{COLLECTIONS}/{self.kind}/{self.name}"
+
+    def finished(self, results: Path, *, but: Container[str] = ()) -> list[str]:
+        """Its runs whose training has finished below `results`, without those named by `but`."""
+        return [run for run in self.runs if run not in but and RunFolder(results / run).train_file.exists()]
 
     def joined(self, other: Collection | None) -> Collection:
         """This one with the runs of `other`, and begun when the earlier of them was."""
@@ -76,7 +83,7 @@ class CollectionFolder:
 
     def collection(self) -> Collection | None:
         """Raises UserError for a broken file."""
-        return read_document(self.file, Collection)
+        return read_document(self.file, Collection, "move it away and type the command again, its runs are kept")
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:

@@ -92,6 +92,11 @@ class RunConfig(BaseModel):
         return hash(self.digest)
 
     @property
+    def calmer(self) -> str:
+        """What to try where numbers are not finite, as a part of a sentence."""
+        return "a lower lr" if self.precision == "fp32" else "a lower lr or --precision fp32"
+
+    @property
     def path(self) -> str:
         """The run's folder below the results, readable and unique: base/shapes/maple/mini/16shot/seed1-3fa29c10."""
         shots = f"{self.shots}shot" if self.shots else "fullshot"

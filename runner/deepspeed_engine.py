@@ -78,7 +78,7 @@ class DeepSpeedEngine(Engine):
             nn.utils.clip_grad_norm_(self._learnables, limit)
         self._deepspeed.step()
         if not self._deepspeed.was_step_applied():
-            raise UserError("the gradients of a step are not finite: try a lower lr or --precision fp32")
+            raise UserError(f"the gradients of a step are not finite: try {self.objective.config.calmer}")
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that training changes, by name, on the CPU, in full; every process has to ask."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
+from runner.limits import cores_here
 from runner.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def decoders(workers: int | None, device: torch.device) -> int:
     """Threads that decode images: `workers` where given, else none beside a CPU's arithmetic, many for a GPU."""
     if workers is not None:
         return workers
-    return min(MOST_DECODERS, os.cpu_count() or 1) if device.type == "cuda" else 0
+    return min(MOST_DECODERS, cores_here()) if device.type == "cuda" else 0
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """Evaluation of a trained run: every image of a target once, counted in whole numbers.
 
-Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
+Shapes: B images, C classes, N images of the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +20,14 @@ from runner.assemble import autocast, check_content, label_space, load_backbone,
 from runner.checkpoint import CheckpointCard, load_into, prompts_bytes, unpack_prompts
 from runner.collectives import Crew
 from runner.config import RunConfig, Target, Workplace
+from runner.correctness import pack_bits
 from runner.environment import decoders, environment, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
+from runner.inference import Inference
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
 from runner.ranks import ALONE
-from runner.recording import CudaGraphs, Replayed
+from runner.recording import CudaGraphs
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
 from runner.results_store import ResultsStore
 from runner.signals import StopRequest, interrupted
@@ -35,14 +35,7 @@ from runner.threads import fitting_threads
 from runner.track import tracker_for
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
-from shards.stream import evaluation_batches
-from shards.transfer import to_device
 from shards.transforms import eval_transform
-
-WARMUP_BATCHES = 2
-
-Forward = Callable[[torch.Tensor], torch.Tensor]
-"""Images [B, 3, S, S] to logits [B, C] or to features [B, E]."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ def load_trained(config: RunConfig, place: Workplace, crew: Crew | None = None) 
     folder = RunFolder(place.results / config.path)
     if crew.ranks.first:
         ResultsStore.of(place).pull(config.path)
-    training = _training(folder, config, crew)
+    training = _training(folder, crew)
     file = folder.checkpoint_file
     data = prompts_bytes(file, training.checkpoint_sha256) if crew.ranks.first else None
     tensors, card = unpack_prompts(crew.share_bytes(data) or b"", file)
@@ -103,7 +96,7 @@ def evaluate(
     folder = RunFolder(place.results / config.path)
     store = ResultsStore.of(place) if crew.ranks.first else ResultsStore(None, place.results)
     store.pull(config.path, weights=False)
-    training = _training(folder, config, crew)
+    training = _training(folder, crew)
     if crew.ranks.first:
         folder.tidy()
     if target.dataset == config.dataset:
@@ -114,7 +107,7 @@ def evaluate(
             f"{folder.eval_file(target)} counts all {known.total} images and --limit {place.limit} fewer: "
             "leave out --limit, or name another --results"
         )
-    if known and not force and known.limit in (None, place.limit):
+    if known and not force and known.answers(training, place.limit):
         check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, place.data, "evaluate")
         store.push(config.path)
         return known
@@ -133,7 +126,7 @@ def evaluate(
     return result
 
 
-def _training(folder: RunFolder, config: RunConfig, crew: Crew) -> TrainResult:
+def _training(folder: RunFolder, crew: Crew) -> TrainResult:
     training = folder.train() if crew.ranks.first else None
     if crew.ranks.first and training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
@@ -201,71 +194,37 @@ def _evaluate(
     crew.same(f"the content of {target.dataset}", manifest.digest)
     selection = evaluation_split(shards, target.classes, target.split)
     wanted = min(len(selection.images), place.limit or len(selection.images))
-    positions = selection.images.positions[:wanted]
-    batch_size, size = config.recipe.test_batch_size, clip.geometry.image_size
-    transform = eval_transform(size, clip.image_mean, clip.image_std)
-    alone, workers = crew.ranks.size == 1, decoders(place.workers, device)
+    batch_size, workers = config.recipe.test_batch_size, decoders(place.workers, device)
+    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
     meter, machine = Meter(device, warmup=0), Machine(device)
     with meter.phase("classes", rated=False), autocast(config, device):
         classifier = trained.method.classifier(label_space(manifest, selection.classnames))
     store = None
-    if place.features and alone and reads_plain_features(classifier, clip):
+    if place.features and crew.ranks.size == 1 and reads_plain_features(classifier, clip):
         with meter.phase("features", rated=False):
             backbone = trained.training.backbone_digest
             key = FeatureKey.of(manifest, target.split, backbone, transform, config.precision, device)
             store = FeatureStore(place.features, key, read=not anew)
-    logits_of: Forward = classifier
-    # In one mode from the warm-up on: what is compiled is compiled for a mode.
-    encode: Forward = torch.inference_mode()(clip.encode_image)
-    if Acceleration.of(place.accelerate, device).graphs:
-        graphs = CudaGraphs(device)
-        logits_of, encode = Replayed(logits_of, graphs), Replayed(encode, graphs)
-    known = store.known(positions) if store else np.zeros(wanted, bool)
-    fresh, cached = np.flatnonzero(~known), np.flatnonzero(known)
-    if len(fresh):
-        with meter.phase("warm-up", rated=False), autocast(config, device):
-            # Blank images, so that none is decoded before the clock of the rates starts. Kernels and memory pools of a
-            # GPU are for one size of batch; a CPU has neither, and two whole batches there can cost as much as the
-            # evaluation.
-            blanks = min(batch_size, -(-len(fresh) // crew.ranks.size)) if device.type == "cuda" else 1
-            blank = torch.zeros(blanks, 3, size, size, device=device)
-            for _ in range(WARMUP_BATCHES):
-                encode(blank) if store else logits_of(blank)
+    graphs = CudaGraphs(device) if Acceleration.of(place.accelerate, device).graphs else None
+    inference = Inference(clip, classifier, selection.images.positions[:wanted], store, graphs)
+    with meter.phase("warm-up", rated=False), autocast(config, device):
+        # Kernels and memory pools of a GPU are for one size of batch; a CPU has neither, and two whole batches there
+        # can cost as much as the evaluation.
+        share = -(-len(inference.fresh) // crew.ranks.size)
+        warmed = inference.warm_up(min(batch_size, share) if device.type == "cuda" else 1)
     meter.settle()
-
-    def batches() -> Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]]:
-        """Images, None where their features are known, and their places in the target."""
-        missing = selection.images.subset(fresh)
-        share = {"rank": crew.ranks.rank, "world_size": crew.ranks.size}
-        batches = evaluation_batches(missing, transform, batch_size, workers, **share)
-        for images, _, indices in to_device(batches, device, moved=(0,)):
-            chosen = indices.numpy()
-            yield images, np.where(chosen < 0, -1, fresh[chosen])
-        for start in range(0, len(cached), batch_size):
-            yield None, cached[start : start + batch_size]
-
-    def classify(images: torch.Tensor | None, places: NDArray[np.int64]) -> torch.Tensor:
-        if store is None:
-            assert images is not None
-            return logits_of(images)
-        with torch.inference_mode():
-            if images is None:
-                return classifier.logits(store.recall(positions[places]).to(device))
-            features = encode(images)
-            store.add(features, np.where(places < 0, -1, positions[places]))
-            return classifier.logits(features)
-
     answers, agreement, what = Answers(), Agreement(crew), f"{config.method} on {target}"
     with (
         fitting_threads(clip, min(batch_size, wanted), "eval"),
         ProgressDisplay(what, wanted, unit="images", quiet=place.quiet or not crew.ranks.first) as display,
-        _kept(store, meter),
+        inference.kept(meter),
     ):
-        for images, places in meter.each("data", batches()):
+        batches = inference.batches(selection.images, transform, batch_size, workers, crew.ranks)
+        for pixels, places in meter.each("data", batches):
             # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
                 # All processes work at the same pace, and each of them on as many images.
-                seen = crew.ranks.size * answers.add(classify(images, places), places)
+                seen = crew.ranks.size * answers.add(inference(pixels, places), places)
             meter.step(seen)
             machine.sample()
             display.update(min(display.done + seen, wanted))
@@ -277,10 +236,11 @@ def _evaluate(
         agreement.settle()
     meter.settle()
     if not answers.finite(crew):
-        raise UserError(f"{config.path} gives logits on {target} that are not finite: try --precision fp32")
-    correct, total = per_class_counts(answers.predictions(wanted, crew), selection, wanted)
+        raise UserError(f"{config.path} gives logits on {target} that are not finite: train with {config.calmer}")
+    right = answers.predictions(wanted, crew) == selection.images.labels[:wanted]
+    correct, total = per_class_counts(right, selection)
     # A speed without the image tower, or partly without, is not that of the method.
-    rated = not len(cached)
+    rated = inference.features == "computed"
     return EvalResult(
         config_hash=config.hash,
         target=str(target),
@@ -294,11 +254,11 @@ def _evaluate(
         batch_size=batch_size,
         workers=workers,
         device=str(device),
-        features="computed" if rated else "mixed" if len(fresh) else "cached",
+        features=inference.features,
         seconds=meter.seconds,
         images_per_second=meter.images_per_second() if rated else None,
         images_per_second_model=meter.images_per_second("model") if rated else None,
-        warmup_batches=WARMUP_BATCHES if len(fresh) else 0,
+        warmup_batches=warmed,
         phases=meter.with_other(),
         peak_memory_bytes=machine.peak_memory(),
         use=machine.use(),
@@ -307,23 +267,12 @@ def _evaluate(
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
         environment=environment(device),
+        correct_bits=pack_bits(right),
     )
 
 
-@contextmanager
-def _kept(store: FeatureStore | None, meter: Meter) -> Iterator[None]:
-    """Keep what was encoded, also where the evaluation is stopped or an image is broken."""
-    try:
-        yield
-    finally:
-        if store:
-            with meter.phase("features", rated=False):
-                store.keep()
-
-
-def per_class_counts(predictions: NDArray[np.int64], selection: Selection, seen: int) -> tuple[list[int], list[int]]:
-    """Images that were right, and all images, of each of the C classes among the first `seen` of the list."""
-    labels = selection.images.labels[:seen]
+def per_class_counts(right: NDArray[np.bool_], selection: Selection) -> tuple[list[int], list[int]]:
+    """Images that were right, and all images, of each of the C classes among the first ones of the list, as `right`."""
+    labels = selection.images.labels[: len(right)]
     classes = len(selection.classnames)
-    correct = np.bincount(labels[predictions == labels], minlength=classes)
-    return correct.tolist(), np.bincount(labels, minlength=classes).tolist()
+    return np.bincount(labels[right], minlength=classes).tolist(), np.bincount(labels, minlength=classes).tolist()

@@ -129,7 +129,7 @@ class Journal:
             kept = f"kept: the state after step {self._saved_at[0]}" if self._saved_at else "no state is saved"
             raise UserError(
                 f"{self.config.path}: the loss of step {self.state.step + 1} of {self.steps} "
-                f"(epoch {self.state.epoch + 1}) is not finite: {shown}; {kept}; try a lower lr or --precision fp32"
+                f"(epoch {self.state.epoch + 1}) is not finite: {shown}; {kept}; try {self.config.calmer}"
             )
         self.state.count(images, values)
         return loss

@@ -84,6 +84,10 @@ def _rich_bar(unit: str, timed: bool) -> Progress:
 
 
 def duration(seconds: float) -> str:
-    """How long something may take, as exactly as a guess deserves: `45 s`, `12 min`, `4.2 h`."""
+    """How long something may take, as exactly as a guess deserves: `45 s`, `3.4 min`, `12 min`, `4.2 h`, `3.1 days`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600
-    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes:.0f} min" if minutes < 90 else f"{hours:.1f} h"
+    if minutes < 90:
+        return f"{minutes:.{0 if minutes >= 9.95 else 1}f} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -49,7 +49,8 @@ def announced_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
     except ValueError:
         raise UsageError(f"the environment has {shown}, which should be whole numbers: {remedy}") from None
     if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size <= ranks.size):
-        raise UsageError(f"the environment has {shown}, which cannot be: {remedy}")
+        rule = "RANK counts from 0 to WORLD_SIZE - 1, LOCAL_RANK to LOCAL_WORLD_SIZE - 1, of WORLD_SIZE at most"
+        raise UsageError(f"the environment has {shown}, but {rule}: {remedy}")
     if ranks.size > 1 and (lost := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]):
         raise UsageError(f"the environment has {shown} but not {' and '.join(lost)}: {remedy}")
     return ranks

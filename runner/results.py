@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from procap.errors import UserError
 from runner.config import RunConfig, Target
+from runner.correctness import unpack_bits
 from shards.fetch import NO_LOCKS
 
 SCHEMA: Literal[1] = 1
@@ -161,6 +164,11 @@ class PerClass(_Record):
     total: list[int]
 
 
+def harmonic_mean(base: float, novel: float) -> float:
+    """2bn / (b + n), 0 when both are 0."""
+    return 2 * base * novel / (base + novel) if base + novel else 0.0
+
+
 class EvalResult(_Record):
     """`eval/<target>.json`: integer counts, from which every table is computed."""
 
@@ -194,6 +202,27 @@ class EvalResult(_Record):
     backbone_digest: str
     checkpoint_sha256: str
     environment: dict[str, Any]
+    correct_bits: str | None = Field(
+        default=None,
+        repr=False,
+        description="which of the first `total` images of the target's list were right, as runner.correctness packs "
+        "them: bits: or zlib:, then base64; None in files of versions that kept no more than counts",
+    )
+
+    @model_validator(mode="after")
+    def _bits_add_up(self) -> EvalResult:
+        right = self.correct_images()
+        if right is not None and (found := int(right.sum())) != self.correct:
+            raise ValueError(f"correct_bits has {found} correct images, correct is {self.correct}")
+        return self
+
+    def answers(self, training: TrainResult, limit: int | None) -> bool:
+        """Whether it is of the weights that `training` ended with, on the `limit` first images or on all."""
+        return self.checkpoint_sha256 == training.checkpoint_sha256 and self.limit in (None, limit)
+
+    def correct_images(self) -> NDArray[np.bool_] | None:
+        """Whether each of the first `total` images of the target's list was right [total]; None where not kept."""
+        return None if self.correct_bits is None else unpack_bits(self.correct_bits, self.total)
 
     @property
     def accuracy(self) -> float:
@@ -234,8 +263,11 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
     return write_bytes(path, (text + "\n").encode())
 
 
-def read_document(path: Path, model: type[Document]) -> Document | None:
-    """The document at `path`, None where there is none. Raises UserError for a broken one or another schema."""
+def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
+    """The document at `path`, None where there is none. Raises UserError for a broken one or another schema.
+
+    repair: what to do about that; empty for a file of a run, which is repeated.
+    """
     try:
         return model.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -245,10 +277,10 @@ def read_document(path: Path, model: type[Document]) -> Document | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        repair = "procap eval --force" if path.parent.name == "eval" else "procap train --force"
+        command = "eval" if path.parent.name == "eval" else "train"
+        repair = repair or f"move it away, or repeat that run with procap {command} --force"
         raise UserError(
-            f"{path} is no {model.__name__} of schema {SCHEMA} ({where}: {first['msg'].lower()}); "
-            f"move it away, or repeat that run with {repair}"
+            f"{path} cannot be read with this version ({where}: {first['msg'].lower()}); {repair}"
         ) from error
 
 

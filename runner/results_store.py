@@ -111,10 +111,6 @@ class ResultsStore:
         """Bring what tables, lists and reports are made of: every document; no weights unless asked for, no states."""
         self._pull_below("", lambda name: is_document(name) or (weights and name == CHECKPOINT))
 
-    def pull_tree(self, name: str) -> None:
-        """Bring everything below a folder of the results, such as "collections"."""
-        self._pull_below(name, is_kept)
-
     def push(self, run: str) -> None:
         """Send what has changed in the folder of a run, and forget there what the run no longer needs.
 
@@ -250,24 +246,26 @@ class ResultsStore:
                 # What was there a moment ago may be an older state that was removed since.
                 if stamp_of(folder / name) is not None:
                     self._there.write(f"{unit}/{name}", (folder / name).read_bytes())
-            ours = TRAIN not in changed or self._finish(unit, index)
+            finished = self._finish(unit, index) if TRAIN in changed else {}
             for name in dropped:
                 self._there.delete(f"{unit}/{name}")
                 index.forget(name)
             there = self._listed(unit)
-            for name in [*plain, *((CHECKPOINT, TRAIN) if TRAIN in changed and ours else ())]:
-                if name in there:
-                    index.record(name, there[name], changed.get(name) or stamp_of(folder / name))
+            for name, tag in {**{name: there[name] for name in plain if name in there}, **(finished or {})}.items():
+                index.record(name, tag, changed.get(name) or stamp_of(folder / name))
             index.save()
-            if not ours:
+            if finished is None:
                 self._take(unit, there, lambda name: not is_passing(name))
 
-    def _finish(self, unit: str, index: Index) -> bool:
-        """Put the checkpoint there and then `train.json`; False where somebody else has finished the run."""
+    def _finish(self, unit: str, index: Index) -> dict[str, str] | None:
+        """Put the checkpoint there and then `train.json`; None where somebody else has finished the run.
+
+        Gives the versions of the two as they were when both were ours: what somebody puts there after that is newer.
+        """
         train, weights = (_content(index.folder / name) for name in (TRAIN, CHECKPOINT))
         there = self._listed(unit)
         if TRAIN in there and there[TRAIN] != index.version(TRAIN):
-            return False
+            return None
         if weights is None or not _fit(train, weights):
             problem = f"{index.folder / CHECKPOINT} is not the file that training wrote (its SHA-256 differs)"
             raise UserError(f"{problem}; train again with --force")
@@ -277,16 +275,18 @@ class ResultsStore:
         elif CHECKPOINT not in there:
             written = self._there.write(f"{unit}/{CHECKPOINT}", weights, new=True)
         if not written and TRAIN not in there and self._finished_soon(unit):
-            return False
+            return None
         for wait in PATIENCE:
             if not written:
                 self._there.write(f"{unit}/{CHECKPOINT}", weights)
             self._there.write(f"{unit}/{TRAIN}", train or b"")
+            # Listed before they are read: nobody else writes the very same, so that these versions are ours.
+            there = self._listed(unit)
             found = self._read(unit, [CHECKPOINT, TRAIN])
             if found == {CHECKPOINT: weights, TRAIN: train}:
-                return True
+                return {name: there[name] for name in found}
             if _fit(found.get(TRAIN), found.get(CHECKPOINT)):
-                return False
+                return None
             written = False
             time.sleep(wait * random.random())
         raise UserError(f"{shown(self.url or '')}/{unit} is being written by another machine; stop one of the two")

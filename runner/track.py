@@ -37,8 +37,12 @@ class Missing:
     run: str
     epochs: int
     files: tuple[str, ...]
+    unreadable: str = ""
+    """Why that cannot be told, where it cannot."""
 
     def __str__(self) -> str:
+        if self.unreadable:
+            return f"{self.run}: {self.unreadable}"
         parts = [f"{self.epochs} epoch{'s' * (self.epochs != 1)}"] if self.epochs else []
         return f"{self.run}: {', '.join([*parts, *self.files]) or 'its state'}"
 
@@ -56,22 +60,26 @@ class Summary:
 def pending(results_root: Path, uri: str | None = None) -> list[Missing]:
     """What every run and collection below `results_root` has not sent yet, by its own `tracking.json`.
 
-    Asks no store, needs no MLflow.
-
-    Raises UserError for a broken result file.
+    Asks no store, needs no MLflow. One with a broken file is among them, and why nobody can tell.
     """
     destination = Destination.choose(results_root, uri)
     gone = destination.file is not None and not destination.file.exists()
-    missing = [Missing(name, 0, ()) for name in missing_collections(results_root, destination, gone=gone)]
+    collections = missing_collections(results_root, destination, gone=gone)
+    missing = [Missing(name, 0, (), unreadable) for name, unreadable in collections.items()]
     links = parents(results_root, destination.label)
     for folder in find_runs(results_root):
-        above = links.get(_name(folder, results_root))
+        name = _name(folder, results_root)
+        above = links.get(name)
         if not gone and looks_sent(folder.path, delivery_of(folder.path, destination.label), above):
             continue
-        record = read_record(folder)
-        if record is None or record.attempt is None:
+        try:
+            record = read_record(folder)
+            if record is None or record.attempt is None:
+                continue
+            tracking = tracking_of(folder.path, record)
+        except UserError as error:
+            missing.append(Missing(name, 0, (), str(error)))
             continue
-        tracking, name = tracking_of(folder.path, record), _name(folder, results_root)
         there = None if gone else tracking.stores.get(destination.label)
         if there is None or not there.covers(record, above):
             last, sent = (there.last_epoch, there.files) if there else (-1, {})
@@ -127,7 +135,10 @@ def sync_all(results_root: Path, uri: str | None = None, on_run: Callable[[str, 
 
 
 def deliveries(results_root: Path, uri: str | None = None) -> dict[str, Delivery]:
-    """Where each run of `results_root` is in the store, by its path below `results_root`."""
+    """Where each run of `results_root` is in the store, by its path below `results_root`.
+
+    A run whose `tracking.json` cannot be read is left out; `sync_all` reports it.
+    """
     label = Destination.choose(results_root, uri).label
     found = {}
     for folder in find_runs(results_root):

@@ -44,12 +44,14 @@ class CollectionTracker:
             if time.monotonic() - self._sent >= self.LIVE_SECONDS:
                 self._send()
 
-    def close(self, status: Status, figures: Mapping[str, float] | None = None) -> None:
-        """The collection has ended as `status` says; everything that waits is sent."""
+    def close(
+        self, status: Status, figures: Mapping[str, float] | None = None, failed: Mapping[str, str] | None = None
+    ) -> None:
+        """The collection has ended as `status` says; everything that waits is sent. failed: runs and reasons."""
         with self._lock:
             self._take((), figures)
-            ended = time.time_ns() // 1_000_000
-            self.collection = self.collection.model_copy(update={"status": status, "ended": ended})
+            ended = {"status": status, "ended": time.time_ns() // 1_000_000, "failed": dict(failed or {})}
+            self.collection = self.collection.model_copy(update=ended)
             self._send()
 
     def _take(self, runs: Iterable[str], figures: Mapping[str, float] | None) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KEY_TAG = "procap.key"
 PARENT_TAG = "mlflow.parentRunId"
-FORM = 2
+FORM = 3
 """Of what is told about a run: one that a store has in an older form is told again."""
 TRACKING = "tracking.json"
 METRICS_PER_BATCH = 1000
@@ -155,18 +155,38 @@ def ids_of_runs(store: Store) -> set[str]:
 
 
 def delivery_of(where: Path, label: str) -> Delivery | None:
-    """What the store called `label` has of the run or collection in the folder `where`."""
-    tracking = read_document(where / TRACKING, Tracking)
+    """What the store called `label` has of the run or collection in the folder `where`, None where nobody can tell."""
+    try:
+        tracking = _read_tracking(where)
+    except UserError:
+        return None
     return tracking.stores.get(label) if tracking else None
 
 
 def tracking_of(where: Path, record: Record) -> Tracking:
-    """What was sent of this attempt, or a new beginning when `tracking.json` is of another one."""
+    """What was sent of this attempt, or a new beginning when `tracking.json` is of another one.
+
+    Raises UserError where `tracking.json` cannot be read.
+    """
     assert record.attempt is not None
-    found = read_document(where / TRACKING, Tracking)
+    found = _read_tracking(where)
     if found is not None and found.attempt == record.attempt:
         return found
     return Tracking(key=uuid.uuid4().hex, attempt=record.attempt)
+
+
+def _read_tracking(where: Path) -> Tracking | None:
+    file = where / TRACKING
+    try:
+        return read_document(file, Tracking)
+    except UserError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        # No new beginning: without its key a run that the store has would be there twice.
+        raise UserError(
+            f"{file} is damaged or of another version, so nobody knows what was sent; bring back a copy of it, "
+            f"or move it away and sync again (what MLflow has already is then there twice)"
+        ) from error
 
 
 def _find_run(store: Store, tracking: Tracking, delivery: Delivery | None) -> Run | None:
@@ -191,7 +211,7 @@ def _known_delivery(delivery: Delivery | None, run: Run | None) -> Delivery | No
 
 def _create_run(store: Store, tracking: Tracking, record: Record, links: Mapping[str, str]) -> Run:
     tags = {KEY_TAG: tracking.key, **record.tags, **_family(links, {})}
-    return store.client.create_run(store.experiment_id, start_time=record.start, tags=tags, run_name=record.name)
+    return store.client.create_run(store.experiment_id, start_time=record.start, tags=tags, run_name=record.name())
 
 
 def _family(links: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
@@ -235,6 +255,9 @@ def _send(
         if sent_files.get(name) != digest:
             parent = Path(name).parent.as_posix()
             client.log_artifact(run_id, str(where / name), None if parent == "." else parent)
+    # A name that somebody gave it in MLflow is kept.
+    if (name := record.name()) != run.info.run_name and name.startswith(run.info.run_name or ""):
+        client.update_run(run_id, name=name)
     if record.end is not None and run.info.status != record.status:
         client.set_terminated(run_id, record.status, record.end)
     elif run.info.status != record.status:

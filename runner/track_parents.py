@@ -6,8 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from procap.errors import UserError
 from runner.collection import CollectionFolder, find_collections, read_collections
-from runner.track_outbox import deliver, delivery_of
+from runner.track_outbox import deliver, delivery_of, tracking_of
 from runner.track_record import Point, Record, user_tags
 from runner.track_store import Destination, Store
 
@@ -29,7 +30,7 @@ def read_collection_record(folder: CollectionFolder) -> Record | None:
     # A suite that is begun again may be asked for something else, and MLflow lets no parameter change.
     tags |= {f"settings.{key}": _plain(value) for key, value in collection.settings.items()}
     return Record(
-        name=f"{collection.kind} · {collection.name}",
+        name=lambda: f"{collection.kind} · {collection.name}",
         dataset="",
         manifest_digest=None,
         params={},
@@ -55,7 +56,7 @@ def sync_collection(folder: CollectionFolder, destination: Destination, store: S
 def parents(results: Path, label: str) -> dict[str, dict[str, str]]:
     """For each run of a collection, by its path, the run ids of its parents in the store `label`, by their tag.
 
-    The earliest parent comes first. A collection that cannot be read is nobody's parent.
+    The earliest parent comes first. A collection that cannot be read, or its `tracking.json`, is nobody's parent.
     """
     found: dict[str, dict[str, str]] = {}
     for collection in read_collections(results):
@@ -66,16 +67,24 @@ def parents(results: Path, label: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def missing_collections(results: Path, destination: Destination, *, gone: bool = False) -> list[str]:
+def missing_collections(results: Path, destination: Destination, *, gone: bool = False) -> dict[str, str]:
     """The paths of collections that `tracking.json` does not say are in the store, all of them if that is `gone`.
 
-    Raises UserError for a broken file.
+    With each comes why that cannot be told, where a file of it is broken; else nothing.
     """
-    missing = []
+    missing = {}
     for folder in find_collections(results):
-        record, there = read_collection_record(folder), delivery_of(folder.path, destination.label)
-        if record is not None and (gone or there is None or not there.covers(record)):
-            missing.append(folder.path.relative_to(results).as_posix())
+        name = folder.path.relative_to(results).as_posix()
+        try:
+            record = read_collection_record(folder)
+            if record is None:
+                continue
+            there = None if gone else tracking_of(folder.path, record).stores.get(destination.label)
+        except UserError as error:
+            missing[name] = str(error)
+            continue
+        if there is None or not there.covers(record):
+            missing[name] = ""
     return missing
 
 

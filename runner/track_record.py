@@ -5,13 +5,15 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runner.config import RunConfig
+from runner.naming import run_name
 from runner.results import (
     EpochLog,
     EvalResult,
@@ -20,6 +22,7 @@ from runner.results import (
     RunFolder,
     TrainResult,
     ValidationCount,
+    harmonic_mean,
     read_document,
 )
 
@@ -40,6 +43,7 @@ class Point:
 class Record:
     """Everything there is to send of one run.
 
+    name: gives what people call the run, which takes torch to find out.
     dataset, manifest_digest: what was trained on; the digest is None before the training has finished.
     attempt: tells this training from another one of the same configuration; None while there is nothing to send.
     points: final figures by the file they come from, relative to the run's folder.
@@ -47,7 +51,7 @@ class Record:
     status: MLflow's word for the state of the run. start, end: milliseconds since 1970.
     """
 
-    name: str
+    name: Callable[[], str]
     dataset: str
     manifest_digest: str | None
     params: dict[str, str]
@@ -97,7 +101,7 @@ def read_record(folder: RunFolder) -> Record | None:
         points |= _eval_points(config, folder)
         files |= {name: _sha256(folder.path / name) for name in points if name not in files}
     return Record(
-        name=f"{config.method} · {config.dataset} · {config.classes} · seed {config.seed}",
+        name=partial(run_name, config),
         dataset=config.dataset,
         manifest_digest=train.manifest_digest if train else None,
         params=dict(_flat(config.model_dump(mode="json"))),
@@ -206,8 +210,7 @@ def _harmonic_mean(accuracies: Mapping[str, float]) -> float | None:
     """Of the two halves that the classes are divided into, None where one is missing."""
     for halves in (("base", "novel"), ("dev-base", "dev-novel")):
         if all(half in accuracies for half in halves):
-            base, novel = (accuracies[half] for half in halves)
-            return 2 * base * novel / (base + novel) if base + novel else 0.0
+            return harmonic_mean(*(accuracies[half] for half in halves))
     return None
 
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
@@ -102,6 +102,7 @@ def open_store(destination: Destination) -> Store:
         raise TrackingError(f"MLflow cannot be imported ({error}); install mlflow or turn tracking off") from error
     with _creation_lock(destination), quiet_libraries():
         try:
+            _make_file(destination)
             client = MlflowClient(uri)
             experiment_id = _experiment(client, destination)
         except TrackingError:
@@ -197,7 +198,24 @@ def _experiment(client: MlflowClient, destination: Destination) -> str:
                 raise
     if found.lifecycle_stage != "active":
         raise TrackingError(f"experiment '{found.name}' was deleted there; restore it or set MLFLOW_EXPERIMENT_NAME")
+    here = _artifacts(destination)
+    if destination.file is not None and here is not None and _was_elsewhere(found.artifact_location, here):
+        _move_artifacts(destination.file, found.artifact_location, here)
     return found.experiment_id
+
+
+def _make_file(destination: Destination) -> None:
+    """A new SQLite file gets its name when its tables are there: MLflow mends none whose maker was killed half-way."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    file = destination.file
+    if file is None or file.exists():
+        return
+    new = file.with_name(f".{file.name}.new")
+    for left_over in file.parent.glob(f"{new.name}*"):
+        left_over.unlink()
+    SqlAlchemyStore(f"{SQLITE}{new}", _artifacts(destination)).engine.dispose()
+    os.replace(new, file)
 
 
 def _artifacts(destination: Destination) -> str | None:
@@ -206,6 +224,34 @@ def _artifacts(destination: Destination) -> str | None:
         return None
     folder = destination.file.parent if destination.file else destination.results
     return (folder / "mlartifacts").as_uri()
+
+
+def _was_elsewhere(there: str, here: str) -> bool:
+    """Whether the URI `there` was given to the artifacts when their store was in another folder than that of `here`."""
+    parts = urlsplit(there)
+    if parts.scheme != "file" or parts.netloc or not there.endswith("/mlartifacts") or there == here:
+        return False
+    before, now = (Path(unquote(urlsplit(uri).path)).parent for uri in (there, here))
+    # One folder has several names where it is mounted twice.
+    with suppress(OSError):
+        return not os.path.samefile(before, now)
+    return True
+
+
+def _move_artifacts(file: Path, there: str, here: str) -> None:
+    """Let the store in `file`, which was copied or moved with its folder, keep artifacts in `here` instead of `there`.
+
+    MLflow notes absolute URIs. Its models and traces have some as well, of which a run of ours has none.
+    """
+    with closing(sqlite3.connect(file, timeout=LOCK_SECONDS, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+            database.execute(
+                f"UPDATE {table} SET {column} = :here || substr({column}, length(:there) + 1) "
+                f"WHERE {column} = :there OR substr({column}, 1, length(:there) + 1) = :there || '/'",
+                {"there": there, "here": here},
+            )
+        database.execute("COMMIT")
 
 
 def _creation_lock(destination: Destination) -> AbstractContextManager[None]:

@@ -49,7 +49,7 @@ class Validation:
             if target.split not in SPLITS:
                 raise UsageError(f"{target} is no target to choose by: name its {' or '.join(SPLITS)} split")
         if self.every < 1 or (self.limit is not None and self.limit < 1):
-            raise UsageError(f"every = {self.every}, limit = {self.limit}: both count from 1")
+            raise UsageError(f"every = {self.every}, limit = {self.limit}: both must be at least 1")
 
     def due(self, epoch: int, last: int) -> bool:
         """Whether epoch `epoch` is one to count at, if `last` is the last one."""
@@ -184,7 +184,7 @@ class Watcher:
             if None in shares:
                 raise UserError(
                     f"{self.journal.config.path} gives logits on {opened.target} that are not finite after epoch "
-                    f"{self.journal.state.epoch}: try a lower lr or --precision fp32"
+                    f"{self.journal.state.epoch}: try {self.journal.config.calmer}"
                 )
             found.append(sum(shares))
         return found, 0

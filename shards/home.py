@@ -33,6 +33,11 @@ def data_root(given: str = "") -> Path:
     return folder
 
 
+def data_is_named(given: str = "") -> bool:
+    """Whether a person says where packed data sets are, by `--data` or `$PROCAP_DATA`."""
+    return bool(given or os.environ.get("PROCAP_DATA"))
+
+
 def features_root() -> Path:
     """Where image features of test splits are kept: `features` in the cache."""
     return cache_home() / "features"

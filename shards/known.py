@@ -98,5 +98,6 @@ def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUs
         find(change_of(name).base)
     except DataUsageError:
         spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
-        return unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error
+        said = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error
+        return DataUsageError(f"{said}{f'; own data sets are looked for in {data_root}' if data_root else ''}")
     return error

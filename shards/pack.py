@@ -128,7 +128,7 @@ def _still_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> 
     if not (data_root / source.name / FILE).exists():
         return None
     try:
-        manifest = open_dataset(data_root, source.name).manifest
+        manifest = open_dataset(data_root, source.name, whole=True).manifest
     except DataError:
         return None
     there = (manifest.source, manifest.classnames, manifest.template, manifest.templates)

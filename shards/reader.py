@@ -108,8 +108,10 @@ class ShardSet:
     def split(self, name: str) -> Split:
         """One split, every byte of it proven against the manifest.
 
-        Raises DataUsageError when there is no such split and DataError when a shard or the index was altered.
+        Raises DataUsageError when there is no such split and DataError when a shard is missing or of the wrong size, or
+        one or the index was altered.
         """
+        self.require(name)
         split = self.unproven(name, fetch=True)
         check_hashes(self.folder, self.manifest, name)
         return split
@@ -126,22 +128,31 @@ class ShardSet:
         paths = Paths(partial(read_paths, self.folder, self.manifest, name), entry.count)
         return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths)
 
-    def _index(self, name: str) -> NDArray[np.void]:
+    def require(self, name: str) -> None:
+        """A look at the names and sizes of a split's shards, which costs nothing; raises as `split` does."""
+        self._named(name)
+        check_files(self.folder, self.manifest, name)
+
+    def _named(self, name: str) -> None:
         if name not in self.manifest.splits:
             known = ", ".join(self.manifest.splits)
             raise DataUsageError(f"'{self.name}' has no split '{name}'; it has: {known}")
+
+    def _index(self, name: str) -> NDArray[np.void]:
+        self._named(name)
         if name not in self._indices:
             self._indices[name] = read_index(self.folder, self.manifest, name)
         return self._indices[name]
 
 
-def open_dataset(data_root: Path, name: str) -> ShardSet:
-    """Open the packed data set in `data_root/<name>/`.
+def open_dataset(data_root: Path, name: str, *, whole: bool = False) -> ShardSet:
+    """Open the packed data set in `data_root/<name>/`; a split that is never asked for need not be there.
 
-    Raises DataError when it is not packed, was packed for another version, or a shard is missing or of the wrong size.
+    whole: every split is to be there. Raises DataError when the set is not packed, was packed for another version, or,
+    of a whole one, a shard is missing or of the wrong size.
     """
     folder = data_root / name
     manifest = read_manifest(folder, name)
-    for split in manifest.splits:
+    for split in manifest.splits if whole else ():
         check_files(folder, manifest, split)
     return ShardSet(folder, manifest)

@@ -73,3 +73,12 @@ def few_digits(tmp_path_factory) -> Path:
     source, counts = source_of(find("digits")), {"train": 120, "val": 40, "test": 60}
     pack_source(replace(source, counts=counts), root)
     return root
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    """A test works in a folder of its own, with no settings of the person who runs it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))

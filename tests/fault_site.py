@@ -31,7 +31,17 @@ PROCAP = (
     if INSTALLED.exists()
     else [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
 )
-RUNNING_SECONDS = 300.0
+RUNNING_SECONDS = 600.0
+TYPED = """
+import functools, signal, sys, ray
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ray.init = functools.partial(ray.init, _node_ip_address=sys.argv.pop(1))
+from benchmarks.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""`procap` on a host of its own. Ray seeks the node of a command among the processes of the machine, which hosts share
+here, and takes the head's; where it is typed on another machine it belongs to the node there. Ctrl-C counts also when
+the tests themselves run in the background of a shell, which ignores it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,8 @@ class Site:
         """Type it on the host number `on`, with the nodes' environment and more."""
         command = [*PROCAP, *map(str, words)]
         if self.nodes.hosts:
-            command = self.nodes.hosts[on].command(command)
+            host = self.nodes.hosts[on]
+            command = host.command([sys.executable, "-c", TYPED, host.address, *words])
         process = subprocess.Popen(
             command,
             env={**os.environ, **self.environment, **environment},
@@ -99,6 +110,12 @@ class Site:
             self.nodes.environment = {**self.nodes.environment, **self.own}
             self.nodes.head(cpus=1)
         self.nodes.environment = self.environment
+
+    def node_on(self, number: int) -> Node:
+        """The living node on the host of that number."""
+        if not self.nodes.hosts:
+            return self.nodes.alive[number]
+        return next(node for node in self.nodes.alive if node.host == self.nodes.hosts[number])
 
     @property
     def cluster(self) -> list[str]:

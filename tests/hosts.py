@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAMES = Path("/etc/netns")
+DEVICES = Path("/sys/class/net")
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,10 @@ def hosts_work() -> bool:
 @contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
     """So many hosts that see each other, this machine at `outside(hosts)`, and nothing else."""
-    bridge, number = f"pc{os.getpid()}", os.getpid() % 250
-    found = [Host(f"host{index}-{os.getpid()}", f"10.68.{number}.{index + 1}") for index in range(count)]
+    # Several at once, of this process or others, would answer each other on one network.
+    number = next(each for each in range(4 * os.getpid(), 4 * os.getpid() + 4) if not (DEVICES / f"pc{each}").exists())
+    bridge, network = f"pc{number}", f"10.{64 + number // 250 % 128}.{number % 250}"
+    found = [Host(f"host{index}-{number}", f"{network}.{index + 1}") for index in range(count)]
     names = "".join(f"{host.address} {host.name}\n" for host in found)
     try:
         _do("ip", "link", "add", bridge, "type", "bridge")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sheets.sheet import Sheet
+from benchmarks.suites import suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.suite import Suite
+from benchmarks.suites.worlds import MINI
 from runner.config import RunConfig, Target, plan_run
 from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, RunFolder, TrainResult, Use, write_json
 
@@ -16,7 +22,11 @@ def put_run(
     results: Path, method: str, dataset: str, *, seed: int = 1, seconds: float = 12.5, **plan: Any
 ) -> RunConfig:
     """A finished training; its losses fall from 2 towards 1."""
-    config = plan_run(method=method, dataset=dataset, seed=seed, **plan)
+    return put_config(results, plan_run(method=method, dataset=dataset, seed=seed, **plan), seconds=seconds)
+
+
+def put_config(results: Path, config: RunConfig, *, seconds: float = 12.5) -> RunConfig:
+    """The same of a configuration that is there already, such as that of a suite's run."""
     folder = RunFolder(results / config.path)
     epochs = [
         EpochLog(epoch=epoch, lr=0.1, terms={"ce": 1 + 1 / (epoch + 1)}, seconds=1.0, images_per_second=100.0)
@@ -100,3 +110,24 @@ def put_halves(
     put_score(results, config, f"{dataset}:base", *base)
     put_score(results, config, f"{dataset}:novel", *novel)
     return config
+
+
+def made(
+    results: Path, name: str | Suite, world=MINI, *, skip=lambda entry, target: False, low=300, **chosen: Any
+) -> Done:
+    """A suite with results of random counts, but for those to `skip`."""
+    suite = suite_named(name) if isinstance(name, str) else name
+    choice = suite.choice(world, **chosen)
+    rng = random.Random(suite.name)
+    for entry in {entry.path: entry for entry in suite.plan(choice)}.values():
+        put_config(results, entry.piece.config)
+        for target in entry.piece.targets:
+            total = rng.randint(311, 419)
+            if not skip(entry, target):
+                put_score(results, entry.piece.config, target, rng.randint(low * total // 1000, total - 7), total)
+    return Done.read(suite, choice, results)
+
+
+def sheet_of(done: Done, name: str) -> Sheet:
+    [sheet] = [sheet for sheet in done.suite.sheets(done) if sheet.name == name]
+    return sheet

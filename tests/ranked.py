@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -61,7 +62,7 @@ class Processes:
         self._folder = TemporaryDirectory()
         self._began = time.monotonic()
         shared = {"WORLD_SIZE": str(self.size), "LOCAL_WORLD_SIZE": str(self.size)}
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank in range(self.size):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared, **master, **self._environ}
             request = {"place": str(self._place(rank)), "environ": own, "task": self._task}
@@ -100,13 +101,6 @@ class Processes:
         codes = [self.code(rank, seconds) for rank in range(self.size)]
         return [Ended(code, self.said(rank), self.said(rank, "err")) for rank, code in enumerate(codes)]
 
-    def wait_until_said(self, rank: int, text: str, seconds: float = 60.0) -> None:
-        """Wait until a rank has printed `text`."""
-        while text not in self.said(rank):
-            ended = self._place(rank).with_suffix(".code").exists()
-            assert not ended and self._time_left(seconds) > 0, self.said(rank) + self.said(rank, "err")
-            time.sleep(0.02)
-
     def _place(self, rank: int) -> Path:
         return Path(self._folder.name) / str(rank)
 
@@ -135,12 +129,6 @@ def _read(file: Path, seconds: float) -> str:
             raise TimeoutError(file)
         time.sleep(0.01)
     return file.read_text()
-
-
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def _ask_server(request: dict[str, Any]) -> None:

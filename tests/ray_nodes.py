@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,20 +15,16 @@ from pathlib import Path
 
 import psutil
 from hosts import Host
+from ports import free_port
 
 REPOSITORY = Path(__file__).parents[1]
 START_SECONDS = 90.0
+TRIES = 5
 
 
-def free_port() -> int:
-    """A port that nobody listens on, of those that neither connections nor Ray's workers are given by themselves.
-
-    Ray binds some of its ports many seconds after it was told of them.
-    """
-    while True:
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind(("0.0.0.0", random.randrange(20_000, 32_000)))
-            return int(probe.getsockname()[1])
+def without_settings(home: Path) -> dict[str, str]:
+    """The environment of somebody who has set nothing of Ray, and has no token in `home`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
 
 
 @dataclass
@@ -107,6 +101,15 @@ class Nodes:
         return self._start(f"node{len(self.nodes)}", ["--address", self.address], cpus, environment, hidden)
 
     def _start(
+        self, name: str, words: list[str], cpus: float, environment: Mapping[str, str], hidden: Sequence[Path]
+    ) -> Node:
+        """Tried several times: a raylet gives the agents of its node 15 seconds, too few where much else is done."""
+        for _ in range(TRIES - 1):
+            with suppress(RuntimeError):
+                return self._try_start(name, words, cpus, environment, hidden)
+        return self._try_start(name, words, cpus, environment, hidden)
+
+    def _try_start(
         self, name: str, words: list[str], cpus: float, environment: Mapping[str, str], hidden: Sequence[Path]
     ) -> Node:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from made_results import put_halves, put_run
+from started import started
 
 from benchmarks.cli import main
+from benchmarks.command_line.answers import unforced
 from runner.results import RunFolder
 from runner.signals import Interrupted
 from shards.home import cache_home, data_root
@@ -92,7 +94,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("data show digits --out x.foo", 2, "a picture's name ends in .png"),
     ("ls runs --results nowhere", 1, "the results folder nowhere is not there"),
     ("ls runs --results a-file", 1, "the results folder a-file is a file"),
-    ("train --methods coop --datasets digits --shots -1", 2, "for example --shots 16"),
+    ("train --methods coop --datasets digits --shots -1", 2, "one number of images per class is needed, or full"),
     ("train --methods coop --datasets digits --lr inf", 2, "recipe: lr must be a finite number"),
     ("train --methods coop --datasets digits --seeds 99999999999", 2, "less than 4294967296"),
     ("trian", 2, r"No such command 'trian'. Did you mean 'train'?"),
@@ -106,7 +108,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods maple --datasets shapes-v2", 2, "has test images only"),
     ("train --methods maple --datasets digits --seeds 1,x", 2, "'x' is not a whole number"),
     ("train --methods maple --datasets digits --seeds -1", 2, "'-1' is not a whole number"),
-    ("train --methods maple --datasets digits --shots many", 2, "'many' is not a whole number"),
+    ("train --methods maple --datasets digits --shots many", 2, "one number of images per class is needed"),
     ("train --methods maple --datasets digits --shots 5000", 2, "has 92 training images"),
     ("train --methods maple --datasets digits --classes bases", 2, "did you mean base"),
     ("train --methods maple --datasets digits --recipe mine", 2, "unknown recipe 'mine'"),
@@ -189,12 +191,12 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 
 
 def test_an_unexpected_error_is_one_line(capsys, monkeypatch):
-    import benchmarks.commands_ls
+    import benchmarks.commands.ls
 
     def broken(*arguments: object, **flags: object) -> int:
         raise RuntimeError("first\nsecond")
 
-    monkeypatch.setattr(benchmarks.commands_ls, "ls", broken)
+    monkeypatch.setattr(benchmarks.commands.ls, "ls", broken)
     code, _, err = run(capsys, "ls", "methods")
     assert code == 1
     assert err == "procap: internal error: RuntimeError: first second (run with -v for the traceback)\n"
@@ -204,12 +206,12 @@ def test_an_unexpected_error_is_one_line(capsys, monkeypatch):
     ("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted("stopped at step 3", signal.SIGTERM), 143)]
 )
 def test_signals_end_with_their_code(capsys, monkeypatch, error, code):
-    import benchmarks.commands_ls
+    import benchmarks.commands.ls
 
     def stopped(*arguments: object, **flags: object) -> int:
         raise error
 
-    monkeypatch.setattr(benchmarks.commands_ls, "ls", stopped)
+    monkeypatch.setattr(benchmarks.commands.ls, "ls", stopped)
     given, _, err = run(capsys, "ls", "methods")
     assert given == code and err.startswith("procap: stopped") and err.count("\n") == 1
 
@@ -222,6 +224,24 @@ def test_listings_are_readable_and_json(capsys, what):
     rows = json.loads(last)
     assert code == 0 and len(table) == len(rows) + 2
     assert all(str(row.get("name", row.get("run"))) in line for row, line in zip(rows, table[2:], strict=True))
+
+
+def test_only_a_command_of_this_machine_starts_over_with_force():
+    assert unforced(["train", "--force"]) == " (without --force, which starts over)"
+    assert unforced(["train"]) == unforced(["submit", "--", "bench", "all", "--force"]) == ""
+
+
+def test_a_plug_in_that_cannot_be_imported_is_listed_with_the_reason(capsys, tmp_path, monkeypatch):
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[procap.methods]\ntheirs = no_such_module:Theirs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, err = run(capsys, "ls", "methods", "--json")
+    *table, last = out.splitlines()
+    rows = {row["name"]: row for row in json.loads(last)}
+    assert (code, err) == (0, "") and "No module named 'no_such_module'" in table[-1]
+    assert list(rows)[-1] == "theirs" and rows["theirs"]["recipe"] is None and rows["maple"]["recipe"]["epochs"]
 
 
 def test_dry_runs_write_nothing_and_load_no_tracker(capsys, tmp_path, shards):
@@ -317,12 +337,13 @@ def test_an_untrained_run_is_answered_with_the_command_that_trains_it(capsys, tm
 
 def test_sigterm_outside_training_is_said_and_has_its_code(tmp_path):
     command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "shapes", "--data", tmp_path]
-    packing = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    packing.terminate()
-    _, err = packing.communicate(timeout=60)
+    with started(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as packing:
+        while not any(tmp_path.iterdir()):
+            assert packing.poll() is None and time.monotonic() < deadline, "nothing was packed"
+            time.sleep(0.02)
+        packing.terminate()
+        _, err = packing.communicate(timeout=60)
     assert packing.returncode == 143 and err.splitlines()[-1].startswith("procap: stopped")
     assert not (tmp_path / "shapes").exists()
 

@@ -12,18 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cluster_simulation import Conditions, Job, duration, main, outlook, simulate
-from benchmarks.cluster_simulation_study import cases, configs, job, widened
-from benchmarks.cost import makespan
+from benchmarks.cluster_simulation.__main__ import main
+from benchmarks.cluster_simulation.cluster import Conditions, Job, simulate
+from benchmarks.cluster_simulation.outlook import outlook
+from benchmarks.cluster_simulation.study import cases, configs, job, widened
+from benchmarks.cost.estimate import makespan
+from procap.errors import UsageError
 
-CALM = Conditions(start=0.0, hand_out=0.0)
+CALM = Conditions(hand_out=0.0)
 SECONDS = st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=30)
 PLACES = st.integers(1, 40)
 
 
 @given(runs=PLACES, gpus=PLACES, seconds=st.floats(1.0, 100.0), start=st.floats(0.0, 50.0))
 def test_equal_runs_without_failures_come_in_waves(runs: int, gpus: int, seconds: float, start: float):
-    found = simulate([seconds] * runs, gpus, replace(CALM, start=start))
+    found = simulate([Job(seconds, start=start)] * runs, gpus, CALM)
     assert found.makespan == pytest.approx(math.ceil(runs / gpus) * (seconds + start))
     assert (found.failures, found.struck, found.lost) == (0, 0, 0.0)
     assert found.utilisation == pytest.approx(runs * seconds / (gpus * found.makespan))
@@ -56,15 +59,13 @@ def _best(seconds: tuple[int, ...], loads: tuple[int, ...]) -> float:
 
 
 def test_a_failing_gpu_takes_what_the_renewal_formula_expects():
-    given = Conditions(
-        per_node=1, mtbf_hours=1.0, start=40.0, checkpoint=600.0, notice=30.0, replace=300.0, hand_out=0.0
-    )
-    rate, segment, segments = 1 / 3600.0, 600.0, 12
+    given = Conditions(per_node=1, mtbf_hours=1.0, checkpoint=600.0, notice=30.0, replace=300.0, hand_out=0.0)
+    rate, segment, segments, start = 1 / 3600.0, 600.0, 12, 40.0
     # A segment from a cold start, begun anew after every failure and replacement; and one that goes on from the last.
-    cold = (math.exp(rate * (given.start + segment)) - 1) * (1 / rate + given.replace)
+    cold = (math.exp(rate * (start + segment)) - 1) * (1 / rate + given.replace)
     warm = (1 - math.exp(-rate * segment)) * (1 / rate + given.replace + cold)
     expected = cold + (segments - 1) * warm
-    found = [simulate([segment * segments], 1, given, seed) for seed in range(1500)]
+    found = [simulate([Job(segment * segments, start=start)], 1, given, seed) for seed in range(1500)]
     times = [one.makespan for one in found]
     error = statistics.stdev(times) / math.sqrt(len(times))
     assert abs(statistics.fmean(times) - expected) < 4 * error < 0.03 * expected
@@ -79,13 +80,14 @@ def test_a_failing_gpu_takes_what_the_renewal_formula_expects():
 def test_failures_only_cost_and_lose_at_most_what_lies_between_checkpoints(
     seconds: list[float], gpus: int, mtbf: float, seed: int
 ):
-    given = Conditions(per_node=4, mtbf_hours=mtbf, start=5.0, checkpoint=30.0, notice=10.0, replace=60.0)
-    found = simulate(seconds, gpus, given, seed)
+    given = Conditions(per_node=4, mtbf_hours=mtbf, checkpoint=30.0, notice=10.0, replace=60.0)
+    runs = [Job(one, start=5.0) for one in seconds]
+    found = simulate(runs, gpus, given, seed)
     assert found.makespan >= found.floor - 1e-6
     assert found.useful == pytest.approx(sum(seconds))
     assert found.lost <= 30.0 * found.struck + 1e-6
     assert found.starting <= 5.0 * (len(seconds) + found.struck) + 1e-6
-    assert found == simulate(seconds, gpus, given, seed)
+    assert found == simulate(runs, gpus, given, seed)
     assert found.useful + found.lost + found.starting <= found.gpus * found.makespan + 1e-6
 
 
@@ -112,10 +114,10 @@ def test_groups_are_placed_whole_and_overtaken_while_they_wait():
 @given(jobs=st.lists(st.tuples(st.floats(1, 500), st.integers(1, 6)), min_size=1, max_size=15), seed=st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_groups_on_failing_nodes_all_end_and_never_hold_more_than_there_is(jobs: list[tuple[float, int]], seed: int):
-    runs = [Job(seconds, gpus=gpus) for seconds, gpus in jobs]
+    runs = [Job(seconds, gpus=gpus, start=5.0) for seconds, gpus in jobs]
     # Replaced before the loss is noticed, and after it.
     for replaced in (5.0, 90.0):
-        given = Conditions(per_node=2, mtbf_hours=0.1, start=5.0, notice=20.0, replace=replaced)
+        given = Conditions(per_node=2, mtbf_hours=0.1, notice=20.0, replace=replaced)
         found = simulate(runs, 6, given, seed)
         assert found.useful + found.lost + found.starting <= 6 * found.makespan + 1e-6
         assert found.makespan >= found.floor - 1e-6
@@ -126,11 +128,33 @@ def test_a_slow_driver_hands_runs_out_one_after_another():
 
 
 def test_an_outlook_has_a_line_per_size_until_there_are_as_many_gpus_as_runs():
-    lines = outlook([3600.0, 1800.0, 1800.0], price=2.0)
+    lines = outlook([Job(1800.0), Job(3600.0), Job(1800.0)], CALM, price=2.0)
     assert len(lines) == 3
     assert lines[0].split() == ["1", "GPU:", "2.0", "h,", "2.0", "GPU-hours,", "costs", "4.00,", "100%", "used"]
-    assert lines[1].split()[:4] == ["2", "GPUs:", "60.0", "min,"]
-    assert [duration(one) for one in (3.2, 600, 7200, 3e5)] == ["3 s", "10.0 min", "2.0 h", "3.5 days"]
+    assert lines[1].split()[:4] == ["2", "GPUs:", "60", "min,"]
+    assert outlook([Job(20.0, (7.0,), start=1.0)], CALM, what="machine") == [
+        "   1 machine: 28 s, 0.0078 machine-hours, 96% used"
+    ]
+
+
+def test_an_outlook_knows_groups_and_nodes_that_fail():
+    groups = [Job(3600.0, gpus=4, start=20.0)] * 3
+    assert [line.split()[0] for line in outlook(groups, CALM)] == ["4", "8", "16"]
+    [calm, failing] = (
+        outlook(groups, replace(CALM, mtbf_hours=mtbf), sizes=(4,), price=1.0)[0].split() for mtbf in (None, 0.5)
+    )
+    assert calm[2] == "3.0" and float(failing[2]) > 3.7
+    assert float(failing[7].strip(",")) > 1.2 * float(calm[7].strip(","))
+
+
+def test_nodes_that_fail_before_anything_is_saved_are_refused(capsys: pytest.CaptureFixture[str]):
+    given = Conditions(per_node=4, mtbf_hours=0.1)
+    assert simulate([Job(9000.0, (300.0,), start=20.0)], 4, given).failures > 0
+    for endless in (Job(60.0, (350.0,), start=20.0), Job(60.0, (170.0,), gpus=8, start=20.0)):
+        with pytest.raises(UsageError, match=r"fail every 0\.1 hours .* 0\.11 hours at least"):
+            simulate([endless], 8, given)
+    assert main(["--mtbf-hours", "0.01", "--seeds", "1", "--gpus", "8"]) == 2
+    assert "fail every 0.01 hours" in capsys.readouterr().err
 
 
 def test_two_gpus_for_the_longest_run_pay_only_where_steps_are_long():

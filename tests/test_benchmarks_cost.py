@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from made_results import put_run, put_score
 
-from benchmarks.cost import CostModel, Machine, here, makespan
-from benchmarks.cost_figures import RESULTS, collect, counted, measured, read
-from benchmarks.plan import plan
+from benchmarks.commands.plan import plan
+from benchmarks.cost.estimate import CostModel, Machine, here, makespan
+from benchmarks.cost.figures import RESULTS, collect, counted, measured, read
 from runner.config import RunConfig, Target, Workplace, plan_run
 from runner.environment import cpu_name
 from runner.results import RunFolder
@@ -76,14 +76,14 @@ def test_estimated_steps_are_those_that_were_measured():
         assert seconds == pytest.approx(step["seconds"], rel=0.15), step
 
 
-def test_on_a_gpu_a_step_is_the_scaling_models():
+def test_estimated_steps_on_h200s_are_those_of_the_recorded_scaling():
     scaling = json.loads((RESULTS / "scaling.json").read_text())
     model = CostModel(H200)
-    for one in scaling["estimates"]:
-        if one["gpu"] == "H200":
-            for row in one["ranks"]:
-                step = model.paces.step(run(one["method"]), one["parts"]["classes"], one["batch"], row["ranks"])
-                assert step == pytest.approx(row["seconds"], rel=0.01)
+    rows = [(one, row) for one in scaling["estimates"] if one["gpu"] == "H200" for row in one["ranks"]]
+    assert {one["method"] for one, _ in rows} >= {"maple", "procap"}
+    for one, row in rows:
+        step = model.paces.step(run(one["method"]), one["parts"]["classes"], one["batch"], row["ranks"])
+        assert step == pytest.approx(row["seconds"], rel=0.01)
 
 
 def test_every_estimate_says_what_it_rests_on():
@@ -120,7 +120,7 @@ def test_more_work_takes_longer_and_evaluations_add_up():
 def test_thousands_of_runs_are_estimated_at_once_and_without_torch():
     code = """
 import sys, time
-from benchmarks.cost import CostModel, here
+from benchmarks.cost.estimate import CostModel, here
 from runner.config import RunConfig, Target
 config = RunConfig.model_validate_json(sys.argv[1])
 model, began = CostModel(here(device="cpu")), time.perf_counter()
@@ -204,15 +204,31 @@ def test_a_plan_costs_what_is_left_of_it(tmp_path: Path):
         model.estimate(config, halves(config), train=False).seconds, rel=0.01
     )
     for half in ("base", "novel"):
-        put_score(tmp_path, config, f"oxford-flowers:{half}:test", 1, 2)
+        file = put_score(tmp_path, config, f"oxford-flowers:{half}:test", 1, 2)
     [done] = plan([config], place, halves)
     assert (model.of_plan(done).seconds, model.of_plan(done).basis) == (0.0, "done")
+    put_score(tmp_path, config, "oxford-flowers:novel:test", 1, 2, checkpoint="of another training")
+    [stale] = plan([config], place, halves)
+    assert [one.done for one in stale.targets] == [True, False] and file.is_file()
+
+
+def test_a_run_that_goes_on_costs_what_is_left_after_its_saved_step(tmp_path: Path):
+    place, model, config = Workplace(tmp_path / "data", tmp_path), CostModel(H200), run("maple")
+    [new] = plan([config], place, halves)
+    steps = 16 * 51 // config.recipe.batch_size * config.recipe.epochs
+    state = RunFolder(tmp_path / config.path).state
+    state.mkdir(parents=True)
+    for step in (steps // 2, 3 * steps // 4):
+        (state / f"step-{step:08d}-{'a' * 16}.safetensors").touch()
+    [resumed] = plan([config], place, halves)
+    assert resumed.state == "resume" and resumed.train_images == pytest.approx(new.train_images / 4, rel=0.02)
+    assert model.of_plan(resumed).training < 0.4 * model.of_plan(new).training
+    assert model.of_plan(resumed).evaluations == model.of_plan(new).evaluations
 
 
 def test_this_machine_is_known_by_its_own_name():
-    found = here(slots=3, device="cpu", price=0.5)
-    assert found == Machine(cpu_name(), "cpu", 3, 0.5)
-    assert here().name and here().slots >= 1
+    assert here(device="cpu") == Machine(cpu_name(), "cpu")
+    assert here().name
 
 
 def test_runs_begin_as_soon_as_there_is_room():

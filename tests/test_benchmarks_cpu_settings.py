@@ -31,6 +31,7 @@ def test_a_setting_holds_for_its_work_alone():
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.slow
 def test_every_setting_is_compared_with_the_first_and_only_the_named_file_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cpu_settings.main(["--batches", "2", "--classes", "3", "--rounds", "1", "--json", "--out", "new/settings.json"])

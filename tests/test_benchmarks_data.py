@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 from miniature_roots import build, build_all
+from toy_shards import toy_source
 
 from benchmarks.cli import main
+from benchmarks.commands.data_sources import Wanted
 from shards.catalogue import CATALOGUE
 from shards.known import packed_names
+from shards.pack import pack_source
 from shards.reader import open_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -303,6 +306,14 @@ def test_what_brings_a_broken_set_back_depends_on_where_it_came_from(raw, packed
     for command in (["digits"], ["dtd-subset", "--raw", raw], ["land.yaml"]):
         assert run(capsys, "data", "pack", *command, "--force", *at)[0] == 0
     assert run(capsys, "data", "check", *at)[0] == 0
+
+
+def test_published_shards_that_are_not_all_there_are_fetched_again(tmp_path):
+    pack_source(toy_source(origin="published"), tmp_path)
+    wanted = Wanted("toy", toy_source, origin="published")
+    assert wanted.packed_in(tmp_path) == open_dataset(tmp_path, "toy").manifest
+    (tmp_path / "toy/test/0.tar").unlink()
+    assert wanted.packed_in(tmp_path) is None
 
 
 def test_published_test_images_do_not_replace_a_whole_set_unasked(tmp_path, capsys, monkeypatch):

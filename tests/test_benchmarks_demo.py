@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from started import started
 
 from benchmarks.cli import main
-from benchmarks.demo import FULL, METHODS, demo_configs
+from benchmarks.commands.demo import FULL, METHODS, demo_configs
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["demo", "--quick", "--limit", "16"]
@@ -28,8 +29,9 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def accuracies(out: Path) -> list[tuple]:
+    """Base, novel and HM; what follows are speeds."""
     table = json.loads((out / "table.json").read_text())
-    return [(row["dataset"], row["method"], row["base"], row["novel"], row["hm"]) for row in table["rows"]]
+    return [(line["labels"], line["items"][:3]) for line in table["lines"]]
 
 
 def test_quick_demo_makes_everything_it_names_and_repeats_nothing(tmp_path, capsys):
@@ -37,7 +39,9 @@ def test_quick_demo_makes_everything_it_names_and_repeats_nothing(tmp_path, caps
     assert main([*QUICK, "--out", str(out), "--tracking", "off", "--json"]) == 0
     *shown, last = capsys.readouterr().out.splitlines()
     document = json.loads(last)
-    assert {row["method"] for row in document["table"]["rows"]} == set(METHODS)
+    [sheet] = document["sheets"]
+    named = [column["title"] for column in sheet["columns"]].index("Method name")
+    assert {line["items"][named] for line in sheet["lines"]} == set(METHODS)
     text = "\n".join(shown)
     assert "†" in text and "not the published recipes" in text
     for command in ("procap table --results", "procap train --methods procap", "procap eval --methods procap"):
@@ -48,6 +52,8 @@ def test_quick_demo_makes_everything_it_names_and_repeats_nothing(tmp_path, caps
             assert min(picture.size) > 300
         if not Path(file).stem.startswith("data-"):
             assert Path(file).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert [Path(file).name for file in document["tables"]] == ["table.md", "table.csv", "table.tex", "table.json"]
+    assert (out / "table.md").read_text().strip() in text and json.loads((out / "table.json").read_text()) == sheet
     for file in document["tables"]:
         assert Path(file).stat().st_size > 100
     results = out / "results"
@@ -77,7 +83,7 @@ def undisturbed(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("stop", "sign"),
     [
-        (signal.SIGKILL, "data/.digits.partial/train"),
+        (signal.SIGKILL, "data/.digits.partial/set/train"),
         (signal.SIGKILL, "results/base/digits/coop/mini/16shot/*/config.json"),
         (signal.SIGKILL, "results/base/digits/maple/mini/16shot/*/eval"),
         (signal.SIGTERM, "results/base/digits/procap/mini/16shot/*/state/*"),
@@ -87,13 +93,14 @@ def undisturbed(tmp_path_factory) -> Path:
 def test_stopped_anywhere_the_demo_goes_on_and_ends_the_same(tmp_path, undisturbed, stop, sign):
     out = tmp_path / "demo"
     command = [*COMMAND, str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, env=ONE_THREAD, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not any(out.glob(sign)):
-        assert process.poll() is None and time.monotonic() < deadline, f"the demo ended before {sign} was seen"
-        time.sleep(0.01)
-    process.send_signal(stop)
-    assert process.wait(timeout=60) in (-stop, 128 + stop)
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with started(command, cwd=ROOT, env=ONE_THREAD, **silent) as process:
+        while not any(out.glob(sign)):
+            assert process.poll() is None and time.monotonic() < deadline, f"the demo ended before {sign} was seen"
+            time.sleep(0.01)
+        process.send_signal(stop)
+        assert process.wait(timeout=60) in (-stop, 128 + stop)
     done = {path: path.read_bytes() for path in out.rglob("train.json")}
     subprocess.run([*COMMAND, str(out)], cwd=ROOT, check=True, env=ONE_THREAD, capture_output=True)
     assert accuracies(out) == accuracies(undisturbed)

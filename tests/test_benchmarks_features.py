@@ -10,7 +10,8 @@ from made_results import put_halves
 
 from benchmarks.cli import main
 from benchmarks.scores import read_scores
-from benchmarks.table_formats import render
+from benchmarks.sheets.formats import as_json, render
+from benchmarks.sheets.runs import run_sheets
 from benchmarks.tables import build_table
 from runner.config import Target
 from runner.results import RunFolder, write_json
@@ -64,16 +65,19 @@ def mark_cached(results: Path, config, target: str) -> None:
 def test_tables_leave_out_the_speed_of_cached_evaluations_and_say_so(tmp_path):
     put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100))
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    assert "from the cache" not in render(build_table(read_scores(tmp_path)), "md")
+    [sheet] = run_sheets(build_table(read_scores(tmp_path)))
+    assert "from the cache" not in render(sheet, "md")
     for half in ("base", "novel"):
         mark_cached(tmp_path, config, f"shapes:{half}")
-    table = build_table(read_scores(tmp_path))
-    speed = {row.method: row.images_per_second for row in table.rows}
-    assert speed["coop"] is None and speed["maple"]
-    [note] = [note for note in table.notes if "from the cache" in note]
+    [sheet] = run_sheets(build_table(read_scores(tmp_path)))
+    places = [place for place, column in enumerate(sheet.columns) if column.title.startswith("FPS")]
+    speeds = {line.labels[1]: [line.items[place] for place in places] for line in sheet.lines}
+    assert speeds["CoOp"] == [None, None] and all(speeds["MaPLe"])
+    [note] = [note for note in sheet.notes if "from the cache" in note]
     assert "(CoOp)" in note and "procap eval --force" in note
-    for form in ("md", "csv", "latex", "json"):
-        assert render(table, form)
+    assert note in render(sheet, "md") and note in as_json(sheet)["notes"]
+    [line] = [line for line in render(sheet, "md").splitlines() if "| CoOp" in line]
+    assert [cell.strip() for cell in line.split("|")][6] == "-"
 
 
 def test_results_from_before_features_were_kept_count_as_computed(tmp_path):

@@ -7,18 +7,27 @@ import json
 import os
 import subprocess
 import sys
-import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.cli import main
-from benchmarks.runtime_data import class_names, open_contest, prepare
-from benchmarks.runtime_report import published
-from benchmarks.runtime_targets import targets, targets_table
+from benchmarks.runtime.benchmark import contest_of_suite
+from benchmarks.runtime.data import class_names, open_contest, prepare
+from benchmarks.runtime.measure import Stretch, matmul_peak
+from benchmarks.runtime.report import published
+from benchmarks.runtime.targets import targets, targets_table
+from benchmarks.sheets.runtime import runtime_sheets
+from benchmarks.suites import suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.worlds import MINI
 from procap.methods.procap import PROCAP_RECIPE
 from procap.mini import load_mini
+from runner.config import Workplace
+from runner.results import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -33,14 +42,14 @@ def mini():
 @pytest.fixture(autouse=True)
 def quick_peak(monkeypatch):
     """The matrix products whose rate is the peak, small ones."""
-    monkeypatch.setattr("benchmarks.runtime_measure.PEAK_SIZES", {"cpu": (768,)})
-    monkeypatch.setattr("benchmarks.runtime_measure.PEAK_SECONDS", 0.05)
+    monkeypatch.setattr("benchmarks.runtime.measure.PEAK_SIZES", {"cpu": (768,)})
+    monkeypatch.setattr("benchmarks.runtime.measure.PEAK_SECONDS", 0.05)
 
 
 @pytest.fixture
 def without_figures(monkeypatch):
     """Drawing takes seconds; one test looks at what is drawn."""
-    monkeypatch.setattr("benchmarks.runtime_figures.draw_figures", lambda report, folder: [])
+    monkeypatch.setattr("benchmarks.runtime.figures.draw_figures", lambda report, folder: [])
 
 
 def run(capsys, *arguments):
@@ -74,7 +83,11 @@ def test_whole_trainings_of_both_modes_agree(capsys, few_digits, tmp_path):
         model = sum(phases[name] for name in ("forward", "backward", "optimizer"))
         assert 0 < model + phases["data"] <= row["train_seconds"] * 1.01
         assert all(phases[name] > 0 for name in ("load", "decode", "augment", "evaluation"))
-        assert 0 < row["share_of_peak"]["train"] < 1.5
+        flops, peak = row["flops"], report["matmul_peak"][row["precision"]]
+        train, evaluation = flops["step"] / row["step_seconds"]["median"], flops["image"] * row["encoder_fps"]["median"]
+        rates = {"train": train, "eval": evaluation}
+        assert row["flops_per_second"] == pytest.approx(rates) and min(rates.values()) > 0
+        assert row["share_of_peak"] == pytest.approx({kind: rate / peak for kind, rate in rates.items()})
     assert trained[1]["peak_bytes"]["train"] < trained[0]["peak_bytes"]["train"]
     assert trained[1]["flops"]["step"] < trained[0]["flops"]["step"]
     assert rows["zeroshot", "fast"]["train_seconds"] is None
@@ -125,9 +138,9 @@ def test_without_time_nothing_is_claimed_and_every_target_listed(capsys, few_dig
 
 def test_check_measures_what_has_targets_here(capsys, few_digits, tmp_path, monkeypatch, without_figures):
     """The whole road of `--check` on a CPU, with the small model in the place of the large one."""
-    monkeypatch.setattr("benchmarks.runtime_targets.FULL", "mini")
-    monkeypatch.setattr("benchmarks.runtime_targets.CPU_RATIOS", (("train", 5, 4, 0.01), ("eval", 5, 4, 1e6)))
-    monkeypatch.setattr("benchmarks.runtime_ways.CLASSES", 10)
+    monkeypatch.setattr("benchmarks.runtime.targets.FULL", "mini")
+    monkeypatch.setattr("benchmarks.runtime.targets.CPU_RATIOS", (("train", 5, 4, 0.01), ("eval", 5, 4, 1e6)))
+    monkeypatch.setattr("benchmarks.runtime.ways.CLASSES", 10)
     flags = ("--methods", "procap", "--modes", "fast", "--steps", "1", "--scaling", "off", "--check")
     flags += ("--test-batch", "8")
     out, _ = run(capsys, *QUICK, *flags, "--data", few_digits, "--results", tmp_path)
@@ -172,6 +185,92 @@ def test_a_speed_on_an_h200_is_told_with_its_start():
     assert (seconds.state, seconds.remark) == ("not measured", "not trained to the end")
 
 
+def test_the_peak_is_the_rate_of_the_fastest_of_all_products(monkeypatch):
+    seconds = iter([0.04, 0.02, 0.05, 0.3])
+
+    @contextmanager
+    def stretch(device):
+        yield Stretch(next(seconds))
+
+    monkeypatch.setattr("benchmarks.runtime.measure.stretch", stretch)
+    monkeypatch.setattr("benchmarks.runtime.measure.PEAK_SIZES", {"cpu": (10, 20)})
+    monkeypatch.setattr("benchmarks.runtime.measure.PEAK_SECONDS", 0.1)
+    assert matmul_peak(CPU, "fp32") == pytest.approx(max(2 * 10**3 / 0.02, 2 * 20**3 / 0.3))
+
+
+class Measured(Exception):
+    """A contest was begun."""
+
+
+@pytest.fixture(scope="module")
+def contest(few_digits, tmp_path_factory):
+    """The suite after a contest that had time for a step in each mode: what is there, and a way to ask for it again."""
+    suite, results = suite_named("runtime"), tmp_path_factory.mktemp("results")
+    done = Done.read(suite, suite.choice(MINI, datasets=("digits",), methods=("procap",)), results)
+    place = Workplace(few_digits, results, device="cpu", tracking_uri="off")
+
+    def ask(anew: bool = False) -> None:
+        contest_of_suite(done, place, budget=0.01, anew=anew)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("benchmarks.runtime.measure.PEAK_SIZES", {"cpu": (256,)})
+        patched.setattr("benchmarks.runtime.measure.PEAK_SECONDS", 0.01)
+        patched.setattr("benchmarks.runtime.figures.draw_figures", lambda report, folder: [])
+        patched.setattr("benchmarks.runtime.ways.cross_attention", lambda: [])
+        ask()
+    return done, ask
+
+
+def test_a_contest_is_repeated_unless_the_same_was_measured_whole_on_such_a_machine(contest, monkeypatch, capsys):
+    def begun(*_, **__):
+        raise Measured
+
+    done, ask = contest
+    monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begun)
+    ask()
+    assert "measured already" in capsys.readouterr().err
+    with pytest.raises(Measured):
+        ask(anew=True)
+    (file,) = (done.results / "runtime").glob("*/runtime.json")
+    whole = file.read_text()
+    known = json.loads(whole)
+    other_cpu = {**known["environment"], "cpu": {**known["environment"]["cpu"], "name": "another"}}
+    others = [{"failed": {"cross-attention": "no room"}, "rows": []}, {"schema": 1}, {"environment": other_cpu},
+              {"device": {**known["device"], "name": "NVIDIA H200"}}, {"settings": {}}]  # fmt: skip
+    try:
+        for text in (*(json.dumps({**known, **other}) for other in others), whole[:-9], "[]", '{"schema": 2}'):
+            file.write_text(text)
+            with pytest.raises(Measured):
+                ask()
+    finally:
+        file.write_text(whole)
+
+
+def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(contest, tmp_path):
+    measured, _ = contest
+    done = replace(measured, choice=replace(measured.choice, methods=("maple", "procap")), results=tmp_path)
+    (file,) = (measured.results / "runtime").glob("*/runtime.json")
+    report = json.loads(file.read_text())
+    own = [{**row, "train_seconds": 5.0} for row in report["rows"]]
+    report["rows"] = own + [{**row, "method": "maple", "title": "MaPLe", "train_seconds": 9.0} for row in own]
+
+    def sheets(whole=()):
+        rows = [{**row, "extrapolated": (row["method"], row["mode"]) not in whole} for row in report["rows"]]
+        write_json(tmp_path / "runtime" / "x" / "runtime.json", {**report, "rows": rows})
+        return runtime_sheets(done)
+
+    for sheet in sheets():
+        assert [column.title for column in sheet.columns][:2] == ["≈ training s", "FPS encoder"]
+        assert all(line.items[0] for line in sheet.lines) and any("≈" in note for note in sheet.notes)
+        assert not [place for place in sheet.marks() if place[1] == 0]
+    speed, ratios = sheets([("maple", "reference"), ("maple", "fast"), ("procap", "reference")])
+    assert [column.title for column in speed.columns][:2] == ["training s", "≈ training s"]
+    given = {line.labels[1:]: [item is not None for item in line.items[:2]] for line in speed.lines}
+    assert given.pop(("ProCAP", "fast")) == [False, True] and list(given.values()) == [[True, False]] * 3
+    assert {place[1] for place in speed.marks()} >= {0} and not [place for place in speed.marks() if place[1] == 1]
+    assert [[item is not None for item in line.items[:2]] for line in ratios.lines] == [[True, False], [False, True]]
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -211,8 +310,8 @@ def test_it_runs_where_ray_mlflow_and_deepspeed_are_not_installed(few_digits, tm
         "        if name.split('.')[0] in ('ray', 'mlflow', 'deepspeed', 'matplotlib'):\n"
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "import benchmarks.runtime_measure\n"
-        "benchmarks.runtime_measure.PEAK_SECONDS = 0.01\n"
+        "import benchmarks.runtime.measure\n"
+        "benchmarks.runtime.measure.PEAK_SECONDS = 0.01\n"
         "from benchmarks.cli import main\n"
         f"sys.exit(main(['bench', 'runtime', *{QUICK!r}, '--methods', 'maple', '--modes', 'fast', '--steps', '1',"
         f" '--scaling', 'off', '--data', {str(few_digits)!r}, '--results', {str(tmp_path)!r}]))\n"
@@ -228,10 +327,9 @@ def test_help_needs_no_torch():
         "import sys; from benchmarks.cli import main; main(['bench', 'runtime', '--help']);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'matplotlib')))"
     )
-    began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "--check" in done.stdout and time.perf_counter() - began < 30
+    assert "--check" in done.stdout
 
 
 @pytest.mark.slow

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from benchmarks.cli import main
-from benchmarks.flags import Place
-from benchmarks.flops import evaluation, training_step
-from benchmarks.runtime_data import class_names
-from benchmarks.runtime_measure import Spread, interleaved, peak_bytes
-from benchmarks.runtime_modes import at_work, classifier_of, compile_cache, engine_of, models, towers
-from benchmarks.runtime_report import WAYS_HEADERS, _ways_line
-from benchmarks.runtime_rounds import Clock, affordable, in_turns
-from benchmarks.runtime_scaling import Point, made_up, measure_points
-from benchmarks.runtime_settings import Flags, run_config, settings_of
-from benchmarks.runtime_ways import measure_ways, possible, title
-from benchmarks.runtime_work import Evaluation, Training
+from benchmarks.command_line.flags import Place
+from benchmarks.cost.flops import evaluation, training_step
+from benchmarks.runtime.data import class_names
+from benchmarks.runtime.measure import Spread, interleaved, peak_bytes
+from benchmarks.runtime.modes import at_work, classifier_of, compile_cache, engine_of, models, towers
+from benchmarks.runtime.report import WAYS_HEADERS, _ways_line
+from benchmarks.runtime.rounds import Clock, affordable, in_turns
+from benchmarks.runtime.scaling import Point, made_up, measure_points
+from benchmarks.runtime.settings import Flags, run_config, settings_of
+from benchmarks.runtime.ways import measure_ways, possible, title
+from benchmarks.runtime.work import Evaluation, Training
 from procap.methods import build_method
 from procap.mini import load_mini
 from procap.savings import NO_SAVINGS, Savings
@@ -166,7 +166,7 @@ class Again:
 
 @pytest.fixture
 def again(monkeypatch):
-    monkeypatch.setattr("benchmarks.runtime_work.CudaGraphs", Again)
+    monkeypatch.setattr("benchmarks.runtime.work.CudaGraphs", Again)
 
 
 def settings(**changes):
@@ -256,7 +256,7 @@ def test_the_cache_of_compiled_programs_is_cold_until_something_is_in_it(tmp_pat
 
 
 def test_what_makes_it_fast_compares_every_way_with_none(tiny_clip, again, monkeypatch):
-    monkeypatch.setattr("benchmarks.runtime_ways.CLASSES", 5)
+    monkeypatch.setattr("benchmarks.runtime.ways.CLASSES", 5)
     ladder = [title(rung) for rung in possible(Acceleration(compile=True, graphs=True, images=True))]
     assert ladder == ["off", "graphs", "compile", "compile + graphs"]
     told: list[str] = []

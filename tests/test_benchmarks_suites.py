@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import shutil
 
 import pytest
 
+from benchmarks.bench.plan import is_done
+from benchmarks.bench.products import short_names
 from benchmarks.cli import main
-from benchmarks.commands_suite import choose, is_done
-from benchmarks.flags import Place, Suited
-from benchmarks.suites import MINI, PAPER, SUITES, Choice
-from cluster.fleet import Fleet
+from benchmarks.commands import suite as suite_commands
+from benchmarks.suites import SUITES, suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.worlds import MINI, PAPER
+from cluster.fleet import Fleet, do_all
 from cluster.job import Job
 from cluster.ledger import Ledger
-from procap.errors import UsageError
-from runner.collection import read_collections
+from runner.collection import CollectionFolder, read_collections
 from runner.config import Workplace
-from shards.catalogue import CATALOGUE
+from runner.signals import Interrupted
+
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
-@pytest.fixture(autouse=True)
-def at_home(tmp_path, monkeypatch):
-    """Every test works in a folder of its own, with no settings of the person who runs it."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "RAY_ADDRESS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+@pytest.fixture
+def small(few_digits, tiny_checkpoint) -> tuple[object, ...]:
+    """What makes a suite one of seconds."""
+    chosen = ("--world", "mini", "--datasets", "digits", "--backbone", tiny_checkpoint, "--data", few_digits)
+    return (*chosen, "--at-once", "1", "--tracking", "off")
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("shards")
-    assert main(["data", "pack", "digits", "--data", str(root)]) == 0
-    return root
-
-
-SMALL = ("bench", "base-to-novel", "--world", "mini", "--datasets", "digits", "--epochs", "1", "--at-once", "1")
+SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -46,38 +41,114 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def test_base_to_novel_is_the_papers_table_one():
-    """Eleven data sets, five methods, three seeds; 16 shots of base classes; tested on both halves."""
-    suite = SUITES["base-to-novel"]
-    pieces = suite.pieces(Choice(PAPER, PAPER.datasets, suite.methods, suite.seeds))
-    assert len(pieces) == len({piece.config for piece in pieces}) == 11 * 5 * 3
-    assert {(piece.config.classes, piece.config.shots) for piece in pieces} == {("base", 16)}
-    assert {piece.config.backbone for piece in pieces} == {"ViT-B-16"}
-    for piece in pieces:
-        name = piece.config.dataset
-        assert piece.targets == (f"{name}:base:test", f"{name}:novel:test")
-    trained = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
-    assert sorted(PAPER.datasets) == sorted(trained)
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("base-to-novel", "1,4", "base-to-novel takes one number; few-shot draws curves"),
+        ("few-shot", "full", "a curve is over numbers of shots"),
+        ("few-shot", "1,0", "numbers of 1 or more are needed"),
+        ("few-shot", "1,many", "numbers of 1 or more are needed"),
+        ("few-shot", "2,full", "full stands alone"),
+        ("few-shot", "many", "one number of images per class is needed, or full"),
+    ],
+)
+def test_shots_that_a_suite_cannot_take_are_answered_in_one_line(name, words, said, capsys):
+    code, out, err = run(capsys, "bench", name, "--shots", words, "--dry-run")
+    assert code == 2 and said in err and err.count("\n") == 1 and not out
 
 
-def test_without_data_the_generated_world_is_used(tmp_path):
-    suite = SUITES["base-to-novel"]
-    assert choose(suite, Suited(), Place(), tmp_path).datasets == MINI.datasets
-    assert choose(suite, Suited(), Place(data="/somewhere"), tmp_path).datasets == PAPER.datasets
-    assert choose(suite, Suited(world="mini", seeds="4"), Place(data="/somewhere"), tmp_path).seeds == (4,)
-    with pytest.raises(UsageError, match="mini"):
-        choose(suite, Suited(world="mimi"), Place(), tmp_path)
+def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN.replace("recipe=name", "shots=2").replace('"zeroshot"', '"coop"'))
+    code, _, err = run(capsys, "bench", file, "--quick", "--shots", "4", "--dry-run")
+    assert code == 0 and "prescribes the shots of some runs: --shots 4 does not change those" in err
+    code, _, err = run(capsys, "bench", "few-shot", "--quick", "--shots", "4", "--dry-run")
+    assert code == 0 and "prescribes" not in err
 
 
-def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(shards, tmp_path, capsys):
-    words = (*SMALL, "--methods", "zeroshot,coop", "--seeds", "1", "--data", shards, "--tracking", "off", "--json")
+OWN = """
+from benchmarks.sheets.halves import base_to_novel_sheets
+from benchmarks.suites.suite import Arm, Suite
+
+def twice(choice, method):
+    return [Arm(method, key={"recipe": name}, recipe=name) for name in ("own", "procap")]
+
+SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), arms=twice,
+              sheets=base_to_novel_sheets)
+"""
+
+
+def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    code, out, err = run(capsys, "bench", file, *small)
+    assert code == 0 and "| digits" in out and "what I want to know" in err
+    assert out.startswith("**What I want to know")
+    assert "CLIP (zero-shot) (recipe own)" in out and "CLIP (zero-shot) (recipe procap)" in out
+    assert "procap table" in err and "--suite mine" in err
+    assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
+    other = tmp_path / "other.py"
+    other.write_text("SUITE = 3")
+    code, _, err = run(capsys, "bench", other)
+    assert code == 2 and "no benchmarks.suites.suite.Suite" in err
+    code, _, err = run(capsys, "bench", tmp_path / "none.py")
+    assert code == 2 and "no file" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('name="mine"', 'name="base-to-novel"'), "like one of ours"),
+        (('name="mine"', 'name="my own"'), "cannot be called 'my own'"),
+        (("recipe=name)", "recipe=choice.oops)"), "the plan of suite 'mine' fails: AttributeError"),
+    ],
+)
+def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, said, tmp_path, capsys):
+    file = tmp_path / "wrong.py"
+    file.write_text(OWN.replace(*change))
+    code, _, err = run(capsys, "bench", file, "--world", "mini", "--dry-run")
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+BROKEN = """
+from dataclasses import replace
+from benchmarks.suites.base_to_novel import SUITE as OURS
+
+def figures(done):
+    return {"curve": lambda: 1 / 0}
+
+SUITE = replace(OURS, name="mine", methods=("zeroshot",), seeds=(1,), figures=figures)
+"""
+
+
+def test_what_cannot_be_read_or_drawn_takes_nothing_else_with_it(small, tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(BROKEN)
+    code, out, err = run(capsys, "bench", file, *small)
+    assert code == 3 and "mine: internal error: ZeroDivisionError" in err and "| digits" in out
+    [result] = (tmp_path / "results/base").rglob("eval/digits-novel-test.json")
+    result.write_text("{")
+    for _ in range(2):
+        code, out, err = run(capsys, "bench", file, *small)
+        assert code == 1 and f"  base/digits/zeroshot/tiny/16shot/{result.parts[-3]}: {result}" in err
+        [line] = [line for line in out.splitlines() if line.startswith("| digits")]
+        assert line.count("-  |") + line.count("- |") == 2, "novel accuracy and the harmonic mean are missing"
+        assert f"`procap bench {file} --world mini" in out, "the file is what can be typed"
+    code, out, err = run(capsys, "table", file)
+    assert code == 1 and "is left out: results/base/digits" in err and line in out
+    collection = CollectionFolder(tmp_path / "results/collections/suite/mine").collection()
+    assert collection.status == "failed" and "digits-novel-test.json" in " ".join(collection.failed.values())
+
+
+def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path, capsys):
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
     assert code == 0, err
     said = json.loads(out.splitlines()[-1])
     assert len(said["done"]) == 2 and not said["failed"]
-    assert "| digits   | CLIP (zero-shot) |" in out
+    assert "CLIP (zero-shot)" in out
     kept = tmp_path / "results/collections/suite/base-to-novel"
-    assert (kept / "table.md").read_text().splitlines()[0] == out.splitlines()[0]
+    assert (kept / "base-to-novel.md").read_text().splitlines()[0] == out.splitlines()[0]
     [collection] = read_collections(tmp_path / "results")
     assert collection.status == "finished" and set(collection.runs) == set(said["done"])
     assert collection.figures["runs_finished"] == 2 and "hm/coop" in collection.figures
@@ -87,8 +158,8 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(shards, tmp_path
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "results/base").rglob("*")} == before
 
 
-def test_force_repeats_what_is_there(shards, tmp_path, capsys):
-    words = (*SMALL, "--methods", "coop", "--seeds", "1", "--data", shards, "--tracking", "off")
+def test_force_repeats_what_is_there(small, tmp_path, capsys):
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     assert run(capsys, *words)[0] == 0
     [file] = (tmp_path / "results/base").rglob("train.json")
     before, prompts = file.stat().st_mtime_ns, (file.parent / "checkpoint.safetensors").read_bytes()
@@ -98,25 +169,103 @@ def test_force_repeats_what_is_there(shards, tmp_path, capsys):
     assert not json.loads(file.read_text())["resumed"]
 
 
-def test_a_run_that_fails_is_named_and_the_others_are_done(shards, tmp_path, capsys):
-    words = (*SMALL, "--seeds", "1", "--data", shards, "--tracking", "off")
+def test_a_run_that_fails_is_named_and_the_others_are_done(small, tmp_path, capsys):
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--seeds", "1")
     blocked = tmp_path / "results/base/digits/coop"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("a file where a folder should be")
     code, out, err = run(capsys, *words, "--methods", "zeroshot,coop")
     assert code == 3
     assert "1 done, 1 failed" in err and "base/digits/coop" in err.splitlines()[-1] and "Traceback" not in err
-    assert "CLIP (zero-shot)" in out and "CoOp" not in out
+    assert "CLIP (zero-shot)" in out
+    folder = CollectionFolder(tmp_path / "results/collections/suite/base-to-novel")
+    [(path, why)] = folder.collection().failed.items()
+    assert path.startswith("base/digits/coop") and "coop" in why
+    [lost] = [line for line in out.splitlines() if "CoOp" in line and line.startswith("|")]
+    assert not any(char.isdigit() for char in lost), "a run that failed has no figure"
     blocked.unlink()
     code, out, err = run(capsys, *words, "--methods", "zeroshot,coop")
     assert code == 0 and "CoOp" in out
+    assert not folder.collection().failed
 
 
-def test_a_plan_says_how_long_clusters_would_take_and_writes_nothing(tmp_path, capsys):
-    code, out, err = run(capsys, *SMALL, "--methods", "coop,procap", "--seeds", "1,2", "--dry-run")
-    assert code == 0, err
-    assert "1 machine:" in out and "4 machines:" in out and "simulated" in out
-    assert not (tmp_path / "results").exists()
+def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, monkeypatch):
+    def and_remove_one(*arguments):
+        do_all(*arguments)
+        shutil.rmtree(tmp_path / "results/base/digits/coop")
+
+    monkeypatch.setattr(suite_commands, "do_all", and_remove_one)
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
+    code, out, err = run(capsys, *words)
+    [path] = json.loads(out.splitlines()[-1])["failed"]
+    assert code == 3 and path.startswith("base/digits/coop") and "its results are not there" in err
+    assert CollectionFolder(tmp_path / "results/collections/suite/base-to-novel").collection().status == "failed"
+
+
+def test_who_repeats_a_stopped_command_with_force_starts_over_and_is_told(small, capsys, monkeypatch):
+    def stopped(*arguments):
+        raise Interrupted("SIGINT: stopped the run; repeat to go on", 2)
+
+    monkeypatch.setattr(suite_commands, "do_all", stopped)
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
+    assert run(capsys, *words)[2].endswith("repeat to go on\n")
+    code, _, err = run(capsys, *words, "--force")
+    assert code == 130 and err.endswith("repeat to go on (without --force, which starts over)\n")
+
+
+REFUSED = {
+    "food101": ("--datasets", "food101,eurosat"),
+    "nobody": ("--backbone", "nobody"),
+    "none.pt": ("--backbone", "ViT-B/16", "--pretrained", "none.pt"),
+    "--shots 99": ("--shots", "99"),
+}
+
+
+def test_what_is_refused_is_one_line_and_leaves_the_earlier_results_as_they_are(small, tmp_path, capsys):
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1")
+    assert run(capsys, *words)[0] == 0
+    table = run(capsys, "table", "base-to-novel")[1]
+    for named, more in REFUSED.items():
+        code, out, err = run(capsys, *words, *more)
+        errors = [line for line in err.splitlines() if line.startswith("procap: error")]
+        assert code in (1, 2) and not out and len(errors) == 1 and named in errors[0], err
+    assert run(capsys, "table", "base-to-novel")[1] == table
+    [collection] = read_collections(tmp_path / "results")
+    assert collection.status == "finished" and not collection.failed
+
+
+def test_data_sets_that_are_missing_are_named_together(tmp_path, capsys):
+    code, _, err = run(capsys, "bench", "base-to-novel", "--datasets", "food101,eurosat", "--data", tmp_path / "none")
+    assert code == 1 and "'food101', 'eurosat' are not packed" in err and "procap data pack food101 eurosat" in err
+
+
+def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_digits, tiny_checkpoint, capsys):
+    words = ("bench", "base-to-novel", "--datasets", "digits", "--data", few_digits, "--seeds", "1", "--dry-run")
+    assert "weights of mini: in the program" in run(capsys, *words)[1]
+    assert f": {tiny_checkpoint}\n" in run(capsys, *words, "--backbone", tiny_checkpoint)[1]
+    assert "weights of ViT-B-16: missing: weights 'openai'" in run(capsys, *words, "--backbone", "ViT-B/16")[1]
+    assert json.loads(run(capsys, *words, "--json")[1].splitlines()[-1])["weights"] == {"mini": "in the program"}
+    code, out, err = run(capsys, *words, "--shots", "99")
+    assert code == 2 and not out and "the largest class of 'digits' has" in err and err.count("\n") == 1
+    code, out, err = run(capsys, *words, "--backbone", "nobody")
+    assert code == 2 and not out and "unknown backbone 'nobody'" in err and err.count("\n") == 1
+
+
+def test_suites_that_keep_their_own_data_sets_say_so(capsys):
+    code, _, err = run(capsys, "bench", "all", "--world", "paper", "--datasets", "dtd", "--seeds", "1", "--dry-run")
+    assert code == 0 and "cross-dataset keeps its own data sets: imagenet" in err and "base-to-novel keeps" not in err
+
+
+def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_leave_out(small, tmp_path, capsys):
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot", "--seeds", "1")
+    err = run(capsys, *words, "--shots", "1")[2]
+    data = small[small.index("--data") + 1]
+    assert f"next: procap table base-to-novel --data {data} --results results;" in err
+    assert run(capsys, *words, "--shots", "2")[0] == 0
+    code, _, err = run(capsys, "table", "base-to-novel")
+    assert code == 0 and "1 further run of base-to-novel with other flags" in err
+    code, _, err = run(capsys, "table", "base-to-novel", "--methods", "coop")
+    assert code == 1 and "as it is chosen here" in err and "but 2 runs of it with other flags" in err
 
 
 @pytest.mark.parametrize(
@@ -126,6 +275,8 @@ def test_a_plan_says_how_long_clusters_would_take_and_writes_nothing(tmp_path, c
         ("--address host:1", "add --on ray"),
         ("--autoscale", "add --on ray"),
         ("--gpus 1.5", "a part of one, or a whole number"),
+        ("--cpus inf", "a part of one, or a whole number"),
+        ("--gpus nan", "a part of one, or a whole number"),
         ("--at-once 0", "at least 1 is needed"),
         ("--world mars", "unknown world 'mars'"),
         ("--on ray --address http://127.0.0.1:8265", "is a dashboard"),
@@ -136,20 +287,8 @@ def test_wrong_words_are_answered_in_one_line(words, said, capsys):
     assert code == 2 and said in err and err.count("\n") == 1 and not out
 
 
-def test_a_cluster_that_is_not_there_is_named(shards, capsys):
-    words = (
-        *SMALL,
-        "--methods",
-        "coop",
-        "--data",
-        shards,
-        "--on",
-        "ray",
-        "--address",
-        "127.0.0.1:1",
-        "--tracking",
-        "off",
-    )
+def test_a_cluster_that_is_not_there_is_named(small, capsys):
+    words = (*SUITE_OF_ONE_EPOCH, *small[:-4], "--methods", "coop", "--on", "ray", "--address", "127.0.0.1:1")
     code, _, err = run(capsys, *words)
     assert code == 1
     last = err.splitlines()[-1]
@@ -172,10 +311,11 @@ class Guess:
         return sum(left) / at_once
 
 
-def test_the_end_of_every_run_corrects_the_forecast(shards, tmp_path):
+def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
     from cluster.job import Report
 
-    pieces = SUITES["base-to-novel"].pieces(Choice(MINI, ("digits",), ("coop",), (1, 2, 3)))
+    suite = suite_named("base-to-novel")
+    pieces = [entry.piece for entry in suite.plan(suite.choice(MINI, datasets=("digits",), methods=("coop",)))]
     jobs = [Job(pieces=(piece,)) for piece in pieces]
     guess = Guess()
     with Ledger(jobs, guess, 2, quiet=True) as ledger:
@@ -186,8 +326,32 @@ def test_the_end_of_every_run_corrects_the_forecast(shards, tmp_path):
             ledger.ended(f"{number}", {"number": number}, report)
     assert guess.learned == [4.0]
     assert ledger.outcome.done == [0] and ledger.outcome.failed == {1: "no"}
-    assert not is_done(pieces[0], Workplace(data=shards, results=tmp_path))
+    assert not is_done(pieces[0], Workplace(data=few_digits, results=tmp_path))
 
 
 def test_a_fleet_asks_for_whole_or_parted_gpus():
     assert Fleet(on="ray", gpus=0.25).gpus == 0.25 and Fleet(on="ray", gpus=2).gpus == 2
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_no_table_takes_the_file_of_something_else(name, tmp_path):
+    """Tables, pictures and the record of the pictures of a suite lie in one folder."""
+    from benchmarks.qualitative.pictures import FILE
+
+    suite = suite_named(name)
+    done = Done.read(suite, suite.choice(MINI, quick=True), tmp_path)
+    kept = {"collection.json", "tracking.json", FILE}
+    names = [sheet.name for sheet in suite.sheets(done)]
+    assert len(set(names)) == len(names) and not kept & {f"{one}.json" for one in [*names, name]}
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_mlflow_takes_the_names_of_a_suites_figures(name, tmp_path):
+    from mlflow.utils.validation import _validate_metric_name
+
+    suite = suite_named(name)
+    done = Done.read(suite, suite.choice(PAPER), tmp_path)
+    names = short_names(done.arms)
+    assert len(set(names)) == len(names)
+    for one in names:
+        _validate_metric_name(f"hm/{one}")

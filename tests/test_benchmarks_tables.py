@@ -17,16 +17,38 @@ from made_results import put_halves, put_run, put_score
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.scores import harmonic_mean, read_scores
-from benchmarks.table_formats import FORMATS, as_json, render
+from benchmarks.scores import read_scores
+from benchmarks.sheets.formats import FORMATS, as_json, render
+from benchmarks.sheets.runs import run_sheets
+from benchmarks.sheets.sheet import Sheet
 from benchmarks.tables import Table, build_table
 from procap.errors import UserError
-from runner.results import RunFolder
+from runner.results import RunFolder, harmonic_mean
 from shards.pack import pack_source
 
 
 def table_of(results: Path) -> Table:
     return build_table(read_scores(results))
+
+
+def sheet_of(results: Path) -> Sheet:
+    """The one of the halves."""
+    return run_sheets(table_of(results))[0]
+
+
+def text_of(results: Path, form: str) -> str:
+    """All that is printed."""
+    return "\n\n".join(render(sheet, form) for sheet in run_sheets(table_of(results)))
+
+
+def notes_of(results: Path) -> list[str]:
+    return [note for sheet in run_sheets(table_of(results)) for note in sheet.notes]
+
+
+def items_of(document: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
+    """What a sheet's JSON has in each line, by labels, then by column."""
+    titles = [column["title"] for column in document["columns"]]
+    return {tuple(line["labels"]): dict(zip(titles, line["items"], strict=True)) for line in document["lines"]}
 
 
 def row_of(table: Table, method: str, dataset: str) -> Any:
@@ -59,13 +81,17 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
                 pair = ((rng.randint(30, base_total), base_total), (rng.randint(30, novel_total), novel_total))
                 counts[dataset, method, seed] = pair
                 put_halves(tmp_path, method, dataset, *pair, seed=seed, recipe="procap", overrides={"epochs": 2})
-    table = table_of(tmp_path)
+    table, found = table_of(tmp_path), items_of(as_json(sheet_of(tmp_path)))
 
     def percent(dataset, method, seed, half):
         return Fraction(100 * counts[dataset, method, seed][half][0], counts[dataset, method, seed][half][1])
 
     def check(row, base, novel):
-        """`base` and `novel` are values by seed."""
+        """`base` and `novel` are values by seed; what is printed is what was computed."""
+        items = found[row.dataset, row.title]
+        for column, cell in zip(("Base", "Novel", "HM"), row.cells(), strict=True):
+            assert (items[column]["mean"], items[column]["std"]) == (cell.mean, cell.std)
+            assert items[column]["seeds"] == dict(zip(("1", "2", "3"), cell.values, strict=True))
         mean_base, mean_novel = sum(base) / 3, sum(novel) / 3
         assert row.base.mean == pytest.approx(float(mean_base))
         assert row.novel.mean == pytest.approx(float(mean_novel))
@@ -82,12 +108,12 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
             for half in (0, 1)
         ]
         check(row_of(table, method, "Average"), *averaged)
-        [entry] = [entry for entry in as_json(table)["averages"] if entry["method"] == method]
-        assert entry["mean_of_hms"]["mean"] == pytest.approx(
+        [entry] = [items for (name, _), items in found.items() if (name, items["Method name"]) == ("Average", method)]
+        assert entry["mean of HMs"]["mean"] == pytest.approx(
             mean(row_of(table, method, dataset).hm.mean for dataset in table.datasets)
         )
-    assert any("ddof = 1" in note for note in table.notes)
-    assert any("n = 3: seeds 1, 2, 3" in note for note in table.notes)
+    notes = notes_of(tmp_path)
+    assert any("ddof = 1" in note for note in notes) and any("n = 3: seeds 1, 2, 3" in note for note in notes)
 
 
 def test_average_hm_is_of_the_averages_and_the_other_reading_is_named(tmp_path):
@@ -95,7 +121,7 @@ def test_average_hm_is_of_the_averages_and_the_other_reading_is_named(tmp_path):
     put_halves(tmp_path, "zeroshot", "tiles", (10, 100), (90, 100))
     table = table_of(tmp_path)
     assert row_of(table, "zeroshot", "Average").hm.mean == pytest.approx(50)
-    [note] = [note for note in table.notes if "mean of the data sets' HMs" in note]
+    [note] = [note for note in notes_of(tmp_path) if "mean of the data sets' HMs" in note]
     assert "CLIP (zero-shot) 18.00" in note
 
 
@@ -110,16 +136,16 @@ def test_a_missing_cell_is_a_dash_and_takes_hm_and_average_with_it(tmp_path):
     assert tiles.base.mean == 70 and tiles.novel is None and tiles.hm is None
     assert average.base.mean == 75 and average.novel is None and average.hm is None
     assert row_of(table, "zeroshot", "Average").hm.mean == pytest.approx(60)
-    [line] = [line for line in render(table, "md").splitlines() if "CoOp" in line and "70.00" in line]
+    [line] = [line for line in text_of(tmp_path, "md").splitlines() if "CoOp" in line and "70.00" in line]
     assert line.split("|")[4].strip() == "-" and line.split("|")[5].strip() == "-"
 
 
-def test_a_data_set_that_a_method_never_saw_takes_its_average(tmp_path):
+def test_a_method_that_was_not_on_every_data_set_has_no_average(tmp_path):
     put_halves(tmp_path, "zeroshot", "shapes", (60, 100), (60, 100))
     put_halves(tmp_path, "zeroshot", "tiles", (60, 100), (60, 100))
     put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    average = row_of(table_of(tmp_path), "coop", "Average")
-    assert (average.base, average.novel, average.hm, average.images_per_second) == (None, None, None, None)
+    assert [row.method for row in table_of(tmp_path).averages] == ["zeroshot"]
+    assert [line.labels for line in sheet_of(tmp_path).lines if line.average] == [("Average", "CLIP (zero-shot)")]
 
 
 def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
@@ -130,8 +156,32 @@ def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
     table = table_of(tmp_path)
     row = row_of(table, "coop", "shapes")
     assert row.base.mean == 70 and row.base.seeds == (1, 2) and row.novel.seeds == (1,) and row.hm is None
-    text = render(table, "md")
-    assert "(n=2)" in text and "(n=1)" in text
+    for form, plus_minus in (("md", "±"), ("latex", r"$\pm$")):
+        text = text_of(tmp_path, form)
+        assert f"70.00 {plus_minus} 14.14 (n=2)" in text and "40.00 (n=1)" in text and "Seeds differ" in text
+    assert any("no HM or average over different seeds" in note for note in notes_of(tmp_path))
+    put_score(tmp_path, second, "shapes:novel", 60, 100)
+    assert "(n=" not in text_of(tmp_path, "md") and "n = 2: seeds 1, 2." in notes_of(tmp_path)
+
+
+def test_a_best_is_named_only_where_the_whole_group_is_of_the_same_seeds(tmp_path):
+    """The higher one of two, beside a third that was measured with fewer seeds, would read as the best of the three."""
+    for seed in (1, 2):
+        put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), seed=seed)
+        put_halves(tmp_path, "maple", "shapes", (70, 100), (50, 100), seed=seed)
+    assert {"**80.00** ± 0.00", "<u>70.00</u> ± 0.00"} <= {
+        cell.strip() for line in text_of(tmp_path, "md").splitlines() for cell in line.split("|")
+    }
+    put_halves(tmp_path, "procap", "shapes", (90, 100), (30, 100), seed=1)
+    assert not sheet_of(tmp_path).marks()
+    put_halves(tmp_path, "coop", "tiles", (80, 100), (40, 100), seed=1)
+    put_halves(tmp_path, "procap", "tiles", (90, 100), (30, 100), seed=1)
+    sheet = sheet_of(tmp_path)
+    marked = {
+        (*sheet.lines[line].labels, sheet.columns[place].title): mark for (line, place), mark in sheet.marks().items()
+    }
+    assert marked["tiles", "ProCAP", "Base"] == "best" and marked["tiles", "CoOp", "Base"] == "second"
+    assert {dataset for dataset, _, _ in marked} == {"tiles"}, "another data set is a group of its own"
 
 
 @pytest.mark.parametrize("form", ["md", "latex"])
@@ -139,7 +189,7 @@ def test_limited_results_carry_a_dagger_and_a_note(tmp_path, form):
     config = put_run(tmp_path, "coop", "shapes")
     put_score(tmp_path, config, "shapes:base", 8, 10, of=300)
     put_score(tmp_path, config, "shapes:novel", 5, 10, of=300)
-    text = render(table_of(tmp_path), form)
+    text = text_of(tmp_path, form)
     mark = {"md": "†", "latex": r"$^\dagger$"}[form]
     assert f"80.00 {mark}" in text and f"61.54 {mark}" in text and f"{mark} limited" in text
 
@@ -153,7 +203,7 @@ def test_limited_results_are_never_averaged_with_whole_ones(tmp_path):
     table = table_of(tmp_path)
     row = row_of(table, "coop", "shapes")
     assert (row.base.mean, row.base.seeds, row.base.limited) == (80, (whole.seed,), False)
-    assert "†" not in render(table, "md")
+    assert "†" not in text_of(tmp_path, "md")
     mixed = put_run(tmp_path, "coop", "tiles", seed=1)
     put_score(tmp_path, mixed, "tiles:base", 70, 100)
     put_score(tmp_path, mixed, "tiles:novel", 5, 10, of=100)
@@ -174,13 +224,26 @@ def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
     assert {"shots 4", "recipe procap", "n_ctx 3"} <= {part for t in table.titles for part in t[7:-1].split(", ")}
 
 
+def test_a_title_tells_apart_what_is_in_its_own_table_alone(tmp_path):
+    """CoOp starts otherwise on all classes, and what a line was trained on stands beside it."""
+    for method in ("zeroshot", "coop"):
+        put_halves(tmp_path, method, "shapes", (80, 100), (40, 100))
+        put_score(tmp_path, put_run(tmp_path, method, "shapes", classes="all"), "shapes", 33, 100)
+    table = table_of(tmp_path)
+    assert table.titles == [row.title for row in table.others] == ["CLIP (zero-shot)", "CoOp"]
+    put_score(tmp_path, put_run(tmp_path, "coop", "tiles", classes="all", shots=4), "tiles", 33, 100)
+    table = table_of(tmp_path)
+    assert table.titles == ["CLIP (zero-shot)", "CoOp"]
+    assert {row.title for row in table.others} == {"CLIP (zero-shot)", "CoOp (shots 16)", "CoOp (shots 4)"}
+
+
 def test_zero_shot_is_one_row_beside_any_recipe(tmp_path):
     put_halves(tmp_path, "zeroshot", "shapes", (60, 100), (60, 100))
     put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), recipe="procap", overrides={"epochs": 3})
     table = table_of(tmp_path)
     assert table.titles == ["CLIP (zero-shot)", "CoOp"]
     assert row_of(table, "zeroshot", "shapes").train_seconds is None
-    assert any("not the published recipes" in note and "epochs 3" in note for note in table.notes)
+    assert any("not the published recipes" in note and "epochs 3" in note for note in notes_of(tmp_path))
 
 
 def test_a_recipe_that_differs_between_methods_is_in_the_notes_and_within_one_in_the_title(tmp_path):
@@ -188,7 +251,7 @@ def test_a_recipe_that_differs_between_methods_is_in_the_notes_and_within_one_in
         put_halves(tmp_path, method, "shapes", (80, 100), (40, 100), recipe="procap", overrides={"lr": lr})
     table = table_of(tmp_path)
     assert table.titles == ["CoOp", "MaPLe"]
-    assert any("lr 0.005 (CoOp) / 0.0005 (MaPLe)" in note for note in table.notes)
+    assert any("lr 0.005 (CoOp) / 0.0005 (MaPLe)" in note for note in notes_of(tmp_path))
     put_halves(tmp_path, "coop", "shapes", (70, 100), (40, 100), recipe="procap", overrides={"lr": 0.05})
     assert table_of(tmp_path).titles == ["CoOp (lr 0.005)", "CoOp (lr 0.05)", "MaPLe"]
 
@@ -200,6 +263,14 @@ def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
     row = row_of(table_of(tmp_path), "coop", "shapes")
     assert row.images_per_second == pytest.approx(400 / (100 / 100 + 300 / 50))
     assert row.images_per_second_model == pytest.approx(2 * row.images_per_second)
+    sheet = sheet_of(tmp_path)
+    items = items_of(as_json(sheet))["shapes", "CoOp"]
+    speeds = [items[column]["mean"] for column in ("FPS", "FPS of the model", "training s")]
+    assert speeds == [row.images_per_second, row.images_per_second_model, 12.5]
+    printed = [render(sheet, form).splitlines() for form in ("md", "latex")]
+    for lines in printed:
+        [line] = [line for line in lines if "CoOp" in line and "50.00" in line]
+        assert "57" in line and "12.5" in line and "114" not in line, "what is printed stays narrow"
 
 
 def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
@@ -209,20 +280,36 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
     [other] = table.others
     assert (other.trained_on, other.target, other.accuracy.mean) == ("shapes:base", "shapes-sketch:all:test", 33)
     assert row_of(table, "coop", "shapes").base.mean == 80
+    [halves, targets] = run_sheets(table)
+    assert {line.labels[0] for line in halves.lines} == {"shapes"}
     for form in FORMATS:
-        assert "33.00" in render(table, form) or json.loads(render(table, form))["others"]
+        assert "33.0" in render(targets, form) and "33.0" not in render(halves, form)
+
+
+def test_methods_are_ranked_on_one_target_after_one_training_set(tmp_path):
+    for method, trained_on, target, correct in (
+        ("coop", "shapes", "shapes-sketch", 33),
+        ("maple", "shapes", "shapes-sketch", 44),
+        ("maple", "shapes", "tiles", 99),
+        ("maple", "petals", "shapes-sketch", 88),
+    ):
+        put_score(tmp_path, put_run(tmp_path, method, trained_on), target, correct, 100)
+    [sheet] = run_sheets(table_of(tmp_path))
+    marks = {sheet.lines[line].labels: mark for (line, _), mark in sheet.marks().items()}
+    trained_on, target = "shapes:base", "shapes-sketch:all:test"
+    assert marks == {(trained_on, target, "MaPLe"): "best", (trained_on, target, "CoOp"): "second"}
 
 
 def test_different_packings_of_a_target_are_called_out(tmp_path):
     put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
     put_halves(tmp_path, "zeroshot", "shapes", (60, 90), (40, 100))
-    [note] = [note for note in table_of(tmp_path).notes if "do not compare" in note]
+    [note] = [note for note in notes_of(tmp_path) if "do not compare" in note]
     assert note.startswith("shapes:base:test")
 
 
 def test_runs_on_imported_picks_get_rows_of_their_own(tmp_path):
     put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), picks="0123456789abcdef")
-    assert any("imported few-shot picks" in note for note in table_of(tmp_path).notes)
+    assert any("imported few-shot picks" in note for note in notes_of(tmp_path))
     put_halves(tmp_path, "coop", "shapes", (70, 100), (40, 100))
     assert table_of(tmp_path).titles == ["CoOp (picks drawn)", "CoOp (picks imported)"]
 
@@ -230,10 +317,10 @@ def test_runs_on_imported_picks_get_rows_of_their_own(tmp_path):
 @pytest.mark.parametrize("form", ["md", "latex"])
 def test_sets_that_are_not_as_published_are_named_under_the_table(tmp_path, form):
     put_halves(tmp_path, "coop", "caltech101-split7", (80, 100), (40, 100))
-    text = render(table_of(tmp_path), form)
+    text = text_of(tmp_path, form)
     assert "caltech101-split7: own split, seed 7; not comparable with published figures." in text
     put_halves(tmp_path, "coop", "caltech101", (80, 100), (40, 100))
-    assert render(table_of(tmp_path), form).count("not comparable with published figures") == 1
+    assert text_of(tmp_path, form).count("not comparable with published figures") == 1
 
 
 def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
@@ -241,15 +328,16 @@ def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
     put_halves(tmp_path, "coop", "dtd-subset", (80, 100), (40, 100))
     file = put_score(tmp_path, config, "imagenet-a-64px", 33, 100)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"variant": "resized, as recorded"}))
-    table = table_of(tmp_path)
-    found = {row["dataset"]: row["variant"] for row in as_json(table)["rows"]}
-    assert found == {"dtd": "", "dtd-subset": "dtd-subset: subset of the images"}
-    [other] = as_json(table)["others"]
-    assert other["variant"] == "imagenet-a-64px: resized, as recorded"
-    halves, others = (list(csv.DictReader(io.StringIO(part))) for part in render(table, "csv").split("\n\n"))
-    assert {row["data_set"]: row["variant"] for row in halves} == {**found, "Average": ""}
-    assert [row["variant"] for row in others] == [other["variant"]]
-    assert table.datasets == ["dtd", "dtd-subset"]
+    sheets = run_sheets(table_of(tmp_path))
+    halves, others = (items_of(as_json(sheet)) for sheet in sheets)
+    found = {labels[0]: items["Data set variant"] for labels, items in halves.items()}
+    assert found == {"dtd": None, "dtd-subset": "dtd-subset: subset of the images", "Average": None}
+    [other] = others.values()
+    assert other["Data set variant"] == "imagenet-a-64px: resized, as recorded"
+    first, second = (list(csv.DictReader(io.StringIO(render(sheet, "csv")))) for sheet in sheets)
+    assert {row["Data set"]: row["Data set variant"] or None for row in first} == found
+    assert [row["Data set variant"] for row in second] == [other["Data set variant"]]
+    assert ["dtd-subset" in " ".join(sheet.notes) for sheet in sheets] == [True, False], "each says what it has"
 
 
 def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, capsys):
@@ -258,8 +346,9 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     config = put_halves(tmp_path, "coop", "my-birds", (80, 100), (40, 100), data=tmp_path / "data")
     shutil.rmtree(tmp_path / "data")
     assert main(["table", "--results", str(tmp_path), "--datasets", "My-Birds", "--format", "json"]) == 0
-    [row] = json.loads(capsys.readouterr().out)["rows"]
-    assert (row["dataset"], row["base"]["mean"], row["variant"]) == ("my-birds", 80, "")
+    [sheet] = json.loads(capsys.readouterr().out)["sheets"]
+    [(labels, items)] = items_of(sheet).items()
+    assert (labels[0], items["Base"]["mean"], items["Data set variant"]) == ("my-birds", 80, None)
     assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
     assert config.path in capsys.readouterr().out
     where = ["--results", str(tmp_path), "--data", str(tmp_path / "data")]
@@ -297,13 +386,15 @@ def test_csv_and_json_hold_the_numbers_of_the_markdown(tmp_path, capsys):
     put_halves(tmp_path, "procap", "shapes", (85, 100), (60, 100))
     assert main(["table", "--results", str(tmp_path), "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(row["method"], row["base"], row["novel"], row["hm"]) for row in rows] == [
-        ("coop", "80.00", "41.00", "54.21"),
-        ("procap", "85.00", "60.00", "70.34"),
+    assert [(row["Method name"], row["Base"], row["Novel"], row["HM"]) for row in rows] == [
+        ("coop", "80.0", "41.0", "54.214876"),
+        ("procap", "85.0", "60.0", "70.344828"),
     ]
     assert main(["table", "--results", str(tmp_path), "--json"]) == 0
     *human, last = capsys.readouterr().out.strip().splitlines()
-    assert [row["hm"]["mean"] for row in json.loads(last)["rows"]] == pytest.approx([54.2149, 70.3448], abs=1e-3)
+    [sheet] = json.loads(last)["sheets"]
+    hms = [items["HM"]["mean"] for items in items_of(sheet).values()]
+    assert hms == pytest.approx([2 * 80 * 41 / 121, 2 * 85 * 60 / 145], abs=1e-12)
     assert any("**70.34**" in line for line in human) and not any("**54.21**" in line for line in human)
 
 
@@ -317,5 +408,6 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         (["--seeds", "2"], {("zeroshot", "tiles")}),
     ):
         assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
-        found = json.loads(capsys.readouterr().out)["rows"]
-        assert {(row["method"], row["dataset"]) for row in found} == expected
+        [sheet] = json.loads(capsys.readouterr().out)["sheets"]
+        found = {(items["Method name"], labels[0]) for labels, items in items_of(sheet).items()}
+        assert found - {("coop", "Average")} == expected

@@ -257,7 +257,7 @@ def understood(words: list[str]) -> Any:
     """The parsed options of a command line of procap. Raises click's errors for what the program does not know."""
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands"):
-        command, words = command.commands[words[0]], words[1:]
+        command, words = command.get_command(None, words[0]), words[1:]
     return command.make_context("procap", list(words)).params
 
 

@@ -21,10 +21,11 @@ from ray_nodes import Nodes
 
 from benchmarks.cli import main
 from cluster.address import Dashboard
-from cluster.follow import Follower
+from cluster.follow import Follower, stopped
 from cluster.parcel import PACKAGES, code_digest, pack
-from cluster.ray_jobs import RayCluster
+from cluster.ray_jobs import RayCluster, Unreachable
 from cluster.submit import RAY_SETTINGS, submission
+from procap.errors import UserError
 
 PATIENT = """
 import signal, sys, time
@@ -143,6 +144,29 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(
     told = capsys.readouterr().err
     assert "`procap jobs follow patient`" in told and "`procap jobs stop patient`" in told
     assert cluster.job("patient").status == "RUNNING"
+
+
+def test_commands_that_are_told_name_the_cluster_where_it_was_typed(
+    cluster: RayCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = cluster.dashboard.url
+    assert main(["jobs", "follow", "talkre", "--address", address]) == 1
+    assert f"(`procap jobs --address {address}` lists them)" in capsys.readouterr().err
+    assert main(["jobs", "follow", "talkre"]) == 1
+    assert "(`procap jobs` lists them)" in capsys.readouterr().err
+    with pytest.raises(UserError, match=f"follow it with `procap jobs follow patient --address {address}`, or"):
+        cluster.submit(entrypoint="true", submission_id="patient")
+    with pytest.raises(UserError, match=f"see `procap jobs --address {address}`$"):
+        stopped(cluster, "patient", patience=0, check=lambda: None)
+
+
+def test_who_loses_a_cluster_is_told_how_to_find_the_job_there_again(cluster: RayCluster) -> None:
+    tunnel = Tunnel(int(cluster.dashboard.url.rpartition(":")[2]))
+    through = RayCluster(Dashboard(f"http://127.0.0.1:{tunnel.port}", "--address"))
+    tunnel.cut()
+    again = f"procap jobs follow patient --address {through.dashboard.url}"
+    with pytest.raises(Unreachable, match=f"the job may be running: {again}$"):
+        Follower(through, "patient", print, tell=print).to_the_end(patience=0)
 
 
 def test_a_stopped_job_has_the_time_to_save_its_state(cluster: RayCluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,25 +5,35 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray_nodes import Nodes
 
+from cluster.address import LOCAL
 from cluster.fleet import Fleet, Room, do_all, gathered
-from cluster.group import announcements
+from cluster.group import Rank, announcements
 from cluster.job import Job, Piece, Report
 from cluster.places import Places
-from cluster.pool import carry_out
-from cluster.site import Node, Share, fair_share, room
-from cluster.slots import slots_here
-from procap.errors import UsageError
+from cluster.pool import Search, carry_out, given_up, run_trials
+from cluster.site import Node, Share, connected, fair_share, room
+from cluster.slots import RUN_BYTES, slots_here
+from cluster.work import Work
+from procap.errors import UsageError, UserError
 from runner.config import RunConfig, Workplace, plan_run
 from runner.results import RunFolder
+from shards.errors import DataError
 
 TARGETS = ("digits:base", "digits:novel")
 
@@ -56,14 +66,8 @@ def job(config: RunConfig, targets: Sequence[str] = TARGETS) -> Job:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from shards.known import known
-    from shards.pack import pack_source
-    from shards.records import source_of
-
-    root = tmp_path_factory.mktemp("data")
-    pack_source(source_of(known("digits", root)), root)
-    return root
+def data(few_digits: Path) -> Path:
+    return few_digits
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +75,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with Nodes(tmp_path_factory.mktemp("nodes")) as cluster:
         cluster.head(cpus=1)
-        cluster.add(cpus=1)
-        cluster.add(cpus=1)
+        cluster.add(cpus=2)
         yield cluster
 
 
@@ -93,35 +96,39 @@ def stray(results: Path) -> list[Path]:
     return [path for path in results.rglob("*") if path.name.endswith(".tmp") or path.name == "state"]
 
 
+RUNS = [run(method, seed) for method, seed in (("zeroshot", 1), ("coop", 1), ("coop", 2))]
+BROKEN = run(seed=3)
+
+
 @pytest.fixture(scope="module")
-def here(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[RunConfig]]:
-    """Four runs done one after the other in this process: what every other way has to equal."""
-    results = tmp_path_factory.mktemp("here")
-    runs = [run(method, seed) for method in ("zeroshot", "coop") for seed in (1, 2)]
-    heard = Heard()
-    do_all([job(one) for one in runs], places(data, results), Room(Share(), 1, ray=False), heard)
-    assert all(report.state == "done" for report in heard.ends.values()), heard.ends
-    return results, runs
-
-
-def test_runs_on_three_nodes_equal_local_ones(
-    nodes: Nodes, data: Path, here: tuple[Path, list[RunConfig]], tmp_path: Path
-) -> None:
-    reference, runs = here
-    heard = Heard()
-    there = places(data, tmp_path)
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Heard]:
+    """Three runs and a broken one on two nodes with three CPUs."""
+    results, heard = tmp_path_factory.mktemp("there"), Heard()
+    where = places(data, results)
+    with gathered(Fleet(on="ray", address=nodes.address), where) as found:
         assert found == Room(Share(1, 1.0, 0.0), 3, ray=True)
-        do_all([job(one) for one in runs], there, found, heard)
-        # Typed again, nothing is done again.
-        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-        do_all([job(one) for one in runs], there, found, Heard())
-        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
+        do_all([job(BROKEN, ["shapes-sketch:all:train"]), *map(job, RUNS)], where, found, heard)
+    return results, heard
+
+
+def test_runs_on_nodes_equal_local_ones(there: tuple[Path, Heard], data: Path, tmp_path: Path) -> None:
+    results, heard = there
+    here = Heard()
+    do_all([job(one) for one in RUNS], places(data, tmp_path), Room(Share(), 1, ray=False), here)
+    assert all(report.state == "done" for report in here.ends.values()), here.ends
     assert sorted(heard.began) == list(range(4))
-    assert [facts(tmp_path, one) for one in runs] == [facts(reference, one) for one in runs]
-    assert not stray(tmp_path)
+    assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
 
 
+def test_a_run_that_fails_stops_no_other(there: tuple[Path, Heard]) -> None:
+    results, heard = there
+    assert heard.ends[0].state == "failed" and "train" in heard.ends[0].why
+    assert "Traceback" not in heard.ends[0].why
+    assert [heard.ends[number].state for number in (1, 2, 3)] == ["done"] * 3
+    assert not stray(results)
+
+
+@pytest.mark.slow
 def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     """Two runs of two processes each at once, on three CPUs: half-placed ones would wait for ever."""
     runs = [run(seed=seed) for seed in (1, 2)]
@@ -129,7 +136,7 @@ def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tm
     there = places(data, tmp_path, timeout=60.0)
     with gathered(Fleet(on="ray", address=nodes.address, processes=2), there) as found:
         assert found.at_once == 1
-        carry_out([job(one) for one in runs], there, found.share, heard, at_once=2)
+        carry_out([job(one, targets=()) for one in runs], there, found.share, heard, at_once=2)
     assert {number: report.state for number, report in heard.ends.items()} == {0: "done", 1: "done"}
     for one in runs:
         training = RunFolder(tmp_path / one.path).train()
@@ -152,52 +159,53 @@ def test_a_group_waits_for_a_run_that_somebody_else_holds(nodes: Nodes, data: Pa
     assert heard.began == [0] and heard.ends[0].state == "done"
 
 
-def test_a_run_that_fails_stops_no_other(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    broken, fine = run(seed=1), run(seed=2)
-    heard = Heard()
-    there = places(data, tmp_path)
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
-        do_all([job(broken, ["shapes-sketch:all:train"]), job(fine)], there, found, heard)
-    assert heard.ends[0].state == "failed" and "train" in heard.ends[0].why
-    assert "Traceback" not in heard.ends[0].why
-    assert heard.ends[1].state == "done"
-
-
-def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(
-    nodes: Nodes, data: Path, here: tuple[Path, list[RunConfig]], tmp_path: Path
-) -> None:
+def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     long = run("maple", epochs=6)
     reference = tmp_path / "reference"
     there = places(data, tmp_path / "there", checkpoint_seconds=0.2)
-    killed: list[int] = []
+    heard, done = Heard(), threading.Event()
 
-    def kill() -> None:
-        folder = tmp_path / "there" / long.path
-        while not killed:
+    def kill() -> str:
+        """What came of it."""
+        folder, deadline = tmp_path / "there" / long.path, time.monotonic() + 120
+        while not done.is_set() and time.monotonic() < deadline:
             if list(folder.glob("state/step-*")) and not (folder / "train.json").exists():
-                holder = re.search(r"pid (\d+)", (folder / ".lock").read_text())
-                assert holder is not None
+                lock = (folder / ".lock").read_text()
+                if (holder := re.search(r"pid (\d+)", lock)) is None:
+                    return f"nobody to kill in {lock!r}"
                 os.kill(int(holder[1]), 9)
-                killed.append(int(holder[1]))
+                return "killed"
             time.sleep(0.02)
+        return "no state was seen before the end"
 
-    killer = threading.Thread(target=kill, daemon=True)
-    heard = Heard()
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
-        killer.start()
-        do_all([job(long)], there, found, heard)
-    assert killed and heard.began == [0, 0] and heard.ends[0].state == "done"
+    with gathered(Fleet(on="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
+        said = killer.submit(kill)
+        try:
+            do_all([job(long)], there, found, heard)
+        finally:
+            done.set()
+    assert said.result() == "killed"
+    assert heard.began == [0, 0] and heard.ends[0].state == "done"
     do_all([job(long)], places(data, reference), Room(Share(), 1, ray=False), Heard())
     assert facts(tmp_path / "there", long) == facts(reference, long)
     training = RunFolder(tmp_path / "there" / long.path).train()
     assert training is not None and training.resumed == 1
 
 
+def test_test_images_that_are_not_there_are_found_before_the_training(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "digits", tmp_path / "data" / "digits")
+    shutil.rmtree(tmp_path / "data" / "digits" / "test")
+    place = Workplace(tmp_path / "data", tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
+    with pytest.raises(DataError, match=r"'digits' test: .*0\.tar is missing"):
+        Work(job(run()), place, lambda report: None).do()
+    assert not (tmp_path / "results").exists()
+
+
 def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     for fleet, said in (
         (Fleet(on="ray", address=nodes.address, processes=4), "hold 3 such processes"),
         (Fleet(on="ray", address=nodes.address, gpus=1), "hold 0 such processes"),
-        (Fleet(on="ray", address=nodes.address, cpus=2), "hold 0 such processes"),
+        (Fleet(on="ray", address=nodes.address, cpus=3), "hold 0 such processes"),
     ):
         with pytest.raises(UsageError, match=said), gathered(fleet, places(data, tmp_path)):
             pass
@@ -215,6 +223,82 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
         counts = [count for history in histories for count in history if count.epoch == report.epoch - 1]
         assert report.figures["score"] == pytest.approx(sum(100 * c.correct / c.total for c in counts) / 2)
     assert heard.ends[0].figures == heard.reports[-1][1].figures
+
+
+def test_a_ray_of_our_own_that_does_not_start_is_not_called_a_cluster(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    there = gathered(Fleet(on="ray", address=nodes.address), places(data, tmp_path))
+    # There is one already in this process.
+    with there, pytest.raises(UserError, match="Ray did not start on this machine") as refused, connected(LOCAL):
+        pass
+    assert "--at-once 1" in str(refused.value) and "--on ray" not in str(refused.value)
+
+
+def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    import ray
+
+    with gathered(Fleet(on="ray", address=nodes.address), places(data, tmp_path)):
+        rank: Any = ray.remote(Rank).remote()
+        _, _, port = ray.get(rank.where.remote())
+        with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        ray.kill(rank)
+
+
+@pytest.mark.slow
+def test_a_run_that_always_loses_its_process_is_started_five_times(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    heard, there = Heard(), places(data, tmp_path)
+    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+        run_trials(Search({"number": 7}), lambda config: os._exit(1), there, found.share, heard, 1)
+    assert heard.began == [7] * 5
+    assert heard.ends[7].state == "failed"
+    assert "given up after 5 attempts: the last one lost its process (The actor is dead because" in heard.ends[7].why
+
+
+def test_what_a_run_raised_each_time_is_told_and_not_called_a_lost_process(
+    nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(config: Mapping[str, Any]) -> Job:
+        raise ValueError("two lines\nof words")
+
+    monkeypatch.setattr("cluster.pool.ATTEMPTS", 1)
+    heard, there = Heard(), places(data, tmp_path)
+    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+        run_trials(Search({"number": 7}), wrong, there, found.share, heard, 1)
+    assert heard.began == [7] and heard.ends[7].state == "failed"
+    assert "the last one failed with ValueError: two lines of words;" in heard.ends[7].why
+    assert "lost" not in heard.ends[7].why and "memory" not in heard.ends[7].why
+
+
+DIED = """The actor died unexpectedly before finishing this task.
+\tpid: 26803
+The actor is dead because its worker process has died."""
+RAISED = """\x1b[36mray::ImplicitFunc.train()\x1b[39m (pid=1, ip=10.0.0.2, repr=trial)
+  File "/site-packages/ray/tune/trainable/trainable.py", line 329, in train
+    raise skipped from exception_cause(skipped)
+"""
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ([DIED], "lost its process (The actor is dead because its worker process has died);"),
+        ([RAISED + "KeyError: 'a'", DIED], "lost its process (The actor is dead"),
+        ([RAISED + "ray.exceptions.ActorDiedError: " + DIED], "lost its process (The actor is dead"),
+        (["Task was killed due to the node running low on memory."], "lost its process (Task was killed due to"),
+        ([], "lost its process; see"),
+        ([DIED, RAISED + "KeyError: 'a'"], "failed with KeyError: 'a';"),
+        ([RAISED + "AssertionError"], "failed with AssertionError;"),
+        ([RAISED + "lib.Wrong: 1 error\n  in lib\n    see http://lib"], "lib.Wrong: 1 error in lib see http://lib;"),
+        ([RAISED + "A: one\n\nDuring handling of that:\n\n" + RAISED + "B: two"], "failed with B: two;"),
+        ([RAISED + "KeyError: " + "long " * 99], "failed with KeyError: long long"),
+    ],
+)
+def test_why_a_run_is_given_up_is_the_last_thing_that_happened_to_it(errors: list[str], said: str) -> None:
+    """As Ray Tune writes the errors of its attempts down."""
+    text = "".join(f"Failure # {at} (occurred at 2026-01-01_00-00-0{at})\n{error}\n" for at, error in enumerate(errors))
+    why = given_up(text)
+    assert said in why and len(why) < 400 and "\n" not in why
+    assert ("out of memory" in why) == ("lost its process" in why)
 
 
 def test_ranks_of_one_node_follow_each_other() -> None:
@@ -235,10 +319,132 @@ def test_a_run_gets_a_gpu_and_its_part_of_the_cpus() -> None:
     assert fair_share([Node("c", "10.0.0.3", "3", 16, 0)]) == Share(1, 1.0, 0.0)
 
 
+def test_parts_of_a_processor_fit_as_often_as_ray_places_them() -> None:
+    machines = [Node(name, name, name, 1, 0) for name in ("a", "b")]
+    assert [room(machines, Share(1, part)) for part in (0.1, 0.2, 0.3, 0.6, 1)] == [20, 10, 6, 2, 2]
+    assert room(machines, Share(20, 0.1)) == 1
+    assert room([Node("c", "c", "c", 2, 0)], Share(1, 0.6)) == 3
+
+
+def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray makes no part of what is left of two GPUs."""
+    monkeypatch.setattr("cluster.slots._gpus", lambda: 2)
+    monkeypatch.setattr("cluster.slots.cores_here", lambda: 64)
+    monkeypatch.setattr("cluster.slots.memory_here", lambda: 64 * RUN_BYTES)
+    for part, fit in ((0.1, 20), (0.2, 10), (0.3333, 6), (0.6, 2), (1, 2), (2, 1)):
+        assert room([Node("a", "a", "a", 64, 2)], Share(1, 1.0, part)) == fit
+        assert slots_here(gpus=part).at_once == fit
+
+
+@pytest.mark.parametrize(
+    ("there", "gpus", "device", "said"),
+    [
+        (0, 1, "auto", "--gpus 1: torch sees 0 on this machine; leave it out"),
+        (0, 0.5, "auto", "--gpus 0.5: torch sees 0 on"),
+        (1, 2, "cuda", "--gpus 2: torch sees 1 on this machine; at most 1 would work"),
+        (4, 1, "cpu", "--gpus 1: with --device cpu a run uses none; leave it out"),
+    ],
+)
+def test_more_gpus_than_there_are_here_are_refused(
+    there: int, gpus: float, device: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.slots._gpus", lambda: there)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        slots_here(gpus=gpus, device=device)
+    assert slots_here(gpus=0, device=device).gpus == 0
+
+
+def test_a_device_that_is_not_here_is_refused_at_once_and_left_to_the_nodes_of_a_cluster(
+    nodes: Nodes, data: Path, tmp_path: Path
+) -> None:
+    there = places(data, tmp_path)
+    there = replace(there, rest=replace(there.rest, device="cuda:99"))
+    for at_once in (1, 2):
+        with pytest.raises(UsageError, match="device 'cuda:99' is not here"), gathered(Fleet(at_once=at_once), there):
+            pass
+    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+        assert found.at_once == 3
+
+
+def test_who_has_one_machine_is_not_told_of_nodes_that_come(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Node("a", "a", "a", 2, 0)
+    with pytest.raises(UsageError, match="ask for less, or add --autoscale"):
+        room([machine], Share(1, 4))
+    monkeypatch.setattr("cluster.fleet.connected", lambda address, cpus: nullcontext())
+    monkeypatch.setattr("cluster.fleet.nodes", lambda: [machine])
+    there = gathered(Fleet(cpus=4, at_once=2), places(data, tmp_path))
+    with pytest.raises(UsageError, match=r"hold 0 such processes; ask for less$"), there:
+        pass
+
+
 def test_runs_of_many_processes_have_the_room_of_many() -> None:
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     assert slots_here(device="cpu", processes=cores).at_once == 1
     assert slots_here(at_once=3, device="cpu", processes=cores).at_once == 3
+
+
+def test_runs_at_once_are_those_that_fit_on_the_cores_that_are_allowed() -> None:
+    code = """
+import os
+from cluster.slots import slots_here
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+print(slots_here(device="cpu"))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "Slots(at_once=1, cpus=1, gpus=0.0)"
+
+
+@pytest.mark.parametrize(
+    ("said", "file"),
+    [
+        ("0::/slurm/job_7/step_0\n", "slurm/job_7/memory.max"),
+        ("9:cpu,memory:/docker/1f\n0::/\n", "memory/memory.limit_in_bytes"),
+    ],
+)
+def test_runs_at_once_are_those_that_fit_in_the_memory_that_is_allowed(
+    said: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 2 of a step in a job, and version 1 as a container sees it."""
+    monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
+    monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
+    free = slots_here(device="cpu").at_once
+    (tmp_path / "cgroup").write_text(said)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert slots_here(device="cpu").at_once == free > 2
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(f"{2 * RUN_BYTES}\n")
+    assert slots_here(device="cpu").at_once == 2
+    monkeypatch.setattr("cluster.slots._gpus", lambda: 8)
+    assert slots_here().at_once == 2 and slots_here(gpus=0.5).at_once == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "files"),
+    [
+        ("0::/slurm/job_7/step_0\n", {"slurm/job_7/cpu.max": "350000 100000\n", "slurm/cpu.max": "max 100000\n"}),
+        ("9:cpu,cpuacct:/docker/1f\n", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}),
+    ],
+)
+def test_runs_at_once_are_those_that_a_containers_share_of_the_cores_can_carry(
+    said: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three and a half processors by version 2, three by version 1; -1 is no limit."""
+    monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
+    monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr("cluster.slots.memory_here", lambda: 64 * RUN_BYTES)
+    (tmp_path / "cgroup").write_text(said)
+    assert slots_here(device="cpu").at_once == 64
+    for file, text in files.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    assert slots_here(device="cpu").at_once == 3
+    for file in files:
+        (tmp_path / file).write_text("-1\n")
+    assert slots_here(device="cpu").at_once == 64
 
 
 def test_a_report_survives_ray_tune() -> None:

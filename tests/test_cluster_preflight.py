@@ -22,11 +22,12 @@ from toy_shards import toy_source
 
 from cluster import node_probe
 from cluster.node_probe import look
-from cluster.preflight import Node, Wants, check_nodes, problems_of
+from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes, problems_of
+from cluster.site import Node
 from procap.errors import UserError
 from shards.pack import pack_source
 
-NODE = Node("0123", "10.0.0.2", "gpu2", "10.0.0.2", gpus=0.0)
+NODE = Node("10.0.0.2", "10.0.0.2", "0123", cpus=1.0, gpus=0.0, host="gpu2")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def wants(data, tmp_path) -> Wants:
-    return Wants(data=str(data), results=str(tmp_path / "results"), datasets=("toy",))
+    return Wants(data=str(data), results=str(tmp_path / "results"), datasets={"toy": ("train", "test")})
 
 
 class Pair:
@@ -50,7 +51,7 @@ class Pair:
 
     def reasons(self, **there: object) -> list[str]:
         asked = {name: there.pop(name) for name in list(there) if name in self.request}
-        facts = look(self.request | {"name": NODE.id} | asked) | there
+        facts = look(self.request | {"name": NODE.identifier} | asked) | there
         return list(problems_of(NODE, facts, self.here, self.request))
 
 
@@ -81,8 +82,8 @@ def test_results_elsewhere_are_found_by_a_file_that_is_not_seen(wants, tmp_path)
 def test_results_that_a_node_sees_and_cannot_write_are_named(wants):
     pair = Pair(wants)
     mark = Path(wants.results) / f".preflight-{'0' * 32}"
-    (mark / NODE.id).mkdir()
-    assert pair.reasons() == [f"results: {mark / NODE.id}: Is a directory"]
+    (mark / NODE.identifier).mkdir()
+    assert pair.reasons() == [f"results: {mark / NODE.identifier}: Is a directory"]
 
 
 def test_a_full_disk_is_named_before_the_first_run(wants):
@@ -96,6 +97,8 @@ def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
     file = cut / "toy" / "test" / "1.tar"
     file.write_bytes(file.read_bytes()[:-512])
     assert pair.reasons(data=str(cut)) == [f"data: {file} is missing, cut short or not readable"]
+    trained_on = Pair(replace(wants, datasets={"toy": TRAINING_SPLITS}))
+    assert trained_on.reasons(data=str(cut)) == [], "a test split that nothing is evaluated on may be absent"
     other = shutil.copytree(data, tmp_path / "other")
     manifest = other / "toy" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"template": "a sketch of a {}."}))
@@ -107,10 +110,10 @@ def test_a_set_that_is_drawn_on_demand_need_not_be_there_where_it_can_be_written
         "nonce": "0" * 32,
         "name": "driver",
         "data": str(tmp_path / "new"),
-        "datasets": ["digits"],
+        "datasets": {"digits": ["train"]},
     }
     assert look(request)["data"] == {"digits": ""}
-    assert "no shards of 'dtd'" in look(request | {"datasets": ["dtd"]})["data"]["dtd"]
+    assert "no shards of 'dtd'" in look(request | {"datasets": {"dtd": ["train"]}})["data"]["dtd"]
 
 
 def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
@@ -126,7 +129,7 @@ def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
 
 def test_gpus_that_ray_was_told_of_have_to_be_there(wants):
     pair = Pair(wants)
-    facts = look(pair.request | {"name": NODE.id}) | {"gpus": "1"}
+    facts = look(pair.request | {"name": NODE.identifier}) | {"gpus": "1"}
     assert list(problems_of(replace(NODE, gpus=2.0), facts, pair.here, pair.request)) == ["1 GPUs, Ray was told 2"]
 
 
@@ -225,14 +228,14 @@ def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, 
     ]
     words += ["--seeds", "1", "--epochs", "1", "--device", "cpu", "--tracking", "off", "--json"]
 
-    def counts(*more: str) -> list[dict[str, object]]:
+    def counts(*more: str) -> list[list[object]]:
         code = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
         environment = {**os.environ, "PROCAP_HOME": str(tmp_path / "driver"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", code, *words, *more]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        rows = json.loads(done.stdout.splitlines()[-1])["table"]["rows"]
-        return [{name: row[name] for name in ("method", "base", "novel", "hm")} for row in rows]
+        accuracies, *_ = json.loads(done.stdout.splitlines()[-1])["sheets"]
+        return [[line["labels"], line["items"]] for line in accuracies["lines"]]
 
     results = f"s3://{nodes.s3.bucket}/{tmp_path.name}"
     spread = counts("--on", "ray", "--address", nodes.address, "--data", there.url, "--results", results)

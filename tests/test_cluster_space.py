@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.sweep_file import read_yaml
+from benchmarks.sweeps.file import read_yaml
+from cluster.configuration import check_values
 from cluster.job import Report
 from cluster.search import Tpe, halving, proposer_for, rungs
 from cluster.space import Dimension, Space, digest_of, dimension, dimension_of_text, resolve
@@ -41,8 +42,9 @@ def ended(values: dict[str, object], figure: float | None, **changes: object) ->
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.one_of(SCALARS, st.lists(SCALARS, max_size=3)), min_size=1, max_size=6))
 def test_a_list_that_is_typed_is_the_list_of_a_file(values: list[object]) -> None:
-    typed = dimension_of_text("lr=" + ",".join(json.dumps(value) for value in values), ["coop"])
-    assert typed == dimension("recipe.lr", values)
+    """Of a field that reads none of them as another one."""
+    typed = dimension_of_text("pretrained=" + ",".join(json.dumps(value) for value in values), ["coop"])
+    assert typed == dimension("pretrained", values, ["coop"])
     assert [json.dumps(value) for value in typed.values] == list(dict.fromkeys(map(json.dumps, values)))
 
 
@@ -51,7 +53,7 @@ def test_a_list_that_is_typed_is_the_list_of_a_file(values: list[object]) -> Non
 def test_a_range_is_read_alike_and_draws_inside_itself(kind: str, a: float, b: float, seed: int, number: int) -> None:
     low, high = sorted((a, b))
     one = dimension_of_text(f"lr = {kind}( {low!r}, {high!r} )", ["coop"])
-    assert one == dimension("recipe.lr", {kind: [low, high]}) == dimension("recipe.lr", one.plain())
+    assert one == dimension("recipe.lr", {kind: [low, high]}, ["coop"]) == dimension("recipe.lr", one.plain(), ["coop"])
     value = one.draw(seed, number)
     assert low <= value <= high and value == one.draw(seed, number)
 
@@ -79,6 +81,24 @@ def test_a_range_is_that_of_python(start: int, stop: int, step: int) -> None:
 
 def test_a_range_of_fractions_has_no_rounding_in_it() -> None:
     assert dimension_of_text("lr=range(0.1,0.6,0.1)", ["coop"]).values == (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "filed", "values"),
+    [
+        ("lr=0.1,1,1.0", [0.1, 1], (0.1, 1.0)),
+        ("lr=range(1,3)", [1, 2.0], (1.0, 2.0)),
+        ("n_ctx=4,4.0,8", [4.0, 8], (4, 8)),
+        ("shots=2.0,2,full", [2, "full"], (2, "full")),
+        ("grad_clip=null,1,1.0", [None, 1], (None, 1.0)),
+        ("betas=[0,0.9],[0.0,0.9]", [[0, 0.9]], ([0.0, 0.9],)),
+        ("lr=1,fast", [1.0, "fast"], (1.0, "fast")),
+    ],
+)
+def test_numbers_that_a_field_reads_alike_are_one_value(text: str, filed: list[object], values: tuple[object]) -> None:
+    typed = dimension_of_text(text, ["coop"])
+    for one in (typed, dimension(typed.field, filed, ["coop"]), dimension(typed.field, typed.plain(), ["coop"])):
+        assert [json.dumps(value) for value in one.values] == [json.dumps(value) for value in values]
 
 
 def test_logarithmic_draws_have_as_many_small_ones_as_large_ones() -> None:
@@ -142,7 +162,7 @@ def test_what_cannot_be_varied_is_said_in_one_line(name: str, said: str) -> None
 @pytest.mark.parametrize(
     "text",
     ["lr", "lr=", "=3", "lr=log(0,1)", "lr=log(1,2,3)", "lr=uniform(2,1)", "lr=range(1,5,0)", "lr=integers(0.5,2)",
-     "lr=gauss(0,1)", "lr=uniform(a,b)", "lr=1e999", "lr=range(0,1e9)"],
+     "lr=gauss(0,1)", "lr=uniform(a,b)", "lr=1e999", "lr=inf", "betas=[1e999,0.9]", "lr=range(0,1e9)"],
 )  # fmt: skip
 def test_what_is_no_dimension_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
@@ -164,6 +184,16 @@ def test_rungs_are_before_the_last_epoch() -> None:
     assert rungs(50, 1, 3) == (1, 3, 9, 27)
     assert rungs(9, 1, 3) == (1, 3)
     assert rungs(1, 1, 3) == ()
+
+
+@pytest.mark.parametrize("reduction", [2, 3, 10])
+@pytest.mark.parametrize("grace", [1, 2, 5])
+def test_runs_pause_where_halving_decides_and_nowhere_else(grace: int, reduction: int) -> None:
+    asha = sweep_settings(stop="asha", grace=grace, reduction=reduction)
+    for epochs in range(grace + 1, 260):
+        scheduler, _ = halving(asha, epochs, {})
+        [bracket] = scheduler._brackets
+        assert rungs(epochs, grace, reduction) == tuple(sorted(milestone for milestone, _ in bracket._rungs)), epochs
 
 
 def told(scheduler: object, trial: str, epoch: int, score: float, state: str = "running") -> str:
@@ -198,8 +228,11 @@ def test_halving_never_stops_what_is_at_its_end() -> None:
 
 
 def test_early_stopping_that_can_stop_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="runs have 2"):
-        halving(sweep_settings(stop="asha", grace=2), 2, {})
+    asked = sweep_settings(stop="asha", grace=2, overrides={"epochs": 2}, space={"recipe.lr": [0.1, 0.2]})
+    for search in ("grid", "random"):
+        with pytest.raises(UsageError, match="runs have 2"):
+            check_values(asked.model_copy(update={"search": search}), None)
+    check_values(asked.model_copy(update={"overrides": {"epochs": 3}}), None)
 
 
 SEARCHED = {"recipe.lr": {"log": [1e-5, 1.0]}, "options.n_ctx": [2, 4, 8]}

@@ -12,11 +12,12 @@ import sys
 import zipfile
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from benchmarks.cli import main
-from benchmarks.sent_command import read_command
+from benchmarks.commands.sent_command import read_command
 from cluster import parcel as parcels
 from cluster.address import dashboard, ray_address, settle_auth
 from cluster.parcel import code_digest, pack, working_tree
@@ -139,6 +140,9 @@ def test_files_that_a_command_names_travel_under_their_names(
         (["trian"], "did you mean train"),
         (["ui"], "cannot be sent"),
         (["submit", "--", "ls", "methods"], "cannot be sent"),
+        (["data", "pack", "digits"], "--data is missing"),
+        (["data", "check", "digits"], "--data is missing"),
+        (["data", "show", "digits", "--out", "/shared/sheet.png"], "--data is missing"),
         (["bench"], "which command"),
         (["data", "pakc"], "did you mean pack"),
         ([], "which command"),
@@ -286,6 +290,7 @@ def test_a_driver_connects_to_a_node_and_not_to_a_dashboard(monkeypatch: pytest.
 def test_a_token_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def settled(**how: bool) -> tuple[str, str]:
         monkeypatch.setenv("RAY_AUTH_MODE", "")
+        monkeypatch.delitem(sys.modules, "ray", raising=False)
         settle_auth(**how)
         return os.environ["RAY_AUTH_MODE"], os.environ.get("RAY_AUTH_TOKEN", "")
 
@@ -302,6 +307,13 @@ def test_a_token_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     settle_auth(private=True)
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_settling_too_late_is_no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    monkeypatch.setenv("RAY_AUTH_MODE", "")
+    with pytest.raises(AssertionError, match="before it was settled"):
+        settle_auth(private=True)
 
 
 def test_no_cluster_at_an_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from test_cluster_space import sweep_settings
+from ray_nodes import REPOSITORY, without_settings
+from test_cluster_space import ended, sweep_settings
 
 from benchmarks.cli import main
-from benchmarks.commands_sweep import _wants
+from benchmarks.commands.sweep import _title, _wants
+from benchmarks.sweeps.progress import SweepProgress, failed_runs
+from benchmarks.sweeps.table import summary as summarised
+from benchmarks.sweeps.table import table
 from cluster.configuration import configure
 from cluster.fleet import Room
+from cluster.job import Job, Report
 from cluster.places import Places
 from cluster.site import Share
-from cluster.sweep import Sweep, carry_out
-from cluster.sweep_record import SweepFolder
+from cluster.sweep import MOST_REFUSED, Sweep, carry_out
+from cluster.sweep_record import SweepFolder, TrialRecord
+from runner.collection import Collection, CollectionFolder
 from runner.config import Target, Workplace, plan_run
 from runner.results import RunFolder, find_runs
+from runner.track_collection import CollectionTracker
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "1"]
 GRID = ["--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end,front"]
@@ -69,9 +79,17 @@ def test_its_figures_are_the_counts_of_validation_images(searched) -> None:
     assert figures == sorted(figures, reverse=True) and summary(searched)["best"] == rows[0]
 
 
-def test_no_run_has_seen_a_test_image(searched) -> None:
-    targets = {result.target for run in find_runs(searched) for result in run.evaluations()}
-    assert targets == {"digits:base:val"}
+def test_the_figures_are_the_same_where_no_test_image_exists(searched, where, few_digits, tmp_path) -> None:
+    shutil.copytree(few_digits, tmp_path / "data")
+    shutil.rmtree(tmp_path / "data" / "digits" / "test")
+    half = ["--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end"]
+    blind = ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
+    assert main(["sweep", *ASKED, *half, *where, *blind]) == 0
+    rows, seen = summary(tmp_path)["configurations"], summary(searched)["configurations"]
+    assert len(rows) == 2
+    wanted = {tuple(row["runs"]): (row["figure"], row["figures"]) for row in seen}
+    for row in rows:
+        assert (row["figure"], row["figures"]) == wanted[tuple(row["runs"])]
 
 
 def test_typed_again_it_repeats_nothing_and_says_the_same(searched, where, capsys) -> None:
@@ -100,7 +118,7 @@ def test_the_commands_at_its_end_train_the_best_and_test_it(searched, where, cap
 
 
 def test_commands_say_every_field_that_was_varied(few_digits, tiny_checkpoint, capsys, tmp_path) -> None:
-    asked = ["--methods", "coop,maple", "--datasets", "digits", "--shots", "2", "--epochs", "0", "--batch-size", "8",
+    asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "0", "--batch-size", "8",
              "--vary", "weight_decay=0.1", "--vary", "shots=3", "--vary", "betas=[0.8,0.9]", "--vary", "ctx_init=a b",
              "--vary", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--at-once", "1",
              "--recipe-field", "optimizer=adamw", "--results", str(tmp_path), "--tracking", "off"]  # fmt: skip
@@ -165,6 +183,74 @@ def test_tpe_goes_on_and_keeps_to_its_budget(where, tmp_path, capsys) -> None:
     assert len(find_runs(tmp_path)) == 6
 
 
+def test_tpe_has_a_ray_of_its_own_where_nobody_said_whether_with_a_token(where, tmp_path) -> None:
+    """In a process that has not imported Ray, with nothing of Ray in its environment."""
+    results = tmp_path / "results"
+    words = [*ASKED, "--name", "t", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--trials", "1", *where]
+    process = subprocess.run(
+        [sys.executable, "-m", "benchmarks.cli", "sweep", *words, "--at-once", "2", "--results", str(results)],
+        env=without_settings(home=tmp_path),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0 and "2 at once on this machine" in process.stderr, process.stderr
+    assert "InvalidAuthToken" not in process.stderr
+    assert summary(results, "t")["counts"]["finished"] == 1
+
+
+def test_a_sweep_that_found_no_room_does_not_keep_its_name(where, tmp_path, capsys) -> None:
+    words = [*ASKED[:-2], "--name", "n", "--vary", "lr=0.1", *where, "--results", str(tmp_path)]
+    nobody = ["--on", "ray", "--address", "127.0.0.1:1"]
+    assert main(["sweep", *words, "--epochs", "1", *nobody]) == 1
+    assert "no Ray cluster at 127.0.0.1:1" in said(capsys)[1] and find_runs(tmp_path) == []
+    assert not list(tmp_path.rglob("*.json"))
+    assert main(["sweep", *words, "--epochs", "0"]) == 0
+
+
+def test_configurations_on_different_data_sets_are_not_compared() -> None:
+    varied = sweep_settings(space={"dataset": ["digits", "tiles"], "recipe.lr": [1, 2]}, datasets=("digits", "tiles"))
+    figures = {("digits", 1): 40.0, ("digits", 2): 50.0, ("tiles", 1): 90.0, ("tiles", 2): 80.0}
+    records = {
+        f"{number}": ended({"dataset": name, "recipe.lr": lr}, figure, number=number)
+        for number, ((name, lr), figure) in enumerate(figures.items())
+    }
+    document = summarised(varied, records, [])
+    assert document["best"] is None and document["best_by_method"] == {}
+    assert {name: row["values"]["recipe.lr"] for name, row in document["best_by_dataset"].items()} == {
+        "digits": 2,
+        "tiles": 1,
+    }
+    assert [line.split()[0] for line in table(varied, records).splitlines() if "best" in line] == ["tiles", "digits"]
+    assert "1 seed each" in _title(varied) and "2 data sets" in _title(sweep_settings(datasets=varied.datasets))
+    one = sweep_settings(methods=("coop", "maple"), datasets=varied.datasets)
+    found = {method: ended({"method": method}, figure) for method, figure in (("coop", 1.0), ("maple", 2.0))}
+    assert summarised(one, found, [])["best"]["values"] == {"method": "maple"}
+    assert summarised(one, found, [])["best_by_dataset"] == {}
+
+
+def test_a_searcher_that_compares_is_refused_over_data_sets(where, tmp_path, capsys) -> None:
+    both = ["--methods", "coop", "--vary", "dataset=digits,shapes", *where, "--results", str(tmp_path)]
+    for flags in (["--search", "tpe"], ["--stop", "asha"]):
+        assert main(["sweep", *both, *flags]) == 2
+        assert "different data sets do not compare" in said(capsys)[1]
+
+
+def test_all_images_are_a_number_of_shots_like_others(where, tmp_path, capsys) -> None:
+    asked = ["--methods", "coop", "--datasets", "digits", "--vary", "shots=4,full,0", *where]
+    assert main(["sweep", *asked, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
+    document = json.loads(said(capsys)[0].splitlines()[-1])
+    assert [one["values"] for one in document["configurations"]] == [{"shots": 4}, {"shots": 0}]
+
+
+def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(tmp_path, capsys) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text("methods: coop\nvary: {lr: [1\n")
+    assert main(["sweep", str(file)]) == 2
+    err = said(capsys)[1]
+    assert f"{file} is no YAML in line 3" in err and "unicode" not in err and len(err.splitlines()) == 1
+
+
 def test_a_configuration_that_fails_leaves_the_others_alone(where, tmp_path, capsys) -> None:
     asked = [*ASKED, "--name", "f", "--vary", "lr=0.002,1e30", "--recipe-field", "warmup=none", *where]
     assert main(["sweep", *asked, "--results", str(tmp_path), "--json"]) == 3
@@ -174,6 +260,51 @@ def test_a_configuration_that_fails_leaves_the_others_alone(where, tmp_path, cap
     assert document["best"]["values"] == {"recipe.lr": 0.002}
     [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
     assert "not finite" in failed["why"] and "lr 1e+30: failed" in err
+    kept = CollectionFolder(tmp_path / "collections/sweep/f").collection()
+    assert kept is not None and kept.status == "failed" and len(kept.runs) == 4
+    assert list(kept.failed) == failed["runs"]
+    assert all(why.startswith(run) and "not finite" in why for run, why in kept.failed.items())
+    assert all("a lower lr" in why and "fp32" not in why for why in kept.failed.values()), "it is fp32 already"
+
+
+def test_why_is_said_of_the_runs_that_failed_and_of_no_others() -> None:
+    half = TrialRecord(
+        number=0, values={}, runs=("a", "b"), state="failed", figures={"b": 50.0}, failures={"a": "full"}
+    )
+    whole = TrialRecord(number=1, values={}, runs=("c", "d"), state="failed", failures={"c": "d: lost", "d": "d: lost"})
+    open_ = TrialRecord(number=2, values={}, runs=("e",))
+    records = {"x": half, "y": whole, "z": open_}
+    assert failed_runs(records) == {"a": "full", "c": "d: lost", "d": "lost"}
+
+
+@pytest.mark.parametrize("search", ["grid", "tpe"])
+def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search) -> None:
+    """Where the runs are one job, the reason of the job is that of all that have not finished."""
+    settings = sweep_settings(search=search, seeds=(1, 2, 3), space={"recipe.lr": [0.002]})
+    at = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
+    sweep = Sweep(settings, at, SweepFolder.of(tmp_path, "s"), Nobody())
+    [digest] = {str(task["task"]).partition("-")[0] for task in [sweep.next_task()] if task}
+    runs = sweep.records[digest].runs
+    tasks = [{"task": f"{digest}-0"}, *[task for _ in runs[1:] if search == "grid" and (task := sweep.next_task())]]
+    reasons = ["no images", "the disk is full", "no images"]
+    for number, task in enumerate(tasks):
+        sweep.ended(str(number), task, Report(state="failed", why=reasons[number]))
+    record = sweep.records[digest]
+    expected = reasons if search == "grid" else ["no images"] * 3
+    assert record.state == "failed" and record.why == f"{runs[0]}: no images"
+    assert failed_runs(sweep.records) == dict(zip(runs, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["--device", "cuda:99"], "'cuda:99'"), (["--pretrained", "/none.pt", "--backbone", "ViT-B/16"], "/none.pt")],
+)
+def test_what_no_run_would_have_is_said_once_and_leaves_no_sweep(few_digits, tmp_path, capsys, words, named) -> None:
+    places = ["--data", str(few_digits), "--results", str(tmp_path / "results"), "--tracking", "off", "--at-once", "1"]
+    assert main(["sweep", *ASKED, *GRID, *words, *places]) in (1, 2)
+    errors = [line for line in said(capsys)[1].splitlines() if "error" in line]
+    assert len(errors) == 1 and named in errors[0]
+    assert not list((tmp_path / "results").rglob("*.json"))
 
 
 class Nobody:
@@ -181,9 +312,9 @@ class Nobody:
 
     def begun(self, record, configuration) -> None: ...
 
-    def heard(self, record, job, report) -> None: ...
+    def heard(self, record, task, job, report) -> None: ...
 
-    def over(self, record, job, report) -> None: ...
+    def over(self, record, task, job, report) -> None: ...
 
     def settled(self, record) -> None: ...
 
@@ -196,11 +327,51 @@ def test_configurations_that_are_one_run_are_trained_once(few_digits, tiny_check
     )  # fmt: skip
     at = Workplace(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
     sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"), Nobody())
-    task = sweep.next_task()
-    assert task is not None and sweep.next_task() is None and sweep.begun == 2
-    carry_out(sweep, task, Places(str(few_digits), str(tmp_path), at), Room(Share(), 1, ray=False))
+    carry_out(sweep, Places(str(few_digits), str(tmp_path), at), Room(Share(), 1, ray=False))
+    assert sweep.complete and sweep.next_task() is None and sweep.begun == 2
     assert [record.state for record in sweep.records.values()] == ["finished", "finished"]
     assert len({record.figure for record in sweep.records.values()}) == len(find_runs(tmp_path)) == 1
+
+
+TOLD = {
+    "done": Report(state="done", figures={"score": 60.0}),
+    "failed": Report(state="failed", why="the disk is full"),
+    "stopped": Report(epoch=3, of=9, figures={"score": 55.0}),
+}
+
+
+@pytest.mark.parametrize(("end", "search", "stop"), [("done", "tpe", "none"), ("failed", "tpe", "none"),
+                                                     ("stopped", "grid", "asha")])  # fmt: skip
+def test_configurations_that_are_the_same_runs_are_one_job_and_share_its_end(end, search, stop, tmp_path) -> None:
+    """Nobody trains by the size of test batches. What was told before the second one was chosen is its own as well."""
+    same = sweep_settings(space={"recipe.test_batch_size": [32, 64]}, search=search, stop=stop)
+    at = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
+    sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"), Nobody())
+    task = sweep.next_task()
+    assert task is not None
+    sweep.reported("0", task, TOLD["stopped"])
+    assert sweep.next_task() is None and sweep.begun == 2 and sweep.settled == 0
+    sweep.stopped |= {"0"} if end == "stopped" else set()
+    sweep.ended("0", task, TOLD[end])
+    wanted = {"done": ("finished", 60.0), "failed": ("failed", None), "stopped": ("stopped", 55.0)}[end]
+    assert [(record.state, record.figure) for record in sweep.records.values()] == [wanted] * 2
+    assert sweep.complete and sweep.settled == 2
+    if end == "stopped":
+        assert [record.epoch for record in sweep.folder.trials().values()] == [3, 3]
+
+
+def test_only_a_job_that_starts_once_more_was_lost(capsys, tmp_path) -> None:
+    """Not another one that is the same runs."""
+    place = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off")
+    tracker = CollectionTracker(place, Collection(kind="sweep", name="s"))
+    job, record = Job(pieces=configure(sweep_settings(), {}, tmp_path).pieces), TrialRecord(number=0, values={})
+    with SweepProgress(sweep_settings(), tracker, None) as progress:
+        for task in ("a", "b"):
+            progress.heard(record, task, job, Report())
+        assert "lost" not in said(capsys)[1]
+        progress.over(record, "b", job, Report(state="done", host="here"))
+        progress.heard(record, "a", job, Report())
+        assert f"lost the process of {job.name}" in said(capsys)[1]
 
 
 def test_held_out_classes_are_of_the_base_half_and_the_figure_is_their_harmonic_mean(where, tmp_path, capsys) -> None:
@@ -239,13 +410,19 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
         (["--vary", "lr=1e-3", "--metric", "test"], "never chooses by test images"),
         (["--vary", "lr=1e-3", "--classes", "novel"], "novel ones stay unseen"),
         (["--vary", "lr=1e-3", "--grace", "2"], "add --stop asha"),
+        (["--vary", "lr=1e-3", "--hours", "inf"], "hours = inf: input should be a finite number"),
+        (["--vary", "lr=1e-3", "--hours", "nan"], "hours = nan: input should be a finite number"),
         (["--vary", "lr=1e-3", "--search", "tpee"], "did you mean tpe"),
         (["--vary", "epochs=1,2", "--stop", "asha"], "cannot be varied"),
+        (["--vary", "lr=1e-3", "--stop", "asha"], "give a smaller --grace or more --epochs"),
+        (["--vary", "shots=4,many"], "'many' is not a whole number of 0 or more, or full"),
         (["--vary", "lr=1", "--vary", "lr=2"], "given twice"),
     ],
 )
 def test_what_cannot_be_searched_is_said_in_one_line_and_starts_nothing(words, said_of_it, where, tmp_path, capsys):
-    assert main(["sweep", *ASKED, *words, *where, "--results", str(tmp_path)]) == 2
+    # Shots and epochs are not asked for twice.
+    asked = ASKED[:-4] if words[1].startswith(("shots", "epochs")) else ASKED
+    assert main(["sweep", *asked, *words, *where, "--results", str(tmp_path)]) == 2
     err = said(capsys)[1]
     assert said_of_it in err and len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
@@ -271,3 +448,12 @@ def test_nodes_are_asked_for_the_weights_that_runs_read_and_not_for_a_name_with_
     varied = sweep_settings(space={"backbone": ["ViT-B/16", tiny_checkpoint.name]})
     places = Places("", str(tmp_path), Workplace(data=tmp_path, results=tmp_path))
     assert _wants(varied, places).plain()["files"] == [str(tiny_checkpoint)]
+
+
+def test_a_search_ends_where_no_run_accepts_what_is_drawn(few_digits, tiny_checkpoint, tmp_path) -> None:
+    """Time alone would not end it: it is looked at between runs, and there are none."""
+    refused = sweep_settings(space={"recipe.lr": {"uniform": [-2, -1]}}, search="random", hours=9.0)
+    at = Workplace(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
+    sweep = Sweep(refused, at, SweepFolder.of(tmp_path, "s"), Nobody())
+    assert sweep.next_task() is None and sweep.begun == MOST_REFUSED
+    assert {record.state for record in sweep.records.values()} == {"failed"}

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 from object_server import object_server
-from ray_nodes import REPOSITORY, Nodes
+from ray_nodes import REPOSITORY, Nodes, without_settings
+from started import started
 
 from benchmarks.cli import main
 from cluster.sweep_record import SweepFolder, TrialRecord
@@ -48,10 +50,10 @@ def cluster(nodes: Nodes, data: list[str]) -> list[str]:
     return [*data, "--on", "ray", "--address", nodes.address]
 
 
-def start(words: list[str]) -> subprocess.Popen[str]:
+def sweeping(words: list[str]) -> AbstractContextManager[subprocess.Popen[str]]:
     """`procap sweep` as a process of its own."""
     settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    return started(
         [*PROGRAM, "sweep", *words],
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
@@ -62,13 +64,13 @@ def start(words: list[str]) -> subprocess.Popen[str]:
 
 def finish(words: list[str], code: int = 0) -> tuple[dict, str]:
     """What the sweep printed as JSON, and what it said."""
-    process = start([*words, "--json"])
-    out, err = process.communicate(timeout=420)
+    with sweeping([*words, "--json"]) as process:
+        out, err = process.communicate(timeout=900)
     assert process.returncode == code, err
     return json.loads(out.splitlines()[-1]) if code == 0 else {}, err
 
 
-def wait_until(what, seconds: float = 120.0) -> None:
+def wait_until(what, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
@@ -94,13 +96,34 @@ def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_one_run_at_a_time(cluste
     assert found["configurations"] == local["configurations"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sweep --seeds 1,2 --name a --vary lr=0.002,0.1 --stop asha --epochs 2 --at-once 2",
+        "sweep --seeds 1 --name h --vary lr=0.1 --hours 1 --epochs 1 --at-once 1",
+        "bench base-to-novel --seeds 1,2 --epochs 1 --at-once 2",
+    ],
+)
+def test_a_ray_of_its_own_starts_where_nobody_said_whether_with_a_token(words, data, tmp_path) -> None:
+    results = tmp_path / "results"
+    asked = [*words.split(), "--methods", "coop", "--datasets", "digits", *data, "--results", str(results)]
+    process = subprocess.run(
+        [*PROGRAM, *asked],
+        env={**without_settings(home=tmp_path), "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0 and "on this machine" in process.stderr, process.stderr
+    assert checkpoints(results) and "InvalidAuthToken" not in process.stderr
+
+
 def test_a_killed_driver_is_gone_on_with_and_the_budget_is_kept(cluster, tmp_path) -> None:
     words = [*ASKED, *TPE, *cluster, "--results", str(tmp_path), "--trials", "4"]
     folder = SweepFolder.of(tmp_path, "tpe")
-    driver = start(words)
-    wait_until(lambda: any(record.state == "finished" for record in folder.trials().values()))
-    driver.kill()
-    driver.communicate()
+    with sweeping(words) as driver:
+        wait_until(lambda: any(record.state == "finished" for record in folder.trials().values()))
+        driver.kill()
+        driver.communicate()
     before = checkpoints(tmp_path)
     begun = set(folder.trials())
     times = {run: (tmp_path / run / "train.json").stat().st_mtime_ns for run in before}
@@ -155,18 +178,18 @@ def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, dat
 
 def test_a_cluster_has_one_sweep_of_a_name_where_locks_do_not_reach(nodes, cluster, tmp_path) -> None:
     words = [*ASKED, *TPE[:-1], "4000", *cluster, "--results", str(tmp_path), "--trials", "2"]
-    first = start(words)
     folder = SweepFolder.of(tmp_path, "tpe")
-    wait_until(lambda: folder.trials())
-    wait_until(lambda: find_runs(tmp_path))
-    _, err = finish(words, code=1)
-    assert f"pid {first.pid} on" in err and "error: the sweep 'tpe' is being carried out" in err
-    # As on another machine that sees these files and not the lock.
-    os.replace(folder.path / ".lock", folder.path / ".other")
-    _, err = finish(words, code=1)
-    assert f"pid {first.pid} on" in err
-    first.send_signal(signal.SIGTERM)
-    _, err = first.communicate(timeout=60)
+    with sweeping(words) as first:
+        wait_until(lambda: folder.trials())
+        wait_until(lambda: find_runs(tmp_path))
+        _, err = finish(words, code=1)
+        assert f"pid {first.pid} on" in err and "error: the sweep 'tpe' is being carried out" in err
+        # As on another machine that sees these files and not the lock.
+        os.replace(folder.path / ".lock", folder.path / ".other")
+        _, err = finish(words, code=1)
+        assert f"pid {first.pid} on" in err
+        first.send_signal(signal.SIGTERM)
+        _, err = first.communicate(timeout=60)
     assert first.returncode == 143, err
     found, _ = finish([*words, "--hours", str(1 / 3600)])
     assert found["counts"]["running"] > 0

@@ -432,22 +432,28 @@ def test_a_plugin_joins_by_its_entry_point(tiny_clip, space, tmp_path, monkeypat
         "class Theirs(CoOp):\n    summary = 'their own method'\n"
         "class NotAMethod:\n    pass\n"
     )
+    (tmp_path / "half_written.py").write_text("class Theirs(\n")
     info = tmp_path / "theirs-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[procap.methods]\ntheirs = their_method:Theirs\nbroken = no_such_module:Theirs\n"
-        "odd = their_method:NotAMethod\nmaple = their_method:Theirs\n"
+        "odd = their_method:NotAMethod\nhalf = half_written:Theirs\nmaple = their_method:Theirs\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     method = build("theirs", tiny_clip, space)
     assert type(method).__name__ == "Theirs" and method.classifier()(pictures()).shape == (3, 5)
     assert method_class("maple").__name__ == "MaPLe"
-    for name, message in (("broken", "cannot be loaded from no_such_module:Theirs"), ("odd", "is not a subclass")):
+    reasons = {
+        "broken": "cannot be loaded from no_such_module:Theirs: ModuleNotFoundError",
+        "half": "cannot be loaded from half_written:Theirs: SyntaxError",
+        "odd": "is not a subclass",
+    }
+    for name, message in reasons.items():
         with pytest.raises(UsageError, match=message):
             method_class(name)
     summaries = {spec.name: spec.summary for spec in method_specs()}
-    assert set(summaries) == {*METHODS, "theirs", "broken", "odd"}
+    assert set(summaries) == {*METHODS, "theirs", *reasons}
     assert summaries["theirs"] == "their own method" and "cannot be loaded" in summaries["broken"]
 
 

@@ -212,7 +212,7 @@ def holds(interpreter, case):
     assert max(errors.values()) < limit, errors
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases)
 def test_any_level(interpreter, case):
     holds(interpreter, case)

@@ -272,3 +272,10 @@ def test_several_threads_may_tell_of_runs_at_once(destination: Destination, stor
     status: Status = "finished"
     tracker.close(status)
     assert len(family(store)["suite · threads"]) == 8 and len(all_runs(store)) == 9
+
+
+def test_what_helps_against_a_broken_file_is_not_to_train_again(tmp_path):
+    folder = CollectionFolder(tmp_path)
+    folder.file.write_text("{")
+    with pytest.raises(UserError, match=r"collection\.json cannot be read .*type the command again, its runs are kept"):
+        folder.collection()

@@ -19,7 +19,8 @@ import pytest
 from local_server import Answer, LocalServer
 from ranked import Ended, run_ranks
 
-from benchmarks import cli, commands_run
+from benchmarks import cli
+from benchmarks.commands import run as commands_run
 from runner.checkpoint import TrainState, read_prompts
 from runner.config import Target, Workplace
 from runner.evaluate import evaluate
@@ -191,7 +192,9 @@ def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
     assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors", *targets}
 
 
-@pytest.mark.parametrize(("number", "later"), [(signal.SIGTERM, 1), (signal.SIGINT, 4)])
+@pytest.mark.parametrize(
+    ("number", "later"), [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGINT, 4)]
+)
 def test_a_signal_to_one_rank_makes_all_save_one_state_from_which_any_number_goes_on(
     command, straight, few_digits, tmp_path, number, later
 ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ports import free_port
 
 from benchmarks import cli
 from runner.checkpoint import read_prompts
@@ -88,12 +88,6 @@ def agents(tmp_path) -> Iterator[Agents]:
     agents = Agents(tmp_path / "log.txt")
     yield agents
     agents.end()
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def meeting(nodes: str, *more: str) -> list[list[str]]:

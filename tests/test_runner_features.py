@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-import runner.evaluate
+import runner.inference
 from procap.classifier import Classifier
 from procap.clip import CLIP
 from runner.config import RunConfig, Target, Workplace, plan_run
@@ -179,7 +179,7 @@ def test_filling_of_shared_streams_is_never_remembered(plan, without, place, ans
 
     config = plan("zeroshot")
     with monkeypatch.context() as patch:
-        patch.setattr(runner.evaluate, "evaluation_batches", of_seven_processes)
+        patch.setattr(runner.inference, "evaluation_batches", of_seven_processes)
         assert answer(config, ALL, place)[0].features == "computed"
     result, logits = answer(config, ALL, place)
     plain, wanted = answer(config, ALL, without)

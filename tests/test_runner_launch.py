@@ -16,7 +16,7 @@ from ranked import Ended, Processes, run_ranks
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.commands_data import ensure_packed
+from benchmarks.commands.data import ensure_packed
 from runner.joining import joined
 from runner.network import choose_network
 from runner.ranks import Ranks, announced_ranks
@@ -169,7 +169,7 @@ def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, sh
     assert {path.name for folder in packed for path in folder.parent.iterdir()} == {"digits"}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
     few_digits, tiny_checkpoint, tmp_path, signum
 ):

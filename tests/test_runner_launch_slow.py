@@ -9,14 +9,16 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
+from ports import free_port
+from started import started
 
 from runner.checkpoint import read_prompts
 from runner.results import RunFolder, find_runs
@@ -48,31 +50,24 @@ def shell(few_digits, tiny_checkpoint, tmp_path) -> dict[str, str]:
     return kept | own | {"OMP_NUM_THREADS": "1"}
 
 
-def start(line: str, place: Path, shell: Mapping[str, str], prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+def begun(
+    line: str, place: Path, shell: Mapping[str, str], prefix: Sequence[str] = ()
+) -> AbstractContextManager[subprocess.Popen[str]]:
     """A line as it is typed in the folder `place`."""
     place.mkdir(parents=True, exist_ok=True)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*prefix, "bash", "-c", f"exec {line}"], cwd=place, env=dict(shell), text=True, **pipes)
+    return started([*prefix, "bash", "-c", f"exec {line}"], cwd=place, env=dict(shell), text=True, **pipes)
 
 
-def ended(*started: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
-    """Exit code and output of each."""
-    try:
-        said = [each.communicate(timeout=SECONDS) for each in started]
-    finally:
-        for each in started:
-            each.terminate()
-    return [(each.returncode, out, err) for each, (out, err) in zip(started, said, strict=True)]
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code and output."""
+    out, err = process.communicate(timeout=SECONDS)
+    return process.returncode, out, err
 
 
 def typed(line: str, place: Path, shell: Mapping[str, str]) -> tuple[int, str, str]:
-    return ended(start(line, place, shell))[0]
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
+    with begun(line, place, shell) as process:
+        return end_of(process)
 
 
 def same_weights(one: Path, other: Path) -> None:
@@ -136,37 +131,39 @@ def test_a_failure_is_the_last_thing_that_torchrun_says(shell, tmp_path):
 def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell, tmp_path, launcher):
     line = f"train --methods coop {SHORT} --backbone $TINY --tracking off --epochs 400"
     terminal, inner = pty.openpty()
-    program = subprocess.Popen(
-        ["setsid", "--ctty", "bash", "-c", f"exec {launcher} {line}"],
+    said, pressed, deadline = "", False, time.monotonic() + SECONDS
+    with started(
+        ["setsid", "--ctty", "--wait", "bash", "-c", f"exec {launcher} {line}"],
         cwd=tmp_path,
         env=shell | {"TERM": "xterm", "COLUMNS": "160"},
         stdin=inner,
         stdout=inner,
         stderr=inner,
-    )
-    os.close(inner)
-    said, pressed, deadline = "", False, time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        try:
-            said += os.read(terminal, 65536).decode(errors="replace")
-        except OSError:
-            break
-        if not pressed and list((tmp_path / "results").rglob("step-*.safetensors")):
-            os.write(terminal, b"\x03")
-            pressed = True
-    os.close(terminal)
-    assert program.wait(SECONDS) != 0 and pressed, said
+    ) as program:
+        os.close(inner)
+        while time.monotonic() < deadline:
+            try:
+                said += os.read(terminal, 65536).decode(errors="replace")
+            except OSError:
+                break
+            if not pressed and list((tmp_path / "results").rglob("step-*.safetensors")):
+                os.write(terminal, b"\x03")
+                pressed = True
+        os.close(terminal)
+        assert program.wait(SECONDS) != 0 and pressed, said
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said)
     (stopped,) = re.findall(r"procap: SIGINT: stopped base/digits/coop/\S+ at step (\d+) of", plain)
     assert f"step-{int(stopped):08d}-" in " ".join(file.name for file in the_run(tmp_path).state.iterdir())
     # A bar hides the cursor when it begins.
     assert said.count("\x1b[?25l") == 1 < plain.count("epoch "), said
 
-    running = start(f"torchrun --standalone --nproc-per-node 4 --no-python procap {line}", tmp_path, shell)
-    while running.poll() is None and not ((known := the_run(tmp_path).progress()) and known.resumed):
-        time.sleep(0.1)
-    running.send_signal(signal.SIGTERM)
-    code, _, err = ended(running)[0]
+    deadline = time.monotonic() + SECONDS
+    with begun(f"torchrun --standalone --nproc-per-node 4 --no-python procap {line}", tmp_path, shell) as running:
+        while not ((known := the_run(tmp_path).progress()) and known.resumed):
+            assert running.poll() is None and time.monotonic() < deadline, "it did not go on"
+            time.sleep(0.1)
+        running.send_signal(signal.SIGTERM)
+        code, _, err = end_of(running)
     assert code == 1 and f"from step {stopped} of" in err and err.count("procap: SIGTERM: stopped") == 1, err
 
 
@@ -194,11 +191,12 @@ C10D = f"{NODES} --rdzv-backend c10d --rdzv-endpoint {{address}}:{{port}} --rdzv
 def on_two_hosts(launcher: str, line: str, places: Sequence[Path], shell: Mapping[str, str], **more: object) -> list:
     prefixes = more.pop("prefixes", [(), ()])
     values = {"address": "127.0.0.1", "port": free_port(), "each": 1} | more
-    started = [
-        start(f"{launcher.format(host=host, **values)} --no-python procap {line}", place, shell, prefix)
-        for host, (place, prefix) in enumerate(zip(places, prefixes, strict=True))
-    ]
-    return ended(*started)
+    with ExitStack() as stack:
+        hosts = [
+            begun(f"{launcher.format(host=host, **values)} --no-python procap {line}", place, shell, prefix)
+            for host, (place, prefix) in enumerate(zip(places, prefixes, strict=True))
+        ]
+        return [end_of(process) for process in [stack.enter_context(host) for host in hosts]]
 
 
 def alone(line: str, place: Path, shell: Mapping[str, str]) -> None:

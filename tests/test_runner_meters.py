@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from ranked import run_ranks
 from runner.config import RunConfig, Workplace, plan_run
 from runner.joining import joined
 from runner.meters import Machine, Meter
-from runner.progress import ProgressDisplay
+from runner.progress import ProgressDisplay, duration
 from runner.ranks import announced_ranks
-from runner.results import RunFolder
+from runner.results import RunFolder, TrainResult
 from runner.track_record import read_record
 from runner.train import train
 from shards.stream import TrainStream
@@ -25,84 +26,104 @@ from shards.stream import TrainStream
 CPU = torch.device("cpu")
 
 
-def run_steps(meter: Meter, seconds: list[float], images: int = 10) -> None:
-    for duration in seconds:
+class Clock:
+    """Seconds that pass when a test says so: what a meter says can then be asked for exactly."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("runner.meters.time", clock)
+    return clock
+
+
+def run_steps(meter: Meter, clock: Clock, seconds: list[float], images: int = 10) -> None:
+    for length in seconds:
         with meter.phase("model"):
-            time.sleep(duration)
+            clock.sleep(length)
         meter.step(images)
     meter.settle()
 
 
-def test_warm_up_is_left_out_of_the_rate_and_counted():
+def test_warm_up_is_left_out_of_the_rate_and_counted(clock):
     meter = Meter(CPU, warmup=2)
-    run_steps(meter, [0.2, 0.2, 0.01, 0.01])
-    rate = meter.images_per_second()
-    assert rate is not None
-    assert 20 / 0.1 < rate <= 20 / 0.02
+    run_steps(meter, clock, [0.2, 0.2, 0.01, 0.01])
+    assert meter.images_per_second() == pytest.approx(20 / 0.02)
     assert meter.warmup_steps == 2
-    assert meter.step_seconds == pytest.approx(meter.phases["model"])
-    assert meter.step_seconds >= 0.42
+    assert meter.step_seconds == pytest.approx(0.42) == pytest.approx(meter.phases["model"])
 
 
-def test_a_run_no_longer_than_its_warm_up_has_a_rate_all_the_same():
+def test_a_run_no_longer_than_its_warm_up_has_a_rate_all_the_same(clock):
     meter = Meter(CPU, warmup=2)
-    run_steps(meter, [0.02, 0.02])
-    rate = meter.images_per_second()
-    assert rate is not None
-    assert 20 / 0.2 < rate <= 20 / 0.04
+    run_steps(meter, clock, [0.02, 0.02])
+    assert meter.images_per_second() == pytest.approx(20 / 0.04)
     assert meter.warmup_steps == 0
     assert Meter(CPU, warmup=2).images_per_second() is None
 
 
-def test_waiting_for_data_and_other_phases_are_told_apart():
+def test_waiting_for_data_and_other_phases_are_told_apart(clock):
     meter = Meter(CPU, warmup=0, phases=("checkpoint",))
 
     def batches():
         for batch in range(3):
-            time.sleep(0.02)
+            clock.sleep(0.02)
             yield batch
 
     seen = []
     for batch in meter.each("data", batches()):
         seen.append(batch)
         with meter.phase("model"):
-            time.sleep(0.01)
+            clock.sleep(0.01)
         meter.step(1)
+        clock.sleep(0.005)
     with meter.phase("checkpoint", rated=False):
-        time.sleep(0.1)
+        clock.sleep(0.1)
     meter.settle()
     assert seen == [0, 1, 2]
-    assert meter.phases["data"] >= 0.06
-    assert meter.phases["model"] >= 0.03
-    whole, model = meter.images_per_second(), meter.images_per_second("model")
-    assert whole is not None
-    assert model is not None
-    # The checkpoint's tenth of a second is in no rate.
-    assert 3 / 0.15 < whole <= 3 / 0.09
-    assert whole < model <= 3 / 0.03
-    phases = meter.with_other()
-    assert sum(phases.values()) == pytest.approx(meter.seconds)
-    assert 0 <= phases["other"] < 0.1
+    # The checkpoint's tenth of a second is in no rate, nor is what no phase had.
+    assert meter.images_per_second() == pytest.approx(3 / 0.09)
+    assert meter.images_per_second("model") == pytest.approx(3 / 0.03)
+    phases = {"data": 0.06, "model": 0.03, "checkpoint": 0.1, "other": 0.015}
+    assert meter.with_other() == pytest.approx(phases) and meter.seconds == pytest.approx(sum(phases.values()))
 
 
-def test_a_meter_goes_on_from_what_an_earlier_process_measured():
+def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     first, second = Meter(CPU, warmup=1), Meter(CPU, warmup=1)
-    run_steps(first, [0.01, 0.02, 0.02])
-    second.go_on(first.state())
-    run_steps(second, [0.1, 0.02])
-    assert second.seconds >= first.seconds + 0.12
-    assert second.phases["model"] >= first.phases["model"] + 0.12
-    rate = second.images_per_second()
-    assert rate is not None
-    assert 30 / 0.12 < rate <= 30 / 0.06
+    run_steps(first, clock, [0.01, 0.02, 0.02])
+    before = first.state()
+    second.go_on(before)
+    second.settle()
+    waited = second.seconds
+    run_steps(second, clock, [0.1, 0.02])
+    assert second.seconds == pytest.approx(waited + 0.12) and waited >= before["seconds"]
+    assert second.phases["model"] == pytest.approx(0.05 + 0.12)
+    assert second.images_per_second() == pytest.approx(30 / 0.06)
     assert second.warmup_steps == 2
 
 
-LATE_SECONDS = 0.1
+def test_on_the_real_clock_what_takes_longer_is_seen_to():
+    meter = Meter(CPU, warmup=0)
+    with meter.phase("model"):
+        time.sleep(0.02)
+    meter.step(1)
+    meter.settle()
+    assert 0.02 <= meter.phases["model"] <= meter.seconds
+
+
+LATE_SECONDS = 0.2
 
 
 def runs(checkpoint: str) -> list[RunConfig]:
-    overrides = {"epochs": 3, "batch_size": 4, "warmup": "none"}
+    overrides = {"epochs": 2, "batch_size": 4, "warmup": "none"}
     return [
         plan_run(method="coop", dataset="digits", shots=4, seed=seed, backbone=checkpoint, overrides=overrides)
         for seed in (1, 2)
@@ -127,7 +148,14 @@ def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
         train(fast, place, crew=crew)
 
 
-@pytest.mark.parametrize("size", (2, 4))
+def waited(result: TrainResult) -> float:
+    """Seconds in which the first rank waited for others."""
+    share = result.ranks[0].communication_share
+    assert share is not None
+    return share * sum(result.phases[name] for name in ("data", "forward", "backward", "optimizer"))
+
+
+@pytest.mark.parametrize("size", (2, pytest.param(4, marks=pytest.mark.slow)))
 def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
     few_digits, tiny_checkpoint, tmp_path, size
 ):
@@ -138,15 +166,17 @@ def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
     assert result and quick
     *others, late = result.ranks
     assert len(others) == size - 1
-    assert late.data_share > 0.6 and late.communication_share < 0.3
     for use in others:
-        assert use.data_share < 0.2 and 0.6 < use.communication_share < 1
-    # All are held up: a global batch of 4 takes at least the time that the late images take.
-    assert result.images_per_second < 4 / LATE_SECONDS
-    assert sum(use.images_per_second for use in result.ranks) == pytest.approx(result.images_per_second, rel=0.3)
+        assert late.data_share > 2 * use.data_share
+        assert use.communication_share > 2 * late.communication_share
+    # All are held up: a global batch of 4 takes the time that the late images take, of which only what happens between
+    # the phases is not counted.
+    assert result.images_per_second < 1.5 * 4 / LATE_SECONDS
+    assert size * result.ranks[0].images_per_second == pytest.approx(result.images_per_second)
     # What was waited in an earlier run of the same processes is not this run's.
+    assert waited(quick) < waited(result)
     for use in quick.ranks:
-        assert 0 < use.communication_share < 1 and use.data_share + use.communication_share < 1
+        assert use.communication_share > 0 and 0 < use.data_share < 1
         assert use.host and use.device == "cpu" and use.peak_memory_bytes.process > 1e7
     record = read_record(first)
     assert record
@@ -157,13 +187,13 @@ def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
             assert sent[f"rank/{rank}/{name}"] == getattr(use, name)
 
 
-def test_shares_of_a_process_leave_out_what_another_had_measured():
+def test_shares_of_a_process_leave_out_what_another_had_measured(clock):
     first, second = Meter(CPU, warmup=1, phases=("model",)), Meter(CPU, warmup=1, phases=("model",))
-    run_steps(first, [0.05, 0.05])
+    run_steps(first, clock, [0.05, 0.05])
     second.go_on(first.state())
-    run_steps(second, [0.01])
-    assert 0.01 <= second.own_seconds() < 0.05 < first.step_seconds < second.step_seconds
-    assert second.own_seconds("model") == pytest.approx(second.own_seconds())
+    run_steps(second, clock, [0.01])
+    assert second.step_seconds == pytest.approx(0.11)
+    assert second.own_seconds("model") == pytest.approx(0.01) == pytest.approx(second.own_seconds())
 
 
 def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
@@ -183,13 +213,16 @@ def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
 
 def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
     size = 300_000_000
-    block = bytearray(os.urandom(1)) * size
+    # Mapped by hand: the allocator may give room of its own that it keeps afterwards.
+    block = mmap.mmap(-1, size)
+    for page in range(0, size, mmap.PAGESIZE):
+        block[page] = 1
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pytest.skip("this system keeps one mark for the whole process")
     before = Machine(CPU).peak_memory().process
-    del block
+    block.close()
     assert Machine(CPU).peak_memory().process < before - size / 2
 
 
@@ -231,3 +264,10 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
     assert "50/100" in shown
     assert "loss 1.25" in shown
     assert "a remark [5]" in shown
+
+
+def test_how_long_something_may_take_is_said_as_exactly_as_a_guess_deserves():
+    seconds = (3.2, 89.4, 204, 599, 4800, 7200, 172_000, 3e5)
+    assert [duration(one) for one in seconds] == [
+        "3 s", "89 s", "3.4 min", "10 min", "80 min", "2.0 h", "47.8 h", "3.5 days",
+    ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-import runner.evaluate
+import runner.inference
 from runner.config import Target, Workplace, plan_run
 from runner.evaluate import evaluate
 from runner.meters import Meter
@@ -32,7 +32,7 @@ def test_padding_is_never_counted(tiny_checkpoint, few_digits, tmp_path, monkeyp
 
     step = Meter.step
     monkeypatch.setattr(Meter, "step", lambda meter, images: (rated.append(images), step(meter, images))[1])
-    monkeypatch.setattr(runner.evaluate, "evaluation_batches", of_seven_processes)
+    monkeypatch.setattr(runner.inference, "evaluation_batches", of_seven_processes)
     for limit in (1, 20, None):
         padding.clear()
         rated.clear()

@@ -140,10 +140,10 @@ def waits_are_counted(crew: Crew) -> None:
     crew.meet()
     before = crew.seconds
     if crew.ranks.rank == 0:
-        time.sleep(0.3)
+        time.sleep(1)
     crew.meet()
-    waited = crew.seconds - before
-    assert waited < 0.2 if crew.ranks.first else waited > 0.25, waited
+    first, *others = crew.collect(crew.seconds - before)
+    assert min(others) > first + 0.5, (first, others)
 
 
 def work_together() -> None:
@@ -285,11 +285,18 @@ def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None
 
 def test_a_rank_that_fails_stays_until_the_others_know_why() -> None:
     store, late = torch.distributed.HashStore(), list[Board]()
-    first = Board(store, Ranks(0, 2, 0, 2))
-    coming = threading.Timer(0.5, lambda: late.append(Board(store, Ranks(1, 2, 1, 2))))
+
+    def come_late() -> None:
+        store.wait(["alarm"])
+        time.sleep(0.5)
+        late.append(Board(store, Ranks(1, 2, 1, 2)))
+
+    first, coming = Board(store, Ranks(0, 2, 0, 2)), threading.Thread(target=come_late)
     coming.start()
     first.leave("disk full")
-    assert late, "rank 1 could not read it any more"
+    assert store.check(["here 1"]), "the store may end before rank 1 has read it"
+    coming.join()
+    late[0].leave()
     assert late[0].verdict("closed") == "rank 0 of 2 failed: disk full"
     for board in (first, *late):
         board.close()
@@ -334,10 +341,10 @@ def test_ranks_are_what_the_launcher_announced() -> None:
     ("change", "words"),
     (
         ({"RANK": ""}, "but not RANK"),
-        ({"RANK": "8"}, "cannot be"),
-        ({"RANK": "-1"}, "cannot be"),
-        ({"LOCAL_RANK": "4"}, "cannot be"),
-        ({"LOCAL_WORLD_SIZE": "9"}, "cannot be"),
+        ({"RANK": "8"}, "counts from 0"),
+        ({"RANK": "-1"}, "counts from 0"),
+        ({"LOCAL_RANK": "4"}, "counts from 0"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "counts from 0"),
         ({"WORLD_SIZE": "two"}, "whole numbers"),
         ({"MASTER_PORT": ""}, "but not MASTER_PORT"),
     ),

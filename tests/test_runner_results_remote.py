@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from object_server import ObjectServer, object_server
+from started import started
 
 from benchmarks.cli import main
 from runner.config import Target, Workplace, plan_run
@@ -69,11 +71,12 @@ def test_a_training_goes_on_on_another_machine_with_the_same_bits(machines, conf
     assert RunFolder(machines("fourth").results / config.path).evaluations() == [result]
 
 
-def test_force_forgets_a_run_at_the_url(machines, config):
-    first = train(config, machines("first"))
+def test_force_forgets_a_run_at_the_url(s3, machines, config):
+    train(config, machines("first"))
     evaluate(config, Target("digits", "base"), machines("first"))
+    sent = s3.asked("PUT", "train.json")
     again = train(config, machines("second"), force=True)
-    assert again.seconds != first.seconds
+    assert s3.asked("PUT", "train.json") == sent + 1, "it was trained again"
     place = machines("third")
     ResultsStore.of(place).pull_all()
     assert RunFolder(place.results / config.path).train() == again
@@ -121,8 +124,8 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "three"))
     listed = answer(capsys, "ls", "runs", "--results", url)
     assert [(row["run"], row["state"], len(row["evaluated"])) for row in listed] == [(run, "finished", 2)]
-    row = answer(capsys, "table", "--results", url)["rows"][0]
-    assert row["method"] == "zeroshot"
+    [line] = answer(capsys, "table", "--results", url)["sheets"][0]["lines"]
+    assert line["labels"] == ["digits", "CLIP (zero-shot)"]
     assert not list((tmp_path / "three").rglob("*.safetensors")), "a table needs no weights"
 
 
@@ -135,25 +138,26 @@ def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digi
     words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
     words += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
 
-    def start(home: str, results: str) -> subprocess.Popen[bytes]:
+    def begun(home: str, results: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
         command = [sys.executable, "-c", COMMAND, *words, "--results", results]
         environment = {**os.environ, "PROCAP_HOME": str(tmp_path / home), "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        return started(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
-    def result(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        output, _ = process.communicate(timeout=300)
+    def result(home: str, results: str) -> dict[str, Any]:
+        with begun(home, results) as process:
+            output, _ = process.communicate(timeout=300)
         assert process.returncode == 0
         return json.loads(output.splitlines()[-1])["trained"][0]
 
-    alone = result(start("alone", str(tmp_path / "alone")))
-    lost = start("lost", url)
-    deadline = time.monotonic() + 200
-    while not any("/state/step-" in name for name in ObjectFolder(url).list()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    lost.kill()
-    lost.wait()
+    alone = result("alone", str(tmp_path / "alone"))
+    with begun("lost", url) as lost:
+        deadline = time.monotonic() + 200
+        while not any("/state/step-" in name for name in ObjectFolder(url).list()):
+            assert lost.poll() is None and time.monotonic() < deadline, "no state was sent"
+            time.sleep(0.05)
+        lost.kill()
     assert not any(name.endswith("train.json") for name in ObjectFolder(url).list()), "it was killed on the way"
-    assert result(start("next", url))["checkpoint_sha256"] == alone["checkpoint_sha256"]
+    assert result("next", url)["checkpoint_sha256"] == alone["checkpoint_sha256"]
     names = ObjectFolder(url).list()
     assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
     place = tmp_path / "third"

@@ -192,6 +192,23 @@ def test_two_that_finish_at_once_leave_one_whole_run(here, elsewhere, monkeypatc
             assert content(store, run) == left
 
 
+def test_who_is_overtaken_after_finishing_takes_what_is_there(here, monkeypatch):
+    """One that took this machine for lost writes its own just when ours are there."""
+    finish = ResultsStore._finish
+
+    def overtaken(store, unit, index):
+        ours = finish(store, unit, index)
+        for name, written in finished(b"second").items():
+            ObjectFolder(here.url).write(f"{unit}/{name}", written)
+        return ours
+
+    monkeypatch.setattr(ResultsStore, "_finish", overtaken)
+    write(here, finished(b"first"))
+    here.push(RUN)
+    here.pull(RUN)
+    assert content(here) == remote(here) == finished(b"second")
+
+
 def test_a_machine_lost_between_checkpoint_and_train_json_is_not_waited_for_for_ever(here, elsewhere):
     ObjectFolder(here.url).write(f"{RUN}/checkpoint.safetensors", b"of a lost machine")
     write(elsewhere, finished(b"prompts"))

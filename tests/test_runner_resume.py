@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from started import started
 
 from procap.errors import UserError
 from runner.config import RunConfig, Target, Workplace, plan_run
@@ -22,15 +25,27 @@ from runner.evaluate import evaluate
 from runner.results import RunFolder, TrainResult, write_json
 from runner.train import train
 
-# Imports once and forks for every training, so that a kill costs milliseconds instead of an interpreter's start.
+# Imports once and forks for every training, so that a kill costs milliseconds instead of an interpreter's start. The
+# training stops itself where it was told to: it cannot be done before a test that is slow comes to send its signal.
 FORGE = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from procap.errors import UserError
+from runner.checkpoint import TrainState
 from runner.config import RunConfig, Workplace
 from runner.train import train
+count = TrainState.count
+def stop_at(stop, seconds):
+    def counted(state, *what):
+        count(state, *what)
+        if state.step == stop:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+    TrainState.count = counted
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    if stop == 0:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
@@ -39,6 +54,7 @@ for line in sys.stdin:
         try:
             place = Workplace(Path(order["data"]), Path(order["results"]), device="cpu", tracking_uri="off", quiet=True,
                               checkpoint_seconds=order["every"])
+            stop_at(order["stop"], order["seconds"])
             train(RunConfig.model_validate(order["config"]), place)
         except UserError as error:
             print(error, file=sys.stderr, flush=True)
@@ -52,46 +68,65 @@ SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width"
 
 
 class Forge:
-    """Trains in processes that may be killed."""
+    """Trains in processes that may be killed, one at a time."""
 
-    def __init__(self, data: Path, errors: Path) -> None:
-        self.data, self.errors = data, errors
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", FORGE],
-            cwd=Path(__file__).parent.parent,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors.open("w"),
-            text=True,
-        )
+    def __init__(self, process: subprocess.Popen[str], data: Path, errors: Path) -> None:
+        self.process, self.data, self.errors = process, data, errors
+        self.running: int | None = None
 
     def _line(self) -> int:
         assert self.process.stdout is not None
         return int(self.process.stdout.readline())
 
-    def start(self, config: RunConfig, results: Path, every: float = 0.0) -> int:
-        """Begin a training that saves its state `every` so many seconds; gives its process."""
+    def start(
+        self, config: RunConfig, results: Path, every: float = 0.0, stop: int | None = None, seconds: float = 1e-6
+    ) -> int:
+        """Begin a training that saves its state `every` so many seconds; gives its process.
+
+        stop: let it stop itself so many `seconds` after this step was counted, 0 for after its start.
+        """
+        if self.running is not None:
+            # A test that failed has left it.
+            with suppress(ProcessLookupError):
+                os.kill(self.running, signal.SIGKILL)
+            self.end()
         order = {"config": config.model_dump(mode="json"), "data": str(self.data), "results": str(results)}
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({**order, "every": every}) + "\n")
+        self.process.stdin.write(json.dumps({**order, "every": every, "stop": stop, "seconds": seconds}) + "\n")
         self.process.stdin.flush()
-        return self._line()
+        self.running = self._line()
+        return self.running
+
+    def wait(self) -> None:
+        """Until the training has stopped itself."""
+        deadline = time.monotonic() + 60
+        while (status := psutil.Process(self.running).status()) != psutil.STATUS_STOPPED:
+            assert status != psutil.STATUS_ZOMBIE and time.monotonic() < deadline, self.errors.read_text()
+            time.sleep(0.002)
+
+    def send(self, number: int) -> None:
+        """Wait until the training has stopped itself, and let it go on with a signal."""
+        self.wait()
+        assert self.running is not None
+        os.kill(self.running, number)
+        with suppress(ProcessLookupError):
+            os.kill(self.running, signal.SIGCONT)
 
     def end(self) -> int:
         """Wait for the training's exit code, the negative signal when one killed it."""
-        return self._line()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
+        code, self.running = self._line(), None
+        return code
 
 
 @pytest.fixture(scope="module")
 def forge(few_digits, tmp_path_factory) -> Iterator[Forge]:
-    forge = Forge(few_digits, tmp_path_factory.mktemp("forge") / "errors.txt")
-    yield forge
-    forge.close()
+    errors = tmp_path_factory.mktemp("forge") / "errors.txt"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (
+        errors.open("w") as said,
+        started([sys.executable, "-c", FORGE], cwd=Path(__file__).parent.parent, stderr=said, **pipes) as process,
+    ):
+        yield Forge(process, few_digits, errors)
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +138,6 @@ def configs(tiny_checkpoint) -> dict[str, RunConfig]:
         "adamw": plan_run(method="procap", options=SMALL_PROCAP, **fields),
         "sgd": plan_run(method="maple", options={"depth": 3}, **fields),
     }
-
-
-def wait_for_step(folder: RunFolder, step: int, pid: int) -> None:
-    """Until a state of `step` or a later one is on disk."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if any(int(path.name[5:13]) >= step for path in folder.state.glob("step-*.safetensors")):
-            return
-        os.kill(pid, 0)
-        time.sleep(0.002)
-    raise AssertionError(f"no step {step} in {folder.path}")
 
 
 def outcome(config: RunConfig, place: Workplace) -> tuple[bytes, list, list]:
@@ -133,7 +157,7 @@ def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[Wor
     return lambda name: (place, train(configs[name], place))
 
 
-@pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), ("sgd", (5,))])
+@pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), pytest.param("sgd", (5,), marks=pytest.mark.slow)])
 def test_killed_at_any_moment_it_ends_with_the_same_bits(forge, configs, straight, few_digits, tmp_path, name, kills):
     config = configs[name]
     undisturbed, wanted = straight(name)
@@ -141,11 +165,9 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(forge, configs, straigh
     folder = RunFolder(tmp_path / config.path)
     draw = random.Random(name)
     for step in kills:
-        pid = forge.start(config, tmp_path)
-        if step:
-            wait_for_step(folder, step, pid)
-        time.sleep(draw.uniform(0, 0.01))
-        os.kill(pid, signal.SIGKILL)
+        # When the next step is counted, the state of this one is on disk; its own may be while it is killed.
+        forge.start(config, tmp_path, stop=step and step + 1, seconds=draw.uniform(1e-6, 0.01))
+        forge.send(signal.SIGKILL)
         assert forge.end() == -signal.SIGKILL
         assert folder.train() is None
     forge.start(config, tmp_path)
@@ -159,17 +181,13 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(forge, configs, straigh
     assert not folder.progress_file.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_asked_to_stop_it_saves_the_step_and_goes_on_from_there(forge, configs, straight, tmp_path, number):
     config = configs["sgd"]
     folder = RunFolder(tmp_path / config.path)
-    pid = forge.start(config, tmp_path, every=3600)
     # Nothing is saved at this pace, so the state that is found is the signal's.
-    while not folder.progress_file.exists():
-        os.kill(pid, 0)
-        time.sleep(0.002)
-    time.sleep(random.Random(number).uniform(0, 0.02))
-    os.kill(pid, number)
+    forge.start(config, tmp_path, every=3600, stop=1, seconds=random.Random(number).uniform(1e-6, 0.02))
+    forge.send(number)
     assert forge.end() == 128 + number
     progress = folder.progress()
     assert progress is not None
@@ -189,10 +207,9 @@ def stopped(forge, configs, tmp_path) -> tuple[RunConfig, RunFolder]:
     """A run that was killed inside its second epoch."""
     config = configs["sgd"]
     folder = RunFolder(tmp_path / config.path)
-    pid = forge.start(config, tmp_path)
-    wait_for_step(folder, STEPS_PER_EPOCH + 1, pid)
-    os.kill(pid, signal.SIGKILL)
-    forge.end()
+    forge.start(config, tmp_path, stop=STEPS_PER_EPOCH + 2)
+    forge.send(signal.SIGKILL)
+    assert forge.end() == -signal.SIGKILL
     return config, folder
 
 
@@ -227,10 +244,11 @@ def test_a_broken_newest_state_costs_a_step_and_changes_nothing(stopped, straigh
 
 def test_a_run_in_progress_is_not_started_twice(forge, configs, few_digits, tmp_path):
     config = configs["adamw"]
-    pid = forge.start(config, tmp_path)
-    wait_for_step(RunFolder(tmp_path / config.path), 1, pid)
+    pid = forge.start(config, tmp_path, stop=1)
+    forge.wait()
     with pytest.raises(UserError, match=f"held by another process .pid {pid}"):
         train(config, Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True))
+    forge.send(signal.SIGCONT)
     assert forge.end() == 0
 
 

@@ -65,7 +65,8 @@ def count(database: sqlite3.Connection, what: str) -> int:
     return database.execute(f"SELECT count(*) FROM {what}").fetchone()[0]
 
 
-@pytest.mark.parametrize(("processes", "each"), [(4, 1), pytest.param(16, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "each"), [(4, 1), (16, 2)])
 def test_processes_sending_at_once_lose_nothing(processes: int, each: int, tmp_path: Path) -> None:
     folders = [made(tmp_path, seed) for seed in range(1, processes * each + 1)]
     outside = ("MLFLOW_", "PYTEST_")

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,14 +14,15 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import tracked_runs
 from object_server import object_server
+from ports import free_port
 
-from benchmarks.ui import Wanted, choose, find_collection, save
+from benchmarks.tracking.ui import Wanted, choose, find_collection, save
 from runner.collection import Collection, write_collection
 from runner.track import deliveries, pending, sync_all
 from runner.track_outbox import PARENT_TAG
@@ -39,12 +39,6 @@ pytestmark = [
         any(importlib.util.find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"
     ),
 ]
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 @contextmanager
@@ -128,7 +122,9 @@ import sys
 from pathlib import Path
 from runner.config import Workplace
 from runner.results import RunFolder
+from runner import track_store
 from runner.track import tracker_for
+track_store.ANSWER_SECONDS = 60.0
 results = Path(sys.argv[1])
 for run in sys.argv[3:]:
     tracker_for(RunFolder(results / run), Workplace(data=results, results=results, tracking_uri=sys.argv[2])).close()
@@ -156,7 +152,8 @@ def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(t
         senders = [
             subprocess.Popen(
                 [sys.executable, "-c", SEND, str(results), address, *runs[number::2]],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                # A busy machine's server may answer late.
+                env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"},
                 stderr=subprocess.PIPE,
                 text=True,
             )

@@ -10,7 +10,7 @@ from local_server import LocalServer
 from toy_shards import CLASSNAMES, toy_source
 
 from benchmarks.cli import main
-from benchmarks.selection import dataset_names
+from benchmarks.commands.selection import dataset_names
 from procap.errors import UsageError
 from runner.assemble import label_space
 from runner.config import Target, plan_run

@@ -206,7 +206,8 @@ def pack_slowly(root: Path) -> None:
 
 def test_two_processes_packing_at_once_both_end_well(tmp_path):
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=pack_slowly, args=(tmp_path,)) for _ in range(2)]
+    # Daemons end with the tests, should they wait for each other for ever.
+    processes = [context.Process(target=pack_slowly, args=(tmp_path,), daemon=True) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:

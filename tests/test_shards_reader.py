@@ -218,6 +218,26 @@ def test_verify_reports_a_whole_set_and_text_files_that_other_readers_use(root):
     assert not verify(root, "nothing").ok
 
 
+@pytest.mark.parametrize("gone", ["0.tar", "."])
+def test_a_split_that_is_kept_away_is_missed_by_those_alone_who_ask_for_it(root, gone):
+    place = root / "toy/test" / gone
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    shards = open_dataset(root, "toy")
+    assert [len(shards.split(name)) for name in ("train", "val")] == [23, 21]
+    message = r"'toy' test: .*test/0\.tar is missing \(5 images\); \d+ of 17 images readable; "
+    with pytest.raises(DataError, match=message):
+        shards.split("test")
+    with pytest.raises(DataError, match=message):
+        open_dataset(root, "toy", whole=True)
+    assert [split.readable for split in verify(root, "toy").splits[:2]] == [23, 21] and not verify(root, "toy").ok
+    flip_pixel_byte(root / "toy/val/1.tar")
+    with pytest.raises(DataError, match=r"'toy' val: .*val/1\.tar is altered"):
+        shards.split("val")
+    os.truncate(root / "toy/train/1.tar", 1000)
+    with pytest.raises(DataError, match=r"'toy' train: .*train/1\.tar is truncated"):
+        shards.split("train")
+
+
 def test_an_unknown_split_names_those_there_are(packed):
     with pytest.raises(DataUsageError, match="no split 'dev'; it has: train, val, test"):
         open_dataset(packed, "toy").split("dev")

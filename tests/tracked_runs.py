@@ -24,12 +24,12 @@ PEAK = PeakMemory(process=512_000_000, gpu=None)
 USE = Use(cpu_percent=150.0)
 
 
-def begin(results: Path, seed: int = 1, method: str = "maple") -> RunFolder:
+def begin(results: Path, seed: int = 1, method: str = "maple", lr: float = 0.0035) -> RunFolder:
     """A run that has just been begun."""
     config = RunConfig(
         method=method,
         options={"tokens": 2, "depth": 9},
-        recipe=Recipe(lr=0.0035, epochs=5, batch_size=4),
+        recipe=Recipe(lr=lr, epochs=5, batch_size=4),
         dataset="shapes",
         classes="base",
         seed=seed,

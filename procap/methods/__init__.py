@@ -52,16 +52,19 @@ def method_class(name: str) -> type[Method]:
     """The class of a method; UsageError for an unknown name or a plug-in that cannot be used."""
     from procap.methods.method import Method
 
-    paths = method_paths()
+    # Looking through everything that is installed takes longer than the rest of planning a run.
+    paths = METHODS if name in METHODS else method_paths()
     if name not in paths:
         raise unknown_name("method", name, paths)
     module, _, attribute = paths[name].partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
+        # Whatever somebody else's module does when it is imported.
         if name in METHODS:
             raise
-        raise UsageError(f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        raise UsageError(f"method '{name}' is a plug-in that cannot be loaded from {paths[name]}: {why}") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UsageError(f"method '{name}': {paths[name]} is not a subclass of procap.methods.method.Method")
     return found

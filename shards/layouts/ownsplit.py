@@ -36,7 +36,7 @@ def own_split(place: Place, seed: int) -> Listing:
     problems: tuple[RawProblem, ...] = ()
     if rule == "trainval":
         trainval, test = (list(_there(images, _official(place, part))) for part in ("trainval", "test"))
-        train, val = _split_trainval(dataset, trainval, draw)
+        train, val = _split_trainval(trainval, draw)
         splits = {"train": train, "val": val, "test": test}
         _refuse_empty(dataset, splits)
     elif rule == "labels":
@@ -81,7 +81,7 @@ def _split_folders(dataset: Dataset, listed: Images, draw: random.Random) -> dic
     return splits
 
 
-def _split_trainval(dataset: Dataset, listed: Images, draw: random.Random) -> tuple[Images, Images]:
+def _split_trainval(listed: Images, draw: random.Random) -> tuple[Images, Images]:
     """20 % of each class of the official training list become val."""
     train: Images = []
     val: Images = []

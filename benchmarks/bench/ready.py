@@ -1,0 +1,27 @@
+"""Before many runs begin: what each of them would find missing, or refuse, is said once, and nothing was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from runner.config import RunConfig
+from shards.fewshot import check_shots
+from shards.known import is_packed
+from shards.reader import open_dataset
+
+
+def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
+    """Raises UsageError for an unknown backbone, UserError where its weights are not on this machine."""
+    from procap.loading import weights_file
+
+    for name, pretrained in dict.fromkeys(backbones):
+        weights_file(name, pretrained)
+
+
+def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
+    """Raises DataUsageError where a packed data set has fewer images of every class than a run asks for."""
+    asked = {(config.dataset, config.shots): None for config in configs if config.recipe.epochs and not config.picks}
+    for dataset, shots in asked:
+        if is_packed(data, dataset):
+            check_shots(open_dataset(data, dataset), shots)

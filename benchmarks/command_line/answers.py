@@ -1,0 +1,57 @@
+"""What the command line says when something goes wrong: one line, and the exit code it stands for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from procap.errors import UserError
+from shards.errors import DataError
+
+# Click's UsageError, wherever this version of typer keeps it.
+COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """One line for an error, and the exit code it stands for."""
+    if isinstance(error, UserError | DataError):
+        kind = "" if error.exit_code > 128 else "error: "
+        return f"{kind}{one_line(str(error))}", error.exit_code
+    if isinstance(error, COMMAND_LINE_ERROR):
+        return f"error: {usage_line(error)}", 2
+    if isinstance(error, typer.Abort):
+        return "stopped", 130
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"error: {where}{error.strerror or one_line(str(error))}", 1
+    text = one_line(str(error))
+    return f"internal error: {type(error).__name__}: {text} (run with -v for the traceback)", 1
+
+
+def unforced(arguments: Sequence[str]) -> str:
+    """What is added where a person is told to repeat a stopped command; what is sent to a cluster is not this one."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return " (without --force, which starts over)" if "--force" in own else ""
+
+
+def usage_line(error: Any) -> str:
+    """Typer's complaint about the command line in one line, with the nearest command and where to read on."""
+    message = one_line(error.format_message()).rstrip(".")
+    path = error.ctx.command_path if error.ctx else "procap"
+    listed = getattr(error.ctx.command, "list_commands", None) if error.ctx else None
+    commands = sorted(listed(error.ctx)) if listed else []
+    if commands and type(error).__name__ == "NoArgsIsHelpError":
+        message = "Missing command"
+    if commands and "option" not in message.lower():
+        wrong = message.split("'")[1] if message.count("'") > 1 else ""
+        near = difflib.get_close_matches(wrong, commands, n=1, cutoff=0.5)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        message = f"{message.split('.')[0]}.{hint} Commands: {', '.join(commands)}"
+    return f"{message} (see `{path} --help`)"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,309 @@
+"""The flags that commands share: a field of a dataclass here is one flag, and `flat` gives a command all of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from procap.errors import UsageError
+from shards.home import cache_home, data_root
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which runs are meant: every method on every data set with every seed."""
+
+    methods: Annotated[str, typer.Option(metavar="A,B", help="methods, see `procap ls methods`")] = ""
+    datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets trained on, see `procap ls datasets`")] = ""
+    seeds: Annotated[str, typer.Option(metavar="1,2,3", help="one run for each seed")] = ""
+    shots: Annotated[str, typer.Option(metavar="16", help="training images per class; full takes all")] = ""
+    classes: Annotated[str, typer.Option(metavar="base|all|dev-base", help="the classes to train on")] = ""
+    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP, see `procap ls backbones`")] = ""
+    pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
+    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic of training and evaluation")] = ""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run's recipe and method may be told to do differently."""
+
+    recipe: Annotated[str, typer.Option(metavar="own|procap", help="the method's published recipe, or ProCAP's")] = ""
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            "--global-batch-size",
+            metavar="N",
+            help="images per step, of all processes together",
+        ),
+    ] = None
+    lr: Annotated[float | None, typer.Option(metavar="RATE", help="peak learning rate")] = None
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="an option of the method, repeatable; see `procap ls methods --json`"),
+    ] = None
+    recipe_field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="any other field of the recipe, such as weight_decay=1e-3, repeatable"),
+    ] = None
+    picks: Annotated[
+        str, typer.Option(metavar="DIGEST|FILE", help="train on these images, see `procap data picks --import`")
+    ] = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are and how the work is done; nothing here changes a result."""
+
+    data: Annotated[
+        str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
+    ] = ""
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results"
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto"
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="threads that decode images; 0: in turn [default: 0, beside a GPU up to 12]"),
+    ] = None
+    accelerate: Annotated[
+        str,
+        typer.Option(metavar="auto|off|LIST", help="compile,graphs,images: what makes a GPU fast; auto: all"),
+    ] = "auto"
+    tracking: Annotated[
+        str,
+        typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]"),
+    ] = ""
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="longest wait of a process for the others, under torchrun")
+    ] = 300.0
+
+    def data_root(self) -> Path:
+        return data_root(self.data)
+
+    def results_root(self) -> tuple[Path, str | None]:
+        """The folder of results, and the URL that it stands for, if any."""
+        from runner.results_store import results_root
+
+        return results_root(self.results, cache_home())
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """What averages gradients where torchrun started several processes; nothing here changes a result."""
+
+    engine: Annotated[str, typer.Option(metavar="ddp|deepspeed", help="what averages gradients over processes")] = "ddp"
+    zero_stage: Annotated[
+        int | None, typer.Option(metavar="0|1|2", help="DeepSpeed: share the optimizer's state from stage 1 on")
+    ] = None
+    deepspeed_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="DeepSpeed: JSON merged into what the run asks for")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Suited:
+    """What of a suite is done."""
+
+    world: Annotated[
+        str,
+        typer.Option(metavar="mini|paper", help="generated data or the paper's [default: paper if --data is given]"),
+    ] = ""
+    methods: Annotated[str, typer.Option(metavar="A,B", help="methods [default: the suite's own]")] = ""
+    datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets [default: all of the world]")] = ""
+    seeds: Annotated[str, typer.Option(metavar="1,2,3", help="one run per seed [default: the suite's own]")] = ""
+    shots: Annotated[
+        str, typer.Option(metavar="16", help="training images per class, full: all; few-shot takes 1,2,4 [default: 16]")
+    ] = ""
+    recipe: Annotated[str, typer.Option(metavar="own|procap", help="each method's own recipe, or ProCAP's for all")] = (
+        ""
+    )
+    quick: Annotated[bool, typer.Option("--quick", help="short schedules: does everything run here?")] = False
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
+    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: the world's]")] = ""
+    pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
+    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic [default: the world's]")] = ""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a sweep searches, by what, and how far."""
+
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="typed again, the sweep of this name goes on [default: the file's]")
+    ] = ""
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=VALUES",
+            help="n_ctx=2,4,8; shots=range(4,17,4); weight_decay=uniform(0,0.1); lr=log(1e-5,1e-2); "
+            "depth=integers(1,9); repeatable",
+        ),
+    ] = None
+    search: Annotated[
+        str, typer.Option(metavar="grid|random|tpe", help="how values are chosen [default: grid of lists, else random]")
+    ] = ""
+    search_seed: Annotated[int | None, typer.Option(metavar="N", help="of the random choices [default: 0]")] = None
+    trials: Annotated[int | None, typer.Option(metavar="N", help="configurations in all, each with all seeds")] = None
+    hours: Annotated[
+        float | None, typer.Option(metavar="H", help="pause after so long; typed again, the sweep goes on")
+    ] = None
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="val|held-out",
+            help="accuracy on val images, or HM over two halves of the base classes [default: val]",
+        ),
+    ] = ""
+    direction: Annotated[str, typer.Option(metavar="max|min", help="of the metric [default: max]")] = ""
+    stop: Annotated[
+        str, typer.Option(metavar="none|asha", help="end configurations that fall behind early [default: none]")
+    ] = ""
+    grace: Annotated[
+        int | None, typer.Option(metavar="N", help="asha: epochs before the first is ended [default: 1]")
+    ] = None
+    reduction: Annotated[int | None, typer.Option(metavar="N", help="asha: one of so many goes on [default: 3]")] = None
+
+
+@dataclass(frozen=True)
+class Many:
+    """Where many runs are carried out, and what each of them gets; nothing here changes a result."""
+
+    on: Annotated[str, typer.Option(metavar="local|ray", help="this machine, or the nodes of a Ray cluster")] = "local"
+    address: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="of the cluster [default: $RAY_ADDRESS, else the one of this machine]"),
+    ] = ""
+    processes: Annotated[
+        int,
+        typer.Option(metavar="N", help="train each run together, placed as one group, over several nodes or on one"),
+    ] = 1
+    cpus: Annotated[
+        float | None, typer.Option(metavar="N", help="of each process [default: its GPU's part of the node, else 1]")
+    ] = None
+    gpus: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="of each process; 0.5: two share a GPU [default: 1, if there are any]"),
+    ] = None
+    at_once: Annotated[
+        int | None, typer.Option(metavar="N", help="runs [default: as many as cores, memory or nodes have room for]")
+    ] = None
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="ask for more nodes than there are: they come when they are asked for")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What is packed from raw files, and what is changed on the way; each change gives another data set."""
+
+    raw: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="folder of the raw data sets, as CoOp has it [default: $PROCAP_RAW]"),
+    ] = None
+    own_split: Annotated[
+        int | None, typer.Option(metavar="SEED", min=0, help="split at random instead: packed as NAME-splitSEED")
+    ] = None
+    subset: Annotated[bool, typer.Option("--subset", help="only the images that are there: packed as NAME-subset")] = (
+        False
+    )
+    resize: Annotated[
+        int | None, typer.Option(metavar="N", help="shorter side of N pixels at most: packed as NAME-Npx")
+    ] = None
+    shards: Annotated[
+        str, typer.Option("--from", metavar="FOLDER|URL", help="pack the test split of public clip-benchmark shards")
+    ] = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether another set than the published one is asked for."""
+        return self.own_split is not None or self.subset or self.resize is not None
+
+    def raw_root(self) -> Path | None:
+        """The folder of raw data sets, None where none is named. Raises UsageError where it is no folder."""
+        text = self.raw or os.environ.get("PROCAP_RAW")
+        root = Path(text).expanduser() if text else None
+        if root and not root.is_dir():
+            flag = "--raw" if self.raw else "$PROCAP_RAW ="
+            raise UsageError(
+                f"{flag} {root} is {'a file' if root.exists() else 'not there'}; name the folder of raw data"
+            )
+        return root
+
+
+@dataclass(frozen=True)
+class Doing:
+    """How far a command goes when there is work to do."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False
+    force: Annotated[bool, typer.Option("--force", help="forget what is already there and do it again")] = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command speaks."""
+
+    json: Annotated[bool, typer.Option("--json", help="end with one line of JSON on stdout")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the traceback of an error")] = False
+
+
+def flat(command: Callable[..., int]) -> Callable[..., int]:
+    """`command` with every field of its dataclass parameters as a keyword parameter of its own, as typer reads them."""
+    hints = get_type_hints(command, include_extras=True)
+    plain: dict[str, inspect.Parameter] = {}
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if not is_dataclass(kind):
+            plain[name] = parameter.replace(annotation=kind)
+            continue
+        assert isinstance(kind, type)
+        inner = get_type_hints(kind, include_extras=True)
+        groups[name] = (kind, [field.name for field in fields(kind)])
+        for field in fields(kind):
+            plain[field.name] = inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=inner[field.name]
+            )
+
+    @functools.wraps(command)
+    def called(**values: Any) -> int:
+        built = {name: kind(**{key: values.pop(key) for key in keys}) for name, (kind, keys) in groups.items()}
+        return command(**built, **values)
+
+    ordered = sorted(plain.values(), key=lambda parameter: parameter.kind)
+    called.__signature__ = inspect.Signature(ordered, return_annotation=int)  # type: ignore[attr-defined]
+    called.__annotations__ = {name: parameter.annotation for name, parameter in plain.items()} | {"return": int}
+    # typer follows __wrapped__ to the original annotations, which still hold the dataclasses.
+    del called.__wrapped__
+    return called
+
+
+def typed_names(context: Any) -> set[str]:
+    """The parameters of a command that were typed, be it with their defaults. context: typer's."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+
+
+def command_line(*groups: Any) -> str:
+    """The flags of `groups` that were given, as a person would type them."""
+    words: list[str] = []
+    for group in groups:
+        for field in fields(group):
+            value = getattr(group, field.name)
+            if value == field.default:
+                continue
+            flag = f"--{field.name.replace('_', '-')}"
+            for item in value if isinstance(value, list) else [value]:
+                words += [flag] if item is True else [flag, shlex.quote(str(item))]
+    return " ".join(words)
+
+
+def _default(field: Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is MISSING else field.default

@@ -1,0 +1,80 @@
+"""What commands print: results on stdout, words about the work on stderr, JSON last on stdout when asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+SOME_FAILED = 3
+"""Exit code of a command of many runs of which some failed and others did not."""
+
+
+def speaks() -> bool:
+    """Whether this process is the one that speaks to people, of those that a launcher started together."""
+    return not launched() or os.environ.get("RANK", "0") == "0"
+
+
+def launched() -> bool:
+    """Whether a launcher started this process together with others. What starts containers may set RANK as well."""
+    return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
+
+
+def speaks_here() -> bool:
+    """Whether this process is the one of its machine that tells people what kept it from meeting the others."""
+    return not launched() or os.environ["LOCAL_RANK"] == "0"
+
+
+def tell_launcher(message: str) -> None:
+    """Leave the reason of a failure where torchrun looks for it: its last lines, a page below ours, then show it."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        facts = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": facts}), encoding="utf-8")
+
+
+def note(line: str = "") -> None:
+    """Tell the person at the terminal something that is not a result."""
+    if speaks():
+        print(line, file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Print a result."""
+    if speaks():
+        print(text, flush=True)
+
+
+def show_json(document: Any) -> None:
+    """Print `document` as one line of strict JSON."""
+    if speaks():
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A plain table with aligned columns; numbers to the right. The last column is not padded."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
+    numeric = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(row, widths, numeric, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
+
+
+def quoted(path: Path | str) -> str:
+    """`path` as it can be pasted into a shell."""
+    return shlex.quote(str(path))
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""What each command of `procap` does, a file each, and how flags become runs."""

@@ -1,0 +1,253 @@
+"""What people look at: where methods disagree, what their image towers look at, and what their prompts have become.
+
+    predictions.png/.pdf   images that some methods get right and others do not, with every answer
+    eigencam.png/.pdf      EigenCAM of the same images under the prompts of every method
+    prompts.png/.pdf       learned text prompts as heat maps, beside random ones
+    pictures.json          which images, why these, every answer and figure that the pictures are made of
+
+Of one method alone there are the prompts and the record: nothing disagrees with it.
+
+Shapes: M methods, N images of the target, S image size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.command_line.output import note
+from benchmarks.figures import save_figures
+from benchmarks.figures.record import FILE, folder_of, planned_runs
+from benchmarks.published.tables import display_name
+from benchmarks.qualitative.figures import CAM_LOOK, Picture, draw_eigencam, draw_predictions, draw_prompts
+from benchmarks.qualitative.picks import PICK_RULE, Pick, kind_of, kinds_of, pick_images
+from benchmarks.qualitative.prompts import LearnedPrompts, learned_prompts, prompts_record, random_prompts
+from benchmarks.qualitative.words import picture_words
+from procap.classifier import Classifier
+from procap.eigencam import SIGN_RULE, image_maps
+from procap.errors import UsageError, UserError
+from runner.assemble import autocast, check_content, label_space
+from runner.collectives import Crew
+from runner.config import RunConfig, Target, Workplace
+from runner.environment import decoders, environment
+from runner.evaluate import Answers, Trained, load_trained
+from runner.ranks import ALONE
+from runner.results import write_json
+from runner.threads import fitting_threads
+from shards.fewshot import Selection, evaluation_split
+from shards.reader import ShardSet, open_dataset
+from shards.stream import evaluation_batches
+from shards.transfer import to_device
+from shards.transforms import EvalTransform, eval_transform
+
+if TYPE_CHECKING:
+    from benchmarks.suites.done import Done
+
+
+@dataclass(frozen=True)
+class Qualitative:
+    """What was made: pictures (PNG; the PDFs lie beside them), the record's file, and what is in it."""
+
+    pictures: tuple[Path, ...]
+    file: Path
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How runs answer a target. what: the data set and its images, in words; record: all of it as plain JSON."""
+
+    what: str
+    pictures: tuple[Picture, ...]
+    counts: Mapping[str, int]
+    record: Mapping[str, Any]
+
+
+def make_pictures(done: Done, place: Workplace) -> Qualitative:
+    """The pictures of a suite, in its folder: of its first data set, with the prompts of its last; its first seed."""
+    first, last = done.datasets[0], done.datasets[-1]
+    runs: dict[str, dict[str, Trained | RunConfig]] = {first: {}, last: {}}
+    for entry in done.entries:
+        if entry.dataset in runs and entry.seed == done.choice.seeds[0]:
+            runs[entry.dataset][entry.arm.name] = entry.piece.config
+    [target, *_] = done.suite.targets(done.choice, first)
+    prompts = runs[last] if last != first else None
+    return make_qualitative(runs[first], target, place, folder_of(done), prompts=prompts, planned=planned_runs(done))
+
+
+def make_qualitative(
+    trained: Mapping[str, Trained | RunConfig],
+    dataset: str | Target,
+    place: Workplace,
+    folder: Path,
+    images: int = 8,
+    *,
+    prompts: Mapping[str, Trained | RunConfig] | None = None,
+    planned: Sequence[str] = (),
+) -> Qualitative:
+    """Compare finished runs on `dataset` and write the pictures and the record into `folder`.
+
+    trained: title and run of every method; runs given as configurations are loaded. One alone is compared with nothing.
+    dataset: a data set, of which all classes and the test split are taken, or a target.
+    prompts: the runs whose text prompts are shown, the same ones by default; those without learned prompts are named
+        in the record and left out.
+    planned: the runs that the record names as those of the plan.
+    `place.limit` keeps the first images of the target, and the pictures say so. Draws no random number but the values
+    of the random prompts.
+    Raises UsageError for no image, UserError for a run that is not finished or was trained on other content than
+    `place.data` holds, DataError for an image that cannot be read.
+    """
+    began = time.perf_counter()
+    runs = _loaded(trained, place)
+    target = Target.parse(dataset, place.data) if isinstance(dataset, str) else dataset
+    drawings: dict[str, Any] = {}
+    record: dict[str, Any] = {}
+    if len(runs) > 1:
+        found = compare(runs, target, place, images)
+        record |= found.record
+        drawings["predictions"] = partial(draw_predictions, found.pictures, found.counts, found.what)
+        drawings["eigencam"] = partial(draw_eigencam, found.pictures, display_name(target.dataset))
+    else:
+        note("one method alone: pictures of predictions and attention are left out, as nothing disagrees with it")
+    shown = [learned_prompts(*one) for one in (runs if prompts is None else _loaded(prompts, place)).items()]
+    learned = [one for one in shown if isinstance(one, LearnedPrompts)]
+    start = random_prompts(learned)
+    record["prompts"] = prompts_record(start, shown)
+    drawings["prompts"] = lambda: None if start is None else draw_prompts(start, learned)
+    written = save_figures(folder, drawings)
+    words = picture_words(record)
+    record |= {
+        "runs": list(planned),
+        "pictures": {picture.stem: words[picture.stem] for picture in written},
+        "seconds": time.perf_counter() - began,
+        "environment": environment(next(iter(runs.values())).clip.device),
+    }
+    write_json(folder / FILE, record)
+    return Qualitative(tuple(written), folder / FILE, record)
+
+
+def compare(runs: Mapping[str, Trained], target: Target, place: Workplace, images: int = 8) -> Comparison:
+    """What every run, by title, answers on `target`, and the maps of at most `images` images.
+
+    Raises as above, and UsageError for fewer than two runs.
+    """
+    if len(runs) < 2:
+        raise UsageError("pictures of where methods disagree need two methods at least")
+    if images < 1:
+        raise UsageError(f"images = {images}: show at least one")
+    for run in runs.values():
+        if run.config.dataset == target.dataset:
+            what, digest = f"{run.config.path} was trained", run.training.manifest_digest
+            check_content(what, target.dataset, digest, place.data, "train")
+    shards = open_dataset(place.data, target.dataset)
+    selection = evaluation_split(shards, target.classes, target.split)
+    wanted = min(len(selection.images), place.limit or len(selection.images))
+    looks = {title: _Look(run, shards, selection) for title, run in runs.items()}
+    answers = {title: look.answers(wanted, place) for title, look in looks.items()}
+    right = np.stack([given == selection.images.labels[:wanted] for given in answers.values()])
+    picks, counts = pick_images(right, images), kinds_of(right, list(runs))
+    pictures = tuple(_picture(pick, selection, looks, answers) for pick in picks)
+    seen = f"{wanted:,} test images" if target.split == "test" else f"{wanted:,} images of the {target.split} split"
+    record = {
+        "target": str(target),
+        "images": {"seen": wanted, "of": len(selection.images)},
+        "classes": list(selection.classnames),
+        "methods": [
+            {
+                "title": title,
+                "method": run.config.method,
+                "run": run.config.path,
+                "checkpoint_sha256": run.training.checkpoint_sha256,
+                "correct": int(row.sum()),
+                "prompts_in_image_tower": bool(looks[title].classifier.image_plan),
+            }
+            for (title, run), row in zip(runs.items(), right, strict=True)
+        ],
+        "agreement": counts,
+        "pick_rule": PICK_RULE,
+        "picks": [_picked(pick, selection, picture, looks) for pick, picture in zip(picks, pictures, strict=True)],
+        "eigencam": {
+            "tokens": "patches after the last block, prompts and class token left out, float32 for every method",
+            "sign": SIGN_RULE,
+            "range": "each map from its own lowest value, 0, to its own highest, 1",
+            **CAM_LOOK,
+        },
+    }
+    part = f"first {seen}" if wanted < len(selection.images) else seen
+    return Comparison(f"{display_name(target.dataset)}, {part}", pictures, counts, record)
+
+
+class _Look:
+    """A run on the images of a target."""
+
+    def __init__(self, run: Trained, shards: ShardSet, selection: Selection) -> None:
+        self.run, self.selection, clip = run, selection, run.clip
+        with autocast(run.config, clip.device):
+            space = label_space(shards.manifest, selection.classnames)
+            self.classifier: Classifier = run.method.classifier(space)
+        self.transform: EvalTransform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+
+    def answers(self, wanted: int, place: Workplace) -> NDArray[np.int64]:
+        """The class [N] of each of the first `wanted` images, in the batches of an evaluation."""
+        config, device = self.run.config, self.run.clip.device
+        batch, images = config.recipe.test_batch_size, self.selection.images.subset(range(wanted))
+        batches = evaluation_batches(images, self.transform, batch, decoders(place.workers, device))
+        found, alone = Answers(), Crew(ALONE)
+        with fitting_threads(self.run.clip, min(batch, wanted), "eval"), autocast(config, device):
+            for pixels, _, places in to_device(batches, device, moved=(0,)):
+                found.add(self.classifier(pixels), places.numpy())
+        if not found.finite(alone):
+            raise UserError(f"{config.path} gives logits that are not finite: try --precision fp32")
+        return found.predictions(wanted, alone)
+
+    def map(self, place: int) -> tuple[NDArray[np.float64], float]:
+        """EigenCAM [grid, grid] of one image, and the share of the patches' variance that it stands for."""
+        pixels = self.transform(self.selection.images.image(place))[None].to(self.run.clip.device)
+        found = image_maps(self.run.clip, pixels, self.classifier.image_plan)
+        return found.maps[0].numpy(), float(found.share[0])
+
+    def pixels(self, place: int) -> NDArray[np.uint8]:
+        """An image [S, S, 3] as the model sees it, before it is normalised."""
+        return np.asarray(self.transform.crop(self.selection.images.image(place)))
+
+
+def _picture(
+    pick: Pick, selection: Selection, looks: Mapping[str, _Look], answers: Mapping[str, NDArray[np.int64]]
+) -> Picture:
+    names = [name.replace("_", " ") for name in selection.classnames]
+    maps = {title: look.map(pick.place) for title, look in looks.items()}
+    return Picture(
+        pixels=next(iter(looks.values())).pixels(pick.place),
+        kind=kind_of(pick.right, list(looks)),
+        truth=names[selection.images.labels[pick.place]],
+        answers={title: names[given[pick.place]] for title, given in answers.items()},
+        right=dict(zip(looks, pick.right, strict=True)),
+        maps={title: grid for title, (grid, _) in maps.items()},
+        shares={title: share for title, (_, share) in maps.items()},
+    )
+
+
+def _picked(pick: Pick, selection: Selection, picture: Picture, looks: Mapping[str, _Look]) -> dict[str, Any]:
+    return {
+        "place": pick.place,
+        "position": int(selection.images.positions[pick.place]),
+        "path": selection.images.paths[pick.place],
+        "kind": picture.kind,
+        "class": picture.truth,
+        "answers": dict(picture.answers),
+        "right": dict(picture.right),
+        "eigencam": {
+            title: {"share_of_variance": picture.shares[title], "map": picture.maps[title].tolist()} for title in looks
+        },
+    }
+
+
+def _loaded(runs: Mapping[str, Trained | RunConfig], place: Workplace) -> dict[str, Trained]:
+    return {title: load_trained(run, place) if isinstance(run, RunConfig) else run for title, run in runs.items()}

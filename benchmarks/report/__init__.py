@@ -1,0 +1,1 @@
+"""The report: one page of every table and figure that there is."""

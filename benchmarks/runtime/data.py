@@ -1,0 +1,148 @@
+"""What the runtime benchmark reads: packed data sets, and sets of made-up photographs of any number of classes.
+
+`photographs-102` has the size of 16-shot Flowers102: 102 classes, 16 training images each, JPEGs of 500 x 375 pixels.
+Shapes: C classes, B images, S image size.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from benchmarks.commands.data import ensure_packed, pack_one
+from benchmarks.loader import photographs
+from procap.clip import CLIP
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+from runner.assemble import label_space, train_augment
+from shards.fewshot import FewShot, Selection, evaluation_split, pick
+from shards.known import is_packed, known
+from shards.reader import open_dataset
+from shards.records import Record, Source
+from shards.streams import generator
+from shards.transforms import eval_transform
+
+MADE_UP = re.compile(r"photographs-([1-9][0-9]{0,3})")
+TRAIN_IMAGES, TEST_IMAGES = 16, 4
+LOOK_AT = 24
+COLOURS = ("white", "pink", "dark red", "pale blue", "golden", "purple", "snow-white", "orange", "black", "spotted")
+PLACES = ("garden", "mountain", "swamp", "mexican", "canterbury", "desert", "silver", "alpine", "water", "tree")
+THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid", "thistle", "primrose", "geranium")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One data set as all contestants see it; `made_up`: its images show nothing, an accuracy would mean nothing.
+
+    load_seconds: opening it and proving its bytes. decode, augment, transform: seconds per image on one core.
+    """
+
+    name: str
+    made_up: bool
+    fewshot: FewShot
+    test: Selection
+    space: LabelSpace
+    load_seconds: float
+    decode: float
+    augment: float
+    transform: float
+
+
+def class_names(count: int) -> tuple[str, ...]:
+    """Distinct names of one to five words, the same ones every time."""
+    names = [thing if not place else f"{place} {thing}" for place, thing in product(("", *PLACES), THINGS)]
+    names = names[:1] + names[11::7] + [f"{colour} {name}" for colour, name in product(COLOURS, names)]
+    if count > len(names):
+        names += [f"{name} number {i}" for i, name in enumerate(names * (count // len(names)))]
+    return tuple(dict.fromkeys(names))[:count]
+
+
+def prepare(name: str, data: Path, made: Path) -> Path:
+    """The folder that holds data set `name`, packed now if it can be; made-up ones go to `made`."""
+    if not MADE_UP.fullmatch(name):
+        ensure_packed([name], data)
+        return data
+    if not is_packed(made, name):
+        pack_one(photograph_source(name), made)
+    return made
+
+
+def dataset_of(name: str, data: Path) -> str:
+    """The name in its one spelling. Raises DataUsageError for one that is neither known nor made up."""
+    return name if MADE_UP.fullmatch(name) else known(name, data).name
+
+
+def open_contest(name: str, root: Path, shots: int, seed: int, clip: CLIP, recipe: Recipe) -> Contest:
+    """Open `name`, draw its few-shot images, and time decoding and both transforms on a few of them."""
+    began = time.perf_counter()
+    shards = open_dataset(root, name)
+    fewshot = pick(shards, shots, seed, "all")
+    test = evaluation_split(shards, "all")
+    loaded = time.perf_counter() - began
+    few = range(min(LOOK_AT, len(fewshot.train)))
+    began = time.perf_counter()
+    images = [fewshot.train.image(i) for i in few]
+    decode = (time.perf_counter() - began) / len(images)
+    augment, transform = (
+        train_augment(recipe, clip),
+        eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std),
+    )
+    out = torch.empty(3, clip.geometry.image_size, clip.geometry.image_size)
+    began = time.perf_counter()
+    for image in images:
+        augment(image, generator(seed, "look"), out)
+    augmented = time.perf_counter()
+    for image in images:
+        transform(image, out)
+    return Contest(
+        name=name,
+        made_up=bool(MADE_UP.fullmatch(name)),
+        fewshot=fewshot,
+        test=test,
+        space=label_space(shards.manifest, fewshot.classnames),
+        load_seconds=loaded,
+        decode=decode,
+        augment=(augmented - began) / len(images),
+        transform=(time.perf_counter() - augmented) / len(images),
+    )
+
+
+@dataclass(frozen=True)
+class PhotographPart:
+    """Consecutive images of a made-up split."""
+
+    classes: int
+    split: str
+    start: int
+    stop: int
+
+    def records(self) -> Iterator[Record]:
+        seed = self.start + (10**6 if self.split == "test" else 0)
+        for i, image in enumerate(photographs(self.stop - self.start, seed), self.start):
+            yield Record(f"{self.split}/{i:05d}.jpg", i % self.classes, image)
+
+    def stamp(self) -> str:
+        return f"photographs {self}"
+
+
+def photograph_source(name: str) -> Source:
+    """The recipe for packing `photographs-C`."""
+    found = MADE_UP.fullmatch(name)
+    assert found
+    classes = int(found[1])
+    return Source(
+        name=name,
+        classnames=class_names(classes),
+        template="a photo of a {}.",
+        templates=("a photo of a {}",),
+        origin="made-up photographs 1",
+        counts={"train": TRAIN_IMAGES * classes, "test": TEST_IMAGES * classes},
+        part=partial(PhotographPart, classes),
+    )

@@ -1,0 +1,169 @@
+"""What the runtime benchmark is asked for: its flags, and the settings they stand for on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.commands.selection import method_names, names, numbers
+from procap.errors import UsageError
+from runner.acceleration import Acceleration
+from runner.environment import decoders
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.command_line.flags import Place
+    from runner.config import RunConfig
+
+SHOTS, SEED, TRAIN_BATCH, TEST_BATCH = 16, 1, 32, 100
+METHODS, MODES = "zeroshot,maple,procap", "reference,fast"
+# The paper's "MaPLe-style" has as many tokens as ProCAP, and its recipe.
+OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}}
+TITLES = {"zeroshot": "zero-shot CLIP", "maple": "MaPLe-style", "procap": "ProCAP", "coop": "CoOp", "cocoop": "CoCoOp"}
+SCALING = ((10, 50, 200), (4, 32))
+# The sizes of the check on a GPU: the table's own number of classes, and one batch.
+CHECK_SCALING = ((102, 10, 500), (32,))
+# Seconds. On a GPU the check measures for so long, and begins nothing new so long after it began, start-ups included.
+SMALL_BUDGET, FULL_BUDGET, CHECK_BUDGET, CHECK_LIMIT = 150.0, 900.0, 240.0, 420.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what is measured.
+
+    ways: the accelerations of fast mode; reference mode has none.
+    steps: training steps to measure, the rest is extrapolated and said to be; None trains to the end.
+    budget: seconds of measuring after which training is extrapolated and evaluation limited, both said; None: no limit.
+    limit: seconds, start-ups included, after which nothing new begins; None: no limit.
+    """
+
+    methods: tuple[str, ...]
+    datasets: tuple[str, ...]
+    modes: tuple[str, ...]
+    precisions: tuple[str, ...]
+    backbone: str
+    pretrained: str | None
+    epochs: int
+    steps: int | None
+    repeats: int
+    batch: int
+    test_batch: int
+    workers: int
+    ways: Acceleration
+    budget: float | None
+    limit: float | None
+    scaling: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @property
+    def slug(self) -> str:
+        """A folder's name: what the figures are of."""
+        weights = "" if self.pretrained is None else f"-{Path(self.pretrained).stem}"
+        return f"{self.backbone.replace('/', '-')}{weights}-{'+'.join(self.precisions)}".lower()
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The command's own flags, as they were given."""
+
+    methods: str = METHODS
+    datasets: str = ""
+    modes: str = MODES
+    precision: str = ""
+    backbone: str = ""
+    pretrained: str = ""
+    random: bool = False
+    epochs: int = 10
+    steps: int | None = None
+    repeats: int = 5
+    batch: int = TRAIN_BATCH
+    test_batch: int = TEST_BATCH
+    budget: float | None = None
+    scaling: str = ""
+    check: bool = False
+
+
+def settings_of(flags: Flags, place: Place, device: torch.device) -> Settings:
+    """What the flags and the device stand for. Raises UsageError for what cannot be."""
+    from procap.loading import canonical
+
+    gpu = device.type == "cuda"
+    check = flags.check and gpu
+    full = check and not flags.backbone
+    backbone, pretrained = canonical(
+        flags.backbone or ("ViT-B-16" if full else "mini"),
+        "random" if flags.random or full else flags.pretrained or None,
+    )
+    if flags.random and flags.pretrained:
+        raise UsageError("--random and --pretrained both name weights: give one of them")
+    for name, value in (("--epochs", flags.epochs), ("--repeats", flags.repeats), ("--batch", flags.batch),
+                        ("--test-batch", flags.test_batch), ("--steps", flags.steps)):  # fmt: skip
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value}: at least 1 is needed")
+    precisions = names(flags.precision) or (["bf16"] if full else ["fp32"])
+    modes = names(flags.modes)
+    for flag, given, able in (("precision", precisions, ("fp32", "bf16")), ("modes", modes, ("reference", "fast"))):
+        for name in given:
+            if name not in able:
+                raise UsageError(f"--{flag} {name}: known are {', '.join(able)}")
+    small = backbone == "mini"
+    datasets = names(flags.datasets) or (["photographs-102"] if full or not small else ["digits", "tiles"])
+    budget = flags.budget
+    if budget is None:
+        on_cpu = SMALL_BUDGET if small else FULL_BUDGET
+        budget = (CHECK_BUDGET if check else None) if gpu else on_cpu
+    return Settings(
+        methods=tuple(method_names(flags.methods)),
+        datasets=tuple(datasets),
+        modes=tuple(modes),
+        precisions=tuple(precisions),
+        backbone=backbone,
+        pretrained=pretrained,
+        epochs=flags.epochs,
+        steps=flags.steps,
+        repeats=flags.repeats,
+        batch=flags.batch,
+        test_batch=flags.test_batch,
+        workers=decoders(place.workers, device),
+        ways=Acceleration.of(place.accelerate, device),
+        budget=budget or None,
+        limit=CHECK_LIMIT if check and flags.budget is None else None,
+        scaling=_scaling(flags.scaling, (CHECK_SCALING if check else SCALING) if gpu or small else ((), ())),
+    )
+
+
+def _scaling(text: str, default: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if text == "off":
+        return (), ()
+    if not text:
+        return default
+    classes, _, batches = text.partition("x")
+    return tuple(numbers(classes, "--scaling", "10,50,200x4,32")), tuple(numbers(batches or "32", "--scaling"))
+
+
+def run_config(
+    method: str, precision: str, settings: Settings, *, dataset: str = "shapes", batch: int | None = None
+) -> RunConfig:
+    """A run under ProCAP's recipe, so that methods differ in nothing else; batches as asked for, or of `batch`."""
+    from runner.config import plan_run
+
+    # The data set is put in afterwards: a made-up one is unknown to the catalogue.
+    config = plan_run(
+        method=method,
+        dataset="shapes",
+        classes="all",
+        shots=SHOTS,
+        seed=SEED,
+        backbone=settings.backbone,
+        pretrained=settings.pretrained,
+        precision=precision,
+        recipe="procap",
+        overrides={
+            "epochs": settings.epochs,
+            "batch_size": batch or settings.batch,
+            "test_batch_size": batch or settings.test_batch,
+        },
+        options=OPTIONS.get(method, {}),
+    )
+    return config.model_copy(update={"dataset": dataset})

@@ -1,0 +1,64 @@
+"""An MLflow run for each row of the runtime benchmark, where MLflow is installed and tracking is on."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.command_line.output import note, plural
+from procap.errors import UserError
+from runner.track_store import Destination, first_line, open_store, quiet_libraries
+
+EXPERIMENT_TAG = "procap.benchmark"
+PARAMS = ("dataset", "method", "mode", "precision", "classes", "train_images", "batch", "test_batch", "epochs", "steps",
+          "steps_measured", "extrapolated")  # fmt: skip
+
+
+def track(report: Mapping[str, Any], folder: Path, results: Path, uri: str) -> int:
+    """Send the rows; gives how many were sent. Trouble with the store is one line and never an error."""
+    if uri == "off" or importlib.util.find_spec("mlflow") is None:
+        return 0
+    try:
+        destination = Destination.choose(results, uri or None)
+        store = open_store(destination)
+        with quiet_libraries():
+            for row in report["rows"]:
+                _send(store.client, store.experiment_id, row, report, folder)
+    except UserError as error:
+        note(f"tracking: {error}; the results are in {folder} all the same")
+        return 0
+    except Exception as error:
+        note(f"tracking: {first_line(error)}; the results are in {folder} all the same")
+        return 0
+    note(f"{plural(len(report['rows']), 'row')} sent to {destination.address}")
+    return len(report["rows"])
+
+
+def _send(client: Any, experiment: str, row: Mapping[str, Any], report: Mapping[str, Any], folder: Path) -> None:
+    from mlflow.entities import Metric, Param
+
+    when = int(1000 * time.time())
+    name = f"runtime · {row['method']} · {row['dataset']} · {row['mode']} · {row['precision']}"
+    tags = {EXPERIMENT_TAG: "runtime", "procap.backbone": report["backbone"]["name"], "procap.mode": row["mode"],
+            "procap.device": report["device"]["name"]}  # fmt: skip
+    run = client.create_run(experiment, tags=tags, run_name=name)
+    metrics = [Metric(key, float(value), when, 0) for key, value in metrics_of(row)]
+    params = [Param(key, str(row[key])) for key in PARAMS]
+    params.append(Param("backbone", f"{report['backbone']['name']} {report['backbone']['weights']}"))
+    client.log_batch(run.info.run_id, metrics=metrics, params=params)
+    client.log_artifact(run.info.run_id, str(folder / "runtime.json"))
+    client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def metrics_of(row: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a row by its place, `encoder_fps/median`; what is unknown is left out."""
+    for name, value in row.items():
+        if path == "" and name in (*PARAMS, "options"):
+            continue
+        if isinstance(value, Mapping):
+            yield from metrics_of(value, f"{path}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{path}{name}", value

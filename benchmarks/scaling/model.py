@@ -1,0 +1,208 @@
+"""A model of what a training step costs on W processes: an estimate from counted work and data sheets, no measurement.
+
+step = max(image / W + text / W + every, floor) + gathers + all-reduce of the gradients
+
+- image, text: both towers, forward and backward. A process has B / W images, and C / W classes, rounded up; where
+  classes are not dealt out every process has all of them.
+- every: what all processes do alike: refinement, heads, loss, optimizer.
+- floor: the least that a step's kernels take, of which no process is spared one: where Python launches them one by one,
+  or where a recorded step is replayed. One process replays; steps of several have messages in them and are launched.
+- a message takes its start, a latency for each doubling of the processes, and its bytes: a gather sends (W - 1) / W of
+  what is gathered, an all-reduce twice (W - 1) / W of the gradients.
+- nothing of the all-reduce hides behind the backward pass: the learnables lie before both towers, so their gradients
+  are there when the towers are done.
+
+Shapes: W processes, B images, C classes, E joint embedding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchmarks.cost.flops import image_work, logit_work, own_work, text_work
+from procap.clip import CLIP, Geometry
+from procap.methods.method import Method
+
+VIT_B_16 = Geometry(
+    image_size=224,
+    patch_size=16,
+    vision_width=768,
+    vision_layers=12,
+    vision_heads=12,
+    text_width=512,
+    text_layers=12,
+    text_heads=8,
+    context_length=77,
+    vocab_size=49408,
+    embed_dim=512,
+    quick_gelu=True,
+)
+FLOAT = 4
+GRADIENT_PASSES = 3
+"""Parameters that a refinement reads forward, reads backward, and writes gradients of."""
+OPTIMIZER_BYTES = 28
+"""AdamW reads weight, gradient and two moments in float32, and writes all but the gradient."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """How processes reach each other: bytes per second and seconds.
+
+    rate: what a process sends at to others on its host. host_rate: what a ring over hosts runs at, all of a host's
+    network cards together. latency, host_latency: of one doubling of processes and of hosts. start: of any message.
+    """
+
+    rate: float
+    latency: float
+    start: float = 0.0
+    per_host: int = 8
+    host_rate: float = math.inf
+    host_latency: float = 0.0
+
+    def gather(self, size: float, ranks: int) -> float:
+        """Seconds until everyone has `size` bytes, of which everyone had an equal part."""
+        return self._message((ranks - 1) / ranks * size, ranks, 1)
+
+    def all_reduce(self, size: float, ranks: int) -> float:
+        """Seconds until everyone has the sum of what everyone had, `size` bytes each."""
+        return self._message(2 * (ranks - 1) / ranks * size, ranks, 2)
+
+    def _message(self, traffic: float, ranks: int, passes: int) -> float:
+        if ranks == 1:
+            return 0.0
+        near, hosts = min(ranks, self.per_host), math.ceil(ranks / self.per_host)
+        rate = self.rate if hosts == 1 else min(self.rate, self.host_rate)
+        hops = self.latency * math.log2(near) + self.host_latency * math.log2(hosts)
+        return self.start + passes * hops + traffic / rate
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One step on one process: seconds of its parts, and bytes that several have to send.
+
+    features: bytes of all images' features; class_features: of all classes'. launched, replayed: floors, see above.
+    """
+
+    classes: int
+    image: float
+    text: float
+    every: float
+    features: float
+    class_features: float
+    gradients: float
+    launched: float = 0.0
+    replayed: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One step on several processes, in seconds; idle: what the floor adds to the work."""
+
+    image: float
+    text: float
+    every: float
+    idle: float
+    gather: float
+    all_reduce: float
+
+    @property
+    def total(self) -> float:
+        return self.image + self.text + self.every + self.idle + self.gather + self.all_reduce
+
+    @property
+    def communication_share(self) -> float:
+        return (self.gather + self.all_reduce) / self.total
+
+
+def step_cost(parts: Parts, links: Links, ranks: int, *, dealt: bool = True, recorded: bool = False) -> Cost:
+    """A step of `parts` on `ranks` processes.
+
+    dealt: classes are dealt out, where there are enough of them. recorded: steps of several processes are replayed too.
+    """
+    dealt = dealt and 1 < ranks <= parts.classes
+    image = parts.image / ranks
+    text = parts.text * math.ceil(parts.classes / ranks) / parts.classes if dealt else parts.text
+    gather = links.gather(parts.features, ranks) + (links.gather(parts.class_features, ranks) if dealt else 0.0)
+    floor = parts.replayed if recorded or ranks == 1 else parts.launched
+    idle = max(0.0, floor - image - text - parts.every)
+    return Cost(image, text, parts.every, idle, gather, links.all_reduce(parts.gradients, ranks))
+
+
+def speedup(parts: Parts, links: Links, ranks: int, *, dealt: bool = True) -> float:
+    """How many times as fast a step is on `ranks` processes as on one."""
+    return step_cost(parts, links, 1).total / step_cost(parts, links, ranks, dealt=dealt).total
+
+
+def pays_up_to(parts: Parts, links: Links, counts: tuple[int, ...], least: float = 0.5) -> int:
+    """The largest of `counts` of processes, each twice the one before, whose speed-up is `least` of their number."""
+    return max((ranks for ranks in counts if speedup(parts, links, ranks) >= least * ranks), default=1)
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A GPU and its cluster: rates of data sheets, and the shares of them that are assumed to be reached.
+
+    flops: dense bfloat16 products per second, memory: bytes per second. launch, replay: seconds of a kernel that has
+    next to nothing to do, launched from Python and replayed.
+    """
+
+    name: str
+    flops: float
+    memory: float
+    links: Links
+    reached: float = 0.4
+    memory_reached: float = 0.7
+    launch: float = 5e-6
+    replay: float = 2e-6
+
+
+# NVLink and network cards at seven tenths of their data sheets, in one direction; eight GPUs a host, each with a card.
+H200 = Accelerator(
+    "H200",
+    989e12,
+    4.8e12,
+    Links(0.7 * 450e9, 2e-6, start=15e-6, per_host=8, host_rate=0.7 * 8 * 50e9, host_latency=8e-6),
+)
+ETHERNET = replace(
+    H200, name="H200 with 25 Gb/s Ethernet", links=replace(H200.links, host_rate=0.7 * 3.125e9, host_latency=30e-6)
+)
+A100 = Accelerator(
+    "A100",
+    312e12,
+    2.0e12,
+    Links(0.7 * 300e9, 2e-6, start=15e-6, per_host=8, host_rate=0.7 * 8 * 25e9, host_latency=8e-6),
+)
+
+
+def shapes_of(geometry: Geometry) -> CLIP:
+    """A model whose weights were never written: only its shapes count."""
+    with torch.device("meta"):
+        clip = CLIP(geometry)
+    return clip.to_empty(device="cpu").requires_grad_(False)
+
+
+def counted_parts(method: Method, batch: int, gpu: Accelerator, launches: int) -> Parts:
+    """The parts of a step of `method` on `batch` images on one GPU, from counted operations and moved bytes."""
+    clip, prompts = method.clip, method.prompts
+    image_plan, text_plan = method.plans(prompts)
+    classes, embedding = len(prompts.ids), clip.geometry.embed_dim
+    image = image_work(clip.geometry, image_plan, batch, clip.savings, train=True)
+    text = text_work(clip.geometry, prompts.tokenized, text_plan, clip.savings, train=True)
+    alike = own_work(method, batch, classes, train=True) + logit_work(method, batch, classes, train=True)
+    learnables = sum(parameter.numel() for parameter in method.parameters())
+    moved = learnables * (GRADIENT_PASSES * FLOAT + OPTIMIZER_BYTES)
+    rate = gpu.flops * gpu.reached
+    return Parts(
+        classes=classes,
+        image=image.total / rate,
+        text=text.total / rate,
+        every=alike.total / rate + moved / (gpu.memory * gpu.memory_reached),
+        features=FLOAT * batch * embedding,
+        class_features=FLOAT * classes * embedding,
+        gradients=FLOAT * learnables,
+        launched=launches * gpu.launch,
+        replayed=launches * gpu.replay,
+    )

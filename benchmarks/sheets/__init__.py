@@ -1,0 +1,1 @@
+"""The tables of the suites, ours beside published, and how they are printed."""

@@ -1,0 +1,1 @@
+"""Whether one line of results is better than another, or lucky."""

@@ -1,0 +1,97 @@
+"""The experiments of the paper by name, one file each.
+
+A suite of somebody else is a file with a `SUITE` in it, named by its path (`procap bench my_suite.py`), or is announced
+by a package through the entry-point group "procap.suites": a name and `module:SUITE`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from procap.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from benchmarks.suites.suite import Suite
+
+GROUP = "procap.suites"
+
+SUITES: dict[str, str] = {
+    "base-to-novel": "benchmarks.suites.base_to_novel:SUITE",
+    "stability": "benchmarks.suites.stability:SUITE",
+    "cross-dataset": "benchmarks.suites.cross_dataset:SUITE",
+    "domain-generalization": "benchmarks.suites.domain_generalization:SUITE",
+    "few-shot": "benchmarks.suites.few_shot:SUITE",
+    "ablation": "benchmarks.suites.ablation:SUITE",
+    "prompt-length": "benchmarks.suites.prompt_length:SUITE",
+    "sensitivity": "benchmarks.suites.sensitivity:SUITE",
+    "duration": "benchmarks.suites.duration:SUITE",
+    "runtime": "benchmarks.suites.runtime:SUITE",
+    "qualitative": "benchmarks.suites.qualitative:SUITE",
+}
+"""Our own suites in the order of the paper: where each lives. Nothing is imported before a suite is asked for."""
+
+ALL = "all"
+"""The word that stands for every suite of the paper."""
+
+
+def suite_paths() -> dict[str, str]:
+    """Name and `module:attribute` of every suite, ours first; a plug-in never takes one of our names."""
+    plugins = {point.name: point.value for point in entry_points(group=GROUP)}
+    return SUITES | {name: path for name, path in plugins.items() if name not in SUITES}
+
+
+def suite_named(name: str) -> Suite:
+    """The suite of that name, or of the file `name`; UsageError for an unknown name or what is no suite."""
+    from benchmarks.suites.suite import Suite
+
+    module, attribute = _place(name)
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Suite):
+        raise UsageError(f"suite '{name}': {attribute} is no benchmarks.suites.suite.Suite")
+    if name not in SUITES and found.name in (*SUITES, ALL):
+        raise UsageError(f"suite '{name}' is called '{found.name}' like one of ours, whose tables it would replace")
+    return found if name == found.name else replace(found, typed=name)
+
+
+def suite_text(name: str) -> str:
+    """What the suite's file says of it at its top, in paragraphs that keep the lines of what is to be typed."""
+    text = inspect.getdoc(_place(name)[0]) or name
+    # Backspace alone keeps the lines of a paragraph in a help text.
+    return "\n\n".join(f"\b\n{part}" if part.startswith(" ") else part for part in text.split("\n\n"))
+
+
+def _place(name: str) -> tuple[ModuleType, str]:
+    if name.endswith(".py"):
+        return _file(Path(name)), "SUITE"
+    paths = SUITES if name in SUITES else suite_paths()
+    if name not in paths:
+        raise unknown_name("suite", name, paths)
+    place, _, attribute = paths[name].partition(":")
+    try:
+        return importlib.import_module(place), attribute
+    except ImportError as error:
+        if name in SUITES:
+            raise
+        raise UsageError(f"suite '{name}' is a plug-in that cannot be loaded from {place}: {error}") from error
+
+
+@functools.cache
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"no file {path}; a suite of your own is a Python file with a SUITE in it")
+    spec = importlib.util.spec_from_file_location(f"procap_suite_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"{path} cannot be read as a suite: {type(error).__name__}: {error}") from error
+    return module

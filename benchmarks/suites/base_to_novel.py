@@ -1,0 +1,25 @@
+"""Table 1 and figure 1b: train on the base classes with 16 shots, test on base and on novel classes, three seeds.
+
+    procap bench base-to-novel --data DATA
+    procap bench base-to-novel --data DATA --methods maple,procap --recipe procap      the same recipe for both
+
+Cost: 11 data sets, five methods, three seeds: 165 runs and 330 evaluations; `--dry-run` says how long they take.
+
+Published (published/base_to_novel.csv, eighteen methods): ProCAP 85.43 base, 77.61 novel, 81.33 harmonic mean on
+average; MaPLe 82.28, 75.14, 78.55.
+"""
+
+from __future__ import annotations
+
+from benchmarks.figures.halves import halves_figures
+from benchmarks.sheets.halves import base_to_novel_sheets
+from benchmarks.suites.suite import Suite
+
+SUITE = Suite(
+    name="base-to-novel",
+    title="base-to-novel generalisation",
+    methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
+    sheets=base_to_novel_sheets,
+    figures=halves_figures,
+    published="base_to_novel",
+)

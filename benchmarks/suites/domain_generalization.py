@@ -1,0 +1,35 @@
+"""Domain generalization: the runs of cross-dataset again, tested on four shifted versions of ImageNet.
+
+    procap bench domain-generalization --data DATA
+
+Cost: nothing to train after cross-dataset, else 15 runs; 75 evaluations.
+
+Published (published/domain_generalization.csv, eleven methods): ProCAP 72.14 on ImageNet, 60.58 on average over V2,
+Sketch, A and R; MaPLe 70.72 and 60.28.
+"""
+
+from __future__ import annotations
+
+from benchmarks.sheets.targets import domain_generalization_sheets
+from benchmarks.suites.suite import Choice, Quick, Suite
+from benchmarks.suites.worlds import WORLDS
+from runner.config import Target
+
+
+def shifts(choice: Choice, dataset: str) -> tuple[Target, ...]:
+    """The source itself and its shifted test sets."""
+    return tuple(Target(name) for name in (dataset, *choice.world.shifts))
+
+
+SUITE = Suite(
+    name="domain-generalization",
+    title="domain generalization",
+    methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
+    datasets={world.name: (world.general,) for world in WORLDS.values()},
+    classes="all",
+    task="cross-dataset",
+    targets=shifts,
+    sheets=domain_generalization_sheets,
+    quick=Quick(seeds=(1,)),
+    published="domain_generalization",
+)

@@ -1,0 +1,124 @@
+"""What is there of a suite: the figures of its runs, from result files alone, as tables and figures look them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from benchmarks.scores import Cell, Score, average, cell_of, hm_of, over_seeds, score_of, variants_of
+from benchmarks.suites.suite import Arm, Choice, Entry, Suite
+from procap.errors import UserError
+from runner.config import RunConfig, Target
+from runner.results import RunFolder
+
+
+@dataclass(frozen=True)
+class Done:
+    """A suite as it was chosen, and the scores that there are of it.
+
+    paper_rounding: every accuracy is taken with one decimal, as the logs had it that older tables were read from, and
+    its mean over seeds with two. unreadable: why, by run, where files of the plan's runs cannot be read; what they held
+    is missing.
+    """
+
+    suite: Suite
+    choice: Choice
+    entries: tuple[Entry, ...]
+    scores: Mapping[tuple[str, str], Score]
+    results: Path
+    paper_rounding: bool = False
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, suite: Suite, choice: Choice, results: Path, *, paper_rounding: bool = False) -> Done:
+        entries = tuple(suite.plan(choice))
+        scores: dict[tuple[str, str], Score] = {}
+        unreadable: dict[str, str] = {}
+        planned = {(entry.path, target): entry.piece.config for entry in entries for target in entry.piece.targets}
+        for (path, target), config in planned.items():
+            try:
+                score = _read_score(RunFolder(results / path), config, Target.recorded(target))
+            except UserError as error:
+                unreadable[path] = str(error)
+            else:
+                if score is not None:
+                    scores[path, target] = score
+        return cls(suite, choice, entries, scores, results, paper_rounding, unreadable)
+
+    @cached_property
+    def arms(self) -> list[Arm]:
+        """What is compared, in the order of the plan."""
+        found: list[Arm] = []
+        for entry in self.entries:
+            if entry.arm not in found:
+                found.append(entry.arm)
+        return found
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        return self.choice.datasets
+
+    @cached_property
+    def missing(self) -> list[tuple[str, str]]:
+        """Runs and targets of the plan without a result, as (path, target)."""
+        planned = {(entry.path, target): None for entry in self.entries for target in entry.piece.targets}
+        return [place for place in planned if place not in self.scores]
+
+    @cached_property
+    def shorter(self) -> list[tuple[str, str]]:
+        """Runs and targets with a limited result where another seed of theirs has a whole one."""
+        found: dict[tuple[str, str], None] = {}
+        for arm, dataset in ((arm, dataset) for arm in self.arms for dataset in self.datasets):
+            own = [entry for entry in self.entries if (entry.arm, entry.dataset) == (arm, dataset)]
+            for target in own[0].piece.targets if own else ():
+                there = [place for entry in own if (place := (entry.path, target)) in self.scores]
+                limited = [place for place in there if self.scores[place].result.limited]
+                found |= dict.fromkeys(limited if len(limited) < len(there) else ())
+        return list(found)
+
+    @cached_property
+    def changed_sets(self) -> dict[str, str]:
+        """The data sets that are not as published, and how they differ."""
+        return variants_of(self.scores.values())
+
+    def found(self, arm: Arm, dataset: str, target: Target) -> list[Score]:
+        """The scores of an arm that was trained on `dataset`, one for each seed that is there."""
+        paths = [entry.path for entry in self.entries if entry.dataset == dataset and entry.arm == arm]
+        return [self.scores[path, str(target)] for path in paths if (path, str(target)) in self.scores]
+
+    def cell(self, arm: Arm, dataset: str, target: Target) -> Cell | None:
+        """The accuracy over seeds; None unless every seed that was chosen is there, all whole or all limited.
+
+        Whatever is missing is missing: a mean over fewer seeds than asked for is none.
+        """
+        cell = cell_of(self.found(arm, dataset, target))
+        if cell is None or set(cell.seeds) != set(self.choice.seeds):
+            return None
+        if not self.paper_rounding:
+            return cell
+        rounded = {seed: round(value, 1) for seed, value in zip(cell.seeds, cell.values, strict=True)}
+        means = over_seeds(rounded, limited=cell.limited)
+        return means and replace(means, mean=round(means.mean, 2))
+
+    def halves(self, arm: Arm, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
+        """Base, novel, and their harmonic mean."""
+        base, novel = (self.cell(arm, dataset, Target(dataset, half)) for half in ("base", "novel"))
+        return base, novel, hm_of(base, novel)
+
+    def average_halves(self, arm: Arm) -> tuple[Cell | None, Cell | None, Cell | None]:
+        """Average base, average novel, and their harmonic mean; nothing where a data set is missing."""
+        rows = [self.halves(arm, dataset) for dataset in self.datasets]
+        base, novel = average([row[0] for row in rows]), average([row[1] for row in rows])
+        return base, novel, hm_of(base, novel)
+
+    def mean_of_hms(self, arm: Arm) -> Cell | None:
+        """The other reading of an average HM: the mean of the data sets' own."""
+        return average([self.halves(arm, dataset)[2] for dataset in self.datasets])
+
+
+def _read_score(folder: RunFolder, config: RunConfig, target: Target) -> Score | None:
+    """None where the run is not finished or was not tested on `target`."""
+    training, result = folder.train(), folder.evaluation(target)
+    return score_of(folder, config, training, result) if training and result else None

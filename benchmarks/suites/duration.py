@@ -1,0 +1,44 @@
+"""Training duration: a fifth, a half and all of the epochs (10, 25 and 50 of ProCAP's), each with its own schedule.
+
+    procap bench duration --data DATA
+
+Cost: 11 data sets, two shorter durations, three seeds: 66 runs beside those of base-to-novel; 132 evaluations.
+
+Published (published/training_duration.csv): harmonic mean 80.04, 80.56 and 81.33 after 10, 25 and 50 epochs.
+"""
+
+from __future__ import annotations
+
+from statistics import mode
+
+from benchmarks.figures.curves import duration_figures
+from benchmarks.sheets.halves import duration_sheets
+from benchmarks.suites.suite import Arm, Choice, Quick, Suite
+
+PARTS = (0.2, 0.5, 1.0)
+
+
+def by_duration(choice: Choice, method: str) -> list[Arm]:
+    """One arm per part of the epochs; one alone where there are none.
+
+    The arms are named by the epochs of most data sets, and say so where a method's own recipe has others elsewhere.
+    """
+    epochs = [choice.run(Arm(method), dataset, 1, "base").recipe.epochs for dataset in choice.datasets]
+    usual = mode(epochs)
+    if not usual:
+        return [Arm(method, key={"epochs": 0})]
+    title = f"{Arm(method).name} (on most data sets)" if len({*epochs}) > 1 else ""
+    parts = {max(1, round(part * usual)): part for part in reversed(PARTS)}
+    return [Arm(method, title, key={"epochs": count}, part=parts[count]) for count in sorted(parts)]
+
+
+SUITE = Suite(
+    name="duration",
+    title="training duration",
+    methods=("procap",),
+    arms=by_duration,
+    sheets=duration_sheets,
+    figures=duration_figures,
+    quick=Quick(seeds=(1,)),
+    published="training_duration",
+)

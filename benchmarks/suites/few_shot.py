@@ -1,0 +1,44 @@
+"""Few-shot curves: 1, 2, 4, 8 and 16 shots of all classes, tested on all classes, with a panel for the average.
+
+    procap bench few-shot --data DATA
+    procap bench few-shot --data DATA --shots 1,4
+
+Cost: 11 data sets, three trained methods, five numbers of shots, three seeds, and zero-shot CLIP: 528 runs and as many
+evaluations; CoOp trains up to 200 epochs.
+
+Published: curves only, no figures.
+"""
+
+from __future__ import annotations
+
+from benchmarks.figures.shots import shots_figures
+from benchmarks.sheets.grid import few_shot_sheets
+from benchmarks.suites.suite import SHOTS, Arm, Choice, Quick, Suite, everything
+from procap.errors import UsageError
+from procap.methods import method_class
+
+CURVE = (1, 2, 4, 8, 16)
+QUICK_CURVE = (1, 4, 16)
+
+
+def by_shots(choice: Choice, method: str) -> list[Arm]:
+    """One arm per number of shots; one in all for a method that trains nothing. UsageError for all images as shots."""
+    curve = choice.shots or (QUICK_CURVE if choice.quick else CURVE)
+    if 0 in curve:
+        raise UsageError("--shots: a curve is over numbers of shots; for example --shots 1,2,4")
+    if not method_class(method).recipe("few-shot").epochs:
+        return [Arm(method, key={"shots": 0}, shots=SHOTS)]
+    return [Arm(method, key={"shots": shots}, shots=shots) for shots in sorted(curve)]
+
+
+SUITE = Suite(
+    name="few-shot",
+    title="few-shot learning on all classes",
+    methods=("zeroshot", "coop", "maple", "procap"),
+    classes="all",
+    arms=by_shots,
+    targets=everything,
+    sheets=few_shot_sheets,
+    figures=shots_figures,
+    quick=Quick(datasets={"mini": ("shapes", "petals", "tiles", "digits")}, seeds=(1,)),
+)

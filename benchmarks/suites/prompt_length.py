@@ -1,0 +1,51 @@
+"""Prompt length: 2, 4, 8 and 16 tokens; base, novel and harmonic mean.
+
+    procap bench prompt-length --data DATA
+    procap bench prompt-length --data DATA --methods maple,procap
+
+Cost: four data sets, four lengths, seed 1: 16 runs and 32 evaluations; those of 4 tokens are runs of base-to-novel.
+
+Published: a figure only, best at 4 tokens.
+"""
+
+from __future__ import annotations
+
+from benchmarks.figures.curves import prompt_length_figures
+from benchmarks.sheets.halves import prompt_length_sheets
+from benchmarks.suites.suite import Arm, Choice, Suite
+from procap.errors import UsageError
+from procap.methods import method_class, method_options
+
+LENGTHS = (2, 4, 8, 16)
+
+
+def by_length(choice: Choice, method: str) -> list[Arm]:
+    """One arm per number of tokens; a method without tokens has one arm."""
+    if "n_ctx" not in method_class(method).Options.model_fields:
+        return [Arm(method)]
+    return [Arm(method, key={"n_ctx": length}, options=tokens(method, length)) for length in LENGTHS]
+
+
+def tokens(method: str, length: int) -> dict[str, object]:
+    """Options for so many tokens, which start at random where the method's initial words are of another number."""
+    options: dict[str, object] = {"n_ctx": length}
+    try:
+        method_options(method, options)
+    except UsageError:
+        options["ctx_init"] = ""
+    return options
+
+
+SUITE = Suite(
+    name="prompt-length",
+    title="number of prompt tokens",
+    methods=("procap",),
+    seeds=(1,),
+    datasets={
+        "paper": ("eurosat", "caltech101", "oxford-pets", "ucf101"),
+        "mini": ("tiles", "shapes", "petals", "glyphs"),
+    },
+    arms=by_length,
+    sheets=prompt_length_sheets,
+    figures=prompt_length_figures,
+)

@@ -1,0 +1,38 @@
+"""What people look at: predictions side by side, EigenCAM maps, learned prompts as heat maps with their nearest words.
+
+    procap bench qualitative --data DATA
+
+Pictures are of the first of the data sets (Flowers102), prompts of the second (EuroSAT), both trained on all classes
+with 16 shots and seed 1: runs of few-shot again.
+
+Cost: nothing after few-shot, else four runs; one pass over a test split and some seconds for the pictures.
+
+Published: figures only.
+"""
+
+from __future__ import annotations
+
+from benchmarks.sheets.qualitative import qualitative_sheets
+from benchmarks.suites.done import Done
+from benchmarks.suites.suite import Suite, everything
+from runner.config import Workplace
+
+
+def pictures(done: Done, at: Workplace, anew: bool) -> None:
+    """Made again each time: they take seconds."""
+    from benchmarks.qualitative.pictures import make_pictures
+
+    make_pictures(done, at)
+
+
+SUITE = Suite(
+    name="qualitative",
+    title="predictions, attention and prompts",
+    methods=("maple", "procap"),
+    seeds=(1,),
+    datasets={"paper": ("oxford-flowers", "eurosat"), "mini": ("petals", "tiles")},
+    classes="all",
+    targets=everything,
+    sheets=qualitative_sheets,
+    finish=pictures,
+)

@@ -1,0 +1,47 @@
+"""Runtime: training seconds of ten epochs, images per second, accuracy; MaPLe-style and ProCAP, all classes, 16 shots.
+
+    procap bench runtime                        every flag of the measurement: `procap bench runtime --help`
+    procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --pretrained openai --data DATA
+
+Nothing else should run on the machine, so that these are no runs of Ray but a contest of their own, in turns.
+
+Cost: about three minutes in the generated world on two CPU cores; `--budget` limits it.
+
+Published (published/runtime.csv): on Flowers102 169.1 s and 278.8 images/s for ProCAP, 112.6 s and 415.9 for
+MaPLe-style.
+"""
+
+from __future__ import annotations
+
+from benchmarks.sheets.runtime import runtime_sheets
+from benchmarks.suites.done import Done
+from benchmarks.suites.suite import Arm, Choice, Suite
+from runner.config import Workplace
+
+QUICK_SECONDS = 60.0
+
+
+def measured_apart(choice: Choice, method: str) -> list[Arm]:
+    """No runs: the contest trains and evaluates by itself."""
+    return []
+
+
+def contest(done: Done, at: Workplace, anew: bool) -> None:
+    """Measure, unless the same has been measured on such a machine."""
+    from benchmarks.runtime.benchmark import contest_of_suite
+
+    contest_of_suite(done, at, budget=QUICK_SECONDS if done.choice.quick else None, anew=anew)
+
+
+SUITE = Suite(
+    name="runtime",
+    title="training seconds and images per second",
+    methods=("zeroshot", "maple", "procap"),
+    seeds=(1,),
+    datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
+    classes="all",
+    arms=measured_apart,
+    sheets=runtime_sheets,
+    finish=contest,
+    published="runtime",
+)

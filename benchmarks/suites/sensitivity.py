@@ -1,0 +1,51 @@
+"""Sensitivity: harmonic mean over lambda (weight of InfoNCE) x beta (weight of KL), and over the initial tau_p.
+
+    procap bench sensitivity --data DATA
+
+The paper names no grid; ours goes two powers of ten around its values, and to nothing.
+
+Cost: five data sets, 25 pairs and five temperatures, seed 1: 145 runs and 290 evaluations; the paper's own values are
+runs of base-to-novel.
+
+Published: a figure only.
+"""
+
+from __future__ import annotations
+
+from benchmarks.figures.sensitivity import sensitivity_figures
+from benchmarks.sheets.grid import sensitivity_sheets
+from benchmarks.suites.suite import Arm, Choice, Quick, Suite
+
+LAMBDAS, BETAS = (0.0, 0.001, 0.01, 0.1, 1.0), (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
+TEMPERATURES = (0.01, 0.03, 0.07, 0.2, 0.5)
+QUICK_LAMBDAS, QUICK_BETAS, QUICK_TEMPERATURES = (0.0, 0.01, 1.0), (0.0, 1e-5, 1e-3), (0.01, 0.07, 0.5)
+LAMBDA, BETA, TEMPERATURE = 0.01, 1e-5, 0.07
+
+
+def grid(choice: Choice, method: str) -> list[Arm]:
+    """Every pair of weights at the paper's temperature, and every temperature at the paper's weights, each once."""
+    if method != "procap":
+        return [Arm(method)]
+    lambdas, betas = (QUICK_LAMBDAS, QUICK_BETAS) if choice.quick else (LAMBDAS, BETAS)
+    temperatures = QUICK_TEMPERATURES if choice.quick else TEMPERATURES
+    points = [(weight, beta, TEMPERATURE) for weight in lambdas for beta in betas]
+    points += [(LAMBDA, BETA, temperature) for temperature in temperatures]
+    names = ("nce_weight", "kl_weight", "nce_temperature")
+    settings = [dict(zip(names, point, strict=True)) for point in dict.fromkeys(points)]
+    return [Arm(method, key=setting, options=setting) for setting in settings]
+
+
+SUITE = Suite(
+    name="sensitivity",
+    title="sensitivity to the weights of the loss and to the initial temperature",
+    methods=("procap",),
+    seeds=(1,),
+    datasets={
+        "paper": ("eurosat", "oxford-pets", "caltech101", "dtd", "oxford-flowers"),
+        "mini": ("tiles", "petals", "shapes", "textures", "glyphs"),
+    },
+    arms=grid,
+    sheets=sensitivity_sheets,
+    figures=sensitivity_figures,
+    quick=Quick(datasets={"mini": ("tiles", "petals")}),
+)

@@ -1,0 +1,25 @@
+"""Mean and standard deviation over three seeds of ProCAP's base, novel and harmonic mean: runs of base-to-novel again.
+
+    procap bench stability --data DATA
+    procap bench stability --data DATA --methods maple,procap --seeds 1,2,3,4,5
+
+Cost: nothing after base-to-novel; alone 33 runs and 66 evaluations.
+
+Published (published/seed_stability.csv): 85.43 ± 0.18 base, 77.61 ± 0.31 novel, 81.12 ± 0.24 harmonic mean. The last is
+the mean of the eleven harmonic means, 81.33 in Table 1 is the harmonic mean of the two averages; both are printed.
+"""
+
+from __future__ import annotations
+
+from benchmarks.figures.spread import spread_figures
+from benchmarks.sheets.halves import stability_sheets
+from benchmarks.suites.suite import Suite
+
+SUITE = Suite(
+    name="stability",
+    title="stability over seeds",
+    methods=("procap",),
+    sheets=stability_sheets,
+    figures=spread_figures,
+    published="seed_stability",
+)

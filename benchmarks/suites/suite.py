@@ -1,0 +1,241 @@
+"""What a suite is: an experiment as a list of runs, where each is evaluated, and how they are laid out in tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.scores import TITLES
+from benchmarks.suites.worlds import World, world_named
+from cluster.job import Piece
+from procap.errors import UsageError, UserError
+from runner.collection import COLLECTION_NAME
+from runner.config import RunConfig, Target, Workplace, plan_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from benchmarks.sheets.sheet import Sheet
+    from benchmarks.suites.done import Done
+
+
+SHOTS = 16
+"""Training images per class where neither an arm nor a person says how many; those of all published figures."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the things that a suite compares: a method, and what is changed of it.
+
+    key: what varies within the suite, by name, as tables and figures look it up: {"n_ctx": 8}. options are the
+    method's, overrides the recipe's. recipe: "own" or "procap" where the suite prescribes one. part: how much of the
+    epochs is trained. shots: where the suite prescribes how many.
+    """
+
+    method: str
+    title: str = ""
+    key: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = ""
+    part: float = 1.0
+    shots: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The method's title where the arm has none of its own."""
+        return self.title or TITLES.get(self.method, self.method)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is another method than the one whose figures the paper's main tables print."""
+        control = self.recipe == "procap" and self.method not in ("procap", "zeroshot")
+        return control or bool(self.options or self.overrides) or self.part != 1.0 or self.shots not in (None, SHOTS)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a person may choose of any suite. recipe: empty for the world's; data: where their own sets are packed.
+
+    shots: of all runs, or those of a curve, for a suite that draws one; 0 takes every image. Empty: the suite's own.
+    """
+
+    world: World
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    shots: tuple[int, ...] = ()
+    recipe: str = ""
+    quick: bool = False
+    backbone: str = ""
+    pretrained: str | None = None
+    precision: str = ""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    data: Path | None = None
+
+    def run(self, arm: Arm, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
+        """The run of one arm on one data set, as the world wants it.
+
+        The world's own changes of the recipe belong to its recipe; another that is asked for stays as published.
+        """
+        world, method = self.world, arm.method
+        recipe = arm.recipe or self.recipe or world.recipe
+        changes = dict(world.changes) if recipe == world.recipe else {}
+        changes |= world.quick if self.quick else {}
+        if recipe == world.recipe and method in world.rates:
+            changes["lr"] = world.rates[method]
+        planned = partial(
+            plan_run,
+            method=method,
+            dataset=dataset,
+            classes=classes,
+            shots=(*self.shots, SHOTS)[0] if arm.shots is None else arm.shots,
+            seed=seed,
+            backbone=self.backbone or world.backbone,
+            pretrained=self.pretrained if self.backbone else world.pretrained,
+            precision=self.precision or world.precision,
+            recipe=recipe,
+            task=task,
+            options=arm.options,
+            data=self.data,
+        )
+        changes |= {**self.overrides, **arm.overrides}
+        config = planned(overrides=changes)
+        epochs = config.recipe.epochs
+        further = {} if arm.part == 1.0 else {"epochs": max(1, round(arm.part * epochs))}
+        epochs = further.get("epochs", epochs)
+        shortened = "epochs" in {**changes, **further} and "warmup_epochs" not in {**self.overrides, **arm.overrides}
+        if shortened and 0 < epochs <= config.recipe.warmup_epochs:
+            # What is all warm-up teaches nothing.
+            further["warmup_epochs"] = epochs - 1
+        return planned(overrides={**changes, **further}) if further else config
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, for `settings` of a collection."""
+        said = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("world", "data")}
+        return json.loads(json.dumps({"world": self.world.name, **said}))
+
+    @classmethod
+    def of_plain(cls, said: Mapping[str, Any], data: Path | None = None) -> Choice:
+        """What `plain` gave. Raises UserError for what is none."""
+        try:
+            lists = {name: tuple(said[name]) for name in ("datasets", "methods", "seeds", "shots") if name in said}
+            return cls(**{**said, "world": world_named(said["world"]), **lists}, data=data)
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"a collection whose settings are no choice of a suite ({error}); run the suite again"
+            ) from error
+
+
+def plain(choice: Choice, method: str) -> list[Arm]:
+    """The method as it is."""
+    return [Arm(method)]
+
+
+def halves(choice: Choice, dataset: str) -> tuple[Target, ...]:
+    """Base and novel test images of the data set that was trained on."""
+    return Target(dataset, "base"), Target(dataset, "novel")
+
+
+def everything(choice: Choice, dataset: str) -> tuple[Target, ...]:
+    """All test images of the data set that was trained on."""
+    return (Target(dataset, "all"),)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a suite: which arm it is, and what is sent to a machine."""
+
+    arm: Arm
+    dataset: str
+    seed: int
+    piece: Piece
+
+    @property
+    def path(self) -> str:
+        """The run's folder below the results."""
+        return self.piece.config.path
+
+
+Drawings = Mapping[str, Callable[[], "Figure | None"]]
+
+
+@dataclass(frozen=True)
+class Quick:
+    """What `--quick` takes of a suite's own lists; nothing given: all of it."""
+
+    datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """An experiment: what is run and where it is evaluated, for whatever was chosen, and what is made of it.
+
+    name, title: for the command line and for people. published: the file of published/ that has the paper's figures.
+    methods, seeds: what is run unless a person chooses. datasets: those trained on, by world; all of a world that is
+    not named. classes: which of them are trained on. task: whose published recipes count, see `plan_run`.
+    arms: what is compared of a method. targets: where a run on a data set is evaluated.
+    sheets: its tables; figures: its figures; finish: what else is made when its runs are done, again if told to.
+    typed: the word for it on the command line where that is not its name: a file, or what a package calls it.
+    """
+
+    name: str
+    title: str
+    methods: tuple[str, ...]
+    sheets: Callable[[Done], list[Sheet]]
+    seeds: tuple[int, ...] = (1, 2, 3)
+    datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    classes: str = "base"
+    task: str | None = None
+    arms: Callable[[Choice, str], Sequence[Arm]] = plain
+    targets: Callable[[Choice, str], tuple[Target, ...]] = halves
+    figures: Callable[[Done], Drawings] | None = None
+    finish: Callable[[Done, Workplace, bool], None] | None = None
+    quick: Quick = Quick()
+    published: str = ""
+    typed: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(COLLECTION_NAME, self.name):
+            raise UsageError(f"a suite cannot be called '{self.name}': letters, digits, dots, dashes, underscores")
+
+    @property
+    def heading(self) -> str:
+        """The title, as it begins a line."""
+        return self.title[:1].upper() + self.title[1:]
+
+    def choice(self, world: World, *, quick: bool = False, **more: Any) -> Choice:
+        """The suite's own choice in `world`; `more` are fields of Choice that are chosen otherwise, None: not."""
+        datasets = self.quick.datasets.get(world.name) if quick else None
+        own: dict[str, Any] = {
+            "datasets": datasets or self.datasets.get(world.name, world.datasets),
+            "methods": self.methods,
+            "seeds": (self.quick.seeds if quick else ()) or self.seeds,
+        }
+        return Choice(world, **own | {name: value for name, value in more.items() if value is not None}, quick=quick)
+
+    def plan(self, choice: Choice) -> list[Entry]:
+        """Every run, data set by data set; one that two arms share is there twice. UsageError for what cannot be."""
+        arms = [arm for method in choice.methods for arm in self.arms(choice, method)]
+        if len(choice.shots) > 1 and any(arm.shots is None for arm in arms):
+            listed = ",".join(map(str, choice.shots))
+            raise UsageError(f"--shots {listed}: {self.name} takes one number; few-shot draws curves over several")
+        for number, arm in enumerate(arms):
+            if any((arm.name, arm.key) == (other.name, other.key) and arm != other for other in arms[:number]):
+                raise UsageError(f"two arms are called '{arm.name}': give each a title or a key of its own")
+        return [
+            Entry(arm, dataset, seed, self._piece(choice, arm, dataset, seed))
+            for dataset in choice.datasets
+            for arm in arms
+            for seed in choice.seeds
+        ]
+
+    def _piece(self, choice: Choice, arm: Arm, dataset: str, seed: int) -> Piece:
+        config = choice.run(arm, dataset, seed, self.classes, self.task)
+        return Piece(config=config, targets=tuple(map(str, self.targets(choice, dataset))))

@@ -1,0 +1,78 @@
+"""The worlds of data that the experiments can be done in: the paper's own, and a generated one that is everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from procap.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class World:
+    """Data sets that belong together, the backbone that is theirs, and how long methods are trained on them.
+
+    recipe, changes, rates: as `plan_run` takes them; rates are learning rates by method. quick: further changes, for a
+    look at whether everything works. general: what stands for ImageNet, and shifts: its shifted test sets. where: for
+    people, behind what is done there.
+    """
+
+    name: str
+    where: str
+    datasets: tuple[str, ...]
+    backbone: str
+    general: str
+    shifts: tuple[str, ...]
+    pretrained: str | None = None
+    precision: str = "fp32"
+    recipe: str = "own"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
+
+
+PAPER = World(
+    "paper",
+    "on the paper's data sets",
+    (
+        "imagenet",
+        "caltech101",
+        "oxford-pets",
+        "stanford-cars",
+        "oxford-flowers",
+        "food101",
+        "fgvc-aircraft",
+        "sun397",
+        "dtd",
+        "eurosat",
+        "ucf101",
+    ),
+    backbone="ViT-B/16",
+    general="imagenet",
+    shifts=("imagenetv2", "imagenet-sketch", "imagenet-a", "imagenet-r"),
+    pretrained="openai",
+    precision="bf16",
+    quick={"epochs": 2, "warmup_epochs": 1},
+)
+# The rates of `procap demo`, which says how they were found.
+MINI = World(
+    "mini",
+    "in the generated world",
+    ("shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"),
+    backbone="mini",
+    general="shapes",
+    shifts=("shapes-v2", "shapes-sketch", "shapes-hard", "shapes-art"),
+    recipe="procap",
+    changes={"epochs": 10, "batch_size": 16, "warmup_epochs": 1},
+    rates={"coop": 4e-2, "maple": 1e-2, "procap": 3.90625e-5},
+    quick={"epochs": 2},
+)
+WORLDS = {world.name: world for world in (PAPER, MINI)}
+
+
+def world_named(name: str) -> World:
+    """Raises UsageError with the nearest known name."""
+    if name not in WORLDS:
+        raise unknown_name("world", name, WORLDS)
+    return WORLDS[name]

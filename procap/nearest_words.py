@@ -1,0 +1,129 @@
+"""The words of CLIP's vocabulary whose embeddings lie nearest to learned text tokens.
+
+Source: Zhou et al. 2022 (CoOp), section 4.2, "Interpreting the learned prompts", where Euclidean distance is used.
+
+Shapes: V token ids, W words, P learned tokens, D text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from procap.clip import CLIP
+from procap.methods.method import Method
+from procap.plan import INPUT
+from procap.tokenizer import simple_tokenizer
+
+Measure = Literal["cosine", "euclid"]
+
+WORD_RULE = (
+    "a word is a token of small letters (or letters without case) that ends a word; left out are fragments that words "
+    "only begin with, punctuation, digits, control tokens, and tokens whose embedding is also that of another token"
+)
+
+WORD_END = "</w>"
+
+
+@dataclass(frozen=True)
+class Near:
+    """A word and how near it is: its cosine, or its Euclidean distance."""
+
+    word: str
+    token: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a model: token ids [W], their text, and their embeddings [W, D] in float64 on the CPU."""
+
+    ids: Tensor
+    texts: tuple[str, ...]
+    embeddings: Tensor
+
+    @classmethod
+    def of(cls, clip: CLIP) -> Words:
+        """Those of `clip` that `WORD_RULE` keeps."""
+        table = clip.text.token_embedding.weight.detach().cpu().float()
+        alone = _unshared(table)
+        chosen = {token: text for token, text in vocabulary().items() if token < len(table) and alone[token]}
+        ids = torch.tensor(list(chosen), dtype=torch.long)
+        return cls(ids, tuple(chosen.values()), table[ids].double())
+
+    def nearest(self, tokens: Tensor, count: int = 5, measure: Measure = "cosine") -> list[list[Near]]:
+        """The `count` nearest words to each of `tokens` [P, D], nearest first; of equally near ones the lower id."""
+        given = tokens.detach().cpu().double()
+        if measure == "cosine":
+            values = F.normalize(given, dim=-1) @ F.normalize(self.embeddings, dim=-1).T
+        else:
+            values = torch.stack([(self.embeddings - token).norm(dim=-1) for token in given])
+        order = values.sort(dim=-1, descending=measure == "cosine", stable=True).indices[:, :count]
+        return [
+            [Near(self.texts[word], int(self.ids[word]), float(row[word])) for word in best]
+            for row, best in zip(values, order.tolist(), strict=True)
+        ]
+
+
+@lru_cache(maxsize=1)
+def vocabulary() -> dict[int, str]:
+    """Token id and text of every word of CLIP's vocabulary, by `WORD_RULE` as far as no weights are needed."""
+    tokenizer = simple_tokenizer()
+    words = {}
+    for token, symbols in sorted(tokenizer.decoder.items()):
+        if not symbols.endswith(WORD_END):
+            continue
+        data = bytes(tokenizer.byte_decoder[symbol] for symbol in symbols.removesuffix(WORD_END))
+        # A token may hold some bytes of a character only: then it is a fragment, however it ends.
+        text = data.decode("utf-8", errors="replace")
+        # The tokenizer makes everything small; capital letters stand in its table and never in a prompt.
+        if text.isalpha() and text == text.lower():
+            words[int(token)] = text
+    return words
+
+
+def first_text_tokens(method: Method) -> Tensor | None:
+    """The learned tokens [P, D] that the method puts into the input of the text tower, before positions are added.
+
+    Of ProCAP these are the means after the first level of cross-attention. None where nothing is learned there, where
+    every class has tokens of its own, and where several operations put them there.
+    """
+    with torch.no_grad():
+        prompts = method.prompts
+        _, plan = method.plans(prompts)
+    first = [op.tokens for op in plan if op.layer == INPUT]
+    if len(first) != 1:
+        return None
+    [tokens] = first
+    if tokens.dim() == 2:
+        return tokens.detach()
+    if prompts.slots is not None:
+        # Operations of such prompts hold the words between the learned tokens as well.
+        rows = (prompts.slots - 1)[..., None].expand(-1, -1, tokens.shape[-1])
+        tokens = tokens.expand(len(rows), -1, -1).gather(1, rows)
+    same = tokens.dim() == 3 and bool((tokens == tokens[:1]).all())
+    return tokens[0].detach() if same else None
+
+
+def text_means(method: Method) -> Tensor | None:
+    """The means [P, D] of a method's Gaussian text tokens, before anything refines them; else `first_text_tokens`.
+
+    A method holds such means as `text_mu` [S, P, D], the first set first.
+    """
+    means = getattr(method, "text_mu", None)
+    return means[0].detach() if isinstance(means, Tensor) and means.dim() == 3 else first_text_tokens(method)
+
+
+def _unshared(table: Tensor) -> Sequence[bool]:
+    """Of each row of an embedding table [V, D], whether no other row equals it."""
+    rows = np.ascontiguousarray(table.numpy())
+    whole = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+    _, which, counts = np.unique(whole, return_inverse=True, return_counts=True)
+    return (counts[which] == 1).tolist()

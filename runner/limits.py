@@ -1,0 +1,62 @@
+"""What this process may use of the machine: its cores and its memory, as a container or a batch system allows them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def memory_here() -> int:
+    """Bytes that are free here, at most those that a container or a batch system allows."""
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_allowed_bytes()])
+
+
+def cores_here() -> int:
+    """Processors that this process may use, at most those that a container or a batch system allows."""
+    return max(1, int(min([_own_cores(), *_allowed_cores()])))
+
+
+def _own_cores() -> int:
+    # Only Linux ties a process to some of the cores.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _allowed_bytes() -> Iterator[int]:
+    for version, group in _control_groups("memory"):
+        with suppress(OSError, ValueError):
+            yield int((group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text())
+
+
+def _allowed_cores() -> Iterator[float]:
+    for version, group in _control_groups("cpu"):
+        with suppress(OSError, ValueError):
+            if version == 2:
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                yield int(quota) / int(period)
+
+
+def _control_groups(controller: str) -> Iterator[tuple[int, Path]]:
+    """Every control group that this process is in, and its version, of which a controller's files may have a limit.
+
+    The root has none, "max" (version 2) and -1 (version 1) are none, and a container sees some of the groups only.
+    """
+    with suppress(OSError):
+        for line in OWN_CGROUP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            version, root = (1, CGROUPS / controller) if controllers else (2, CGROUPS)
+            own = root / path.lstrip("/")
+            for group in (own, *own.parents):
+                yield version, group
+                if group == root:
+                    break

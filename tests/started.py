@@ -1,0 +1,33 @@
+"""Starts a command that leaves nothing behind, however the test that started it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+@contextmanager
+def started(command: Sequence[str | Path], **more: Any) -> Iterator[subprocess.Popen[Any]]:
+    """`subprocess.Popen(command, **more)` in a session of its own, of which nothing is alive after the block."""
+    with subprocess.Popen(command, start_new_session=True, **more) as process:
+        try:
+            yield process
+        finally:
+            _kill_all_of(process)
+
+
+def _kill_all_of(process: subprocess.Popen[Any]) -> None:
+    # Launchers give their workers sessions of their own.
+    below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for each in below:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()

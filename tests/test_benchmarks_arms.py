@@ -1,0 +1,186 @@
+"""Suites of one's own: arms are told apart everywhere, and only what the paper did stands beside its figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_results import made, put_score, sheet_of
+
+from benchmarks.commands.selection import numbers
+from benchmarks.figures import halves as halves_figures
+from benchmarks.figures.shots import few_shot_curves
+from benchmarks.figures.spread import seed_spread
+from benchmarks.published import tables as published
+from benchmarks.published.check import CHECKS, checks_of
+from benchmarks.published.tolerances import CHOSEN, PRINTED
+from benchmarks.sheets.formats import render
+from benchmarks.sheets.grid import few_shot_sheets
+from benchmarks.sheets.halves import base_to_novel_sheets
+from benchmarks.sheets.latex_text import escape
+from benchmarks.sheets.sheet import Column, Line, Sheet, Value
+from benchmarks.suites.done import Done
+from benchmarks.suites.suite import Arm, Suite, everything
+from benchmarks.suites.worlds import MINI, PAPER
+from procap.errors import UsageError
+
+SETS = ("tiles", "petals", "digits")
+
+
+def depths(choice, method):
+    return [Arm(method, key={"depth": depth}, options={"depth": depth}) for depth in (1, 9)]
+
+
+DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_sheets, seeds=(1,), arms=depths)
+
+
+def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
+    done = made(tmp_path, DEPTHS, datasets=SETS)
+    axes = halves_figures.halves_figures(done)["hm-radar"]().axes[0]
+    drawn = {line.get_label(): list(line.get_ydata())[:-1] for line in axes.lines}
+    table = {line.labels: line.items[2].mean for line in sheet_of(done, "depths").lines}
+    assert set(drawn) == {f"{name} (depth {depth})" for name in ("MaPLe", "ProCAP") for depth in (1, 9)}
+    for title, heights in drawn.items():
+        assert heights == pytest.approx([table[name, title] for name in SETS])
+
+
+def test_no_arm_is_lost_among_shots(tmp_path):
+    def arms(choice, method):
+        more = [(shots, depth) for shots in (1, 4) for depth in (1, 3)]
+        return [Arm(method, "", {"shots": n, "depth": d}, {"depth": d}, shots=n) for n, d in more]
+
+    suite = Suite("shots", "s", ("maple",), few_shot_sheets, (1,), classes="all", arms=arms, targets=everything)
+    done = made(tmp_path, suite, datasets=SETS)
+    [sheet] = [sheet for sheet in done.suite.sheets(done) if sheet.name == "shots"]
+    assert [line.labels[1] for line in sheet.lines[:2]] == ["MaPLe (depth 1)", "MaPLe (depth 3)"]
+    assert all(item for line in sheet.lines[:2] for item in line.items)
+    figure = few_shot_curves(done)
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"MaPLe (depth 1)", "MaPLe (depth 3)"}
+
+
+def test_arms_that_nothing_tells_apart_are_refused_before_anything_runs():
+    def arms(choice, method):
+        return [Arm(method, options={"depth": depth}) for depth in (1, 9)]
+
+    suite = replace(DEPTHS, arms=arms)
+    with pytest.raises(UsageError, match="two arms are called 'MaPLe'"):
+        suite.plan(suite.choice(MINI))
+
+
+@pytest.mark.parametrize("change", [{"options": {"depth": 3}}, {"overrides": {"lr": 0.1}}, {"part": 0.5}, {"shots": 4}])
+def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
+    def arms(choice, method):
+        return [Arm(method), Arm(method, key={"changed": "yes"}, **change)]
+
+    suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), arms=arms, published="base_to_novel")
+    done = made(tmp_path, suite, PAPER, datasets=("dtd",))
+    lines = [line for line in sheet_of(done, "base-to-novel").lines if line.source == "ours"]
+    assert [line.labels[1] for line in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
+    assert [line.items[0].published is None for line in lines] == [False, True]
+    assert {check.method for check in checks_of(done)} == {"ProCAP"} and len(checks_of(done)) == 3
+
+
+@pytest.mark.parametrize("change", [{"overrides": {"epochs": 5}}, {"shots": (4,)}])
+def test_nothing_is_called_reproduced_that_does_not_compare(tmp_path, change):
+    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), **change)
+    labels = {line.labels[1] for line in sheet_of(done, "base-to-novel").lines if line.source == "ours"}
+    assert labels == {"ProCAP"}
+
+
+def test_published_lines_are_not_drawn_beside_a_control(tmp_path):
+    chosen = {"datasets": ("dtd", "eurosat", "ucf101"), "methods": ("maple", "procap"), "seeds": (1,)}
+    done = made(tmp_path, "base-to-novel", PAPER, recipe="procap", **chosen)
+    labels = {line.get_label() for line in done.suite.figures(done)["hm-radar"]().axes[0].lines}
+    assert labels == {"MaPLe (ProCAP's recipe)", "ProCAP"}
+
+
+def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
+    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), seeds=(1, 2, 3))
+    for entry in done.entries[1:]:
+        for target in entry.piece.targets:
+            put_score(tmp_path, entry.piece.config, target, 1, 100, of=400)
+    done = Done.read(done.suite, done.choice, tmp_path)
+    sheet = sheet_of(done, "base-to-novel")
+    [line] = [line for line in sheet.lines if line.source == "ours"]
+    assert line.items[:3] == (None, None, None)
+    assert any(note.startswith("LIMITED beside whole: 4 evaluations") for note in sheet.notes)
+    assert {check.verdict for check in checks_of(done)} == {"missing"}
+
+
+def test_a_data_set_may_be_called_average(tmp_path):
+    done = made(tmp_path, "base-to-novel", datasets=("tiles", "digits"), methods=("zeroshot",), seeds=(1,))
+    named = {"digits": "average", "tiles": "tiles"}
+    entries = tuple(replace(entry, dataset=named[entry.dataset]) for entry in done.entries)
+    scores = {(path, target.replace("digits", "average")): score for (path, target), score in done.scores.items()}
+    choice = replace(done.choice, datasets=("tiles", "average"))
+    renamed = replace(done, entries=entries, scores=scores, choice=choice)
+    sheet = base_to_novel_sheets(renamed)[1]
+    assert [(line.labels[0], line.average) for line in sheet.lines] == [
+        ("tiles", False), ("average", False), ("Average", True)
+    ]  # fmt: skip
+    assert [line.items[0].mean for line in sheet.lines[:2]] != [sheet.lines[2].items[0].mean] * 2
+
+
+def test_the_published_spread_of_all_data_sets_is_not_drawn_beside_some(tmp_path):
+    done = made(tmp_path, "stability", PAPER, datasets=("dtd", "eurosat"), seeds=(1, 2, 3))
+    figure = seed_spread(done, done.arms[0])
+    drawn = [line for line in figure.axes[0].lines if line.get_marker() == "|"]
+    assert [round(line.get_ydata()[0]) for line in drawn] == [0, 1], "of two data sets, and not of their average"
+
+
+def test_fewer_epochs_have_no_printed_deviation(tmp_path):
+    done = made(tmp_path, "duration", PAPER, seeds=(1,), methods=("procap",), low=900)
+    reasons = {check.figure: check.tolerance.reason for check in CHECKS["training_duration"](done)}
+    assert {name: reason for name, reason in reasons.items() if "50 epochs" in name} == dict.fromkeys(
+        ("Base after 50 epochs", "Novel after 50 epochs", "HM after 50 epochs"), PRINTED
+    )
+    assert {reason for name, reason in reasons.items() if "50 epochs" not in name} == {CHOSEN}
+
+
+def test_the_longest_training_of_procap_is_compared_with_the_others(tmp_path):
+    done = made(tmp_path, "duration", PAPER, datasets=("dtd",), methods=("coop", "procap"), seeds=(1, 2))
+    longest = max(arm.key["epochs"] for arm in done.arms if arm.method == "procap")
+    assert longest < max(arm.key["epochs"] for arm in done.arms)
+    assert f"ProCAP (epochs {longest}) compared" in sheet_of(done, "duration-comparison").title
+
+
+def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
+    done = made(tmp_path, "cross-dataset", datasets=("tiles", "petals"), methods=("coop", "procap"), seeds=(1,))
+    for entry in done.entries:
+        for target in entry.piece.targets:
+            put_score(tmp_path, entry.piece.config, target, 200 + entry.seed, 400)
+    done = Done.read(done.suite, done.choice, tmp_path)
+    sheets = {sheet.name: sheet for sheet in done.suite.sheets(done)}
+    found = [name for name in sheets if "comparison" in name]
+    assert found == ["cross-dataset-comparison-from-tiles", "cross-dataset-comparison-from-petals"]
+    targets = {target.split(":")[0] for entry in done.entries for target in entry.piece.targets}
+    for name in found:
+        [line] = sheets[name].lines
+        assert line.labels[1] == f"{len(targets) - 1} ({len(targets) - 1})"
+    assert len({sheet.title for sheet in sheets.values()}) == len(sheets)
+
+
+def test_seeds_are_each_one_however_they_are_written():
+    assert numbers("01,1,2", "--seeds") == [1, 2]
+
+
+def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():
+    lines = (
+        Line(("a",), (Value(-7.53), Value(-0.001), "-1.20 to 3.40")),
+        Line(("b-2",), (Value(1e-5), Value(2), "x-1")),
+    )
+    sheet = Sheet("t", "T", ("L",), (Column("A", ""), Column("B", ""), Column("C", "")), lines)
+    text = render(sheet, "latex")
+    assert r"a & $-$7.53 & 0.00 & $-$1.20 to 3.40" in text and "b-2 & 0.00 & 2.00 & x-1" in text
+    assert "-0.00" not in render(sheet, "md")
+
+
+def test_commands_in_captions_keep_their_hyphens():
+    assert escape("see `procap bench --seeds 1`; 10–20 -- x") == (
+        r"see \texttt{procap bench -{}-seeds 1}; 10--20 -{}- x"
+    )
+    assert escape("it`s") == r"it\textquoteleft{}s"
+
+
+def test_the_published_lines_of_all_sets_have_small_letters():
+    assert published.AVERAGE not in published.DATASETS and not published.AVERAGE.islower()

@@ -1,0 +1,350 @@
+"""`procap table SUITE`: tables of what was run, and whether it agrees with what is published."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_results import put_config, put_score
+
+from benchmarks.bench.choice import choice_of
+from benchmarks.cli import main
+from benchmarks.published import tables as published
+from benchmarks.published.check import CHECKS, MISSING, OK, OUTSIDE, check_sheet, checks_of
+from benchmarks.published.tables import AVERAGE, PublishedSpread
+from benchmarks.published.tolerances import LEAST, Tolerance, expected, of_means
+from benchmarks.suites import suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.worlds import MINI, PAPER
+from runner.collection import Collection, write_collection
+from runner.results import harmonic_mean
+
+WHOLE = 10_000
+"""Test images: as many as printed figures with two decimals tell apart."""
+
+
+def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = False, **chosen: Any) -> Done:
+    """Results of the main table that are the printed figures, but for `off` points in the first one."""
+    suite = suite_named(name)
+    choice = suite.choice(PAPER, **chosen)
+    for entry in suite.plan(choice):
+        config = put_config(results, entry.piece.config)
+        known = published.halves(entry.arm.method, entry.dataset)
+        assert known is not None
+        for half, figure in (("base", known.base + off), ("novel", known.novel)):
+            right = round(figure / 100 * WHOLE)
+            put_score(results, config, f"{entry.dataset}:{half}", right, WHOLE, of=2 * WHOLE if limited else None)
+        off = 0.0
+    return Done.read(suite, choice, results)
+
+
+def check(results: Path, *flags: str, suite: str = "base-to-novel") -> int:
+    return main(["table", suite, "--results", str(results), "--check", *flags])
+
+
+DTD = ("--world", "paper", "--datasets", "dtd", "--methods", "zeroshot,procap", "--seeds", "1,2,3")
+CHOSEN: dict[str, Any] = {"datasets": ("dtd",), "methods": ("zeroshot", "procap")}
+
+
+def test_results_that_are_the_published_ones_pass_with_0(tmp_path, capsys):
+    as_published(tmp_path, "base-to-novel", **CHOSEN)
+    assert check(tmp_path, *DTD) == 0
+    assert "6 of 6 published figures agree" in capsys.readouterr().out
+
+
+def test_the_files_of_a_check_mark_averages_and_have_no_column_twice(tmp_path, capsys):
+    as_published(tmp_path, "base-to-novel", methods=("zeroshot",))
+    flags = ("--world", "paper", "--methods", "zeroshot", "--format", "csv")
+    check(tmp_path, *flags)
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["Where"] for row in rows if row["average"] == "true"} == {AVERAGE}
+    assert [row["average"] for row in rows if row["Where"] == AVERAGE] == ["true"] * 3
+    assert [name for name in rows[0] if name.startswith("Published")] == ["Published"]
+    [food] = [row for row in rows if (row["Where"], row["Figure"]) == ("Food101", "Base")]
+    known = published.halves("zeroshot", "food101")
+    assert known is not None and (float(food["Published"]), food["Difference"]) == (known.base, "+0.00")
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus_and_one_figure_falls(tmp_path):
+    done = as_published(tmp_path, "base-to-novel", **CHOSEN)
+    one = replace(checks_of(done)[0], ours=59.999, published=60.0)
+    for checks, said in (
+        ([one, replace(one, ours=50.0)], "1 of 2 published figures agrees, 1 falls outside its tolerance, 0 are"),
+        ([one, one, replace(one, ours=None)], "2 of 3 published figures agree, 0 fall outside their tolerance, 1 is"),
+    ):
+        sheet = check_sheet(done, checks)
+        assert sheet.lines[-1].items[2] == "+0.00" and sheet.notes[0].startswith(said)
+
+
+def test_results_beyond_a_tolerance_exit_with_4_and_are_named_first(tmp_path, capsys):
+    as_published(tmp_path, "base-to-novel", off=4.0, **CHOSEN)
+    assert check(tmp_path, *DTD) == 4
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| DTD")]
+    assert "CLIP (zero-shot)" in lines[0] and "+1.33" in lines[0] and "OUTSIDE" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("world", "chosen", "why"),
+    [
+        (MINI, {"datasets": ("tiles",), "methods": ("procap",)}, "generated data"),
+        (PAPER, {**CHOSEN, "backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
+        (PAPER, {**CHOSEN, "quick": True}, "--quick"),
+        (PAPER, {**CHOSEN, "limited": True}, "limited"),
+        (PAPER, {**CHOSEN, "empty": True}, "no result"),
+    ],
+)
+def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world, chosen, why):
+    limited, empty = chosen.get("limited", False), chosen.get("empty", False)
+    chosen = {name: value for name, value in chosen.items() if name not in ("limited", "empty")}
+    choice = suite_named("base-to-novel").choice(world, **chosen)
+    tmp_path.joinpath("collections").mkdir()
+    if world is PAPER and not empty:
+        as_published(tmp_path, "base-to-novel", limited=limited, **chosen)
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", settings=choice.plain()))
+    assert check(tmp_path) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and why in said.err
+
+
+def test_a_suite_without_published_figures_cannot_be_checked(tmp_path, capsys):
+    assert check(tmp_path, suite="few-shot") == 1
+    assert "the paper prints no figures of it" in capsys.readouterr().err
+
+
+def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys):
+    done = as_published(tmp_path, "base-to-novel", **CHOSEN)
+    gone = next(entry for entry in done.entries if entry.arm.method == "procap" and entry.seed == 2)
+    (tmp_path / gone.path / "eval" / "dtd-novel-test.json").unlink()
+    checks = checks_of(Done.read(done.suite, done.choice, tmp_path))
+    verdicts = {(one.method, one.figure): one.verdict for one in checks}
+    assert verdicts["ProCAP", "Base"] == OK
+    assert verdicts["ProCAP", "Novel"] == verdicts["ProCAP", "HM"] == MISSING
+    assert check(tmp_path, *DTD) == 4, "what was planned and is not there has not been reproduced"
+    assert "2 are missing" in (said := capsys.readouterr().out) and "ProCAP Novel on DTD, ProCAP HM on DTD" in said
+    assert check(tmp_path, *DTD[:-4], "--methods", "zeroshot", "--seeds", "1,2,3") == 0, "a part that was chosen"
+
+
+def test_what_is_allowed_is_students_t_times_the_pooled_standard_error(tmp_path):
+    """By hand, from the printed table: the column's mean square, DTD's deviation, none over our equal seeds."""
+    checks = {(one.method, one.figure): one for one in checks_of(as_published(tmp_path, "base-to-novel", **CHOSEN))}
+    lines = [line for line in published.stability() if line.dataset != AVERAGE]
+    prior = (2 * 0.53**2 + 4 * sum(line.base_std**2 for line in lines) / 11) / 6
+    procap = checks["ProCAP", "Base"]
+    assert procap.among == 3, "base, novel and HM of what is trained"
+    # t of 8 degrees of freedom that 0.05 / 3 exceed on both sides, from a table.
+    assert procap.tolerance.limit(3) == pytest.approx(3.0158 * math.sqrt(6 * prior / 8) * math.sqrt(2 / 3), abs=1e-3)
+    assert checks["CLIP (zero-shot)", "Base"].tolerance.limit(3) == 0.3
+
+
+def test_less_is_allowed_with_more_seeds_and_more_where_seeds_differ_more():
+    table = published.stability()
+
+    def limit(dataset: str, seeds: int, std: float | None, *, printed: bool = True, among: int = 36) -> float:
+        return of_means(expected(dataset, "novel", table), seeds, std=std, printed=printed).limit(among)
+
+    assert limit("eurosat", 1, None) > limit("eurosat", 3, 0.9) > limit("eurosat", 10, 0.9)
+    assert limit("eurosat", 3, 4.0) > 2 * limit("eurosat", 3, 0.9), "our own seeds say more than the paper's"
+    assert limit("eurosat", 3, 0.9) > limit("caltech101", 3, 0.2) > limit(AVERAGE, 3, 0.2)
+    assert limit("eurosat", 3, 0.9, among=144) > limit("eurosat", 3, 0.9)
+    assert limit("eurosat", 3, 0.9, printed=False) > limit("eurosat", 3, 0.9)
+    assert limit(AVERAGE, 1000, 0.01) == LEAST
+    assert limit("imagenetv2", 3, None) > LEAST, "a data set of which nothing is printed"
+
+
+MEANS = {line.dataset: (line.base, line.novel) for line in published.stability() if line.dataset != AVERAGE}
+DEVIATIONS = {
+    line.dataset: (line.base_std, line.novel_std) for line in published.stability() if line.dataset != AVERAGE
+}
+
+
+def three_figures(draw: np.random.Generator, times: float, seeds: int, off: float) -> dict[tuple[str, str], np.ndarray]:
+    """Base, novel and HM of every data set and their averages, one value per seed, about what is printed."""
+    shape = (len(MEANS), 2, seeds)
+    drawn = np.array([*MEANS.values()])[..., None] - off
+    drawn = drawn + times * np.array([*DEVIATIONS.values()])[..., None] * draw.standard_normal(shape)
+    hm = np.vectorize(harmonic_mean)(drawn[:, 0], drawn[:, 1])
+    rows = np.concatenate([drawn, hm[:, None]], axis=1)
+    rows = np.concatenate([rows, rows.mean(axis=0, keepdims=True)])
+    figures = ("base", "novel", "hm")
+    return {
+        (name, figure): rows[at, of] for at, name in enumerate([*MEANS, AVERAGE]) for of, figure in enumerate(figures)
+    }
+
+
+def outside(draw: np.random.Generator, *, times: float = 1.0, seeds: int = 3, off: float = 0.0, printed: bool) -> bool:
+    """Whether a paper and a repetition of it, with other seeds, are called different somewhere."""
+    theirs, ours = three_figures(draw, times, 3, 0.0), three_figures(draw, times, seeds, off)
+    table: Sequence[PublishedSpread] = published.stability()
+    if printed:
+        std = {place: float(values.std(ddof=1)) for place, values in theirs.items()}
+        table = [
+            PublishedSpread(name, 0, std[name, "base"], 0, std[name, "novel"], 0, std[name, "hm"])
+            for name in [*MEANS, AVERAGE]
+        ]
+    for place, values in ours.items():
+        std_ours = float(values.std(ddof=1)) if seeds > 1 else None
+        tolerance = of_means(expected(*place, table), seeds, std=std_ours, printed=printed)
+        if not tolerance.allows(float(values.mean()), float(theirs[place].mean()), len(ours)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("times", "seeds"), [(1.0, 3), (1.5, 3), (3.0, 3), (1.0, 1), (1.0, 10)])
+def test_a_correct_repetition_falls_outside_in_one_of_twenty_at_most(times, seeds):
+    """The paper's deviations are those of its own three draws; the true ones are as printed, or larger everywhere."""
+    draw = np.random.default_rng(7)
+    alarms = sum(outside(draw, times=times, seeds=seeds, printed=True) for _ in range(600))
+    # 46 of 600 are three standard errors above 5 %.
+    assert alarms <= 46
+
+
+def test_a_method_without_printed_deviations_may_vary_twice_as_much():
+    draw = np.random.default_rng(8)
+    assert sum(outside(draw, times=2.0, printed=False) for _ in range(300)) <= 25
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_two_points_less_on_every_data_set_are_found(printed):
+    draw = np.random.default_rng(9)
+    found = sum(outside(draw, off=2.0, printed=printed) for _ in range(100))
+    assert found >= 98
+
+
+def test_a_tolerance_is_about_the_difference_or_relative():
+    assert Tolerance(0.5, "").allows(80.5, 80.0) and not Tolerance(0.5, "").allows(80.52, 80.0)
+    assert Tolerance(0.25, "", relative=True).allows(1.87, 1.5) and not Tolerance(0.25, "", True).allows(1.9, 1.5)
+
+
+def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
+    done = as_published(tmp_path, "base-to-novel", datasets=("dtd",), methods=("maple", "procap"), recipe="procap")
+    assert {one.method for one in checks_of(done)} == {"ProCAP"}
+
+
+def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
+    """The paper: 169.1 / 112.6 s and 278.8 / 415.9 images/s on Flowers102."""
+
+    def row(dataset: str, method: str, mode: str, seconds: float, fps: float) -> dict[str, Any]:
+        speed = {"median": fps, "lowest": fps, "highest": fps, "count": 1}
+        return {"dataset": dataset, "method": method, "title": method, "mode": mode, "precision": "bf16",
+                "train_seconds": seconds, "encoder_fps": speed, "end_to_end_fps": speed}  # fmt: skip
+
+    suite = suite_named("runtime")
+    choice = suite.choice(PAPER)
+    rows = [row(name, "zeroshot", "reference", 1.0, 1.0) for name in choice.datasets]
+    for name, (seconds, fps) in (("oxford-flowers", (15.0, 67.0)), ("ucf101", (13.0, 20.0))):
+        for mode in ("reference", "fast"):
+            rows.append(row(name, "maple", mode, 10.0, 100.0))
+        rows += [row(name, "procap", "reference", seconds, fps), row(name, "procap", "fast", 10.0, 100.0)]
+    file = tmp_path / "runtime" / "x" / "runtime.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"schema": 2, "backbone": {"name": "ViT-B-16"}, "rows": rows}))
+    verdicts = {(one.where, one.figure): one.verdict for one in checks_of(Done.read(suite, choice, tmp_path))}
+    assert verdicts == {
+        ("Flowers102", "training s"): OK,
+        ("Flowers102", "FPS"): OK,
+        ("UCF101", "training s"): OK,
+        ("UCF101", "FPS"): OUTSIDE,
+    }
+
+
+@pytest.mark.parametrize("name", ["stability", "ablation", "duration", "cross-dataset", "domain-generalization"])
+def test_every_suite_with_a_published_table_finds_all_its_figures(tmp_path, name):
+    """Counts: stability 12 x 3; ablation 7 x 5; duration 3 x 3; ImageNet, targets and their mean of each method."""
+    suite = suite_named(name)
+    methods = {"cross-dataset": 4 * 12, "domain-generalization": 5 * 6}
+    wanted = {"stability": 36, "ablation": 35, "duration": 9, **methods}[name]
+    done = Done.read(suite, suite.choice(PAPER), tmp_path / "none")
+    assert [check.verdict for check in CHECKS[suite.published](done)] == [MISSING] * wanted
+
+
+def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, capsys):
+    suite = suite_named("stability")
+    choice = suite.choice(MINI, datasets=("tiles",), seeds=(4,), overrides={"epochs": 3})
+    for entry in suite.plan(choice):
+        config = put_config(tmp_path, entry.piece.config)
+        for half, right in (("base", 80), ("novel", 60)):
+            put_score(tmp_path, config, f"tiles:{half}", right, 100)
+    write_collection(tmp_path, Collection(kind="suite", name="stability", settings=choice.plain()))
+    assert main(["table", "stability", "--results", str(tmp_path), "--format", "csv"]) == 0
+    said = capsys.readouterr()
+    assert "tiles,ProCAP,ours,false,80.0,,1" in said.out and "68.571429" in said.out and "n = 1" in said.err
+    assert main(["table", "stability", "--results", str(tmp_path), "--format", "json"]) == 0
+    assert [sheet["name"] for sheet in json.loads(capsys.readouterr().out)["sheets"]] == ["stability"]
+    assert main(["table", "stability", "--results", str(tmp_path), "--seeds", "4,5"]) == 0
+    assert "MISSING: 2 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--check"], "--check needs a suite"),
+        (["--recipe", "procap"], "--recipe needs a suite"),
+        (["audit", "--paper-rounding"], "no run is chosen: no --paper-rounding"),
+        (["published", "--methods", "procap"], "no run is chosen: no --methods procap"),
+        (["audit", "--check"], "no run is chosen: no --check"),
+        (["stability", "--recipe", "mine"], "unknown recipe 'mine'"),
+        (["--world", "mini"], "--world needs a suite"),
+        (["base-to-novell"], "did you mean base-to-novel"),
+        (["stability", "--classes", "all"], "a suite has its own"),
+        (["stability", "--shots", "4,8"], "stability takes one number"),
+        (["stability", "--format", "xml"], "unknown format"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(tmp_path, capsys, words, said):
+    assert main(["table", *words, "--results", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("word", "said"), [("audit", "MPCLe, FGVCAircraft, HM"), ("published", "2SFS (CVPR'25)")])
+def test_the_papers_own_tables_and_their_audit_are_printed(capsys, word, said):
+    assert main(["table", word]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_the_runs_of_either_recipe_are_printed_whichever_was_done_last(tmp_path, capsys):
+    suite = suite_named("base-to-novel")
+    for recipe, right in (("own", 70), ("procap", 80)):
+        choice = suite.choice(PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), recipe=recipe)
+        for entry in suite.plan(choice):
+            config = put_config(tmp_path, entry.piece.config)
+            for half in ("base", "novel"):
+                put_score(tmp_path, config, f"dtd:{half}", right, 100)
+        write_collection(tmp_path, Collection(kind="suite", name=suite.name, settings=choice.plain()))
+
+    def maple(*flags: str) -> str:
+        assert main(["table", suite.name, "--results", str(tmp_path), "--format", "csv", *flags]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("DTD,MaPLe", 'DTD,"MaPLe'))]
+        return next(line for line in lines if ",ours," in line)
+
+    assert maple().startswith("DTD,MaPLe (ProCAP's recipe),ours,false,80.0")
+    assert maple("--recipe", "own").startswith('DTD,"MaPLe, reproduced",ours,false,70.0')
+    assert maple("--recipe", "procap") == maple()
+
+
+def test_without_results_of_a_suite_the_world_of_the_others_is_proposed(tmp_path, capsys):
+    stability = suite_named("stability")
+    for entry in stability.plan(stability.choice(MINI, datasets=("tiles",), seeds=(1,), quick=True)):
+        put_config(tmp_path, entry.piece.config)
+    assert main(["table", "few-shot", "--results", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert f"procap bench few-shot --world mini --results {tmp_path}" in said and "paper" not in said
+
+
+@pytest.mark.parametrize("settings", [True, False])
+def test_tables_and_report_take_what_was_chosen_from_the_same_place(tmp_path, settings):
+    """Also of a collection without settings, whose runs name data sets, methods and seeds."""
+    suite = suite_named("base-to-novel")
+    choice = suite.choice(MINI, datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
+    runs = tuple(put_config(tmp_path, entry.piece.config).path for entry in suite.plan(choice))
+    collection = Collection(kind="suite", name=suite.name, runs=runs, settings=choice.plain() if settings else {})
+    assert choice_of(suite, collection, tmp_path) == (choice, not settings)
+    assert choice_of(suite, None, tmp_path) == (suite.choice(MINI), True), "its runs say the world alone"
+    assert choice_of(suite, collection, tmp_path, world="paper")[0].world == PAPER

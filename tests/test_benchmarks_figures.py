@@ -1,0 +1,408 @@
+"""Figures show the numbers of the results and nothing else: what is drawn is read back from the axes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+from made_results import put_run, put_score
+
+from benchmarks.figures import FORMATS, image_of, save_figures
+from benchmarks.figures.entrants import Entrant, of_suite, of_table
+from benchmarks.figures.halves import accuracy_speed, hm_bars, learning_curves
+from benchmarks.figures.style import LOOKS, looks_of, looks_of_sets
+from benchmarks.published import tables as published
+from benchmarks.scores import Cell
+from benchmarks.suites import suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.suite import Entry
+from benchmarks.suites.worlds import WORLDS
+from benchmarks.tables import build_table
+from runner.results import harmonic_mean
+
+TOTAL = 400
+SETS = ("tiles", "petals", "digits")
+Dropped = Callable[[Entry], bool]
+
+
+@dataclass
+class Made:
+    """Results of a suite, the accuracies in them by (arm's name, key, data set, class set, seed), and its figures."""
+
+    done: Done
+    percent: dict[tuple[Any, ...], float] = field(default_factory=dict)
+
+    def figure(self, name: str) -> Any:
+        assert self.done.suite.figures is not None
+        return self.done.suite.figures(self.done)[name]()
+
+    def values(self, arm: Any, dataset: str, half: str) -> list[float]:
+        return [self.percent[arm.name, str(arm.key), dataset, half, seed] for seed in self.done.choice.seeds]
+
+    def hm(self, arm: Any, *datasets: str) -> float:
+        """Of the mean base and the mean novel accuracy over these data sets."""
+        base, novel = (mean(v for name in datasets for v in self.values(arm, name, half)) for half in ("base", "novel"))
+        return harmonic_mean(base, novel)
+
+
+def make(
+    folder: Path,
+    name: str,
+    world: str = "mini",
+    dropped: Dropped = lambda entry: False,
+    *,
+    limited: bool = False,
+    **more: Any,
+) -> Made:
+    """Finished runs for all of a suite's plan but what is `dropped`."""
+    suite = suite_named(name)
+    choice = suite.choice(WORLDS[world], **more)
+    rng = random.Random(name)
+    percent = {}
+    for entry in suite.plan(choice):
+        if dropped(entry):
+            continue
+        plan = entry.piece.config
+        config = put_run(
+            folder, plan.method, plan.dataset, seed=plan.seed, classes=plan.classes, shots=plan.shots,
+            backbone=plan.backbone, pretrained=plan.pretrained, precision=plan.precision,
+            overrides=plan.recipe.model_dump(), options=plan.options,
+        )  # fmt: skip
+        assert config.path == plan.path
+        for target in entry.piece.targets:
+            correct, half = rng.randint(TOTAL // 3, TOTAL), target.split(":")[1] if ":" in target else "all"
+            put_score(folder, config, target, correct, TOTAL, of=2 * TOTAL if limited else None)
+            percent[entry.arm.name, str(entry.arm.key), entry.dataset, half, entry.seed] = 100 * correct / TOTAL
+    return Made(Done.read(suite, choice, folder), percent)
+
+
+def lines_of(axes: Any) -> dict[str, list[float]]:
+    """The heights of every named line."""
+    return {line.get_label(): list(line.get_ydata()) for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def texts_of(axes: Any) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def near(wanted: Any) -> Any:
+    return pytest.approx(wanted, nan_ok=True)
+
+
+def bars_of(figure: Any) -> dict[str, list[float]]:
+    """The heights of the bars by the name below their group."""
+    found: dict[str, list[float]] = {}
+    for axes in figure.axes:
+        names = [label.get_text() for label in axes.get_xticklabels()]
+        for bar in axes.containers:
+            if hasattr(bar, "patches"):
+                (patch,) = bar.patches
+                found.setdefault(names[round(patch.get_x() + patch.get_width() / 2)], []).append(patch.get_height())
+    return found
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Three methods on three data sets and two seeds; MaPLe lacks a seed on digits."""
+    return make(
+        tmp_path_factory.mktemp("halves"), "base-to-novel",
+        dropped=lambda entry: (entry.arm.method, entry.dataset, entry.seed) == ("maple", "digits", 2),
+        datasets=SETS, methods=("zeroshot", "maple", "procap"), seeds=(1, 2),
+    )  # fmt: skip
+
+
+def test_bars_are_the_harmonic_means_and_a_missing_one_is_no_bar(halves):
+    zeroshot, maple, procap = halves.done.arms
+    figure = halves.figure("hm-bars")
+    there = {name: (zeroshot, maple, procap) for name in SETS} | {"digits": (zeroshot, procap)}
+    wanted = {name: [halves.hm(arm, name) for arm in arms] for name, arms in there.items()}
+    wanted["Average"] = [halves.hm(arm, *SETS) for arm in (zeroshot, procap)]
+    assert {name: near(heights) for name, heights in wanted.items()} == bars_of(figure)
+    assert [text for axes in figure.axes for text in texts_of(axes)].count("–") == 2
+    assert "2 seeds" in figure.get_suptitle()
+
+
+def test_the_radar_breaks_a_line_where_a_value_is_missing(halves):
+    lines = lines_of(halves.figure("hm-radar").axes[0])
+    zeroshot, maple, procap = halves.done.arms
+    for arm in (zeroshot, procap):
+        assert lines[arm.name] == near([halves.hm(arm, name) for name in (*SETS, SETS[0])])
+    assert lines["MaPLe"] == near(
+        [halves.hm(maple, "tiles"), halves.hm(maple, "petals"), math.nan, halves.hm(maple, "tiles")]
+    )
+
+
+def test_published_values_stand_in_for_methods_that_did_not_run_in_the_paper_s_world_alone(tmp_path, halves):
+    sets = ("dtd", "eurosat", "ucf101", "food101")
+    made = make(tmp_path, "base-to-novel", "paper", datasets=sets, methods=("maple", "procap"), seeds=(1,))
+    lines = lines_of(made.figure("hm-radar").axes[0])
+    assert set(lines) == {"MaPLe", "ProCAP", "CoOp (published)", "CoCoOp (published)"}
+    printed = [line for name in sets if (line := published.halves("coop", name))]
+    assert lines["CoOp (published)"][:4] == [line.hm for line in printed]
+    short = make(tmp_path / "short", "base-to-novel", "paper", datasets=sets, methods=("maple", "procap"), quick=True)
+    for other in (halves, short):
+        assert not any("published" in name for name in lines_of(other.figure("hm-radar").axes[0]))
+
+
+def test_training_curves_are_the_mean_losses_and_have_no_line_for_what_trains_nothing(halves):
+    panels = {axes.get_title(loc="left"): lines_of(axes) for axes in halves.figure("learning-curves").axes}
+    assert set(panels) == set(SETS)
+    scores = {score.config.path: score for score in halves.done.scores.values()}
+    for name, lines in panels.items():
+        assert set(lines) == {"MaPLe", "ProCAP"}
+        own = [
+            [epoch.terms["ce"] for epoch in score.training.epochs]
+            for score in scores.values()
+            if (score.config.dataset, score.config.method) == (name, "procap")
+        ]
+        assert lines["ProCAP"] == near([mean(column) for column in zip(*own, strict=True)])
+
+
+@pytest.mark.parametrize("longest", [3, 30])
+def test_epochs_are_whole_numbers_however_few_they_are(longest):
+    """Of one epoch, and beside longer trainings on an axis of either kind."""
+    runs = {"tiles": [[2.0]], "petals": [[2.0] * longest], "digits": [[2.0] * 2]}
+    figure = learning_curves([Entrant("CoOp", "coop", {}, losses=runs)])
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        labels = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
+        shown = [label.get_text() for label in labels if label.get_text() and low <= label.get_position()[0] <= high]
+        assert "1" in shown and all(word.isdigit() for word in shown)
+
+
+def test_a_point_on_the_edge_is_drawn_whole():
+    cells = Cell(0.0, (0.0,), (1,)), Cell(4.0, (4.0,), (1,)), Cell(0.0, (0.0,), (1,))
+    entrants = [Entrant("CoOp", "coop", {"dtd": cells}, {"dtd": 200.0})]
+    (axes,) = accuracy_speed(entrants).axes
+    (bars,) = hm_bars(entrants).axes
+    points = [*axes.lines, *(points for points in bars.collections if len(points.get_offsets()))]
+    assert axes.get_ylim()[0] == 0 and len(points) == 3
+    assert not any(point.get_clip_on() for point in points)
+
+
+def test_accuracy_against_speed_shows_averages_of_complete_methods(halves):
+    axes = halves.figure("accuracy-speed").axes[0]
+    points = [
+        (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_marker() not in ("_", "None")
+    ]
+    zeroshot, _, procap = halves.done.arms
+    # Every evaluation of made results ran at 200 images a second.
+    assert points == [near((200.0, halves.hm(arm, *SETS))) for arm in (zeroshot, procap)]
+
+
+def test_figures_of_a_table_are_those_of_the_suite(halves):
+    two = {"datasets": SETS[:2], "methods": ("zeroshot", "maple", "procap"), "seeds": (1, 2)}
+    suite = halves.done.suite
+    done = Done.read(suite, suite.choice(WORLDS["mini"], **two), halves.done.results)
+    scores = list(done.scores.values())
+    table = build_table(scores)
+    first, second = of_table(table, scores), of_suite(done)
+    assert bars_of(hm_bars(first)) == bars_of(hm_bars(second)) != {}
+    for draw in (learning_curves, accuracy_speed):
+        one, other = ([lines_of(axes) for axes in draw(entrants).axes] for entrants in (first, second))
+        assert one == other
+
+
+def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(tmp_path):
+    made = make(
+        tmp_path, "few-shot", quick=True, datasets=SETS, seeds=(1, 2), methods=("zeroshot", "coop", "procap"),
+        dropped=lambda entry: (entry.arm.method, entry.arm.shots, entry.dataset) == ("coop", 4, "petals"),
+    )  # fmt: skip
+    figure = made.figure("few-shot")
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_title(loc="left")}
+    assert list(panels) == ["Average", *SETS]
+    arms = {(arm.method, arm.key["shots"]): arm for arm in made.done.arms}
+
+    def wanted(method: str, shots: int, *names: str) -> float:
+        if (method, shots) == ("coop", 4) and "petals" in names:
+            return math.nan
+        return mean(value for name in names for value in made.values(arms[method, shots], name, "all"))
+
+    for title, axes in panels.items():
+        level, coop, procap = axes.lines
+        names = SETS if title == "Average" else (title,)
+        assert list(level.get_ydata()) == near([wanted("zeroshot", 0, *names)] * 2)
+        for line, method in ((coop, "coop"), (procap, "procap")):
+            assert list(line.get_xdata()) == [1, 4, 16]
+            assert list(line.get_ydata()) == near([wanted(method, shots, *names) for shots in (1, 4, 16)])
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "16"]
+    # The band reaches one sample deviation to both sides of the mean.
+    middle, values = wanted("procap", 1, "tiles"), made.values(arms["procap", 1], "tiles", "all")
+    band = panels["tiles"].collections[-1].get_paths()[0].vertices
+    edges = {round(y, 6) for x, y in band if x == 1}
+    assert edges == {round(middle + sign * stdev(values), 6) for sign in (-1, 1)}
+
+
+@pytest.mark.parametrize(("name", "key", "last"), [("prompt-length", "n_ctx", 16), ("duration", "epochs", 10)])
+def test_curves_are_averages_on_the_left_and_data_sets_on_the_right(tmp_path, name, key, last):
+    two = SETS[:2]
+    made = make(
+        tmp_path, name, datasets=two, seeds=(1, 2),
+        dropped=lambda entry: (entry.dataset, entry.arm.key[key]) == ("petals", last),
+    )  # fmt: skip
+    arms = sorted(made.done.arms, key=lambda arm: arm.key[key])
+    assert arms[-1].key[key] == last
+    left, right = made.figure(name).axes
+    lines = lines_of(left)
+    for half in ("base", "novel"):
+        means = [mean(value for at in two for value in made.values(arm, at, half)) for arm in arms[:-1]]
+        assert lines[half] == near([*means, math.nan])
+    assert lines["harmonic mean"] == near([*(made.hm(arm, *two) for arm in arms[:-1]), math.nan])
+    assert lines_of(right) == {
+        "tiles": near([made.hm(arm, "tiles") for arm in arms]),
+        "petals": near([*(made.hm(arm, "petals") for arm in arms[:-1]), math.nan]),
+    }
+    assert list(left.lines[0].get_xdata()) == [arm.key[key] for arm in arms]
+
+
+def test_the_paper_s_durations_stand_beside_ours_of_all_its_data_sets_alone(tmp_path):
+    made = make(tmp_path, "duration", "paper", seeds=(1,))
+    lines = lines_of(made.figure("duration").axes[0])
+    assert lines["base\n(published)"] == [line.base for line in published.duration()]
+    fewer = make(tmp_path, "duration", "paper", seeds=(1,), datasets=("dtd", "eurosat"))
+    assert not any("published" in name for name in lines_of(fewer.figure("duration").axes[0]))
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The quick grid; of one pair of weights a data set is missing."""
+    return make(
+        tmp_path_factory.mktemp("swept"), "sensitivity", quick=True,
+        dropped=lambda entry: (entry.arm.key["nce_weight"], entry.arm.key["kl_weight"]) == (1.0, 0.0)
+        and entry.dataset == "petals",
+    )  # fmt: skip
+
+
+def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
+    axes = swept.figure("sensitivity-weights").axes[0]
+    arms = {
+        (arm.key["nce_weight"], arm.key["kl_weight"]): arm
+        for arm in swept.done.arms
+        if arm.key["nce_temperature"] == 0.07
+    }
+    rows, columns = (
+        [label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())
+    )
+    assert (rows, columns) == (["0", "$10^{-2}$", "1"], ["0", "$10^{-5}$", "$10^{-3}$"])
+    places = {(r, c): (weight, beta) for r, weight in enumerate((0, 0.01, 1)) for c, beta in enumerate((0, 1e-5, 1e-3))}
+    shown = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
+    colours = axes.collections[0].get_array()
+    for place, weights in places.items():
+        if weights == (1, 0):
+            assert shown[place] == "–" and math.isnan(colours.filled(math.nan)[place])
+            continue
+        wanted = mean(swept.hm(arms[weights], name) for name in swept.done.datasets)
+        assert shown[place] == f"{wanted:.2f}" and colours[place] == near(wanted)
+    framed = {(patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches if not patch.get_hatch()}
+    assert framed == {(1.0, 1.0)}
+
+
+def test_the_temperature_curve_has_a_line_for_each_data_set_and_their_mean(swept):
+    lines = lines_of(swept.figure("sensitivity-temperature").axes[0])
+    own = [arm for arm in swept.done.arms if (arm.key["nce_weight"], arm.key["kl_weight"]) == (0.01, 1e-5)]
+    own.sort(key=lambda arm: arm.key["nce_temperature"])
+    wanted = {name: [swept.hm(arm, name) for arm in own] for name in swept.done.datasets}
+    wanted["mean"] = [mean(column) for column in zip(*wanted.values(), strict=True)]
+    assert len(own) == 3 and lines == {name: near(values) for name, values in wanted.items()}
+
+
+def test_the_spread_is_drawn_around_the_mean_with_the_sample_deviation(tmp_path):
+    made = make(
+        tmp_path, "stability", datasets=SETS, seeds=(1, 2, 3),
+        dropped=lambda entry: (entry.dataset, entry.seed) == ("petals", 3),
+    )  # fmt: skip
+    (arm,) = made.done.arms
+    base, _, hm = made.figure("seed-spread").axes
+    rows = [*SETS, "Average"]
+    assert [label.get_text() for label in base.get_yticklabels()] == rows
+    for panel, per_seed, middle in (
+        (base, lambda name: made.values(arm, name, "base"), lambda name: mean(made.values(arm, name, "base"))),
+        (hm, lambda name: list(map(harmonic_mean, *(made.values(arm, name, half) for half in ("base", "novel")))),
+         lambda name: made.hm(arm, name)),
+    ):  # fmt: skip
+        texts = {rows[text.get_position()[1]]: text.get_text() for text in panel.texts}
+        assert texts["petals"] == texts["Average"] == "–"
+        for row, name in enumerate(rows):
+            points = [line.get_xdata()[0] for line in panel.lines if list(line.get_ydata()) == [row]]
+            bars = [list(line.get_xdata()) for line in panel.lines if list(line.get_ydata()) == [row, row]]
+            if name in ("petals", "Average"):
+                assert not points and not bars
+                continue
+            std = stdev(per_seed(name))
+            assert points == near([value - middle(name) for value in per_seed(name)])
+            assert bars == [near([-std, std])] and texts[name] == f"{middle(name):.2f} ± {std:.2f}"
+
+
+def test_the_average_of_the_spread_is_that_of_the_table_beside_it(tmp_path):
+    made = make(tmp_path, "stability", datasets=SETS, seeds=(1, 2, 3))
+    (arm,) = made.done.arms
+    cell = made.done.mean_of_hms(arm)
+    texts = [text.get_text() for text in made.figure("seed-spread").axes[2].texts]
+    assert texts[-1] == f"{cell.mean:.2f} ± {cell.std:.2f}"
+    assert cell.mean != pytest.approx(made.done.average_halves(arm)[2].mean, abs=0.005)
+
+
+def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
+    made = make(tmp_path / "one", "stability", datasets=SETS[:1], seeds=(1,))
+    assert made.figure("seed-spread") is None
+    for name in ("base-to-novel", "stability", "few-shot", "prompt-length", "duration", "sensitivity"):
+        suite = suite_named(name)
+        done = Done.read(suite, suite.choice(WORLDS["mini"]), tmp_path / "empty")
+        assert suite.figures and save_figures(tmp_path / "drawn", suite.figures(done)) == []
+    assert not (tmp_path / "drawn").exists()
+
+
+def test_one_data_set_is_drawn_without_an_average(tmp_path):
+    made = make(tmp_path, "base-to-novel", quick=True, datasets=("tiles",), seeds=(1,), methods=("maple", "procap"))
+    assert set(bars_of(made.figure("hm-bars"))) == {"tiles"} and made.figure("hm-radar") is None
+    few = make(tmp_path, "few-shot", quick=True, datasets=("tiles",), seeds=(1,), methods=("procap",))
+    assert [axes.get_title(loc="left") for axes in few.figure("few-shot").axes] == ["tiles"]
+
+
+def test_limited_results_carry_the_dagger_and_say_what_it_means(tmp_path):
+    made = make(
+        tmp_path, "base-to-novel", quick=True, datasets=("tiles",), seeds=(1,), methods=("procap",), limited=True
+    )
+    figure = made.figure("hm-bars")
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["tiles †"]
+    assert "† only the first images" in figure.get_suptitle()
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "svg"])
+def test_the_same_numbers_give_the_same_file_whatever_matplotlib_is_set_to(swept, form):
+    import matplotlib
+
+    first = image_of(swept.figure("sensitivity-temperature"), form)
+    with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9, "pdf.fonttype": 3, "svg.fonttype": "none"}):
+        assert image_of(swept.figure("sensitivity-temperature"), form) == first
+
+
+def test_a_vector_file_needs_no_font_and_no_network(swept):
+    import xml.etree.ElementTree as ElementTree
+
+    svg = image_of(swept.figure("sensitivity-weights"), "svg")
+    tree = ElementTree.fromstring(svg)
+    assert not [node for node in tree.iter() if node.tag.endswith("}text") or node.tag.endswith("}script")]
+    links = [value for node in tree.iter() for name, value in node.attrib.items() if name.endswith("href")]
+    assert links and all(link.startswith(("#", "data:")) for link in links)
+
+
+def test_a_method_looks_the_same_everywhere_and_like_no_other():
+    own: Mapping[str, Any] = looks_of({"MaPLe": "maple", "ProCAP": "procap"})
+    assert (
+        own == looks_of({"ProCAP": "procap", "MaPLe": "maple"}) == {"MaPLe": LOOKS["maple"], "ProCAP": LOOKS["procap"]}
+    )
+    # A grey printout has markers, dashes and hatches left.
+    for first in LOOKS:
+        for second in LOOKS:
+            if first != second:
+                assert (LOOKS[first].marker, LOOKS[first].dashes) != (LOOKS[second].marker, LOOKS[second].dashes)
+    many = looks_of({f"variant {i}": "procap" if i < 2 else f"plug-in {i}" for i in range(15)})
+    assert many["variant 0"] == LOOKS["procap"] and len(set(many.values())) == 15
+    assert len(set(looks_of_sets(map(str, range(56))).values())) == 56

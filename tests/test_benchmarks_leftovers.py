@@ -1,0 +1,60 @@
+"""A suite's folder has no table and no figure of an older choice, and keeps whatever else lies in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_results import put_config, put_score
+
+from benchmarks.bench.leftovers import remove_other_figures, remove_other_sheets
+from benchmarks.figures import save_figures
+from benchmarks.sheets.formats import SUFFIXES, write_sheets
+from benchmarks.suites import suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.worlds import MINI
+
+STRANGE = ("notes.md", "collection.json", "tracking.json", "thesis.png", "thesis.pdf", "broken.json", "list.json")
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Done:
+    """Base-to-novel on two data sets, all of it there."""
+    suite = suite_named("base-to-novel")
+    choice = suite.choice(MINI, quick=True, datasets=("tiles", "petals"), methods=("maple", "procap"), seeds=(1,))
+    for entry in suite.plan(choice):
+        put_config(tmp_path, entry.piece.config)
+        for number, target in enumerate(entry.piece.targets):
+            put_score(tmp_path, entry.piece.config, target, 150 - number, 200)
+    return Done.read(suite, choice, tmp_path)
+
+
+def test_what_another_choice_made_goes_and_everything_else_stays(done: Done) -> None:
+    folder = done.results / "collections/suite/base-to-novel"
+    first = done.suite.sheets(done)
+    write_sheets(first, folder)
+    assert done.suite.figures is not None
+    drawings = done.suite.figures(done)
+    save_figures(folder, {name: drawings[name] for name in ("hm-bars", "accuracy-speed")})
+    for name in STRANGE:
+        (folder / name).write_bytes(b"{broken" if name == "broken.json" else b"[]")
+    (folder / "collection.json").write_text(json.dumps({"name": "collection", "lines": 3}))
+    before = {file.name for file in folder.iterdir()}
+    kept, gone = first[:1], first[1:]
+    assert gone and remove_other_sheets(done, first) == []
+    removed = {file.name for file in remove_other_sheets(done, kept)}
+    assert removed == {f"{sheet.name}.{suffix}" for sheet in gone for suffix in SUFFIXES.values()}
+    drawn = [folder / "hm-bars.png"]
+    assert {file.name for file in remove_other_figures(done, drawn)} == {"accuracy-speed.png", "accuracy-speed.pdf"}
+    assert {file.name for file in folder.iterdir()} == before - removed - {"accuracy-speed.png", "accuracy-speed.pdf"}
+    assert before >= {*STRANGE, "hm-bars.png"}
+    # Only the JSON of a table is fetched from a store.
+    write_sheets(gone[:1], folder)
+    for suffix in ("md", "csv", "tex"):
+        (folder / f"{gone[0].name}.{suffix}").unlink()
+    assert [file.name for file in remove_other_sheets(done, kept)] == [f"{gone[0].name}.json"]
+
+
+def test_where_nothing_was_written_nothing_is_removed(done: Done) -> None:
+    assert remove_other_sheets(done, ()) == remove_other_figures(done, ()) == []

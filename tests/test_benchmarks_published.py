@@ -1,0 +1,368 @@
+"""The paper's tables are read as they are printed, and the audit finds the figures that disagree and no others."""
+
+from __future__ import annotations
+
+import csv
+import random
+import shutil
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.published.audit import audit, audit_sheet, by_method
+from benchmarks.published.audit_checks import check_average_hm, check_hm, check_mean
+from benchmarks.published.tables import (
+    AVERAGE,
+    COMPONENTS,
+    DATASETS,
+    METHOD_KEYS,
+    PUBLISHED,
+    ablation,
+    base_to_novel,
+    cross_dataset,
+    dataset_name,
+    dataset_sizes,
+    display_name,
+    domain_generalization,
+    duration,
+    halves,
+    method_key,
+    runtime,
+    stability,
+    templates,
+)
+from benchmarks.runtime.report import published as runtime_rows
+from procap.methods import METHODS
+from shards import published as our_lists
+from shards.catalogue import CATALOGUE
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "published"
+FILES = sorted(file.name for file in PUBLISHED.glob("*.csv"))
+
+# Table, place, what is printed, and what a separate computation gave in its place.
+KNOWN = [
+    ("base-to-novel", "SPTR, Average, base", 84.85, 84.861),
+    ("base-to-novel", "SPTR, StanfordCars", 78.53, 78.509),
+    ("base-to-novel", "SPTR, Flowers102", 86.86, 86.827),
+    ("base-to-novel", "SPTR, Food101", 91.94, 91.918),
+    ("base-to-novel", "SPTR, FGVCAircraft", 42.09, 42.121),
+    ("base-to-novel", "SPTR, SUN397", 80.90, 80.876),
+    ("base-to-novel", "SPTR, DTD", 71.50, 71.487),
+    ("base-to-novel", "SPTR, UCF101", 84.47, 84.433),
+    ("base-to-novel", "Sparse-KgCoOp, Average, base", 83.20, 83.345),
+    ("base-to-novel", "Sparse-KgCoOp, Average, novel", 73.71, 73.696),
+    ("base-to-novel", "Sparse-KgCoOp, OxfordPets", 96.90, 96.849),
+    ("base-to-novel", "Sparse-KgCoOp, StanfordCars", 76.39, 76.401),
+    ("base-to-novel", "Sparse-KgCoOp, FGVCAircraft", 37.24, 37.266),
+    ("base-to-novel", "MMA, Average, novel", 76.80, 76.936),
+    ("base-to-novel", "MPCLe, FGVCAircraft", 41.57, 39.950),
+    ("stability", "ProCAP, Average, HM", 81.12, 81.33),
+    ("domain-generalization", "DCPL*, ImageNet", 71.37, 70.63),
+]
+
+
+def printed(file: str) -> list[list[str]]:
+    with (PUBLISHED / file).open(newline="") as lines:
+        return list(csv.reader(lines))
+
+
+def harmonic(base: Fraction, novel: Fraction) -> Fraction:
+    return 2 / (1 / base + 1 / novel)
+
+
+def two(*figures: float) -> list[str]:
+    return [f"{figure:.2f}" for figure in figures]
+
+
+# Each file written again from what the code reads.
+WRITTEN = {
+    "base_to_novel.csv": lambda: [
+        [line.method, line.venue, display_name(line.dataset), *two(line.base, line.novel, line.hm)]
+        for line in base_to_novel()
+    ],
+    "cross_dataset.csv": lambda: [
+        [line.method, *two(line.source, line.target_mean, *line.targets.values())] for line in cross_dataset()
+    ],
+    "domain_generalization.csv": lambda: [
+        [line.method, line.venue, *two(line.source, *line.targets.values(), line.target_mean)]
+        for line in domain_generalization()
+    ],
+    "seed_stability.csv": lambda: [
+        [
+            display_name(line.dataset),
+            *two(line.base, line.base_std, line.novel, line.novel_std, line.hm, line.hm_std),
+        ]
+        for line in stability()
+    ],
+    "ablation.csv": lambda: [
+        [
+            line.variant,
+            *("01"[line.components[name]] for name in COMPONENTS),
+            *two(*line.hm.values(), line.average),
+        ]
+        for line in ablation()
+    ],
+    "training_duration.csv": lambda: [
+        [line.method, str(line.epochs), *two(line.base, line.novel, line.hm)] for line in duration()
+    ],
+    "runtime.csv": lambda: [
+        [
+            display_name(line.dataset),
+            line.method,
+            f"{line.train_seconds:.1f}",
+            f"{line.images_per_second:.1f}",
+            *two(line.accuracy),
+        ]
+        for line in runtime()
+    ],
+    "datasets.csv": lambda: [
+        [
+            display_name(size.dataset),
+            str(size.classes),
+            *(
+                f"{size.counts[split] / 1e6:.2f}M" if size.within.get(split) else str(size.counts.get(split, ""))
+                for split in ("train", "val", "test")
+            ),
+            size.description,
+        ]
+        for size in dataset_sizes()
+    ],
+    "templates.csv": lambda: [[display_name(name), *pair] for name, pair in templates().items()],
+}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_table_is_read_as_it_is_printed(file):
+    """Whatever is read, written down again, is the file: no cell is lost, moved or changed."""
+    assert WRITTEN[file]() == printed(file)[1:]
+
+
+@pytest.mark.parametrize("table", [cross_dataset, domain_generalization])
+def test_a_transfer_tables_targets_stand_under_their_own_names(table):
+    header = printed(f"{table.__name__}.csv")[0]
+    titles = [title for title in header if title in DATASETS.values() and title != "ImageNet"]
+    for line in table():
+        assert [display_name(name) for name in line.targets] == titles
+    assert [display_name(name) for name in ablation()[0].hm] == printed("ablation.csv")[0][-5:-1]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_tables_are_the_papers_to_the_letter_and_are_installed(file):
+    assert '"benchmarks.published" = ["*.csv"]' in (ROOT / "pyproject.toml").read_text()
+    assert len(FILES) == len(WRITTEN) == 9
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not here")
+    assert (PUBLISHED / file).read_bytes() == (SHARED / file).read_bytes()
+
+
+def test_names_of_data_sets_are_the_catalogues_and_lead_back():
+    assert dict(DATASETS) == {dataset.name: dataset.title for dataset in our_lists.PUBLISHED}
+    for name, title in DATASETS.items():
+        assert (display_name(name), dataset_name(title)) == (title, name) and name in CATALOGUE
+    assert (display_name(AVERAGE), dataset_name("Average")) == ("Average", AVERAGE)
+    for own in ("shapes", "caltech101-split7", "my-birds"):
+        assert display_name(own) == own
+    with pytest.raises(KeyError):
+        dataset_name("my-birds")
+
+
+def test_our_methods_have_their_published_rows_and_the_others_keep_their_names():
+    methods = by_method(base_to_novel())
+    assert len(methods) == 18 and len(base_to_novel()) == 17 * 12 + 1
+    assert set(METHOD_KEYS.values()) == set(METHODS)
+    ours = {method: method_key(method) for method in methods if method_key(method)}
+    assert ours == {
+        "CLIP": "zeroshot",
+        "CoOp": "coop",
+        "CoCoOp": "cocoop",
+        "MaPLe": "maple",
+        "ProCAP": "procap",
+    }
+    for method, lines in methods.items():
+        sets = {line.dataset for line in lines}
+        assert sets == ({AVERAGE} if method == "DCPL" else {AVERAGE, *list(DATASETS)[:11]})
+        assert {line.key for line in lines} == {ours.get(method)} and len({line.venue for line in lines}) == 1
+    venues = {line.method: line.venue for line in cross_dataset()}
+    assert (venues["MMRL"], venues["TCP"], venues["ProCAP"]) == ("CVPR'25", "CVPR'24", "Ours")
+
+
+def test_a_figure_is_found_by_our_names():
+    line = halves("procap", "oxford-flowers")
+    assert line and (line.base, line.novel, line.hm) == (98.39, 75.60, 85.50)
+    assert halves("maple", AVERAGE).hm == 78.55
+    assert halves("procap", "shapes") is None and halves("procap", "dtd-split7") is None
+
+
+def test_the_runtime_benchmark_shows_the_same_rows():
+    assert [(row["method"], float(row["time_s"]), float(row["fps"])) for row in runtime_rows()] == [
+        (line.method, line.train_seconds, line.images_per_second) for line in runtime()
+    ]
+
+
+def test_the_audit_finds_what_disagrees_and_nothing_else():
+    found = {(finding.table, finding.where): finding for finding in audit().findings}
+    assert set(found) == {(table, where) for table, where, _, _ in KNOWN} and len(found) == len(KNOWN)
+    for table, where, figure, recomputed in KNOWN:
+        finding = found[table, where]
+        assert finding.printed == figure and finding.recomputed == pytest.approx(recomputed, abs=6e-4)
+        assert finding.low <= finding.recomputed <= finding.high
+    aircraft = found["base-to-novel", "MPCLe, FGVCAircraft"]
+    assert (round(aircraft.low, 3), round(aircraft.high, 3)) == (39.945, 39.955)
+    # No accuracy is above 100.00: rounding has only one side there.
+    pets = found["base-to-novel", "Sparse-KgCoOp, OxfordPets"]
+    assert pets.high == pytest.approx(float(harmonic(Fraction("93.895"), Fraction(100))), abs=1e-9)
+
+
+def test_every_harmonic_mean_is_checked_against_all_true_values_that_round_to_what_is_printed():
+    """An independent way: base and novel walk over their rounding intervals in steps of a thousandth."""
+    wrong = {finding.where for finding in audit().findings if finding.kind == "HM"}
+    steps = [Fraction(step, 1000) for step in range(-5, 6)]
+    for line in base_to_novel():
+        base, novel, hm = map(Fraction, two(line.base, line.novel, line.hm))
+        true = [harmonic(base + up, novel + right) for up in steps for right in steps if novel + right <= 100]
+        reached = min(true) <= hm + Fraction(5, 1000) and max(true) >= hm - Fraction(5, 1000)
+        if line.dataset != AVERAGE:
+            assert reached == (f"{line.method}, {display_name(line.dataset)}" not in wrong), line
+
+
+def test_how_many_figures_were_checked():
+    """Counted from the files: nothing is left out unnoticed."""
+    rows = {file: len(printed(file)) - 1 for file in FILES}
+    sizes = sum(bool(cell) for row in printed("datasets.csv")[1:] for cell in row[1:5])
+    repeated = 3 * rows["seed_stability.csv"] + 3 + 4 + 9
+    assert dict(audit().checked) == {
+        "HM": rows["base_to_novel.csv"] - 18 + rows["seed_stability.csv"] - 1,
+        "average": 2 * 17 + 2 + rows["ablation.csv"],
+        "average HM": 18 + 1 + rows["training_duration.csv"],
+        "target mean": rows["cross_dataset.csv"] + rows["domain_generalization.csv"],
+        "other table": repeated,
+        "data set": sizes,
+    }
+
+
+def test_both_readings_of_an_average_harmonic_mean_are_named():
+    readings = audit().readings
+    assert readings["base-to-novel", "ProCAP, Average"] == ("HM of averages",)
+    assert readings["stability", "ProCAP, Average"] == ("mean of HMs",)
+    assert readings["duration", "ProCAP, 10 epochs"] == ("HM of averages",)
+    neither = check_average_hm("t", "w", 85.43, 77.61, 81.25, [81.0, 81.2]).finding
+    assert neither and neither.recomputed == pytest.approx(81.332, abs=1e-3) and "HM of averages" in neither.remark
+    # One reading is as good as the other where base and novel are alike everywhere.
+    assert check_average_hm("t", "w", 80.00, 80.00, 80.00, [80.0, 80.0]).readings == (
+        "HM of averages",
+        "mean of HMs",
+    )
+
+
+counts = st.tuples(st.integers(40, 30_000), st.floats(0.02, 1.0)).map(lambda draw: (round(draw[0] * draw[1]), draw[0]))
+
+
+def percent(count: tuple[int, int]) -> Fraction:
+    return Fraction(100 * max(count[0], 1), count[1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(counts, counts)
+def test_rounding_alone_is_never_reported(base, novel):
+    """True accuracies from integer counts, printed with two decimals: the harmonic mean fits, whatever they are."""
+    true = percent(base), percent(novel)
+    figures = [float(f"{float(figure):.2f}") for figure in (*true, harmonic(*true))]
+    assert check_hm("t", "w", *figures).finding is None
+    assert check_average_hm("t", "w", *figures).readings == ("HM of averages",)
+
+
+@settings(max_examples=200, deadline=None)
+@given(counts, counts, st.sampled_from([-0.03, 0.03, -1.6, 1.6]))
+def test_an_error_of_three_hundredths_is_always_reported(base, novel, error):
+    """Where base and novel are within a factor of 2.5 of each other: else a small half makes the interval wide."""
+    true = percent(base), percent(novel)
+    if not Fraction(2, 5) <= true[0] / true[1] <= Fraction(5, 2):
+        true = true[0], true[0]
+    figures = [round(float(figure), 2) for figure in (*true, harmonic(*true))]
+    shifted = round(figures[2] + error, 2)
+    finding = check_hm("t", "w", figures[0], figures[1], shifted).finding
+    assert finding and finding.printed == shifted and not finding.low <= shifted <= finding.high
+    assert finding.low - 1e-9 <= harmonic(*true) <= finding.high + 1e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(counts, min_size=2, max_size=11), st.sampled_from([-0.03, 0.03, 0.5]))
+def test_a_mean_is_reported_from_three_hundredths_on_and_never_for_rounding(parts, error):
+    """Rounded parts move their mean by half a hundredth at most, and the mean itself is rounded once more."""
+    true = [percent(part) for part in parts]
+    figures = [round(float(figure), 2) for figure in true]
+    centre = round(float(sum(true) / len(true)), 2)
+    assert check_mean("t", "w", "average", figures, centre).finding is None
+    off = check_mean("t", "w", "average", figures, round(centre + error, 2)).finding
+    assert off and off.high - off.low <= 0.0101
+
+
+def test_a_tie_may_have_been_rounded_either_way():
+    """70.105 is printed 70.10 or 70.11; no error of binary fractions decides it."""
+    for hundredths in range(0, 9_999, 7):
+        part, above, beyond = (round((hundredths + step) / 100, 2) for step in (0, 1, 2))
+        assert check_mean("t", "w", "average", [part] * 3, above).finding is None
+        assert check_mean("t", "w", "average", [above] * 3, part).finding is None
+        assert beyond > 100 or check_mean("t", "w", "average", [part] * 3, beyond).finding
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "column", "figure", "places"),
+    [
+        ("base_to_novel.csv", "MaPLe,CVPR'23,UCF101", 5, "80.80", ["MaPLe, UCF101"]),
+        ("base_to_novel.csv", "TCP,CVPR'24,Average", 4, "75.39", ["TCP, Average, novel", "TCP, Average"]),
+        ("base_to_novel.csv", "DCPL,CAAI TIT'26,Average", 5, "80.85", ["DCPL, Average"]),
+        ("seed_stability.csv", "DTD", 1, "85.18", ["ProCAP, DTD, base"]),
+        ("training_duration.csv", "ProCAP,25", 4, "80.59", ["ProCAP, 25 epochs"]),
+        ("cross_dataset.csv", "MMRL", 2, "67.22", ["MMRL, Average"]),
+        ("domain_generalization.csv", "MMRL,CVPR'25", 2, "72.02", ["MMRL, ImageNet"]),
+        ("domain_generalization.csv", "CLIP,ICML'21", 7, "57.21", ["CLIP, Average"]),
+        ("ablation.csv", "w/o KL", 10, "84.43", ["w/o KL, Average"]),
+        ("ablation.csv", "Full ProCAP", 8, "97.35", ["Full ProCAP, OxfordPets"]),
+        ("datasets.csv", "DTD", 3, "1129", ["DTD, val"]),
+        ("datasets.csv", "ImageNet,", 2, "1.29M", ["ImageNet, train"]),
+    ],
+)
+def test_a_figure_that_is_printed_wrongly_is_found_wherever_it_stands(tmp_path, file, line, column, figure, places):
+    """One cell of a copy is changed: the audit finds it, with the figures that it no longer gives, and no other."""
+    for name in FILES:
+        shutil.copy(PUBLISHED / name, tmp_path / name)
+    lines = (PUBLISHED / file).read_text().splitlines()
+    (place,) = [number for number, text in enumerate(lines) if text.startswith(line)]
+    cells = lines[place].split(",")
+    assert cells[column] != figure
+    cells[column] = figure
+    lines[place] = ",".join(cells)
+    (tmp_path / file).write_text("\n".join(lines) + "\n")
+    before = {finding.where for finding in audit().findings}
+    assert [finding.where for finding in audit(tmp_path).findings if finding.where not in before] == places
+
+
+def test_a_wrong_cell_in_ten_draws_of_the_main_table_is_found(tmp_path):
+    """Any harmonic mean that agreed, moved by 0.03 or more."""
+    drawn = random.Random(4)
+    wrong = {finding.where for finding in audit().findings}
+    rows = printed("base_to_novel.csv")
+    agreeing = [row for row in rows[1:] if row[2] != "Average" and f"{row[0]}, {row[2]}" not in wrong]
+    for row in drawn.sample(agreeing, 10):
+        base, novel, hm = map(float, row[3:])
+        assert check_hm("t", "w", base, novel, hm).finding is None
+        assert check_hm("t", "w", base, novel, round(hm + drawn.choice([-1, 1]) * drawn.uniform(0.03, 2), 2)).finding
+
+
+def test_the_sheet_says_what_was_checked_and_what_could_not_be():
+    sheet, done = audit_sheet(), audit()
+    assert len(sheet.lines) == len(done.findings) and {line.source for line in sheet.lines} == {"published"}
+    assert sheet.lines[0].labels == ("base-to-novel", "MPCLe, FGVCAircraft, HM") and not sheet.marks()
+    first = [sheet.value(0, column) for column in range(5)]
+    assert [f"{value.mean:.3f}" for value in first if value] == ["41.570", "39.950", "39.945", "39.955", "1.620"]
+    notes = "\n".join(sheet.notes)
+    assert f"{len(done.checks)} checks" in notes and f"{len(done.findings)} find" in notes and "±0.005" in notes
+    assert "HM of averages in 18 of 18" in notes and "mean of HMs in 1 of 1" in notes
+    assert "novel accuracy of DCPL" in notes and "36 standard deviations" in notes and "TCP, CLIP, MMLoP" in notes
+    assert "Sparse-KgCoOp has 100.00 as its novel accuracy of OxfordPets" in notes
+    assert "OxfordPets and StanfordCars, 2 of 4" in notes

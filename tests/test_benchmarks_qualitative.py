@@ -1,0 +1,285 @@
+"""The qualitative pictures show what their rule says, and their record holds what the runs really answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.bench.leftovers import remove_other_figures
+from benchmarks.figures.record import pictures_of
+from benchmarks.qualitative.figures import draw_eigencam, draw_predictions
+from benchmarks.qualitative.picks import kinds_of, pick_images
+from benchmarks.qualitative.pictures import Qualitative, compare, make_pictures, make_qualitative
+from benchmarks.qualitative.prompts import LearnedPrompts, NoPrompts, learned_prompts, prompts_record, random_prompts
+from benchmarks.sheets.qualitative import qualitative_sheets
+from benchmarks.suites import suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.worlds import world_named
+from procap.eigencam import image_maps
+from procap.errors import UsageError, UserError
+from procap.methods.procap import ProCAP
+from runner.config import RunConfig, Target, Workplace
+from runner.evaluate import evaluate, load_trained
+from runner.results import RunFolder
+from runner.train import train
+from shards.fewshot import evaluation_split
+from shards.reader import open_dataset
+from shards.transforms import eval_transform
+
+TITLES = {"zeroshot": "CLIP", "coop": "CoOp", "cocoop": "CoCoOp", "maple": "MaPLe", "procap": "ProCAP"}
+PAIR = ("maple", "procap")
+
+
+@pytest.fixture(scope="module")
+def place(few_digits, tmp_path_factory) -> Workplace:
+    return Workplace(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def done(tiny_checkpoint, place) -> Done:
+    """The suite on the digits with a tiny CLIP, before anything was run."""
+    quick = {"epochs": 1, "batch_size": 20, "lr": 0.02, "warmup": "none", "test_batch_size": 16}
+    suite = suite_named("qualitative")
+    more: dict[str, Any] = {
+        "datasets": ("digits",),
+        "methods": tuple(TITLES),
+        "backbone": str(tiny_checkpoint),
+        "overrides": quick,
+    }
+    return Done.read(suite, suite.choice(world_named("mini"), **more), place.results)
+
+
+@pytest.fixture(scope="module")
+def run(done, place) -> Callable[..., RunConfig]:
+    """A finished run of a method, trained when it is first asked for."""
+
+    def finished(method: str) -> RunConfig:
+        [config] = [entry.piece.config for entry in done.entries if entry.arm.method == method]
+        if not RunFolder(place.results / config.path).train():
+            train(config, place)
+        return config
+
+    return finished
+
+
+@pytest.fixture(scope="module")
+def pair(done, run, place) -> Qualitative:
+    """MaPLe beside ProCAP, as the suite makes the pictures."""
+    for method in PAIR:
+        run(method)
+    entries = tuple(entry for entry in done.entries if entry.arm.method in PAIR)
+    return make_pictures(dataclasses.replace(done, entries=entries), place)
+
+
+def matrices() -> list[np.ndarray]:
+    """Who of two or three methods is right about which image, from never to always, and without a difference."""
+    sizes = [(methods, images) for methods in (2, 3) for images in (1, 5, 40)]
+    drawn = [np.random.default_rng(seed).random(size) < seed / 4 for seed in range(5) for size in sizes]
+    return [*drawn, np.array([[True, False, True]] * 2)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_picked_are_the_first_of_every_kind_and_of_kinds_as_many_as_there_are(count):
+    for right in matrices():
+        columns = [tuple(column) for column in right.T.tolist()]
+        mixed = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+        picks = pick_images(right, count)
+        assert all(pick.right == columns[pick.place] for pick in picks)
+        if not mixed:
+            assert [pick.place for pick in picks] == list(range(min(count, len(columns))))
+            continue
+        assert len(picks) == min(count, len(mixed))
+        taken = Counter(pick.right for pick in picks)
+        for kind, there in Counter(columns[place] for place in mixed).items():
+            of_kind = [place for place in mixed if columns[place] == kind]
+            assert [pick.place for pick in picks if pick.right == kind] == of_kind[: taken[kind]]
+            # A kind that is not exhausted has as many as any other, or one less where the number is odd.
+            assert taken[kind] == there or taken[kind] >= max(taken.values()) - 1
+        assert [pick.right for pick in picks] == sorted((p.right for p in picks), key=[p.right for p in picks].index)
+
+
+def test_every_image_is_counted_in_one_kind():
+    right = np.array([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 1, 1]], bool)
+    assert kinds_of(right, ["A", "B"]) == {"only A right": 1, "only B right": 2, "both right": 2, "both wrong": 1}
+    for right in matrices():
+        assert sum(kinds_of(right, ["A", "B", "C"][: len(right)]).values()) == right.shape[1]
+    assert kinds_of(np.ones((2, 3), bool), ["A", "B"])["only A right"] == 0
+
+
+def test_the_record_counts_what_an_evaluation_counts(pair, run, place):
+    right: dict[str, Any] = {}
+    for method in PAIR:
+        result = evaluate(run(method), Target("digits"), place)
+        right[method] = result.correct_images()
+        [entry] = [entry for entry in pair.record["methods"] if entry["method"] == method]
+        assert (entry["correct"], entry["checkpoint_sha256"]) == (result.correct, result.checkpoint_sha256)
+    maple, procap = (right[method] for method in PAIR)
+    assert pair.record["agreement"] == {
+        "only MaPLe right": int((maple & ~procap).sum()),
+        "only ProCAP right": int((~maple & procap).sum()),
+        "both right": int((maple & procap).sum()),
+        "both wrong": int((~maple & ~procap).sum()),
+    }
+    assert pair.record["images"] == {"seen": 60, "of": 60}
+    assert (maple ^ procap).any(), "the two never disagree: this shows nothing"
+
+
+def test_every_picked_image_is_answered_as_recorded(pair, run, place):
+    """One image after the other, from the shards to the class and to the map."""
+    selection = evaluation_split(open_dataset(place.data, "digits"))
+    for method in PAIR:
+        loaded = load_trained(run(method), place)
+        transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
+        classifier = loaded.method.classifier(dataclasses.replace(loaded.card.space, classnames=selection.classnames))
+        for pick in pair.record["picks"]:
+            assert selection.images.paths[pick["place"]] == pick["path"]
+            assert selection.classnames[selection.images.labels[pick["place"]]] == pick["class"]
+            pixels = transform(selection.images.image(pick["place"]))[None]
+            answer = selection.classnames[int(classifier(pixels).argmax())]
+            assert pick["answers"][TITLES[method]] == answer
+            assert pick["right"][TITLES[method]] == (answer == pick["class"])
+            cam = image_maps(loaded.clip, pixels, classifier.image_plan)
+            np.testing.assert_allclose(pick["eigencam"][TITLES[method]]["map"], cam.maps[0])
+
+
+def test_the_pictures_and_the_record_are_there(pair, place):
+    assert [picture.name for picture in pair.pictures] == ["predictions.png", "eigencam.png", "prompts.png"]
+    assert pair.file == place.results / "collections" / "suite" / "qualitative" / "pictures.json"
+    assert json.loads(pair.file.read_text()) == pair.record
+    for picture in pair.pictures:
+        assert min(Image.open(picture).size) > 300
+        assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_prompts_alone(done, pair, place, tmp_path):
+    """Tables are read from the record of the pictures; what is recorded of other runs says nothing of these."""
+    entries = {
+        methods: tuple(entry for entry in done.entries if entry.arm.method in methods)
+        for methods in (PAIR, ("procap",))
+    }
+    both, one = (dataclasses.replace(done, entries=chosen) for chosen in entries.values())
+    names = [sheet.name for sheet in qualitative_sheets(both)]
+    assert names == ["qualitative", "qualitative-agreement"]
+    assert qualitative_sheets(one) == [] and pictures_of(one) == {}
+    elsewhere = dataclasses.replace(one, results=tmp_path)
+    shutil.copytree(place.results, tmp_path, dirs_exist_ok=True)
+    made = make_pictures(elsewhere, dataclasses.replace(place, results=tmp_path))
+    assert (
+        [picture.name for picture in made.pictures]
+        == ["prompts.png"]
+        == [f"{name}.png" for name in made.record["pictures"]]
+    )
+    (words,) = qualitative_sheets(elsewhere)
+    assert {line.labels[0] for line in words.lines} == {"ProCAP"}
+    assert qualitative_sheets(dataclasses.replace(both, results=tmp_path)) == []
+    folder = tmp_path / "collections/suite/qualitative"
+    assert {file.stem for file in remove_other_figures(elsewhere, ())} == {"predictions", "eigencam"}
+    assert {file.name for file in folder.iterdir()} >= {"prompts.png", "prompts.pdf", "pictures.json"}
+
+
+def test_the_record_says_what_the_pictures_took_and_show(pair):
+    assert pair.record["seconds"] > 0 and pair.record["environment"]["cpu"]["name"]
+    words = pair.record["pictures"]
+    assert list(words) == ["predictions", "eigencam", "prompts"]
+    assert "MaPLe, ProCAP" in words["predictions"]["alt"] and "digits" in words["predictions"]["caption"]
+
+
+def test_runs_in_memory_say_the_same_as_runs_on_the_disk(pair, run, place):
+    found = compare({TITLES[m]: load_trained(run(m), place) for m in PAIR}, Target("digits"), place)
+    assert found.record.items() <= pair.record.items() and "agreement" in found.record
+
+
+def test_any_methods_can_be_compared(run, place):
+    """All five at once. Those without prompts in the image tower share one map."""
+    runs = {TITLES[m]: load_trained(run(m), place) for m in TITLES}
+    found = compare(runs, Target("digits"), place, images=3)
+    assert [entry["prompts_in_image_tower"] for entry in found.record["methods"]] == [False] * 3 + [True] * 2
+    for pick in found.record["picks"]:
+        maps = {title: np.array(cam["map"]) for title, cam in pick["eigencam"].items()}
+        assert all(grid.shape == (2, 2) and grid.min() == 0 and grid.max() == 1 for grid in maps.values())
+        assert (maps["CLIP"] == maps["CoOp"]).all() and (maps["CLIP"] == maps["CoCoOp"]).all()
+        assert (maps["CLIP"] != maps["MaPLe"]).any()
+    learned = [learned_prompts(*one) for one in runs.items()]
+    assert [len(one.stages) if isinstance(one, LearnedPrompts) else 0 for one in learned] == [0, 1, 1, 1, 2]
+    assert isinstance(learned[0], NoPrompts)
+
+
+def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
+    method = load_trained(run("procap"), place).method
+    [entry] = [entry for entry in pair.record["prompts"]["methods"] if entry["title"] == "ProCAP"]
+    assert [stage["name"] for stage in entry["stages"]] == ["learned means", "after cross-attention"]
+    assert isinstance(method, ProCAP)
+    tokens = method.text_mu[0], method.refine(*method.tokens(None))[1][0]
+    for stage, learned in zip(entry["stages"], tokens, strict=True):
+        values = torch.tensor([token["values"] for token in stage["tokens"]], dtype=torch.float64)
+        torch.testing.assert_close(values, learned.detach().double())
+        # ProCAP starts at the words of the data set's template.
+        assert [token["started"]["word"] for token in stage["tokens"]] == ["a", "photo", "of", "the"]
+        for token in stage["tokens"]:
+            assert token["moved"] > 0
+            assert [near["value"] for near in token["cosine"]] == sorted(n["value"] for n in token["cosine"])[::-1]
+            assert [near["value"] for near in token["euclid"]] == sorted(near["value"] for near in token["euclid"])
+
+
+def test_without_learned_prompts_there_are_no_random_ones(run, place):
+    shown = learned_prompts("A", load_trained(run("zeroshot"), place))
+    assert isinstance(shown, NoPrompts) and random_prompts([]) is None
+    [said] = prompts_record(None, [shown])["methods"]
+    assert (said["title"], said["stages"]) == ("A", [])
+
+
+def test_methods_that_agree_everywhere_are_shown_on_the_first_images(run, place):
+    loaded = load_trained(run("maple"), place)
+    part = dataclasses.replace(place, limit=7)
+    found = compare({"A": loaded, "B": loaded}, Target("digits"), part, images=5)
+    assert [pick["place"] for pick in found.record["picks"]] == [0, 1, 2, 3, 4]
+    assert found.record["images"] == {"seen": 7, "of": 60} and "first 7 test images" in found.what
+    assert sum(found.counts.values()) == 7
+    drawn = draw_predictions(found.pictures, found.counts, found.what), draw_eigencam(found.pictures, "digits")
+    for figure in drawn:
+        words = [text.get_text().lower() for text in figure.texts]
+        assert not any("methods disagree" in said or said.startswith(("both", "only")) for said in words)
+    assert drawn[0].texts[0].get_text() == "The first images: no method is right where another is wrong"
+
+
+def test_what_is_said_of_the_pictures_is_what_they_show(done, pair, tmp_path):
+    """The note of the table, where methods disagree somewhere and where they never do."""
+    entries = tuple(entry for entry in done.entries if entry.arm.method in PAIR)
+    elsewhere = dataclasses.replace(done, entries=entries, results=tmp_path)
+    file = tmp_path / "collections/suite/qualitative/pictures.json"
+    file.parent.mkdir(parents=True)
+    never = {"only MaPLe right": 0, "only ProCAP right": 0, "both right": 20, "both wrong": 40}
+    for counts, said in ((pair.record["agreement"], "some where the methods disagree"), (never, "no method is right")):
+        file.write_text(json.dumps({**pair.record, "agreement": counts}))
+        assert said in qualitative_sheets(elsewhere)[-1].notes[0]
+
+
+def test_what_cannot_be_compared_is_refused(run, place, tmp_path):
+    with pytest.raises(UsageError, match="two methods"):
+        compare({"A": load_trained(run("maple"), place)}, Target("digits"), place)
+    with pytest.raises(UsageError, match="at least one"):
+        make_qualitative({"A": run("maple"), "B": run("procap")}, "digits", place, tmp_path, images=0)
+    missing = run("maple").model_copy(update={"seed": 9})
+    with pytest.raises(UserError, match="no finished training"):
+        make_qualitative({"A": run("maple"), "B": missing}, "digits", place, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_runs_of_other_content_are_refused(run, place, tmp_path):
+    """Pictures beside figures of the same name must be of the images that the figures were counted on."""
+    other = dataclasses.replace(place, data=tmp_path / "data")
+    shutil.copytree(place.data, other.data)
+    manifest = other.data / "digits" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"template": "', '"template": "really '))
+    with pytest.raises(UserError, match="other content"):
+        make_qualitative({TITLES[m]: run(m) for m in PAIR}, "digits", other, Path(tmp_path))

@@ -1,0 +1,401 @@
+"""`procap report`: one page that needs nothing but itself, says first what is missing, and shows every figure."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shlex
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from made_results import put_score
+from PIL import Image
+from report_pages import Node, Page, begin, every, put_entry, tables, words_of
+
+from benchmarks.cli import main
+from benchmarks.qualitative.words import picture_words
+from benchmarks.report.read import read_suites
+from benchmarks.report.report import write_report
+from benchmarks.report.suite import caveats, facts, recipes
+from benchmarks.sheets.sheet import Value
+from benchmarks.suites import suite_named
+from procap.errors import UsageError, UserError
+from runner.collection import read_collections, write_collection
+from runner.config import Target
+from runner.results import Progress, RunFolder, write_json
+from runner.track_outbox import Delivery, Tracking
+
+SERVER = "http://someone:secret@mlflow.example:5000"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Base-to-novel, of which a run failed, one was never begun and one has a broken file; ablation, all of it."""
+    root = tmp_path_factory.mktemp("report") / "results"
+    methods = ("zeroshot", "maple", "procap")
+    _, entries = begin(root, "base-to-novel", datasets=("shapes", "petals"), methods=methods, seeds=(1,))
+    failed, missing, broken = (entries[number].piece.config for number in (3, 4, 5))
+    for number, entry in enumerate(entries):
+        if entry.piece.config not in (failed, missing):
+            put_entry(root, entry, 0.5 + 0.01 * number)
+    progress = Progress(config_hash=failed.hash, status="failed", step=3, steps=9, epochs=[], seconds=1, environment={})
+    write_json(RunFolder(root / failed.path).progress_file, progress)
+    (collection,) = read_collections(root)
+    write_collection(root, collection.model_copy(update={"failed": {failed.path: "no room"}}))
+    RunFolder(root / broken.path).eval_file(Target.recorded(entries[5].piece.targets[1])).write_text("{broken")
+    _, parts = begin(root, "ablation", datasets=("tiles",))
+    for number, entry in enumerate(parts):
+        put_entry(root, entry, 0.8 - 0.01 * number)
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(results, tmp_path_factory.mktemp("page") / "report", shown="results")
+
+
+@pytest.fixture(scope="module")
+def tree(page: Path) -> Node:
+    return Page(page.read_text()).root
+
+
+def test_the_page_needs_nothing_but_itself(tree: Node, page: Path) -> None:
+    assert not tree.all("link", "iframe", "object", "embed", "base", "form")
+    for node in tree.all("script", "img", "a", "source", "video"):
+        for name in ("src", "href"):
+            value = node.attributes.get(name, "")
+            assert not re.match(r"\s*(https?:|//|javascript:|file:)", value), f"<{node.tag}> reaches out: {value[:60]}"
+    assert all("src" not in script.attributes for script in tree.all("script"))
+    style = "".join(node.text() for node in tree.all("style"))
+    assert "@import" not in style and "url(" not in style
+    assert not [node for node in every(tree) if any(name.startswith("on") for name in node.attributes)]
+
+
+def test_names_are_unique_and_links_lead_somewhere(tree: Node, page: Path) -> None:
+    ids = Counter(node.attributes["id"] for node in every(tree) if "id" in node.attributes)
+    assert ids and set(ids.values()) == {1}, [name for name, count in ids.items() if count > 1]
+    for link in tree.all("a"):
+        place = link.attributes["href"]
+        if place.startswith("#"):
+            assert place[1:] in ids, place
+        else:
+            assert (page.parent / place).is_file(), place
+    for node in every(tree):
+        for name in ("aria-labelledby", "data-copy"):
+            assert node.attributes.get(name, next(iter(ids))) in ids
+
+
+def test_everybody_can_read_it(tree: Node) -> None:
+    assert tree.all("html")[0].attributes["lang"] == "en"
+    assert tree.all("img") and all(len(image.attributes["alt"]) > 10 for image in tree.all("img"))
+    levels = [int(node.tag[1]) for node in tree.all("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels)), levels
+    for table in tree.all("table"):
+        assert table.attributes["aria-labelledby"] and all("scope" in head.attributes for head in table.all("th"))
+        widths = {
+            sum(int(cell.attributes.get("colspan", 1)) for cell in row.all("th", "td")) for row in table.all("tr")
+        }
+        assert len(widths) == 1, widths
+
+
+def test_every_figure_of_every_table_is_in_the_page(tree: Node, results: Path) -> None:
+    """What the suites' own tables say, found again at its place."""
+    shown = tables(tree)
+    found, _ = read_suites(results)
+    sheets = [sheet for one in found for sheet in one.suite.sheets(one.done)]
+    assert {sheet.name for sheet in sheets} >= {"base-to-novel", "ablation"}
+    for sheet in sheets:
+        rows = [row.all("td") for row in shown[sheet.title].all("tr") if row.all("td")]
+        assert len(rows) == len(sheet.lines)
+        for line, row in zip(sheet.lines, rows, strict=True):
+            for item, column, cell in zip(line.items, sheet.columns, row, strict=True):
+                text = words_of(cell)
+                if isinstance(item, Value):
+                    assert text.startswith(f"{item.mean:.{column.digits}f}".replace("-", "−"))
+                else:
+                    assert text == (item or "-")
+
+
+def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -> None:
+    found, _ = read_suites(results)
+    sheets = [sheet for one in found for sheet in one.suite.sheets(one.done)]
+    shown = tables(tree)
+    kinds = Counter()
+    for sheet in sheets:
+        rows = [row.all("td") for row in shown[sheet.title].all("tr") if row.all("td")]
+        marks = sheet.marks()
+        for number, row in enumerate(rows):
+            for place, cell in enumerate(row):
+                tags = {node.tag for node in cell.all("strong", "u")}
+                mark = marks.get((number, place))
+                assert tags == ({{"best": "strong", "second": "u"}[mark]} if mark else set())
+                kinds[mark] += 1
+    assert kinds["best"] and kinds["second"]
+
+
+def test_a_figure_says_its_n_where_seeds_differ(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "base-to-novel", datasets=("tiles",), methods=("coop", "maple", "procap"), seeds=(1, 2))
+    for entry in entries:
+        if (entry.arm.method, entry.seed) != ("maple", 2):
+            put_entry(root, entry)
+    shown = tables(Page(write_report(root).read_text()).root)
+    [compared] = [table for title, table in shown.items() if title.startswith("Better, or luck")]
+    rows = [words_of(row) for row in compared.all("tr")]
+    assert [row.count("(n=2)") for row in rows if "CoOp" in row] == [3]
+    assert [row.count("(n=1)") for row in rows if "MaPLe" in row] == [3]
+    assert not any("(n=" in words_of(table) for table in shown.values() if table is not compared)
+
+
+def test_what_failed_or_is_missing_stands_before_everything_else(page: Path, results: Path) -> None:
+    top = page.read_text().split("<nav")[0]
+    entries = suite_named("base-to-novel").plan(read_suites(results)[0][0].choice)
+    for number, words in ((3, "failed: no room"), (4, "never begun"), (5, "cannot be read")):
+        row = next(line for line in top.splitlines() if entries[number].path in line)
+        assert words in row
+    assert "3 of 13 runs" in top and "1 failed" in top and "1 broken" in top and "1 missing" in top
+    assert "Generated data (all suites)" in top and "Quick schedules (all suites)" in top
+    assert "<h3>ablation" not in top
+
+
+def test_the_command_at_the_top_is_the_plan_again(
+    page: Path, results: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    block = next(node for node in Page(page.read_text()).root.all("pre") if "base-to-novel" in node.text())
+    words = shlex.split(block.text())
+    assert words[0] == "procap" and words[-2:] == ["--results", "results"]
+    words = [*words[1:-1], str(tmp_path), "--data", str(tmp_path / "data"), "--dry-run", "--json"]
+    assert main(words) == 0
+    planned = next(json.loads(line) for line in capsys.readouterr().out.splitlines() if line[:1] in ("{", "["))
+    runs = {run["run"] for run in (planned["runs"] if isinstance(planned, dict) else planned)}
+    assert runs == {entry.path for entry in read_suites(results)[0][0].done.entries}
+
+
+def test_the_same_files_give_the_same_page(page: Path, results: Path, tmp_path: Path) -> None:
+    again = write_report(results, tmp_path / "again", shown="results")
+    files = sorted(path.relative_to(page.parent) for path in page.parent.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(again.parent) for path in again.parent.rglob("*") if path.is_file())
+    assert any(file.suffix == ".tex" for file in files) and any(file.suffix == ".pdf" for file in files)
+    differing = [file for file in files if (page.parent / file).read_bytes() != (again.parent / file).read_bytes()]
+    assert not differing
+
+
+HOSTILE = "<script>alert('x')</script>"
+OWN = f"""
+from benchmarks.sheets.sheet import Column, Line, Sheet, Value
+from benchmarks.suites.suite import Suite
+
+def tables(done):
+    name = {HOSTILE!r} + '" onload="x'
+    line = Line((name, "&amp;"), (Value(12.5), name))
+    return [Sheet("own/../" + name, name, ("A", name), (Column("B"), Column(name, "")), (line,), (name,))]
+
+def broken(done):
+    raise RuntimeError(name_of_nothing)
+
+SUITE = Suite(name="own", title="my own", methods=("zeroshot",), seeds=(1,), datasets={{"mini": ("digits",)}},
+              sheets=tables, figures=broken)
+"""
+
+
+def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path: Path) -> None:
+    file, root = tmp_path / "own.py", tmp_path / "results"
+    file.write_text(OWN)
+    _, entries = begin(root, str(file))
+    put_entry(root, entries[0])
+    text = write_report(root, wanted=[str(file)]).read_text()
+    tree = Page(text).root
+    assert len(tree.all("script")) == 1 and HOSTILE not in text
+    assert not [node for node in every(tree) if "onload" in node.attributes]
+    row = next(row for row in tree.all("tr") if "12.50" in row.text())
+    assert row.all("th")[0].text() == f'{HOSTILE}" onload="x' and row.all("th")[1].text() == "&amp;"
+    written = [path.resolve().relative_to((root / "report").resolve()) for path in (root / "report").rglob("*.tex")]
+    assert written and all(path.parent == Path("tables") for path in written)
+    top = text.split("<nav")[0]
+    assert "its figures" in top and "NameError" in top
+    assert f"procap bench {file} --world mini --quick" in tree.text()
+    unnamed = write_report(root, tmp_path / "unnamed").read_text().split("<nav")[0]
+    assert "procap report FILE.py" in unnamed
+
+
+def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
+    put_entry(root, entries[0])
+    first = write_report(root)
+    assert first == root / "report" / "index.html"
+    (first.parent / "tables" / "stale.md").write_text("old")
+    write_report(root)
+    assert not (first.parent / "tables" / "stale.md").exists()
+    assert [path.name for path in root.iterdir() if path.name.startswith(".report")] == []
+    own = tmp_path / "thesis"
+    own.mkdir()
+    (own / "index.html").write_text("<html>my thesis</html>")
+    with pytest.raises(UsageError, match="no report"):
+        write_report(root, own)
+    assert (own / "index.html").read_text() == "<html>my thesis</html>"
+
+
+def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
+    config = put_entry(root, entries[0])
+    label = "http://mlflow.example:5000 procap"
+    for folder, run in ((root / "collections/suite/ablation", "p1"), (root / config.path, "r1")):
+        delivery = Delivery(experiment_id="7", run_id=run)
+        write_json(folder / "tracking.json", Tracking(key="k", attempt="a", stores={label: delivery}))
+    plain = write_report(root).read_text()
+    assert "mlflow.example" not in plain and "procap ui --results" in Page(plain).root.text()
+    linked = write_report(root, tracking=SERVER).read_text()
+    addresses = [
+        link.attributes["href"] for link in Page(linked).root.all("a") if link.attributes["href"][:4] == "http"
+    ]
+    assert "http://mlflow.example:5000/#/experiments/7/runs/p1" in addresses and len(addresses) == 2
+    assert "secret" not in linked
+
+
+def test_the_recipe_says_first_what_was_changed_for_all_and_then_for_each(tmp_path: Path) -> None:
+    change = r"\w+ \S+ instead of \S+"
+    for recipe, what, together in (("", "ProCAP's for all", True), ("own", "each method's own, as published", False)):
+        begin(tmp_path / recipe, "base-to-novel", datasets=("tiles",), methods=("maple", "procap"), recipe=recipe)
+        ((found,), _) = read_suites(tmp_path / recipe)
+        (said,) = recipes(found)
+        begins, _, changes = said.partition(", but ")
+        alone = [one for one in changes.split("; ") if ": " in one]
+        shared = [one for one in changes.split("; ") if ": " not in one]
+        assert begins == what and changes.split("; ") == shared + alone and bool(shared) == together
+        assert [one.partition(": ")[0] for one in alone] == ["MaPLe", "ProCAP"]
+        assert all(re.fullmatch(f"(\\w+: )?{change}(, {change})*", one) for one in [*shared, *alone])
+
+
+def test_the_recipe_of_shortened_trainings_is_that_of_whole_ones(tmp_path: Path) -> None:
+    begin(tmp_path, "duration", datasets=("tiles",))
+    ((found,), _) = read_suites(tmp_path)
+    assert "epochs 2 instead of 50" in recipes(found)[0]
+
+
+def test_results_of_some_images_only_are_said_at_the_top(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
+    config = put_entry(root, entries[0])
+    put_score(root, config, entries[0].piece.targets[0], 30, 40, of=200)
+    text = write_report(root).read_text()
+    assert "Limited: 1 evaluation looked at the first images" in text.split("<nav")[0]
+    assert "75.00 †" in {words_of(cell) for cell in Page(text).root.all("td")}
+
+
+def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
+    put_entry(root, entries[0])
+    folder = root / "collections/suite/qualitative"
+    Image.new("RGB", (3200, 900), "white").save(folder / "predictions.png")
+    pick = {"class": "red <tile>", "answers": {"ProCAP": "blue tile"}, "right": {"ProCAP": False}}
+    shown = {
+        "target": "tiles:all:test",
+        "pick_rule": "the first ones",
+        "picks": [pick],
+        "methods": [{"title": "ProCAP"}],
+        "eigencam": {"tokens": "patches", "sign": "so", "range": "0 to 1"},
+        "prompts": {"order": "as they are", "methods": []},
+    }
+    record = {"runs": [entries[0].path], "pictures": {"predictions": picture_words(shown)["predictions"]}}
+    (folder / "pictures.json").write_text(json.dumps(record))
+    page = write_report(root)
+    (image,) = Page(page.read_text()).root.all("img")
+    assert "red <tile>: ProCAP says blue tile" in image.attributes["alt"]
+    shown = Image.open(io.BytesIO(base64.b64decode(image.attributes["src"].partition("base64,")[2])))
+    assert shown.size == (1600, 450)
+    assert (page.parent / "figures/predictions.png").read_bytes() == (folder / "predictions.png").read_bytes()
+    (folder / "predictions.png").write_bytes(b"no picture")
+    top = write_report(root).read_text().split("<nav")[0]
+    assert "the figure predictions.png" in top
+
+
+def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path: Path) -> None:
+    """Such as figures of an older choice, which still lie in the folder."""
+    root = tmp_path / "results"
+    _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("maple", "procap"))
+    for entry in entries:
+        put_entry(root, entry)
+    folder = root / "collections/suite/qualitative"
+    words = {name: {"caption": name, "alt": f"what {name} shows"} for name in ("predictions", "gone")}
+    for name in ("predictions", "hm-radar"):
+        Image.new("RGB", (320, 90), "white").save(folder / f"{name}.png")
+
+    def shown(runs: list[str]) -> list[str]:
+        (folder / "pictures.json").write_text(json.dumps({"runs": runs, "pictures": words}))
+        return [image.attributes["alt"] for image in Page(write_report(root).read_text()).root.all("img")]
+
+    runs = [entry.path for entry in entries]
+    assert shown(runs) == ["what predictions shows"]
+    assert "the figure gone.png" in (root / "report/index.html").read_text().split("<nav")[0]
+    assert shown(runs[1:]) == shown(runs[::-1]) == []
+
+
+def test_what_was_chosen_of_an_older_collection_is_read_from_its_runs(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    choice, entries = begin(root, "base-to-novel", datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
+    file = root / "collections/suite/base-to-novel/collection.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "settings": {}}))
+    (found,), troubles = read_suites(root)
+    assert not troubles and found.guessed and found.choice == choice
+    assert [run.path for run in found.runs] == [entry.path for entry in entries]
+
+
+def test_what_another_command_planned_alone_is_no_further_run(tmp_path: Path) -> None:
+    _, entries = begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("coop", "maple", "procap"), seeds=(1,))
+    own, trained, _ = entries
+    for entry in (own, trained):
+        put_entry(tmp_path, entry)
+    (collection,) = read_collections(tmp_path)
+    settings = collection.settings | {"methods": ["coop"]}
+    write_collection(tmp_path, collection.model_copy(update={"settings": settings}))
+    ((found,), _) = read_suites(tmp_path)
+    assert [run.path for run in found.runs] == [own.path] and found.further == (trained.path,)
+    assert any("has 1 further run made with other flags" in said for said in caveats([found]))
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "values"),
+    [
+        ("few-shot", "Trained on", "all classes, 1, 4, 16 images per class"),
+        ("prompt-length", "Prompt tokens", "2, 4, 8, 16"),
+        ("duration", "Epochs", "1, 2"),
+        ("ablation", "Variant", "w/o L2"),
+        ("sensitivity", "Temperature", "0.07"),
+    ],
+)
+def test_settings_have_names_for_people_and_stand_there_once(
+    tmp_path: Path, name: str, label: str, values: str
+) -> None:
+    begin(tmp_path, name)
+    ((found,), _) = read_suites(tmp_path)
+    said = dict(facts(found))
+    assert values in said[label] and len(said) == len(facts(found))
+    assert all(term[:1].isupper() and "_" not in term and term != "Shots" for term in said)
+
+
+def test_without_a_suite_there_is_nothing_to_report(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    with pytest.raises(UserError, match="no suite was begun"):
+        write_report(tmp_path / "results")
+    with pytest.raises(UsageError, match="did you mean ablation"):
+        write_report(tmp_path / "results", wanted=["abalation"])
+
+
+def test_a_suite_without_any_run_done_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "results"
+    begin(root, "few-shot")
+    (root / "collections/suite/duration").mkdir(parents=True)
+    (root / "collections/suite/duration/collection.json").write_text("[]")
+    assert main(["report", "--results", str(root)]) == 0
+    text = Path(capsys.readouterr().out.strip()).read_text()
+    top = text.split("<nav")[0]
+    assert "40 of 40 runs: 40 never begun" in top
+    assert "duration" in top and "collection.json cannot be read" in top

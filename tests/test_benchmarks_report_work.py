@@ -1,0 +1,110 @@
+"""What a report says of time and cost: everything that was done is in every sum, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from made_results import put_config, put_score
+from report_pages import Page, begin, put_entry, tables, words_of
+
+from benchmarks.report.read import read_suites
+from benchmarks.report.report import write_report
+from benchmarks.report.work import all_runs
+from runner.collection import Collection, write_collection
+from runner.results import RankUse, RunFolder, Use, write_json
+
+
+def test_time_and_cost_count_a_shared_run_once(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    chosen = {"datasets": ("tiles",), "methods": ("procap",), "seeds": (1,)}
+    for name in ("base-to-novel", "stability"):
+        _, entries = begin(root, name, **chosen)
+    put_entry(root, entries[0])
+    text = write_report(root, price=3600.0).read_text()
+    # 12.5 s of training and two evaluations of a second each, see made_results.
+    assert "At 3600 an hour, of a GPU or a machine, that is 14.50." in text
+    table = tables(Page(text).root)["Suites, their runs, and how long they took"]
+    last = [words_of(cell) for cell in table.all("tr")[-1].all("td")]
+    assert last == ["1", "1", "2", "12.5", "2.0", "-", "90.0"]
+
+
+def test_a_suite_has_a_clock_of_its_own_only_where_no_other_was_at_work(tmp_path: Path) -> None:
+    """One command for all of them opens every collection at its begin and closes them at its end."""
+    root = tmp_path / "results"
+    for number, name in enumerate(("base-to-novel", "stability", "ablation")):
+        choice, _ = begin(tmp_path / "begun", name, datasets=("tiles",), methods=("procap",), seeds=(1,))
+        since = 1_700_000_000_000 + (number // 2) * 500_000 + number
+        moments = {"status": "finished", "begun": since, "ended": since + 100_000}
+        write_collection(root, Collection(kind="suite", name=name, settings=choice.plain(), **moments))
+    rows = tables(Page(write_report(root).read_text()).root)["Suites, their runs, and how long they took"].all("tr")
+    clocks = {words_of(row.all("th")[0]): words_of(row.all("td")[-1]) for row in rows if row.all("td")}
+    assert clocks == {"base-to-novel": "-", "stability": "-", "ablation": "1.7", "All, shared runs once": "3.3"}
+
+
+def test_a_contest_and_pictures_are_in_every_sum(tmp_path: Path) -> None:
+    """They are no runs, and yet somebody's machine was busy for so long."""
+    root, machine = tmp_path / "results", {"gpu": None, "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"}
+    choice, _ = begin(root, "runtime", datasets=("tiles",), methods=("procap",))
+    row = {"dataset": "tiles", "method": "procap"}
+    contest = {"schema": 2, "backbone": {"name": choice.world.backbone}, "rows": [row], "seconds": 51.0}
+    write_json(root / "runtime" / "x" / "runtime.json", {**contest, "environment": machine})
+    _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
+    put_entry(root, entries[0])
+    record = {"runs": [entries[0].path], "pictures": {}, "seconds": 9.0, "environment": machine}
+    (root / "collections/suite/qualitative/pictures.json").write_text(json.dumps(record))
+    text = write_report(root, price=3600.0).read_text()
+    # 12.5 s of training and an evaluation of a second, see made_results.
+    assert "At 3600 an hour, of a GPU or a machine, that is 73.50." in text
+    shown = tables(Page(text).root)
+    rows = [row for row in shown["Suites, their runs, and how long they took"].all("tr") if row.all("td")]
+    assert [words_of(row.all("td")[5]) for row in rows] == ["51.0", "9.0", "60.0"]
+    (busy,) = [row for row in shown["Machines"].all("tr") if "EPYC" in row.text()]
+    assert words_of(busy.all("td")[-1]) == "60.0" and "Python 3.12.1" in text
+
+
+def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path: Path) -> None:
+    """Tested on all other sets but not on the shifted ones, it is finished for one suite alone."""
+    root, chosen = tmp_path / "results", {"methods": ("procap",), "seeds": (1,)}
+    _, entries = begin(root, "cross-dataset", **chosen)
+    _, shifted = begin(root, "domain-generalization", **chosen)
+    assert entries[0].path == shifted[0].path
+    config = put_config(root, entries[0].piece.config)
+    for target in entries[0].piece.targets:
+        put_score(root, config, target, 150, 200)
+    found, _ = read_suites(root)
+    assert [run.state for one in found for run in one.runs] == ["finished", "not evaluated"]
+    for order in (found, found[::-1]):
+        (merged,) = all_runs(order)
+        assert merged.state == "not evaluated" and merged.absent == found[1].runs[0].absent
+        assert len(merged.evaluations) == len(entries[0].piece.targets)
+    top = write_report(root).read_text().split("<nav")[0]
+    assert "1 of 1 run: 1 trained, with evaluations missing." in top
+
+
+def test_gpus_count_with_every_process_and_draw_power(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
+    folder = RunFolder(root / put_entry(root, entries[0]).path)
+    training = folder.train()
+    assert training is not None
+    rank = RankUse(
+        host="a", device="cuda:0", data_share=0, communication_share=0, peak_memory_bytes=training.peak_memory_bytes
+    )
+    changes = {
+        "seconds": 7200.0,
+        "ranks": [rank, rank],
+        "environment": {"gpu": "NVIDIA H200", "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"},
+        "use": Use(cpu_percent=90, gpu_watts=500),
+    }
+    write_json(folder.train_file, training.model_copy(update=changes))
+    text = write_report(root).read_text()
+    assert "4.00 GPU-hours and 0.00 machine-hours without a GPU" in text and "drew 2.00 kWh." in text
+    machine = next(row for row in Page(text).root.all("tr") if row.text().strip().startswith("NVIDIA"))
+    assert [words_of(cell) for cell in machine.all("th", "td")][:4] == [
+        "NVIDIA H200, EPYC (16 cores)",
+        "1",
+        "120.0",
+        "2",
+    ]
+    assert "Python 3.12.1" in text

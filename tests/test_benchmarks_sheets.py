@@ -1,0 +1,479 @@
+"""Tables of suites: every figure follows from the integer counts, and stands beside the right published one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_results import made, put_score, sheet_of
+
+from benchmarks.sheets import latex_text as latex
+from benchmarks.sheets.formats import FORMATS, as_json, render, write_sheets
+from benchmarks.sheets.published import published_sheets
+from benchmarks.sheets.sheet import Column, Line, Sheet, Value
+from benchmarks.suites import suite_named
+from benchmarks.suites.done import Done
+from benchmarks.suites.worlds import MINI, PAPER
+from runner.config import Target
+
+SEEDS = (1, 2, 3)
+
+
+def counted(results: Path) -> list[dict[str, Any]]:
+    """Every evaluation, from the JSON of its files alone."""
+    found = []
+    for file in results.rglob("eval/*.json"):
+        said, config = json.loads(file.read_text()), json.loads((file.parent.parent / "config.json").read_text())
+        dataset, classes, _ = said["target"].split(":")
+        found.append({
+            **{name: config[name] for name in ("method", "seed", "options", "shots")},
+            "epochs": config["recipe"]["epochs"],
+            "source": config["dataset"], "target": dataset, "classes": classes,
+            "accuracy": 100 * said["correct"] / said["total"],
+        })  # fmt: skip
+    return found
+
+
+def values(rows: list[dict[str, Any]], **wanted: Any) -> np.ndarray:
+    """Accuracies of the seeds in order, of the rows that are as wanted; options only as far as they are named."""
+    options = wanted.pop("options", {})
+    fitting = [
+        row
+        for row in rows
+        if all(row[name] == value for name, value in wanted.items())
+        and all(row["options"].get(name) == value for name, value in options.items())
+    ]
+    found = {row["seed"]: row["accuracy"] for row in fitting}
+    assert len(found) == len(fitting), "the test's own look-up is ambiguous"
+    return np.array([found[seed] for seed in sorted(found)])
+
+
+def halves(rows: list[dict[str, Any]], dataset: str, **wanted: Any) -> tuple[np.ndarray, np.ndarray]:
+    base, novel = (values(rows, source=dataset, target=dataset, classes=half, **wanted) for half in ("base", "novel"))
+    return base, novel
+
+
+def hm(base: float, novel: float) -> float:
+    return 1 / ((1 / base + 1 / novel) / 2)
+
+
+def three(base: np.ndarray, novel: np.ndarray) -> list[tuple[float, float | None, int]]:
+    """(mean, sample deviation, n) of base, novel and HM."""
+    of_seeds = np.array([hm(b, n) for b, n in zip(base, novel, strict=True)])
+    means = (base.mean(), novel.mean(), hm(base.mean(), novel.mean()))
+    spreads = [each.std(ddof=1) if len(each) > 1 else None for each in (base, novel, of_seeds)]
+    return [(mean, std, len(base)) for mean, std in zip(means, spreads, strict=True)]
+
+
+def mean_of_hms(rows: list[dict[str, Any]], datasets: tuple[str, ...], **wanted: Any) -> float:
+    pairs = [halves(rows, dataset, **wanted) for dataset in datasets]
+    return float(np.mean([hm(base.mean(), novel.mean()) for base, novel in pairs]))
+
+
+def table(sheet: Sheet) -> dict[tuple[str, ...], Mapping[str, str]]:
+    """The lines of the CSV that are ours, by labels."""
+    reader = csv.DictReader(io.StringIO(render(sheet, "csv")))
+    return {tuple(row[name] for name in sheet.labels): row for row in reader if row["source"] == "ours"}
+
+
+def same(row: Mapping[str, str], column: str, mean: float, std: float | None = None, n: int | None = None) -> None:
+    assert float(row[column]) == pytest.approx(mean, abs=1e-5)
+    if n is not None:
+        assert row[f"{column} n"] == str(n)
+        assert (float(row[f"{column} std"]) if row[f"{column} std"] else None) == (
+            None if std is None else pytest.approx(std, abs=1e-5)
+        )
+
+
+METHODS = {"CLIP (zero-shot)": "zeroshot", "MaPLe": "maple", "ProCAP": "procap"}
+
+
+def test_base_to_novel_agrees_with_a_recomputation_from_the_files(tmp_path):
+    sets = ("shapes", "tiles")
+    done = made(tmp_path, "base-to-novel", datasets=sets, methods=tuple(METHODS.values()), quick=True)
+    rows, main = counted(tmp_path), table(sheet_of(done, "base-to-novel"))
+    averages = table(sheet_of(done, "base-to-novel-average"))
+    assert len(main) == 9 and len(averages) == 3
+    for title, method in METHODS.items():
+        pairs = {dataset: halves(rows, dataset, method=method) for dataset in sets}
+        pairs["Average"] = tuple(np.mean([pair[half] for pair in pairs.values()], axis=0) for half in (0, 1))
+        for dataset, pair in pairs.items():
+            for column, (mean, std, n) in zip(("Base", "Novel", "HM"), three(*pair), strict=True):
+                same(main[dataset, title], column, mean, std, n)
+        for column in ("Base", "Novel", "HM"):
+            assert averages[(title,)][column] == main["Average", title][column]
+        same(averages[(title,)], "mean of HMs", mean_of_hms(rows, sets, method=method))
+
+
+def test_stability_prints_the_mean_of_hms_and_names_the_other_reading(tmp_path):
+    done = made(tmp_path, "stability", datasets=("shapes", "tiles"))
+    sheet, rows = sheet_of(done, "stability"), counted(tmp_path)
+    row = table(sheet)["Average", "ProCAP"]
+    same(row, "HM", mean_of_hms(rows, ("shapes", "tiles"), method="procap"))
+    pairs = [halves(rows, dataset, method="procap") for dataset in ("shapes", "tiles")]
+    other = hm(*(float(np.mean([pair[half].mean() for pair in pairs])) for half in (0, 1)))
+    assert any(f"HM of average base and average novel: ProCAP {other:.2f}" in note for note in sheet.notes)
+    for column, (mean, std, n) in zip(("Base", "Novel", "HM"), three(*pairs[0]), strict=True):
+        same(table(sheet)["shapes", "ProCAP"], column, mean, std, n)
+
+
+def test_ablation_is_hm_by_variant(tmp_path):
+    done = made(tmp_path, "ablation", datasets=("tiles", "petals"))
+    rows, found = counted(tmp_path), table(sheet_of(done, "ablation"))
+    without = {"cross_attention": False, "gaussian": True, "kl": True, "l2": True, "infonce": True}
+    whole = {name: True for name in without}
+    for title, options in (("w/o Cross-Attn", without), ("Full ProCAP", whole)):
+        for dataset in ("tiles", "petals"):
+            base, novel = halves(rows, dataset, method="procap", options=options)
+            same(found[(title,)], dataset, hm(base.mean(), novel.mean()), None, 1)
+        same(found[(title,)], "Average", mean_of_hms(rows, ("tiles", "petals"), method="procap", options=options))
+    same(found[("MaPLe-style",)], "Average", mean_of_hms(rows, ("tiles", "petals"), method="maple"))
+
+
+@pytest.mark.parametrize(
+    ("name", "sheet", "key", "settings"),
+    [
+        ("prompt-length", "prompt-length", "options", {"2": {"n_ctx": 2}, "16": {"n_ctx": 16}}),
+        ("duration", "duration-datasets", "epochs", {"2": 2, "5": 5, "10": 10}),
+    ],
+)
+def test_what_varies_within_a_method_has_a_line_each(tmp_path, name, sheet, key, settings):
+    sets = ("tiles", "shapes")
+    done = made(tmp_path, name, datasets=sets)
+    rows, found = counted(tmp_path), table(sheet_of(done, sheet))
+    for printed, setting in settings.items():
+        pairs = {dataset: halves(rows, dataset, method="procap", **{key: setting}) for dataset in sets}
+        pairs["Average"] = tuple(np.mean([pair[half] for pair in pairs.values()], axis=0) for half in (0, 1))
+        for dataset, pair in pairs.items():
+            for column, (mean, std, n) in zip(("Base", "Novel", "HM"), three(*pair), strict=True):
+                same(found[dataset, "ProCAP", printed], column, mean, std, n)
+
+
+@pytest.mark.parametrize("name", ["cross-dataset", "domain-generalization"])
+def test_targets_are_columns_and_their_mean_leaves_the_source_out(tmp_path, name):
+    done = made(tmp_path, name, methods=("zeroshot", "procap"), seeds=SEEDS)
+    rows, found = counted(tmp_path), table(sheet_of(done, name))
+    targets = MINI.datasets[1:] if name == "cross-dataset" else MINI.shifts
+    each = [values(rows, method="procap", source="shapes", target=target, classes="all") for target in targets]
+    for target, seeds in zip(targets, each, strict=True):
+        same(found[("ProCAP",)], target, seeds.mean(), seeds.std(ddof=1), 3)
+    over = np.mean(each, axis=0)
+    same(found[("ProCAP",)], "Target mean", over.mean(), over.std(ddof=1), 3)
+    own = values(rows, method="procap", source="shapes", target="shapes", classes="all")
+    same(found[("ProCAP",)], "shapes (source)", own.mean(), own.std(ddof=1), 3)
+
+
+def test_few_shot_has_a_column_per_number_of_shots(tmp_path):
+    sets = ("shapes", "tiles")
+    done = made(tmp_path, "few-shot", datasets=sets, methods=("zeroshot", "procap"), seeds=(1, 2))
+    rows, found = counted(tmp_path), table(sheet_of(done, "few-shot"))
+    for shots in (1, 2, 4, 8, 16):
+        each = [values(rows, method="procap", source=dataset, shots=shots) for dataset in sets]
+        column = f"{shots} shot{'s' * (shots > 1)}"
+        for dataset, seeds in zip(sets, each, strict=True):
+            same(found[dataset, "ProCAP"], column, seeds.mean(), seeds.std(ddof=1), 2)
+        over = np.mean(each, axis=0)
+        same(found["Average", "ProCAP"], column, over.mean(), over.std(ddof=1), 2)
+    assert found["shapes", "ProCAP"]["0 shots"] == "" and found["shapes", "CLIP (zero-shot)"]["1 shot"] == ""
+    same(found["tiles", "CLIP (zero-shot)"], "0 shots", values(rows, method="zeroshot", source="tiles").mean())
+
+
+def test_sensitivity_is_a_matrix_of_mean_hms(tmp_path):
+    sets = ("tiles", "petals")
+    done = made(tmp_path, "sensitivity", quick=True, datasets=sets)
+    rows = counted(tmp_path)
+    mean, each = (table(sheet_of(done, name)) for name in ("sensitivity", "sensitivity-datasets"))
+    temperatures = table(sheet_of(done, "sensitivity-temperature"))
+    for weight, beta, at in ((0.0, 1e-5, ("0", "β = 1e-5")), (1.0, 1e-3, ("1", "β = 0.001"))):
+        options = {"nce_weight": weight, "kl_weight": beta, "nce_temperature": 0.07}
+        same(mean[at[:1]], at[1], mean_of_hms(rows, sets, options=options))
+        base, novel = halves(rows, "petals", options=options)
+        same(each["petals", at[0]], at[1], hm(base.mean(), novel.mean()))
+    for temperature in (0.01, 0.07, 0.5):
+        options = {"nce_weight": 0.01, "kl_weight": 1e-5, "nce_temperature": temperature}
+        same(temperatures["ProCAP", f"{temperature:g}"], "Average", mean_of_hms(rows, sets, options=options))
+
+
+def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path):
+    def skip(entry: Any, target: str) -> bool:
+        return (entry.arm.method, entry.dataset, entry.seed, target) == ("maple", "tiles", 2, "tiles:novel:test")
+
+    sets = ("shapes", "tiles")
+    done = made(tmp_path, "base-to-novel", datasets=sets, methods=("maple", "procap"), skip=skip)
+    sheet = sheet_of(done, "base-to-novel")
+    found = table(sheet)
+    assert found["tiles", "MaPLe"]["Base"] and not found["tiles", "MaPLe"]["Novel"] + found["tiles", "MaPLe"]["HM"]
+    assert not found["Average", "MaPLe"]["Novel"] + found["Average", "MaPLe"]["HM"]
+    assert found["Average", "ProCAP"]["HM"]
+    printed = [line.split("|") for line in render(sheet, "md").splitlines() if line.startswith("|")]
+    assert [[cell.strip() for cell in line[4:6]] for line in printed if "MaPLe" in line[2]][1:] == [["-", "-"]] * 2
+    [note] = [note for note in sheet.notes if note.startswith("MISSING")]
+    assert "1 of 24 evaluations" in note and "on tiles:novel:test" in note
+
+
+def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):
+    done = made(tmp_path, "base-to-novel", datasets=("shapes", "tiles"), methods=("maple", "procap"), seeds=(1,))
+    [entry] = [entry for entry in done.entries if (entry.arm.method, entry.dataset) == ("procap", "tiles")]
+    for half in ("base", "novel"):
+        put_score(tmp_path, entry.piece.config, f"tiles:{half}", 99, 100, of=400)
+    done = Done.read(done.suite, done.choice, tmp_path)
+    sheet = sheet_of(done, "base-to-novel")
+    found = table(sheet)
+    assert found["tiles", "ProCAP"]["Base limited"] == "true" and not found["Average", "ProCAP"]["Base"]
+    text = render(sheet, "md")
+    assert "99.00 †" in text and "**99.00**" not in text and "† limited" in text
+
+
+def test_paper_rounding_is_that_of_the_old_parser(tmp_path):
+    """By hand: 2/3, 1/7 and 5/9 are 66.7, 14.3 and 55.6, on average 45.53. Novel 1/3 each: 33.3. HM of both: 38.47."""
+    done = made(tmp_path, "stability", datasets=("shapes",))
+    for entry, (right, total) in zip(done.entries, ((2, 3), (1, 7), (5, 9)), strict=True):
+        put_score(tmp_path, entry.piece.config, "shapes:base", right, total)
+        put_score(tmp_path, entry.piece.config, "shapes:novel", 1, 3)
+    old = Done.read(done.suite, done.choice, tmp_path, paper_rounding=True)
+    row = table(sheet_of(old, "stability"))["shapes", "ProCAP"]
+    assert (row["Base"], row["Novel"], f"{float(row['HM']):.2f}") == ("45.53", "33.3", "38.47")
+    assert float(row["Base std"]) == pytest.approx(np.std([66.7, 14.3, 55.6], ddof=1), abs=1e-5)
+    notes = sheet_of(old, "stability").notes
+    assert any("Paper rounding" in note for note in notes) and any("ddof = 1" in note for note in notes)
+    exact = table(sheet_of(Done.read(done.suite, done.choice, tmp_path), "stability"))["shapes", "ProCAP"]
+    assert float(exact["Base"]) == pytest.approx(100 * (2 / 3 + 1 / 7 + 5 / 9) / 3, abs=1e-5)
+
+
+def test_published_rows_land_beside_ours_with_the_difference(tmp_path):
+    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,))
+    sheet = sheet_of(done, "base-to-novel")
+    published = {line.labels[1]: line for line in sheet.lines if line.source == "published"}
+    assert len(published) == 17, "all but DCPL, of which the average alone is printed"
+    assert [item.mean for item in published["ProCAP (published)"].items[:3]] == [85.19, 64.13, 73.17]
+    row = table(sheet)["DTD", "ProCAP, reproduced"]
+    assert row["HM published"] == "73.17"
+    assert float(row["HM delta"]) == pytest.approx(float(row["HM"]) - 73.17, abs=1e-5)
+    assert f"({float(row['HM']) - 73.17:+.2f})" in render(sheet, "md")
+    assert {line.group for line in sheet.lines} == {"DTD"}, "published and ours are compared"
+
+
+def test_a_published_average_stands_only_beside_one_over_the_same_data_sets(tmp_path):
+    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd", "eurosat"), methods=("procap",), seeds=(1,))
+    sheet = sheet_of(done, "base-to-novel")
+    [average] = [line for line in sheet.lines if line.average]
+    assert average.source == "ours" and all(item.published is None for item in average.items[:3])
+    whole = made(tmp_path / "whole", "base-to-novel", PAPER, methods=("procap",), seeds=(1,))
+    sheet = sheet_of(whole, "base-to-novel-average")
+    assert [item.published for item in sheet.lines[-1].items[:3]] == [85.43, 77.61, 81.33]
+    assert len([line for line in sheet.lines if line.source == "published"]) == 18
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"backbone": "ViT-B/32"}, "the backbone is ViT-B-32"),
+        ({"quick": True}, "short ones of --quick"),
+        ({"overrides": {"epochs": 3}}, "the recipes are changed: epochs 3"),
+    ],
+)
+def test_what_does_not_compare_has_no_difference_and_a_best_of_its_own(tmp_path, chosen, why):
+    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), **chosen)
+    sheet = sheet_of(done, "base-to-novel")
+    assert all(item.published is None for line in sheet.lines for item in line.items)
+    groups = [{line.group for line in sheet.lines if line.source == source} for source in ("ours", "published")]
+    assert not groups[0] & groups[1] and any(why in note for note in sheet.notes)
+
+
+def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
+    transfer = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
+    [line] = [line for line in sheet_of(transfer, "cross-dataset").lines if line.source == "ours"]
+    assert (line.items[0].published, line.items[-2].published) == (72.14, 70.02)
+    ablation = made(tmp_path, "ablation", PAPER)
+    ours = {line.labels[0]: line for line in sheet_of(ablation, "ablation").lines if line.source == "ours"}
+    assert [item.published for item in ours["w/o KL, reproduced"].items] == [72.88, 90.12, 97.05, 77.55, 84.40]
+    shown = {sheet.name: sheet for sheet in published_sheets()}
+    assert shown["published-domain-generalization"].lines[-1].items[-1] == Value(60.58)
+
+
+def test_a_published_variant_without_any_figure_of_these_data_sets_is_no_line(tmp_path):
+    for sets, lines in ((("ucf101",), 0), (("ucf101", "dtd"), 7)):
+        done = made(tmp_path, "ablation", PAPER, datasets=sets)
+        assert sum(line.source == "published" for line in sheet_of(done, "ablation").lines) == lines
+
+
+def test_a_recipe_that_varies_within_a_method_names_it_once(tmp_path):
+    done = made(tmp_path, "duration", datasets=("tiles",))
+    [note] = [note for note in sheet_of(done, "duration").notes if note.startswith("Setting")]
+    assert "epochs 2, 5 and 10 (ProCAP), batch_size" in note
+
+
+SAMPLE = Sheet(
+    "sample",
+    "100 % of A & B_1",
+    ("Word", "Method"),
+    (Column("HM"), Column("Seconds", "low", 1), Column("Remark", "")),
+    (
+        Line(("a|b", "CoOp_2"), (Value(71.234, 0.5, (1, 2), 70.0), Value(3.0), "x^2 {y} ~ \\z"), group="g"),
+        Line(("$#", "[é] 😀 <p>"), (Value(72.0, seeds=(1, 2)), None, None), group="g"),
+        Line(("a|b", "theirs"), (Value(70.0), Value(2.0), None), "published", "g"),
+        Line(("all", "x"), (Value(71.6), None, None), group="h", average=True),
+    ),
+    ("100 % & more_",),
+)
+
+
+def test_markdown_keeps_its_columns_and_says_the_marks():
+    text = render(SAMPLE, "md")
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {6}
+    assert "**72.00**" in text and "<u>71.23</u> ± 0.50 (+1.23)" in text and "*theirs*" in text and "&lt;p>" in text
+    assert "Best of each group of lines in bold, second underlined." in text
+
+
+UNEVEN = Sheet(
+    "uneven",
+    "Different seeds",
+    ("Method",),
+    (Column("HM"), Column("Speed", "high", 0, detail=True), Column("Remark", "", detail=True)),
+    (
+        Line(("a",), (Value(70.0, 1.0, (1, 2), 69.0), Value(500.0), "kept")),
+        Line(("b",), (Value(72.0, seeds=(1,), limited=True), Value(400.0), None)),
+        Line(("c",), (Value(68.0, 1.0, (1, 2)), None, None)),
+        Line(("theirs",), (Value(71.0), None, None), "published"),
+    ),
+)
+
+
+def test_every_figure_says_its_n_where_seeds_differ():
+    """But for a published one, which names no seeds. What is limited is not ranked, whatever its seeds."""
+    for form, plus_minus, dagger in (("md", "±", "†"), ("latex", r"$\pm$", r"$^\dagger$")):
+        text = render(UNEVEN, form)
+        assert f"{plus_minus} 1.00 (n=2) (+1.00)" in text and f"72.00 (n=1) {dagger}" in text
+        assert text.count("(n=") == 4 and "(n=...) says of how many a figure is" in text, "three figures and the legend"
+    assert UNEVEN.marks() == {(3, 0): "best", (0, 0): "second", (0, 1): "best", (1, 1): "second"}
+    assert "(n=" not in render(SAMPLE, "md") + render(SAMPLE, "latex")
+    whole = replace(UNEVEN.lines[1], items=(Value(72.0, seeds=(1,)), None, None))
+    uneven = replace(UNEVEN, lines=(UNEVEN.lines[0], whole, *UNEVEN.lines[2:]))
+    assert not any(column == 0 for _, column in uneven.marks()), "neither of ours nor of theirs"
+
+
+def test_details_are_for_programs_alone():
+    for form in ("md", "latex"):
+        text = render(UNEVEN, form)
+        assert "Speed" not in text and "500" not in text and "kept" not in text
+    [first, *_] = csv.DictReader(io.StringIO(render(UNEVEN, "csv")))
+    assert (first["HM"], first["HM n"], first["Speed"], first["Remark"]) == ("70.0", "2", "500.0", "kept")
+    document = as_json(UNEVEN)
+    assert [column["title"] for column in document["columns"]] == ["HM", "Speed", "Remark"]
+    assert document["lines"][0]["items"][1]["mark"] == "best" and document["lines"][0]["items"][2] == "kept"
+
+
+def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():
+    """Every row of every table that the program can print, by a reading of its own."""
+    for sheet in [SAMPLE, UNEVEN, *published_sheets()]:
+        text = render(sheet, "latex")
+        check_latex(text)
+    text = render(SAMPLE, "latex")
+    assert r"\textbf{72.00}" in text and r"\underline{71.23} $\pm$ 0.50 (+1.23)" in text
+    assert r"x\textasciicircum{}2 \{y\} \textasciitilde{} \textbackslash{}z" in text
+    assert r"[\'{e}] U+1F600 $<$p$>$" in text and r"\textit{theirs}" in text
+    assert r"\caption{100 \% of A \& B\_1." in text
+
+
+def check_latex(text: str) -> None:
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert body.isascii()
+    environments: list[str] = []
+    for word, name in re.findall(r"\\(begin|end)\{([a-z*]+)\}", body):
+        if word == "begin":
+            environments.append(name)
+        else:
+            assert environments.pop() == name
+    assert not environments
+    depth = 0
+    for sign in re.sub(r"\\[\\{}]", "", body):
+        depth += (sign == "{") - (sign == "}")
+        assert depth >= 0
+    assert depth == 0 and re.sub(r"\\\$", "", body).count("$") % 2 == 0
+    plain = re.sub(r"\$[^$]*\$", "", body.replace(r"\$", ""))
+    assert not re.search(r"(?<!\\)[#~]", plain) and not re.search(r"(?<!\\)_", plain)
+    assert not re.search(r"(?<!\\)%", plain) and not re.search(r"(?<!\\)\^", plain)
+    for tabular in re.findall(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", body, re.DOTALL):
+        columns = len(re.match(r"\{@\{\}([lr]+)@\{\}\}", tabular).group(1))
+        rows = [line for line in tabular.splitlines() if line.endswith(r"\\")]
+        assert rows and {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {columns}
+
+
+@pytest.mark.slow
+def test_latex_is_taken_by_pdflatex_as_it_is(tmp_path):
+    """Every table of the paper, one of ours beside it, and the sample with its odd signs, in one document."""
+    program = shutil.which("pdflatex")
+    if program is None:
+        pytest.skip("pdflatex is not installed")
+    done = made(tmp_path / "results", "base-to-novel", PAPER, datasets=("dtd",), seeds=(1,))
+    sheets = [SAMPLE, *published_sheets(), *done.suite.sheets(done)]
+    body = "\n\\clearpage\n".join(render(sheet, "latex") for sheet in sheets)
+    file = tmp_path / "tables.tex"
+    file.write_text(
+        f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
+    )
+    said = subprocess.run(
+        [program, "-interaction=nonstopmode", "-halt-on-error", file.name], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stdout[-2000:]
+    assert (tmp_path / "tables.pdf").stat().st_size
+
+
+def test_long_and_wide_tables_are_cut_and_lose_nothing():
+    columns = tuple(Column(f"a long heading {number}") for number in range(12))
+    lines = tuple(
+        Line(
+            (f"set {row // 10}", f"method {row}"),
+            tuple(Value(row + place / 100) for place in range(12)),
+            group=str(row // 10),
+        )
+        for row in range(90)
+    )
+    text = render(Sheet("big", "Big", ("Data set", "Method"), columns, lines), "latex")
+    check_latex(text)
+    assert text.count(r"\begin{table}") > 4 and text.count("continued") == text.count(r"\begin{table}") - 1
+    printed = {number for number in re.findall(r"\d+\.\d\d", text)}
+    assert printed >= {f"{row + place / 100:.2f}" for row in range(90) for place in range(12)}
+
+
+def test_every_sign_of_text_becomes_plain_type():
+    for sign in map(chr, [*range(32, 0x180), 0x3B2, 0x2020, 0x4E2D, 0x1F600]):
+        found = latex.escape(f"a{sign}b")
+        assert found.isascii() and found.startswith("a")
+
+
+def test_json_has_full_precision_and_the_values_of_seeds(tmp_path):
+    done = made(tmp_path, "stability", datasets=("shapes",))
+    sheet = sheet_of(done, "stability")
+    [line] = json.loads(render(sheet, "json"))["lines"]
+    base, _ = halves(counted(tmp_path), "shapes", method="procap")
+    assert line["items"][0]["seeds"] == {str(seed): value for seed, value in zip(SEEDS, base, strict=True)}
+    assert as_json(sheet)["columns"][0] == {"title": "Base", "better": "high", "digits": 2}
+
+
+def test_files_are_written_in_every_format(tmp_path):
+    written = write_sheets([SAMPLE], tmp_path)
+    assert [file.name for file in written] == ["sample.md", "sample.csv", "sample.tex", "sample.json"]
+    for file, form in zip(written, FORMATS, strict=True):
+        if form != "json":
+            assert file.read_text() == render(SAMPLE, form) + "\n"
+    assert json.loads(written[-1].read_text()) == as_json(SAMPLE)
+
+
+def test_sheets_of_a_run_without_results_are_all_dashes(tmp_path):
+    suite = suite_named("few-shot")
+    done = Done.read(suite, suite.choice(MINI), tmp_path / "none")
+    [sheet] = suite.sheets(done)
+    assert not any(item for line in sheet.lines for item in line.items)
+    assert done.cell(done.arms[0], "shapes", Target("shapes")) is None

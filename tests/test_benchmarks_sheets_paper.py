@@ -1,0 +1,73 @@
+"""Our lines beside published ones: what ProCAP is ahead by, what a same-recipe control is called, what is missing."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from made_results import made, sheet_of
+
+from benchmarks.sheets.formats import render
+from benchmarks.suites.worlds import PAPER
+
+
+def test_every_other_line_says_what_our_procap_is_ahead_by(tmp_path):
+    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd", "eurosat"), methods=("maple", "procap"), seeds=(1,))
+    sheet = sheet_of(done, "base-to-novel")
+    assert [column.title for column in sheet.columns] == ["Base", "Novel", "HM", "Lead"]
+    hm = {line.labels: line.items[2].mean for line in sheet.lines}
+    seen = 0
+    for line in sheet.lines:
+        if line.average or line.labels[1] == "ProCAP, reproduced":
+            assert line.items[3] is None, "of this average nothing is published"
+        else:
+            seen += 1
+            own = hm[line.labels[0], "ProCAP, reproduced"]
+            assert line.items[3].mean == pytest.approx(own - hm[line.labels], abs=1e-9)
+    assert seen == 2 * (17 + 1)
+    alone = made(tmp_path / "alone", "base-to-novel", PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,))
+    assert [column.title for column in sheet_of(alone, "base-to-novel").columns] == ["Base", "Novel", "HM"]
+
+
+def test_a_lead_that_would_make_a_page_too_wide_is_for_programs_alone(tmp_path):
+    done = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
+    sheet = sheet_of(done, "cross-dataset")
+    own, theirs = sheet.lines[-1].items[-2].mean, sheet.lines[0].items[-2].mean
+    assert sheet.lines[0].items[-1].mean == pytest.approx(own - theirs)
+    assert "Lead" in render(sheet, "csv").splitlines()[0].split(",")
+    assert "Lead" not in next(line for line in render(sheet, "md").splitlines() if line.startswith("|"))
+    done = made(tmp_path, "domain-generalization", PAPER, methods=("procap",), seeds=(1,))
+    shifts = sheet_of(done, "domain-generalization")
+    assert "Lead" in next(line for line in render(shifts, "md").splitlines() if line.startswith("|"))
+
+
+def test_a_method_in_procaps_recipe_is_called_so_and_not_ranked_among_published_ones(tmp_path):
+    chosen: dict[str, Any] = {"datasets": ("dtd",), "methods": ("maple", "procap"), "seeds": (1,), "recipe": "procap"}
+    done = made(tmp_path, "base-to-novel", PAPER, **chosen)
+    sheet = sheet_of(done, "base-to-novel")
+    groups = [{line.group for line in sheet.lines if line.source == source} for source in ("ours", "published")]
+    assert not groups[0] & groups[1] and len(groups[0]) == 1, "all of ours have one recipe"
+    lines = {line.labels[1]: line for line in sheet.lines if line.source == "ours"}
+    assert set(lines) == {"MaPLe (ProCAP's recipe)", "ProCAP, reproduced"}
+    assert [line.items[0].published is None for line in lines.values()] == [True, False]
+    speed = sheet_of(done, "base-to-novel-speed")
+    assert any("MaPLe (ProCAP's recipe)" in line.labels for line in speed.lines)
+    assert not speed.marks(), "runs side by side, or on several machines, are no race"
+    generated = made(tmp_path / "mini", "base-to-novel", **{**chosen, "datasets": ("shapes",)})
+    names = {line.labels[1] for line in sheet_of(generated, "base-to-novel").lines}
+    assert names == {"MaPLe", "ProCAP"}, "there it is everybody's recipe"
+
+
+def test_a_missing_result_names_the_command_that_makes_it(tmp_path):
+    def skip(entry: Any, target: str) -> bool:
+        return entry.dataset == "tiles"
+
+    done = made(tmp_path, "stability", datasets=("shapes", "tiles"), seeds=(1, 2), quick=True, skip=skip)
+    [note] = [note for note in sheet_of(done, "stability").notes if note.startswith("MISSING")]
+    words = shlex.split(note.split("`")[1])
+    assert words[:3] == ["procap", "bench", "stability"] and "--quick" in words
+    said = dict(pairwise(words))
+    assert said["--results"] == str(tmp_path) and said["--world"] == "mini"
+    assert said["--datasets"] == "shapes,tiles" and said["--seeds"] == "1,2"

@@ -1,0 +1,171 @@
+"""What suites consist of, for whatever is chosen of them: runs, targets, recipes, shots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench.command import suite_command
+from benchmarks.bench.plan import merged, plan
+from benchmarks.command_line.flags import Place, Suited
+from benchmarks.suites import SUITES, suite_named
+from benchmarks.suites.suite import Choice
+from benchmarks.suites.worlds import MINI, PAPER, WORLDS
+from procap.errors import UsageError
+from shards.catalogue import CATALOGUE
+
+pytestmark = pytest.mark.usefixtures("at_home")
+
+
+def test_base_to_novel_is_the_papers_table_one():
+    """Eleven data sets, five methods, three seeds; 16 shots of base classes; tested on both halves."""
+    suite = suite_named("base-to-novel")
+    pieces = [entry.piece for entry in suite.plan(suite.choice(PAPER))]
+    assert len(pieces) == len({piece.config for piece in pieces}) == 11 * 5 * 3
+    assert {(piece.config.classes, piece.config.shots) for piece in pieces} == {("base", 16)}
+    assert {piece.config.backbone for piece in pieces} == {"ViT-B-16"}
+    for piece in pieces:
+        name = piece.config.dataset
+        assert piece.targets == (f"{name}:base:test", f"{name}:novel:test")
+    trained = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
+    assert sorted(PAPER.datasets) == sorted(trained)
+
+
+# Runs in the paper's world, evaluations, and how many of the runs another suite before it has already.
+COUNTS = {
+    "base-to-novel": (165, 330, 0),
+    "stability": (33, 66, 33),
+    "cross-dataset": (15, 165, 0),
+    "domain-generalization": (15, 75, 15),
+    "few-shot": (528, 528, 6),
+    "ablation": (28, 56, 4),
+    "prompt-length": (16, 32, 4),
+    "sensitivity": (145, 290, 5),
+    "duration": (99, 198, 33),
+    "runtime": (0, 0, 0),
+    "qualitative": (4, 4, 4),
+}
+
+
+def test_the_suites_are_the_papers_and_share_their_runs():
+    """Their docstrings name these numbers; a run that several suites have is one run."""
+    assert list(COUNTS) == list(SUITES)
+    seen: set[str] = set()
+    for name, (runs, evaluations, shared) in COUNTS.items():
+        suite = suite_named(name)
+        entries = suite.plan(suite.choice(PAPER))
+        paths = {entry.path for entry in entries}
+        targets = {(entry.path, target) for entry in entries for target in entry.piece.targets}
+        assert (len(paths), len(targets), len(paths & seen)) == (runs, evaluations, shared), name
+        seen |= paths
+    plans = [plan(suite_named(name), Suited(world="paper"), Place(), Path("data")) for name in SUITES]
+    assert sorted(piece.config.path for piece in merged(plans)) == sorted(seen), "no two workers meet at a run"
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_suite_can_be_planned_everywhere(world, quick):
+    """Also with methods that it is not made for; arms of a suite have keys of their own, so tables tell them apart."""
+    for name in SUITES:
+        suite = suite_named(name)
+        for methods in (None, ("zeroshot", "coop", "cocoop", "maple", "procap")):
+            choice = suite.choice(world, quick=quick, methods=methods)
+            entries = suite.plan(choice)
+            assert Choice.of_plain(choice.plain()) == choice
+            arms = {(entry.arm.method, tuple(entry.arm.key.items())) for entry in entries}
+            per_run = len(choice.datasets) * len(choice.seeds)
+            assert len(entries) == len(arms) * per_run
+            assert set(choice.datasets) <= set(CATALOGUE)
+
+
+def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
+    suite = suite_named("base-to-novel")
+
+    def recipes(world, **more):
+        return {entry.arm.method: entry.piece.config.recipe for entry in suite.plan(suite.choice(world, **more))}
+
+    own, same = recipes(PAPER), recipes(PAPER, recipe="procap")
+    assert own["maple"].optimizer == "sgd" and own["coop"].epochs != own["procap"].epochs
+    assert same["maple"] == same["coop"] == same["procap"] == own["procap"]
+    assert recipes(MINI)["maple"].epochs == 10 and recipes(MINI, quick=True)["maple"].epochs == 2
+    assert recipes(MINI, recipe="own")["maple"] == own["maple"], "published recipes are not shortened"
+
+
+def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
+    planned = plan(suite_named(name), Suited(methods="zeroshot,procap", shots=words, seeds="1"), Place(), Path("data"))
+    assert Choice.of_plain(json.loads(json.dumps(planned.choice.plain())), data=Path("data")) == planned.choice
+    command = suite_command(planned.suite, planned.choice, "results").split()
+    assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words.replace("full", "0")
+    first = [entry for entry in planned.entries if entry.dataset == planned.entries[0].dataset]
+    return [(entry.arm.method, entry.piece.config.shots) for entry in first]
+
+
+def test_shots_are_those_of_all_runs_or_of_a_curve():
+    assert shots_of("") == [("zeroshot", 16), ("procap", 16)]
+    assert shots_of("4") == [("zeroshot", 4), ("procap", 4)]
+    assert shots_of("full") == [("zeroshot", 0), ("procap", 0)]
+    assert [shots for _, shots in shots_of("", "few-shot")] == [16, 1, 2, 4, 8, 16]
+    assert shots_of("3,1", "few-shot") == [("zeroshot", 16), ("procap", 1), ("procap", 3)]
+    assert shots_of("4", "qualitative") == [("zeroshot", 4), ("procap", 4)]
+
+
+def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
+    plans = [
+        plan(suite_named(name), Suited(), Place(), tmp_path) for name in ("cross-dataset", "domain-generalization")
+    ]
+    pieces = merged(plans)
+    assert len(pieces) == len(plans[0].entries) == len(plans[1].entries)
+    assert all(f"{target}:all:test" in pieces[0].targets for target in ("shapes", "tiles", "shapes-art"))
+
+
+def test_without_data_the_generated_world_is_used(tmp_path):
+    suite = suite_named("base-to-novel")
+
+    def chosen(suited, place, several=False):
+        return plan(suite, suited, place, tmp_path, several=several).choice
+
+    assert chosen(Suited(), Place()).datasets == MINI.datasets
+    assert chosen(Suited(), Place(data="/somewhere")).datasets == PAPER.datasets
+    assert chosen(Suited(world="mini", seeds="4"), Place(data="/somewhere")).seeds == (4,)
+    with pytest.raises(UsageError, match="mini"):
+        chosen(Suited(world="mimi"), Place())
+
+
+def test_data_that_are_named_in_any_way_are_the_papers(tmp_path, monkeypatch):
+    suite = suite_named("base-to-novel")
+    assert plan(suite, Suited(datasets="eurosat"), Place(), tmp_path).choice.world is PAPER
+    assert plan(suite, Suited(datasets="tiles"), Place(), tmp_path).choice.world is MINI
+    monkeypatch.setenv("PROCAP_DATA", str(tmp_path))
+    assert plan(suite, Suited(), Place(), tmp_path).choice.world is PAPER
+    assert plan(suite, Suited(datasets="tiles,digits"), Place(), tmp_path).choice.world is MINI
+    assert plan(suite, Suited(world="mini"), Place(), tmp_path).choice.world is MINI
+
+
+def test_durations_are_parts_of_what_each_data_set_has():
+    """CoOp's own recipe has 50 epochs on ImageNet and 200 elsewhere."""
+    suite = suite_named("duration")
+    for datasets in (("imagenet", "dtd", "eurosat"), ("dtd", "eurosat", "imagenet")):
+        choice = suite.choice(PAPER, methods=("coop",), datasets=datasets, seeds=(1,))
+        epochs = {
+            name: [entry.piece.config.recipe.epochs for entry in suite.plan(choice) if entry.dataset == name]
+            for name in datasets
+        }
+        assert epochs == {"imagenet": [10, 25, 50], "dtd": [40, 100, 200], "eurosat": [40, 100, 200]}
+        assert {entry.arm.name for entry in suite.plan(choice)} == {"CoOp (on most data sets)"}
+    assert {entry.arm.name for entry in suite.plan(suite.choice(PAPER))} == {"ProCAP"}
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
+@pytest.mark.parametrize("recipe", ["", "own", "procap"])
+def test_a_shortened_schedule_is_more_than_its_warm_up(world, recipe):
+    for name in ("base-to-novel", "duration"):
+        suite = suite_named(name)
+        for more in ({"quick": True}, {"overrides": {"epochs": 1}}):
+            choice = suite.choice(world, recipe=recipe, methods=("coop", "maple", "procap"), **more)
+            for recipe_of_run in (entry.piece.config.recipe for entry in suite.plan(choice)):
+                assert recipe_of_run.warmup == "none" or recipe_of_run.warmup_epochs < recipe_of_run.epochs
+    asked = suite_named("base-to-novel").choice(world, overrides={"epochs": 2, "warmup_epochs": 2})
+    found = {entry.arm.method: entry.piece.config.recipe for entry in suite_named("base-to-novel").plan(asked)}
+    assert found["procap"].warmup_epochs == 2, "what is asked for is done"

@@ -1,0 +1,173 @@
+"""Which images were right is kept with every count, is the same for any number of processes, and adds up."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_results import put_run, put_score
+from ranked import run_ranks
+
+from procap.errors import UserError
+from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.correctness import pack_bits, unpack_bits
+from runner.evaluate import evaluate, load_trained
+from runner.joining import joined
+from runner.ranks import announced_ranks
+from runner.results import EvalResult, RunFolder, read_document
+from runner.track_record import read_record
+from runner.train import train
+from shards.fewshot import evaluation_split
+from shards.reader import open_dataset
+from shards.transforms import eval_transform
+
+TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
+
+
+@given(st.lists(st.booleans(), max_size=70))
+def test_bits_come_back_as_they_went(right):
+    assert unpack_bits(pack_bits(np.array(right, bool)), len(right)).tolist() == right
+
+
+@given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_bits_of_another_number_of_images_are_refused(total, share, seed):
+    right = np.random.default_rng(seed).random(total) < share
+    right[-1] = True
+    for other in (total - 1, total + 8):
+        with pytest.raises(ValueError):
+            unpack_bits(pack_bits(right), other)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.7, 0.99, 1.0])
+def test_fifty_thousand_images_stay_below_nine_kilobytes(share):
+    right = np.random.default_rng(1).random(50_000) < share
+    text = pack_bits(right)
+    assert len(text) < 9_000 and np.array_equal(unpack_bits(text, 50_000), right)
+    assert text.startswith("bits:" if share == 0.5 else "zlib:") or share == 0.7
+
+
+def bomb() -> str:
+    return "zlib:" + base64.b64encode(zlib.compress(bytes(10**7), 9)).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "bits:", "/w==", "bits:/w", "bits:!w==", "bits:/w==AA", "bits://///w==", "bits:é", "zlib:/w==", bomb()],
+)
+def test_a_broken_text_is_refused(text):
+    with pytest.raises(ValueError):
+        unpack_bits(text, 8)
+
+
+def test_a_result_whose_bits_do_not_add_up_is_refused_by_name_in_one_line(tmp_path):
+    config = put_run(tmp_path, "maple", "digits")
+    file = put_score(tmp_path, config, "digits:base", 3, 8)
+    document = json.loads(file.read_text())
+    for bits, sound in ((pack_bits(np.arange(8) < 3), True), (pack_bits(np.arange(8) < 4), False), ("bits:?", False)):
+        file.write_text(json.dumps(document | {"correct_bits": bits}))
+        if sound:
+            assert read_document(file, EvalResult).correct_images().tolist() == [True] * 3 + [False] * 5
+            continue
+        with pytest.raises(UserError, match="repeat that run with procap eval --force") as caught:
+            read_document(file, EvalResult)
+        assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_result_of_counts_alone_still_reads(tmp_path):
+    config = put_run(tmp_path, "maple", "digits")
+    file = put_score(tmp_path, config, "digits:base", 3, 8)
+    document = json.loads(file.read_text())
+    del document["correct_bits"]
+    file.write_text(json.dumps(document))
+    result = read_document(file, EvalResult)
+    assert result.correct == 3 and result.correct_images() is None
+
+
+def plan(checkpoint: str) -> RunConfig:
+    quick = {"epochs": 1, "batch_size": 4}
+    return plan_run(method="maple", dataset="digits", shots=1, backbone=checkpoint, overrides=quick)
+
+
+def place_of(data: Path | str, results: Path | str) -> Workplace:
+    return Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def trained(few_digits, tiny_checkpoint, tmp_path_factory) -> Workplace:
+    """Where a run is finished and counted by one process."""
+    place, config = place_of(few_digits, tmp_path_factory.mktemp("one")), plan(str(tiny_checkpoint))
+    train(config, place)
+    loaded = load_trained(config, place)
+    for target in TARGETS:
+        evaluate(config, target, place, trained=loaded)
+    return place
+
+
+def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, tiny_checkpoint):
+    config = plan(str(tiny_checkpoint))
+    loaded = load_trained(config, trained)
+    transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
+    for target in TARGETS:
+        selection = evaluation_split(open_dataset(trained.data, "digits"), target.classes)
+        classifier = loaded.method.classifier(replace(loaded.card.space, classnames=selection.classnames))
+        labels = selection.images.labels
+        answers = [int(classifier(transform(selection.images.image(i))[None]).argmax()) for i in range(len(labels))]
+        result = evaluate(config, target, trained)
+        right = result.correct_images()
+        assert right.tolist() == [answer == label for answer, label in zip(answers, labels.tolist(), strict=True)]
+        assert np.bincount(labels[right], minlength=result.num_classes).tolist() == result.per_class.correct
+        assert 0 < result.correct < result.total
+
+
+def test_a_part_keeps_the_first_images(trained, tiny_checkpoint, tmp_path):
+    config = plan(str(tiny_checkpoint))
+    shutil.copytree(trained.results, tmp_path, dirs_exist_ok=True)
+    for file in RunFolder(tmp_path / config.path).eval_files():
+        file.unlink()
+    for target in TARGETS:
+        part = evaluate(config, target, replace(trained, results=tmp_path, limit=13))
+        whole = evaluate(config, target, trained)
+        assert part.correct_images().tolist() == whole.correct_images()[:13].tolist()
+
+
+def count(data: str, results: str, checkpoint: str) -> None:
+    """What every rank does; only the first one has the folder of the results."""
+    ranks = announced_ranks()
+    place = place_of(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    with joined(ranks, torch.device("cpu")) as crew:
+        for target in TARGETS:
+            found = evaluate(plan(checkpoint), target, place, force=True, crew=crew)
+            assert found.correct_images().sum() == found.correct
+
+
+def test_two_processes_keep_the_bits_of_one(few_digits, trained, tiny_checkpoint, tmp_path):
+    config = plan(str(tiny_checkpoint))
+    shutil.copytree(trained.results, tmp_path, dirs_exist_ok=True)
+    files = [RunFolder(tmp_path / config.path).eval_file(target) for target in TARGETS]
+    before = [file.stat().st_mtime_ns for file in files]
+    ends = run_ranks(2, count, str(few_digits), str(tmp_path), str(tiny_checkpoint))
+    assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
+    for target in TARGETS:
+        one, two = (RunFolder(at / config.path).evaluation(target) for at in (trained.results, tmp_path))
+        assert one.correct_images().tolist() == two.correct_images().tolist() and one.per_class == two.per_class
+    after = [file.stat().st_mtime_ns for file in files]
+    assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"
+
+
+def test_trackers_get_figures_and_the_file_but_no_bits(trained, tiny_checkpoint):
+    folder = RunFolder(trained.results / plan(str(tiny_checkpoint)).path)
+    record = read_record(folder)
+    bits = [result.correct_bits for result in folder.evaluations()]
+    assert len(bits) == 3 and all(bits)
+    said = repr((record.params, record.tags, record.points))
+    assert not any(text in said for text in bits) and "correct_bits" not in said
+    assert {f"eval/{target.file}" for target in TARGETS} <= set(record.files)
