@@ -91,7 +91,8 @@ def run_trials(
 
     # A trial that failed is told by its report, and a lost one is started again: neither needs a page of frames.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="procap-tune-") as scratch:
+    # A process that is being ended may still write there while it is removed.
+    with tempfile.TemporaryDirectory(prefix="procap-tune-", ignore_cleanup_errors=True) as scratch:
         tuner = Tuner(
             tune.with_resources(trial, tune.PlacementGroupFactory(bundles, strategy="PACK")),
             param_space=dict(search.space),

@@ -22,6 +22,8 @@ MOST_CPUS = 16
 """More than so many cores bring a process with a GPU nothing: they decode images."""
 ANSWER_SECONDS = 5.0
 PARCEL_SECONDS = 60.0
+OWN_TRIES = 3
+"""Of a Ray of our own: a node waits 15 seconds for its parts to come up, too few where much else is done."""
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -94,18 +96,7 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
 
     before = signal.getsignal(signal.SIGTERM)
     more: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if own else {}
-    try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            # What a driver sets reaches the workers of its own Ray; those of a cluster have their nodes' environment.
-            runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}},
-            **more,
-        )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise _unreached(address, " ".join(str(error).split())[:200]) from None
+    _begin(address, more)
     if threading.current_thread() is threading.main_thread():
         # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
@@ -115,6 +106,33 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _begin(address: str, more: dict[str, Any]) -> None:
+    """Raises UserError where Ray refuses, and where one of our own is still too late when it has had its tries."""
+    import ray
+
+    tries = OWN_TRIES if address == LOCAL else 1
+    for left in reversed(range(tries)):
+        try:
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                # What a driver sets reaches workers of its own Ray; those of a cluster have their nodes' environment.
+                runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}},
+                **more,
+            )
+            return
+        except Exception as error:
+            refused = isinstance(error, (ConnectionError, RuntimeError, ValueError, OSError))
+            # Ray has no kind of its own for a node that came up too late.
+            if not refused and address != LOCAL:
+                raise
+            if refused or not left:
+                raise _unreached(address, " ".join(str(error).split())[:200]) from None
+            ray.shutdown()
 
 
 def _wait_for_parcels() -> None:

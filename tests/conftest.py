@@ -8,11 +8,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# The same examples every time, each for as long as a machine with other work needs.
+hypothesis.settings.register_profile(
+    "steady", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("steady")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray looks once in a process, and a test may be a driver of several clusters.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# Nothing is sent to where the person who runs the tests keeps runs.
+for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+    os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session", autouse=True)

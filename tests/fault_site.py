@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from hosts import Host, hosts, hosts_work, outside
 from object_server import ObjectServer, object_server
+from ports import free_port
 from ray_nodes import REPOSITORY, Node, Nodes
 
 from runner.results import RunFolder, find_runs
@@ -31,7 +32,7 @@ PROCAP = (
     if INSTALLED.exists()
     else [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
 )
-RUNNING_SECONDS = 600.0
+RUNNING_SECONDS = 1800.0
 TYPED = """
 import functools, signal, sys, ray
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -140,11 +141,16 @@ class Site:
         return found
 
 
-def until(what: Callable[[], object], seconds: float = 240.0) -> None:
+Found = TypeVar("Found")
+
+
+def until(what: Callable[[], Found], seconds: float = 600.0) -> Found:
+    """What it came to: asked once more, it may be over."""
     deadline = time.monotonic() + seconds
-    while not what():
+    while not (found := what()):
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.05)
+    return found
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -184,9 +190,7 @@ def site(folder: Path, *, objects: bool = False, redis: bool = False) -> Iterato
 @contextmanager
 def redis_server(address: str) -> Iterator[str]:
     """A Redis that keeps nothing on the disk, as host:port."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     words = ["redis-server", "--bind", address, "--port", str(port), "--save", "", "--protected-mode", "no"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:

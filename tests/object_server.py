@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from urllib.parse import urlsplit
 
 from s3fs import S3FileSystem
 
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 
 
 @dataclass
@@ -46,17 +45,15 @@ class ObjectServer:
 @contextmanager
 def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServer]:
     """Starts empty but for the bucket; what it holds is lost at the end."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
     log = folder / "objects.log"
-    server = ObjectServer(f"http://{host}:{port}", log)
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
-        environment = {**os.environ, **server.environment, "OMP_NUM_THREADS": "1"}
+        # A port that it finds itself is nobody else's by the time it listens.
+        command = [sys.executable, "-m", "moto.server", "-H", host, "-p", "0"]
+        environment = {**os.environ, **ObjectServer(f"http://{host}", log).environment, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
-        _make_bucket(server, process)
+        server = ObjectServer(f"http://{host}:{_port(log, process)}", log)
+        _make_bucket(server)
         # A process reads the settings of its machine once, and another server may have been here before.
         S3FileSystem.clear_instance_cache()
         yield server
@@ -66,15 +63,18 @@ def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServe
         process.wait()
 
 
-def _make_bucket(server: ObjectServer, process: subprocess.Popen[bytes]) -> None:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _port(log: Path, process: subprocess.Popen[bytes]) -> int:
+    """Where the server says that it listens."""
     deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            request = urllib.request.Request(f"{server.address}/{server.bucket}", method="PUT")
-            with direct.open(request, timeout=5):
-                return
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"no S3 server: {server.log.read_text()[-500:]}") from None
-            time.sleep(0.05)
+    while (said := re.search(r"Running on http://\S+:(\d+)\s", log.read_text())) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"no S3 server: {log.read_text()[-500:]}")
+        time.sleep(0.05)
+    return int(said[1])
+
+
+def _make_bucket(server: ObjectServer) -> None:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(f"{server.address}/{server.bucket}", method="PUT")
+    with direct.open(request, timeout=START_SECONDS):
+        pass

@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,10 @@ from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+# As it is before any test changes it: one server is for all tests, and which of them comes first is no matter.
+ENVIRONMENT = {**os.environ, **THREADS}
+SECONDS = 240.0
+"""What no rank takes on the slowest machine, the start of the server included."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class Processes:
     """`size` ranks that run function(*arguments), a function at the top of a module in `tests`; killed at the end.
 
     Arguments arrive as they pass JSON. environ: additions for all ranks. to_the_end: let the interpreter end as it does
-    in a program, which takes a second and may go wrong; else a rank is gone when the function is done.
+    in a program, which takes a second and may go wrong; else a rank is gone when the function is done. patience: for
+    how long one that leaves waits for the reason and for all others to have read it; in vain where one cannot answer.
     """
 
     def __init__(
@@ -52,11 +58,12 @@ class Processes:
         *arguments: Any,
         environ: Mapping[str, str] | None = None,
         to_the_end: bool = False,
+        patience: float = SECONDS,
     ) -> None:
         self.size = size
         self._task = [Path(function.__code__.co_filename).stem, function.__name__, list(arguments)]
         self._environ = dict(environ or {})
-        self._to_the_end = to_the_end
+        self._how = {"to_the_end": to_the_end, "patience": patience}
 
     def __enter__(self) -> Processes:
         self._folder = TemporaryDirectory()
@@ -65,8 +72,7 @@ class Processes:
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank in range(self.size):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared, **master, **self._environ}
-            request = {"place": str(self._place(rank)), "environ": own, "task": self._task}
-            _ask_server(request | {"to_the_end": self._to_the_end})
+            _ask_server({"place": str(self._place(rank)), "environ": own, "task": self._task, **self._how})
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -75,16 +81,18 @@ class Processes:
         self._folder.cleanup()
 
     def pid(self, rank: int) -> int:
-        return int(_read(self._place(rank).with_suffix(".pid"), self._time_left(20.0)))
+        return int(_read(self._place(rank).with_suffix(".pid"), self._time_left(SECONDS)))
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         """Send a signal to a rank, unless it has ended."""
         if not self._place(rank).with_suffix(".code").exists():
-            os.kill(self.pid(rank), signum)
+            # It may be gone and its end not written down yet.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid(rank), signum)
             if signum == signal.SIGKILL:
                 self.code(rank)
 
-    def code(self, rank: int, seconds: float = 60.0) -> int:
+    def code(self, rank: int, seconds: float = SECONDS) -> int:
         """How a rank ended; one that does not within `seconds` of the start fails the test with what all have said."""
         try:
             return int(_read(self._place(rank).with_suffix(".code"), self._time_left(seconds)))
@@ -96,7 +104,7 @@ class Processes:
         file = self._place(rank).with_suffix(f".{stream}")
         return file.read_text() if file.exists() else ""
 
-    def wait(self, seconds: float = 60.0) -> list[Ended]:
+    def wait(self, seconds: float = SECONDS) -> list[Ended]:
         """All ranks' ends, in their order."""
         codes = [self.code(rank, seconds) for rank in range(self.size)]
         return [Ended(code, self.said(rank), self.said(rank, "err")) for rank, code in enumerate(codes)]
@@ -112,12 +120,14 @@ def run_ranks(
     size: int,
     function: Callable[..., None],
     *arguments: Any,
-    seconds: float = 60.0,
+    seconds: float = SECONDS,
     environ: Mapping[str, str] | None = None,
     to_the_end: bool = False,
+    patience: float = SECONDS,
 ) -> list[Ended]:
     """How `Processes` of these arguments end."""
-    with Processes(size, function, *arguments, environ=environ, to_the_end=to_the_end) as processes:
+    how: dict[str, Any] = {"environ": environ, "to_the_end": to_the_end, "patience": patience}
+    with Processes(size, function, *arguments, **how) as processes:
         return processes.wait(seconds)
 
 
@@ -144,7 +154,7 @@ def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
-        env=os.environ | THREADS,
+        env=ENVIRONMENT,
         cwd=ROOT,
         text=True,
         start_new_session=True,
@@ -202,8 +212,10 @@ def _be_a_rank(request: dict[str, Any]) -> int:
     import torch
 
     from procap.errors import UserError
+    from runner import failures, joining
 
     torch.set_num_threads(1)
+    failures.PATIENCE_SECONDS = joining.PATIENCE_SECONDS = request["patience"]
     module, function, arguments = request["task"]
     code = 1
     try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +20,18 @@ from hosts import Host
 from ports import free_port
 
 REPOSITORY = Path(__file__).parents[1]
-START_SECONDS = 90.0
+START_SECONDS = 300.0
+END_SECONDS = 60.0
 TRIES = 5
+# Where much else is done, parts of Ray take longer to come up than it waits, and memory that others fill makes it kill
+# its own workers.
+SETTINGS = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "OMP_WAIT_POLICY": "passive",
+}
 
 
 def without_settings(home: Path) -> dict[str, str]:
@@ -37,6 +49,9 @@ class Node:
     host: Host | None = None
 
     def processes(self) -> list[psutil.Process]:
+        # The number of a process that was waited for may be somebody else's by now.
+        if self.process.poll() is not None:
+            return []
         with suppress(psutil.NoSuchProcess):
             top = psutil.Process(self.process.pid)
             return [*top.children(recursive=True), top]
@@ -51,6 +66,23 @@ class Node:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(how)
         self.process.wait()
+        # Its ports and files are free only when the last of them is gone.
+        deadline = time.monotonic() + END_SECONDS
+        while not all(map(_gone, found)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _answers(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    with closing(socket.socket()) as visitor:
+        return visitor.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _gone(process: psutil.Process) -> bool:
+    """Dead, even where nobody has waited for it."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 @dataclass
@@ -66,16 +98,13 @@ class Nodes:
     environment: Mapping[str, str] = field(default_factory=dict)
     hosts: Sequence[Host] = ()
     nodes: list[Node] = field(default_factory=list)
+    scratch: Path = field(default_factory=lambda: Path(f"/tmp/ray-{os.getpid()}-{secrets.token_hex(4)}"))
+    """What Ray itself writes. Sockets of Unix have short names only."""
 
     @property
     def address(self) -> str:
         """What `ray.init` takes."""
         return f"{self.hosts[0].address if self.hosts else '127.0.0.1'}:{self.port}"
-
-    @property
-    def scratch(self) -> Path:
-        """What Ray itself writes."""
-        return Path(f"/tmp/ray-{os.getpid()}-{self.port}")
 
     @property
     def alive(self) -> list[Node]:
@@ -87,27 +116,37 @@ class Nodes:
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     def head(self, cpus: float = 1, *, dashboard: bool = False, **environment: str) -> Node:
-        words = ["--head", "--port", str(self.port), "--include-dashboard", str(dashboard).lower()]
-        if dashboard:
-            words += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard_port)]
         # A head that comes back would take the nodes that it sees in our table of processes for another head.
         (self.scratch / "ray_current_cluster").unlink(missing_ok=True)
-        # Sockets of Unix have short names only.
-        words += ["--temp-dir", str(self.scratch)]
+
+        def words() -> list[str]:
+            found = ["--head", "--port", str(self.port), "--include-dashboard", str(dashboard).lower()]
+            if dashboard:
+                found += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(self.dashboard_port)]
+            return [*found, "--temp-dir", str(self.scratch)]
+
         return self._start("head", words, cpus, environment, ())
 
     def add(self, cpus: float = 1, hidden: Sequence[Path] = (), **environment: str) -> Node:
         """One more node; hidden: folders that it cannot see, which takes a host of its own."""
-        return self._start(f"node{len(self.nodes)}", ["--address", self.address], cpus, environment, hidden)
+        return self._start(f"node{len(self.nodes)}", lambda: ["--address", self.address], cpus, environment, hidden)
 
     def _start(
-        self, name: str, words: list[str], cpus: float, environment: Mapping[str, str], hidden: Sequence[Path]
+        self,
+        name: str,
+        words: Callable[[], list[str]],
+        cpus: float,
+        environment: Mapping[str, str],
+        hidden: Sequence[Path],
     ) -> Node:
         """Tried several times: a raylet gives the agents of its node 15 seconds, too few where much else is done."""
         for _ in range(TRIES - 1):
             with suppress(RuntimeError):
-                return self._try_start(name, words, cpus, environment, hidden)
-        return self._try_start(name, words, cpus, environment, hidden)
+                return self._try_start(name, words(), cpus, environment, hidden)
+            if not self.nodes:
+                # Nobody knows them yet, and somebody else may have them by now.
+                self.port, self.dashboard_port = free_port(), free_port()
+        return self._try_start(name, words(), cpus, environment, hidden)
 
     def _try_start(
         self, name: str, words: list[str], cpus: float, environment: Mapping[str, str], hidden: Sequence[Path]
@@ -121,13 +160,13 @@ class Nodes:
         command += ["--node-ip-address", host.address if host else "127.0.0.1"]
         command += ["--object-store-memory", str(100 * 2**20), "--node-name", name, "--disable-usage-stats"]
         # Jobs go through this port, which clusters on one machine would else fight for.
-        command += ["--dashboard-agent-listen-port", str(free_port())]
+        agent = free_port()
+        command += ["--dashboard-agent-listen-port", str(agent)]
         path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-        settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": path, "OMP_WAIT_POLICY": "passive"}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 host.command(command, hidden) if host else command,
-                env={**os.environ, **settings, **self.environment, **environment},
+                env={**os.environ, **SETTINGS, "PYTHONPATH": path, **self.environment, **environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -135,9 +174,10 @@ class Nodes:
         node = Node(name, process, log, host)
         self.nodes.append(node)
         deadline = time.monotonic() + START_SECONDS
-        while b"Ray runtime started" not in log.read_bytes():
+        while b"Ray runtime started" not in log.read_bytes() or ("--dashboard-port" in words and not _answers(agent)):
             if process.poll() is not None or time.monotonic() > deadline:
                 node.kill()
+                self.nodes.remove(node)
                 raise RuntimeError(f"{name} did not start: {log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.1)
         return node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,3 +32,13 @@ def _kill_all_of(process: subprocess.Popen[Any]) -> None:
     for each in below:
         with suppress(psutil.NoSuchProcess):
             each.kill()
+    deadline = time.monotonic() + 60
+    while any(map(_is_alive, below)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    # Who inherits orphans may leave them as they are.
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -20,6 +20,8 @@ from benchmarks.command_line.answers import unforced
 from runner.results import RunFolder
 from runner.signals import Interrupted
 from shards.home import cache_home, data_root
+from shards.known import packed_names
+from shards.reader import open_dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "ray", "mlflow", "matplotlib", "numpy", "pydantic", "deepspeed", "open_clip")
@@ -53,17 +55,17 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
 
 
 def test_help_answers_at_once_without_heavy_libraries():
-    """In processor time, of which other programs take nothing; the budget is half a second."""
+    """Its time is that of its imports, about a millisecond each, and their number is the same on every machine."""
     program = (
-        "import sys, time;"
-        "from benchmarks.cli import main; code = main(['--help']); took = time.process_time();"
+        "import sys;"
+        "from benchmarks.cli import main; code = main(['--help']);"
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules];"
-        "print(); print(repr((code, took, loaded)))"
+        "print(); print(repr((code, len(sys.modules), loaded)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    code, took, loaded = eval(done.stdout.strip().splitlines()[-1])
+    code, modules, loaded = eval(done.stdout.strip().splitlines()[-1])
     assert (code, loaded) == (0, [])
-    assert took < 0.5
+    assert modules < 300
 
 
 @pytest.mark.parametrize(
@@ -336,16 +338,20 @@ def test_an_untrained_run_is_answered_with_the_command_that_trains_it(capsys, tm
 
 
 def test_sigterm_outside_training_is_said_and_has_its_code(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "shapes", "--data", tmp_path]
-    deadline = time.monotonic() + 60
-    with started(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as packing:
-        while not any(tmp_path.iterdir()):
+    """Many data sets are asked for, so that it is not over before it is stopped."""
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "world", "--data", data]
+    deadline = time.monotonic() + 300
+    with started(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as packing:
+        while not (data.exists() and any(data.iterdir())):
             assert packing.poll() is None and time.monotonic() < deadline, "nothing was packed"
             time.sleep(0.02)
         packing.terminate()
-        _, err = packing.communicate(timeout=60)
+        _, err = packing.communicate(timeout=300)
     assert packing.returncode == 143 and err.splitlines()[-1].startswith("procap: stopped")
-    assert not (tmp_path / "shapes").exists()
+    whole = packed_names(data)
+    assert "digits" not in whole, "the last one"
+    assert all(open_dataset(data, name, whole=True) for name in whole)
 
 
 def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
@@ -363,5 +369,5 @@ def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
 
 def test_a_pipe_that_closes_early_is_no_error():
     command = f"{sys.executable} -m benchmarks.cli ls datasets | head -1"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith("data set") and "Traceback" not in done.stderr and "internal" not in done.stderr

@@ -24,6 +24,7 @@ SECONDS = st.lists(st.floats(0.1, 1000.0), min_size=1, max_size=30)
 PLACES = st.integers(1, 40)
 
 
+@settings(deadline=None)
 @given(runs=PLACES, gpus=PLACES, seconds=st.floats(1.0, 100.0), start=st.floats(0.0, 50.0))
 def test_equal_runs_without_failures_come_in_waves(runs: int, gpus: int, seconds: float, start: float):
     found = simulate([Job(seconds, start=start)] * runs, gpus, CALM)
@@ -33,6 +34,7 @@ def test_equal_runs_without_failures_come_in_waves(runs: int, gpus: int, seconds
     assert found.starting == pytest.approx(runs * start)
 
 
+@settings(deadline=None)
 @given(seconds=SECONDS, gpus=PLACES)
 def test_lists_end_when_list_scheduling_says_and_within_grahams_bound(seconds: list[float], gpus: int):
     assert simulate(seconds, gpus, CALM).makespan == pytest.approx(makespan(seconds, gpus))
@@ -43,7 +45,7 @@ def test_lists_end_when_list_scheduling_says_and_within_grahams_bound(seconds: l
 
 
 @given(seconds=st.lists(st.integers(1, 20), min_size=1, max_size=7), gpus=st.integers(1, 3))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_long_runs_first_are_within_four_thirds_of_the_best_there_is(seconds: list[int], gpus: int):
     best = _best(tuple(sorted(seconds, reverse=True)), (0,) * gpus)
     found = simulate(sorted(seconds, reverse=True), gpus, CALM).makespan

@@ -43,6 +43,7 @@ def brute_force(values: list[float]) -> float:
     return float(np.mean([found >= abs(sum(values)) - 1e-9 for found in sums]))
 
 
+@settings(deadline=None)
 @given(DIFFERENCES)
 def test_flipped_signs_are_all_counted(differences):
     assert sign_flip_p(differences, random(1)) == pytest.approx(brute_force(differences))
@@ -59,6 +60,7 @@ def test_many_flipped_signs_are_drawn_and_come_close():
     assert found == sign_flip_p(differences, random(4)) != sign_flip_p(differences, random(5))
 
 
+@settings(deadline=None)
 @given(DIFFERENCES)
 def test_wilcoxon_is_exact_with_ties_and_without_zeros(differences):
     there = [value for value in differences if value]
@@ -72,6 +74,7 @@ def test_wilcoxon_without_ties_is_that_of_scipy(n):
     assert wilcoxon_p(differences, random(1)) == pytest.approx(wilcoxon(differences, method="exact").pvalue, rel=1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=7), st.sampled_from([0.01, 0.05, 0.3]))
 def test_holm_rejects_what_stepping_down_rejects(values, level):
     there = sorted(value for value in values if value is not None)

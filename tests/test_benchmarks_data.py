@@ -356,7 +356,7 @@ def test_a_data_set_that_a_server_does_not_have_is_said_of_the_server(tmp_path, 
     """Its mirror in the cache is nobody's concern, and packing into it would help nobody."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         code, _, err = run(capsys, "train", "--methods", "coop", "--datasets", "dtd-subset", "--data", url)
         server.shutdown()

@@ -22,6 +22,8 @@ from urllib.parse import parse_qs, unquote
 import psutil
 import pytest
 import tracked_runs
+from ports import free_port
+from started import started
 
 from benchmarks.command_line.flags import Output
 from benchmarks.commands.track import status
@@ -39,12 +41,6 @@ SENT = {
     f"base/shapes/{name}/mini/16shot/seed1-0": Delivery(experiment_id="7", run_id=name)
     for name in ("coop", "maple", "procap")
 }
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 def test_a_port_in_use_is_named_with_one_that_may_be_free() -> None:
@@ -165,7 +161,7 @@ def test_status_names_the_runs_to_send_and_why_one_cannot_be(
 def ask(address: str, document: dict) -> dict:
     body = json.dumps(document).encode()
     request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as answer:
         return json.load(answer)
 
 
@@ -174,24 +170,21 @@ def page(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """`ui` in a process of its own over two runs that were not sent before, and what it printed."""
     for seed in (1, 2):
         finished(tmp_path, seed)
-    code = "import sys, pathlib, benchmarks.tracking.ui as b; b.ui(pathlib.Path(sys.argv[1]), None, int(sys.argv[2]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), str(free_port())],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    lines: list[str] = []
-    assert process.stdout is not None
-    reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
-    reader.start()
-    patience = time.monotonic() + 240
-    while len(lines) < 2 and process.poll() is None and time.monotonic() < patience:
-        time.sleep(0.1)
-    assert len(lines) == 2
-    yield process, lines
-    if process.poll() is None:
-        process.kill()
+    # Ctrl-C counts also where the tests run in the background of a shell, which ignores it.
+    code = "import signal, sys, pathlib, benchmarks.tracking.ui as b;"
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler);"
+    code += "b.ui(pathlib.Path(sys.argv[1]), None, int(sys.argv[2]))"
+    command = [sys.executable, "-c", code, str(tmp_path), str(free_port())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with started(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        lines: list[str] = []
+        reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
+        reader.start()
+        patience = time.monotonic() + 600
+        while len(lines) < 2 and process.poll() is None and time.monotonic() < patience:
+            time.sleep(0.1)
+        assert len(lines) == 2
+        yield process, lines
 
 
 @pytest.mark.slow
@@ -215,8 +208,8 @@ def test_the_server_shows_the_runs_to_this_machine_alone_and_stops_whole(
             visitor.settimeout(5)
             assert visitor.connect_ex((other, port)) != 0, f"answers on {other} as well"
     process.send_signal(how)
-    assert process.wait(30) == 0
-    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert process.wait(120) == 0
+    gone, alive = psutil.wait_procs(children, timeout=120)
     assert gone and not alive
     assert pending(tmp_path) == []
 
@@ -234,11 +227,11 @@ def test_a_run_reaches_a_server_and_one_that_goes_away_is_made_up_for(
     tracker_for(first, place).close()
     assert pending(results, address) == [] and capsys.readouterr() == ("", "")
     process.terminate()
-    process.wait(30)
+    process.wait(120)
     tracked_runs.finish(second)
     began = time.monotonic()
     tracker_for(second, place).close()
-    assert time.monotonic() - began < 60  # MLflow itself would try again for minutes
+    assert time.monotonic() - began < 150  # MLflow itself would try again for minutes
     assert capsys.readouterr().err.count("\n") == 1
     assert [missing.epochs for missing in pending(results, address)] == [5]
     # The server's database is a store in itself: there the first run is known although it came through the server.

@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -87,10 +88,10 @@ def test_whatever_is_killed_the_results_are_those_of_one_run_at_a_time(
     said = ""
     victim = cluster.node_on(2)
     if fault != "nothing":
-        until(lambda: cluster.held(tmp_path, victim))
+        [held, *_] = until(lambda: cluster.held(tmp_path, victim))
         at = time.monotonic() - command.began
     if fault == "worker":
-        kill(cluster.held(tmp_path, victim)[0].process)
+        kill(held.process)
     if "driver" in fault:
         command.process.kill()
         command.end(-signal.SIGKILL)
@@ -121,8 +122,7 @@ def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault: str, cluster
     cluster.procap(*ONE, "--tracking", "off", "--results", reference).end()
     # Typed on the head's host, so that a rank is on one of the two that may be killed.
     command = cluster.procap(*ONE, *cluster.cluster, "--processes", "2", "--results", results, on=0)
-    until(lambda: cluster.held(results))
-    [held] = cluster.held(results)
+    [held] = until(lambda: cluster.held(results))
     at = time.monotonic() - command.began
     node = next(node for node in cluster.nodes.alive[1:] if ranks(node))
     if fault == "worker":
@@ -152,7 +152,12 @@ def test_a_group_of_two_processes_is_placed_again_as_a_whole(fault: str, cluster
 
 
 def ranks(node: Node) -> list[psutil.Process]:
-    return [process for process in node.processes() if "ray::Rank" in " ".join(process.cmdline())]
+    found = []
+    for process in node.processes():
+        with suppress(psutil.NoSuchProcess):
+            if "ray::Rank" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: Site, tmp_path: Path) -> None:

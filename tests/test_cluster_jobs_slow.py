@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -49,7 +50,7 @@ def test_a_cluster_with_a_token_is_used_with_it_and_refuses_others_in_one_line(t
 
     def procap(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "benchmarks.cli", *words]
-        return subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, timeout=600)
 
     settings = {"PATH": PATH, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     with Nodes(tmp_path / "nodes", environment=settings) as nodes:
@@ -82,23 +83,26 @@ def followed(cluster: RayCluster, name: str, patience: float = 60) -> tuple[RayJ
 def test_a_killed_command_and_a_killed_head_are_told_apart(nodes: Nodes) -> None:
     cluster = RayCluster(Dashboard(nodes.dashboard, "--address"))
     for name in ("first", "second"):
-        program = f'import time; print("{name}"); time.sleep(300)'
+        program = f'import time; print("{name}"); time.sleep(900)'
         cluster.submit(entrypoint=f"exec {sys.executable} -uc {shlex.quote(program)}", submission_id=name)
 
     def kill() -> None:
         while not cluster.log("first").endswith("first\n") or not cluster.log("second").endswith("second\n"):
             time.sleep(0.2)
         for process in nodes.nodes[0].processes():
-            if "first" in " ".join(process.cmdline()) and "python" in process.name():
-                psutil.Process(process.pid).kill()
+            with suppress(psutil.NoSuchProcess):
+                if "first" in " ".join(process.cmdline()) and "python" in process.name():
+                    process.kill()
 
     killer = threading.Thread(target=kill)
     killer.start()
     job, log = followed(cluster, "first")
     killer.join()
     assert isinstance(job, RayJob) and job.exit_code == 137 and log.endswith("first\n")
-    threading.Timer(3, nodes.nodes[0].kill).start()
+    killer = threading.Timer(3, nodes.nodes[0].kill)
+    killer.start()
     error, log = followed(cluster, "second", patience=3)
+    killer.join()
     assert "procap jobs follow second" in str(error) and log.endswith("second\n")
 
 

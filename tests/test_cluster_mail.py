@@ -15,11 +15,11 @@ def test_a_slow_tracker_gets_everything_in_one_more_sending():
     def send(runs: list[str], figures: dict[str, float]) -> None:
         sent.append((runs, figures))
         busy.set()
-        assert go.wait(30)
+        assert go.wait(120)
 
     mail = Mail(send)
     mail.post(["first"])
-    assert busy.wait(30)
+    assert busy.wait(120)
     for number in range(100):
         mail.post([f"run{number % 7}"], {"done": float(number)})
     go.set()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cluster.address import LOCAL, current_cluster, ray_folder
-from cluster.site import _refuse_silent, _unreached
+from cluster.site import _refuse_silent, _unreached, connected
 from procap.errors import UserError
 
 
@@ -77,9 +77,11 @@ def test_a_node_that_runs_counts_for_more_than_a_file(
 ) -> None:
     """As of `ray start --temp-dir`, whose file is in that folder."""
     monkeypatch.setenv("RAY_TMPDIR", str(started(tmp_path, silent)))
-    words = ["/opt/ray/raylet", "-c", "read line", f"--gcs-address=127.0.0.1:{listener}"]
-    raylet = subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE)
+    words = ["/opt/ray/raylet", "-c", "echo here; read line", f"--gcs-address=127.0.0.1:{listener}"]
+    raylet = subprocess.Popen(words, executable="/bin/sh", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        # A process may be there before its command line is.
+        assert raylet.stdout and raylet.stdout.readline() == b"here\n"
         node = psutil.Process(raylet.pid)
         monkeypatch.setattr(psutil, "process_iter", lambda: iter([psutil.Process(os.getpid()), node]))
         assert current_cluster() == f"127.0.0.1:{listener}"
@@ -89,3 +91,24 @@ def test_a_node_that_runs_counts_for_more_than_a_file(
     finally:
         raylet.send_signal(signal.SIGKILL)
         raylet.wait()
+
+
+def test_a_ray_of_our_own_that_came_up_too_late_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where much else is done; what Ray raises then is of no kind of its own."""
+    import ray
+
+    tried: list[str] = []
+
+    def started_late(*, address: str, **how: object) -> None:
+        tried.append(address)
+        if len(tried) % 3:
+            raise Exception("The current node timed out\nduring startup.")
+
+    monkeypatch.setattr(ray, "init", started_late)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with connected(LOCAL):
+        assert tried == [LOCAL] * 3
+    monkeypatch.setattr("cluster.site.OWN_TRIES", 2)
+    late = r"Ray did not start on this machine \(The current node timed out during startup\.\)"
+    with pytest.raises(UserError, match=late), connected(LOCAL):
+        pass

@@ -46,31 +46,34 @@ SCANCEL = """#!/bin/sh
 """
 RAY = """#!/bin/bash
 # Writes down how it was started, and what it was told by the environment; a node stays until it is ended.
+trap 'kill $(jobs -p) 2> /dev/null' EXIT
+trap 'echo "$SLURM_NODEID ended" >> nodes.lines; exit 0' TERM
+echo "$RAY_AUTH_MODE $(stat -c %a:%s "$RAY_AUTH_TOKEN_PATH") $*" >> nodes.lines
 if [[ " $* " == *" --head "* ]]; then
     coproc LISTEN { exec python -c "
 import socket, sys, time
 held = socket.create_server(('127.0.0.1', int(sys.argv[1])))
 print('there', flush=True)
-time.sleep(60)" "$4"; }
+time.sleep(600)" "$4"; }
     read -r _ <&"${LISTEN[0]}"
 fi
-echo "$RAY_AUTH_MODE $(stat -c %a:%s "$RAY_AUTH_TOKEN_PATH") $*" >> nodes.lines
 [[ -e broken && $SLURM_NODEID == 1 ]] && rm broken && exit 1
-trap 'kill $(jobs -p) 2> /dev/null' EXIT
-trap 'echo "$SLURM_NODEID ended" >> nodes.lines; exit 0' TERM
-sleep 60 & wait $!
+sleep 600 & wait $!
 """
+# In the place of the look for nodes that have joined: the first one is there.
 PYTHON = f"""#!/bin/sh
-[ "$1" = - ] && exec sleep 1
-exec {sys.executable} "$@"
+[ "$1" = - ] || exec {sys.executable} "$@"
+until [ -s nodes.lines ]; do sleep 0.1; done
 """
-# The command: an exit code, and for how many tenths of a second it works.
+# The command: an exit code, and how often Ray has to be started until it has done its work.
 PROCAP = """#!/bin/bash
 trap 'echo saved; exit 143' TERM
 echo "$RAY_ADDRESS $*"
-for ((i = 0; i < $2; i++)); do sleep 0.1 & wait $!; done
+touch at-work
+until [[ $(grep -c -e --block nodes.lines) == "$2" ]]; do sleep 0.1 & wait $!; done
 exit "$1"
 """
+FOR_EVER = 99
 
 NODES = """
 import os, ray
@@ -85,7 +88,7 @@ Submit = Callable[..., "subprocess.Popen[str]"]
 
 def free_job() -> int:
     """A job's number whose three ports are free here."""
-    for number in range(os.getpid() % 4000, 4000):
+    for number in ((os.getpid() + offset) % 4000 for offset in range(4000)):
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(20000 + number * 3, 20003 + number * 3):
                 held.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -122,15 +125,14 @@ def submit(tmp_path) -> Submit:
     return begin
 
 
-def ended(job: subprocess.Popen[str], seconds: float = 30) -> tuple[int, str, str]:
+def ended(job: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a job, of which nothing may be left."""
     try:
         out, err = job.communicate(timeout=seconds)
-        for _ in range(50):
-            if not (left := members(job.pid)):
-                break
+        patience = time.monotonic() + 60
+        while left := members(job.pid):
+            assert time.monotonic() < patience, left
             time.sleep(0.1)
-        assert not left
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
@@ -150,11 +152,11 @@ def members(group: int) -> list[str]:
 def test_ray_starts_on_all_nodes_and_ends_with_the_command(submit, tmp_path):
     """The second node's Ray does not come up at first. The command's exit code is the job's."""
     (tmp_path / "broken").touch()
-    job = submit(5, 20, "--methods", "maple,procap", nodes=3, ray=RAY, python=PYTHON, procap=PROCAP)
+    job = submit(5, 4, "--methods", "maple,procap", nodes=3, ray=RAY, python=PYTHON, procap=PROCAP)
     code, out, err = ended(job)
     assert code == 5, err
     address, *words = out.split()
-    assert address.startswith(("localhost:2", "localhost:3")) and words == ["5", "20", "--methods", "maple,procap"]
+    assert address.startswith(("localhost:2", "localhost:3")) and words == ["5", "4", "--methods", "maple,procap"]
     port = int(address.partition(":")[2])
     assert (tmp_path / "srun.line").read_text().startswith("--ntasks 3 --ntasks-per-node 1 --kill-on-bad-exit=0 ")
     lines = (tmp_path / "nodes.lines").read_text().splitlines()
@@ -171,7 +173,7 @@ def test_ray_starts_on_all_nodes_and_ends_with_the_command(submit, tmp_path):
 
 def test_the_warning_before_the_end_reaches_the_command_alone(submit, tmp_path):
     """As `--signal B:TERM@120` sends it; Ray goes on until the command has saved."""
-    job = submit(0, 300, nodes=1, ray=RAY, python=PYTHON, procap=PROCAP)
+    job = submit(0, FOR_EVER, nodes=1, ray=RAY, python=PYTHON, procap=PROCAP)
     assert job.stdout.readline().startswith("localhost:")
     before = (tmp_path / "nodes.lines").read_text()
     os.kill(job.pid, signal.SIGTERM)
@@ -181,7 +183,8 @@ def test_the_warning_before_the_end_reaches_the_command_alone(submit, tmp_path):
 
 
 def test_a_job_whose_ray_is_gone_does_not_wait_for_ever(submit, tmp_path):
-    job = submit(0, 300, nodes=1, ray=RAY.replace("sleep 60 &", "sleep 3 &"), python=PYTHON, procap=PROCAP)
+    until_then = "until [[ -e at-work ]]; do sleep 0.1; done &"
+    job = submit(0, FOR_EVER, nodes=1, ray=RAY.replace("sleep 600 &", until_then), python=PYTHON, procap=PROCAP)
     code, out, _ = ended(job)
     assert code == 143 and out.endswith("saved\n")
 
@@ -201,7 +204,7 @@ def test_two_real_nodes_of_ray_answer_to_the_command_and_leave_nothing(submit, t
     """Real Ray, with a token; the nodes share this machine."""
     (tmp_path / "nodes.py").write_text(NODES)
     job = submit("bench", nodes=2, procap=f"#!/bin/sh\nexec python {tmp_path / 'nodes.py'}\n")
-    code, out, err = ended(job, 120)
+    code, out, err = ended(job)
     assert code == 0, err
     assert out.splitlines() == ["[(1.0, 1000000000.0), (1.0, 1000000000.0)]", "answered"]
     assert not list(tmp_path.glob(".ray-token*"))

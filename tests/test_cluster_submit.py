@@ -36,8 +36,10 @@ def no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small source tree with a history, something that git ignores, and something new."""
+    # Whoever runs the tests may have signatures, hooks and files to ignore of their own.
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     root = tmp_path / "tree"
     for package in parcels.PACKAGES:
         (root / package).mkdir(parents=True)

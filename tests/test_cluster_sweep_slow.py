@@ -189,15 +189,15 @@ def test_a_cluster_has_one_sweep_of_a_name_where_locks_do_not_reach(nodes, clust
         _, err = finish(words, code=1)
         assert f"pid {first.pid} on" in err
         first.send_signal(signal.SIGTERM)
-        _, err = first.communicate(timeout=60)
+        _, err = first.communicate(timeout=600)
     assert first.returncode == 143, err
     found, _ = finish([*words, "--hours", str(1 / 3600)])
     assert found["counts"]["running"] > 0
 
 
 def test_time_that_is_up_leaves_states_that_are_gone_on_with(cluster, tmp_path) -> None:
-    words = [*ASKED, *TPE[:-1], "400", *cluster, "--results", str(tmp_path), "--trials", "2"]
-    found, err = finish([*words, "--hours", str(15 / 3600)])
+    words = [*ASKED, *TPE[:-1], "4000", *cluster, "--results", str(tmp_path), "--trials", "2"]
+    found, err = finish([*words, "--hours", str(60 / 3600)])
     assert found["counts"] == {"finished": 0, "stopped": 0, "running": 2, "failed": 0}
     assert "2 configurations unfinished, with their states kept" in err
     steps = [progress.step for run in find_runs(tmp_path) if (progress := run.progress())]

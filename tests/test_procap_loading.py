@@ -38,7 +38,12 @@ def tiny_architecture(tmp_path_factory, tiny_geometry):
     }
     (folder / "tiny-vit.json").write_text(json.dumps(config))
     (folder / "tiny-vit-quickgelu.json").write_text(json.dumps({**config, "quick_gelu": True}))
-    open_clip.add_model_config(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        # Other tests of this process know open_clip as it is installed.
+        for registry in ("_MODEL_CONFIG_PATHS", "_MODEL_CONFIGS"):
+            patch.setattr(open_clip.factory, registry, getattr(open_clip.factory, registry).copy())
+        open_clip.add_model_config(folder)
+        yield
 
 
 def openai_names(clip: CLIP) -> dict[str, torch.Tensor]:

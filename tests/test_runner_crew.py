@@ -96,7 +96,7 @@ def compare(config: RunConfig, one: Path, other: Path, tolerance: float) -> None
 def test_several_processes_train_and_count_as_one(few_digits, tiny_checkpoint, alone, tmp_path, size):
     results = tmp_path / "results"
     arguments = str(few_digits), str(results), str(tiny_checkpoint), "fp32"
-    ends = run_ranks(size, train_and_evaluate, *arguments, seconds=120.0)
+    ends = run_ranks(size, train_and_evaluate, *arguments)
     assert [end.code for end in ends] == [0] * size, ends[0].err + ends[1].err
     assert len({end.out for end in ends}) == 1
     assert not list(tmp_path.glob("results-of-*"))

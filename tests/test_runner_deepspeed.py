@@ -224,7 +224,7 @@ def start(folder: Path, size: int, jobs: str) -> list[str]:
     said = []
     try:
         for process in running:
-            out, err = process.communicate(timeout=180)
+            out, err = process.communicate(timeout=900)
             said.append(err)
             assert process.returncode == 0, err[-3000:]
             assert out == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -17,10 +18,11 @@ from unittest.mock import patch
 
 import pytest
 from local_server import Answer, LocalServer
-from ranked import Ended, run_ranks
+from ranked import SECONDS, Ended, run_ranks
 
 from benchmarks import cli
 from benchmarks.commands import run as commands_run
+from runner import journal
 from runner.checkpoint import TrainState, read_prompts
 from runner.config import Target, Workplace
 from runner.evaluate import evaluate
@@ -75,15 +77,20 @@ def obey_permissions() -> None:
 
 
 def procap(
-    arguments: list[str], every: float = 3600.0, trouble: tuple[str, ...] = (), unlucky: int = 1, at: int = LATER
+    arguments: list[str],
+    every: float = 3600.0,
+    trouble: tuple[str, ...] = (),
+    unlucky: int = 1,
+    at: int = LATER,
+    silent: str = "",
 ) -> None:
     """The command as every rank runs it, with a state `every` so many seconds; `trouble` comes after step `at`.
 
-    "{rank}" in an argument is the rank's number. A server is given up after a second.
+    "{rank}" in an argument is the rank's number. A server is given up after a second where `silent` ends the URL.
     """
     rank = announced_ranks().rank
     arguments = [word.replace("{rank}", str(rank)) for word in arguments]
-    count, workplace = TrainState.count, commands_run.workplace
+    count, workplace, open_http = TrainState.count, commands_run.workplace, remote._open_http
 
     def counted(state: TrainState, *what: Any) -> None:
         count(state, *what)
@@ -92,13 +99,19 @@ def procap(
             getattr(Trouble, name)(*how)
 
     def often(*place: Any, **more: Any) -> Workplace:
-        return replace(workplace(*place, **more), checkpoint_seconds=every, timeout=30.0)
+        return replace(workplace(*place, **more), checkpoint_seconds=every, timeout=SECONDS)
+
+    def opened(url: str, *how: Any) -> remote.Body:
+        with patch.object(remote, "TIMEOUT", 0.5 if silent and url.endswith(silent) else SECONDS):
+            return open_http(url, *how)
 
     with ExitStack() as stack:
         for where, name, value in (
             (TrainState, "count", counted),
             (commands_run, "workplace", often),
-            (remote, "TIMEOUT", 0.5),
+            # On a slow machine an epoch takes long enough for a state of its own.
+            (journal, "EPOCH_SAVE_SECONDS", math.inf),
+            (remote, "_open_http", opened),
             (remote, "WAITS", (0.1,)),
         ):
             stack.enter_context(patch.object(where, name, value))
@@ -211,7 +224,7 @@ def test_a_signal_to_one_rank_makes_all_save_one_state_from_which_any_number_goe
 
 
 def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(command, straight, few_digits, tmp_path):
-    ends = run_ranks(2, procap, command(tmp_path), 0.0, ("send", signal.SIGKILL))
+    ends = run_ranks(2, procap, command(tmp_path), 0.0, ("send", signal.SIGKILL), patience=0.5)
     assert codes(ends) == [1, -signal.SIGKILL]
     (line,) = told(ends)
     assert line.startswith("procap: error: rank 1 of 2 is gone without a word")
@@ -330,12 +343,14 @@ def test_a_server_that_cuts_the_stream_is_asked_again(command, straight, few_dig
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [(Answer(wait=60.0), "no answer for 0.5 s"), (Answer(cut=1000), "was cut short")]
+    ("answer", "silent", "words"),
+    [(Answer(wait=SECONDS), SHARD, "no answer for 0.5 s"), (Answer(cut=1000), "", "was cut short")],
 )
-def test_a_server_that_stays_silent_ends_all_with_one_line_in_time(command, few_digits, tmp_path, answer, words):
+def test_a_server_that_stays_silent_ends_all_with_one_line(command, few_digits, tmp_path, answer, silent, words):
     with LocalServer(few_digits, ranges=False) as server:
         server.always[SHARD] = answer
-        ends = run_ranks(2, procap, command(tmp_path, server.url), environ={"PROCAP_HOME": str(tmp_path / "cache")})
+        arguments = command(tmp_path, server.url), 3600.0, (), 1, LATER, silent
+        ends = run_ranks(2, procap, *arguments, environ={"PROCAP_HOME": str(tmp_path / "cache")})
     assert codes(ends) == [1, 1]
     (line,) = told(ends)
     assert f"{server.url}{SHARD}" in line and words in line

@@ -139,7 +139,7 @@ def test_two_agents_start_again_when_a_worker_of_one_is_killed(agents, straight,
 
 def test_one_agent_goes_on_alone_when_the_other_machine_is_lost(agents, straight, few_digits, tmp_path):
     results = tmp_path / "results"
-    for launcher in meeting("1:2", "last_call_timeout=5"):
+    for launcher in meeting("1:2", "last_call_timeout=20"):
         agents.start(launcher, words("train", few_digits, results))
     agents.wait_for_state(results)
     workers = agents.workers(1)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -344,7 +344,8 @@ def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, damage):
     assert file.read_bytes() != sound
     with pytest.warns(UserWarning, match=r"cannot be used .*computed again") as notes:
         store = FeatureStore(tmp_path, KEY)
-    assert len(notes) == 1 and "\n" not in str(notes[0].message)
+    [said] = own(notes)
+    assert "\n" not in said
     assert not store.known(np.arange(4)).any()
     remember(store, [1, 2, 3])
     store.keep()
@@ -364,8 +365,13 @@ def test_a_folder_that_cannot_be_written_costs_a_note(plan, place, answer):
     place.features.write_text("a file in its place")
     with pytest.warns(UserWarning, match="not kept") as notes:
         result, _ = answer(plan("zeroshot"), BASE, place)
-    assert len(notes) == 1
+    assert len(own(notes)) == 1
     assert result.features == "computed"
+
+
+def own(notes: Iterable[warnings.WarningMessage]) -> list[str]:
+    """What the project warns of; what is thrown away just then may have a warning as well."""
+    return [str(note.message) for note in notes if note.category is UserWarning]
 
 
 def test_nothing_to_keep_writes_nothing(tmp_path):

@@ -8,15 +8,19 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
-from ranked import Ended, Processes, run_ranks
+from ranked import SECONDS, Ended, Processes, run_ranks
 from toy_shards import toy_source
 
 from benchmarks.cli import main
 from benchmarks.commands.data import ensure_packed
+from runner import signals
+from runner.checkpoint import TrainState
 from runner.joining import joined
 from runner.network import choose_network
 from runner.ranks import Ranks, announced_ranks
@@ -37,9 +41,9 @@ def procap(place: str, line: list[str]) -> None:
     os._exit(code)
 
 
-def launch(size: int, place: Path, *line: object, seconds: float = 90.0) -> list[Ended]:
+def launch(size: int, place: Path, *line: object) -> list[Ended]:
     """How the processes of a command end that a launcher starts."""
-    return run_ranks(size, procap, str(place), [str(word) for word in line], seconds=seconds, environ=home(place))
+    return run_ranks(size, procap, str(place), [str(word) for word in line], environ=home(place))
 
 
 def home(place: Path) -> dict[str, str]:
@@ -169,33 +173,61 @@ def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, sh
     assert {path.name for folder in packed for path in folder.parent.iterdir()} == {"digits"}
 
 
+def procap_until_told_twice(place: str, line: list[str]) -> None:
+    """`procap`, whose first step lasts until the process was told twice to stop; it says how often it was so far."""
+    count, ask = TrainState.count, signals.StopRequest._ask
+    told = []
+
+    def counted(state: TrainState, *what: object) -> None:
+        count(state, *what)
+        print("told 0 times", flush=True)
+        while len(told) < 2:
+            time.sleep(0.01)
+
+    def asked(request: signals.StopRequest, signum: int, frame: object) -> None:
+        ask(request, signum, frame)
+        told.append(signum)
+        print(f"told {len(told)} times", flush=True)
+
+    with (
+        patch.object(TrainState, "count", counted),
+        patch.object(signals.StopRequest, "_ask", asked),
+        # However late the second signal is.
+        patch.object(signals, "ECHO_SECONDS", SECONDS),
+    ):
+        procap(place, line)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
     few_digits, tiny_checkpoint, tmp_path, signum
 ):
     """A batch system signals every process of a job, and the launcher among them signals the others again."""
-    line = ["train", *QUICK, "--methods", "coop", "--epochs", "400", "--backbone", tiny_checkpoint]
+    line = ["train", *QUICK, "--methods", "coop", "--epochs", "2", "--backbone", tiny_checkpoint]
     line = [str(word) for word in [*line, "--data", few_digits]]
-    with Processes(2, procap, str(tmp_path), line, environ=home(tmp_path)) as processes:
-        progress = tmp_path / "host0" / "results"
-        while not list(progress.rglob("step-*.safetensors")):
-            assert not processes.said(0, "err").count("error")
-        for rank in (0, 0, 1, 1):
-            processes.kill(rank, signum)
+    with Processes(2, procap_until_told_twice, str(tmp_path), line, environ=home(tmp_path)) as processes:
+        deadline = time.monotonic() + SECONDS
+        for rank in (0, 1):
+            for told in (0, 1):
+                while f"told {told} times" not in processes.said(rank):
+                    assert time.monotonic() < deadline, processes.said(rank) + processes.said(rank, "err")
+                    time.sleep(0.01)
+                processes.kill(rank, signum)
         ends = processes.wait()
     assert [end.code for end in ends] == [128 + signum] * 2, ends
+    assert list(tmp_path.rglob("step-*.safetensors"))
     said = "".join(end.err for end in ends)
     assert said.count(f"procap: {signum.name}: stopped base/digits/coop") == 1 and "repeat to go on" in said
 
 
 def meet(kinds: list[str]) -> None:
-    with joined(announced_ranks(), torch.device(kinds[announced_ranks().rank]), 20):
+    with joined(announced_ranks(), torch.device(kinds[announced_ranks().rank]), 10 * SECONDS):
         raise AssertionError("they cannot have met")
 
 
 def test_hosts_with_and_without_a_gpu_do_not_wait_for_each_other() -> None:
     said = "procap: rank 0 works on cuda and rank 2 on cpu: give all of them --device cpu\n"
-    for end in run_ranks(3, meet, ["cuda:0", "cuda:1", "cpu"], seconds=15.0):
+    for end in run_ranks(3, meet, ["cuda:0", "cuda:1", "cpu"]):
         assert (end.code, end.err) == (2, said)
 
 

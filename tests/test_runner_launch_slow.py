@@ -129,7 +129,7 @@ def test_a_failure_is_the_last_thing_that_torchrun_says(shell, tmp_path):
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, "deepspeed --no_local_rank --num_accelerators 2 --no_python procap"])
 def test_control_c_in_a_terminal_saves_the_state_and_four_processes_go_on(shell, tmp_path, launcher):
-    line = f"train --methods coop {SHORT} --backbone $TINY --tracking off --epochs 400"
+    line = f"train --methods coop {SHORT} --backbone $TINY --tracking off --epochs 40000"
     terminal, inner = pty.openpty()
     said, pressed, deadline = "", False, time.monotonic() + SECONDS
     with started(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from ranked import run_ranks
+from shared_clock import SharedClock
 
 from runner.config import RunConfig, Workplace, plan_run
 from runner.joining import joined
@@ -132,11 +137,14 @@ def runs(checkpoint: str) -> list[RunConfig]:
 
 def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
     """The last rank waits for its images in the first run; all are equally fast in the second."""
-    ranks, epoch = announced_ranks(), TrainStream.epoch
+    ranks, epoch, step = announced_ranks(), TrainStream.epoch, itertools.count()
+    clock = SharedClock(Path(results) / "clock", ranks)
 
     def late(self, *arguments, **more):
         for batch in epoch(self, *arguments, **more):
-            time.sleep(LATE_SECONDS)
+            # Batches are fetched one ahead, and in its second step DDP orders its buckets: that wait is not counted.
+            if next(step) > 2:
+                clock.hold_up(LATE_SECONDS)
             yield batch
 
     place = Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
@@ -166,15 +174,14 @@ def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
     assert result and quick
     *others, late = result.ranks
     assert len(others) == size - 1
+    assert late.data_share > 0.99 and late.communication_share < 0.01
     for use in others:
-        assert late.data_share > 2 * use.data_share
-        assert use.communication_share > 2 * late.communication_share
-    # All are held up: a global batch of 4 takes the time that the late images take, of which only what happens between
-    # the phases is not counted.
-    assert result.images_per_second < 1.5 * 4 / LATE_SECONDS
+        assert use.data_share < 0.01 and use.communication_share > 0.99
+    # All are held up: a global batch of 4 takes the time that the late images take.
+    assert result.images_per_second == pytest.approx(4 / LATE_SECONDS, rel=0.01)
     assert size * result.ranks[0].images_per_second == pytest.approx(result.images_per_second)
     # What was waited in an earlier run of the same processes is not this run's.
-    assert waited(quick) < waited(result)
+    assert waited(quick) < waited(result) / 100
     for use in quick.ranks:
         assert use.communication_share > 0 and 0 < use.data_share < 1
         assert use.host and use.device == "cpu" and use.peak_memory_bytes.process > 1e7
@@ -197,6 +204,7 @@ def test_shares_of_a_process_leave_out_what_another_had_measured(clock):
 
 
 def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
+    began = time.perf_counter()
     machine = Machine(CPU)
     before = machine.peak_memory().process
     block = bytearray(os.urandom(1)) * 60_000_000
@@ -205,7 +213,9 @@ def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
         pass
     use = machine.use()
     assert use.cpu_percent is not None
-    assert 10 < use.cpu_percent < 100 * (os.cpu_count() or 1) + 50
+    # The system counts in hundredths of a second, and may give this process little of the time.
+    busy = use.cpu_percent / 100 * (time.perf_counter() - began)
+    assert busy > 0.25 and use.cpu_percent < 100 * (os.cpu_count() or 1) + 50
     assert (use.gpu_percent, use.gpu_watts, machine.peak_memory().gpu) == (None, None, None)
     assert machine.peak_memory().process >= before
     assert machine.peak_memory().process > len(block)
@@ -228,6 +238,7 @@ def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
     with ProgressDisplay("training", 100) as display:
+        display.PLAIN_SECONDS = math.inf
         display.update(1, loss=1.5)
         display.PLAIN_SECONDS = 0.0
         display.update(2, loss=1.25, epoch="1/5")
@@ -245,6 +256,13 @@ def test_quiet_progress_says_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def read_terminal(main: int) -> Iterator[str]:
+    """What is shown on a terminal until nobody holds its other side any more, which is an error."""
+    with suppress(OSError):
+        while shown := os.read(main, 65536):
+            yield shown.decode()
+
+
 def test_progress_on_a_terminal_is_a_bar_on_stderr():
     code = (
         "from runner.progress import ProgressDisplay\n"
@@ -254,13 +272,13 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
     main, terminal = os.openpty()
     root = Path(__file__).parent.parent
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=environment, stdout=subprocess.PIPE, stderr=terminal, check=True
-    )
-    os.close(terminal)
-    shown = os.read(main, 65536).decode()
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=terminal) as process:
+        os.close(terminal)
+        shown = "".join(read_terminal(main))
+        assert process.stdout is not None and process.stdout.read() == b""
     os.close(main)
-    assert done.stdout == b""
+    assert process.returncode == 0
     assert "50/100" in shown
     assert "loss 1.25" in shown
     assert "a remark [5]" in shown

@@ -164,7 +164,9 @@ def test_environment_is_json_and_names_versions_and_device():
     assert {"torch", "numpy", "safetensors"} <= said["packages"].keys()
 
 
-def test_the_commit_is_that_of_the_source_tree_and_dirt_is_seen(tmp_path):
+def test_the_commit_is_that_of_the_source_tree_and_dirt_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         done = subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], capture_output=True, check=True)

@@ -130,6 +130,19 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
 
 
 COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+# Is stopped when its first state is sent, so that it cannot be done before it is killed.
+STOPPED = """
+import os, signal
+from runner.courier import Courier
+
+offer = Courier.offer
+
+def stop(courier):
+    offer(courier)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+Courier.offer = stop
+"""
 
 
 @pytest.mark.slow
@@ -138,8 +151,8 @@ def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digi
     words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
     words += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
 
-    def begun(home: str, results: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        command = [sys.executable, "-c", COMMAND, *words, "--results", results]
+    def begun(home: str, results: str, before: str = "") -> AbstractContextManager[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-c", f"{before}{COMMAND}", *words, "--results", results]
         environment = {**os.environ, "PROCAP_HOME": str(tmp_path / home), "OMP_NUM_THREADS": "1"}
         return started(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
@@ -150,7 +163,7 @@ def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digi
         return json.loads(output.splitlines()[-1])["trained"][0]
 
     alone = result("alone", str(tmp_path / "alone"))
-    with begun("lost", url) as lost:
+    with begun("lost", url, STOPPED) as lost:
         deadline = time.monotonic() + 200
         while not any("/state/step-" in name for name in ObjectFolder(url).list()):
             assert lost.poll() is None and time.monotonic() < deadline, "no state was sent"

@@ -28,22 +28,30 @@ from runner.train import train
 # Imports once and forks for every training, so that a kill costs milliseconds instead of an interpreter's start. The
 # training stops itself where it was told to: it cannot be done before a test that is slow comes to send its signal.
 FORGE = """
-import json, os, signal, sys
+import json, os, signal, sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from procap.errors import UserError
+from runner import journal
 from runner.checkpoint import TrainState
 from runner.config import RunConfig, Workplace
 from runner.train import train
+journal.EPOCH_SAVE_SECONDS = float("inf")
 count = TrainState.count
 def stop_at(stop, seconds):
+    stopped = []
+    def stop_here(*_):
+        stopped.append(True)
+        os.kill(os.getpid(), signal.SIGSTOP)
     def counted(state, *what):
         count(state, *what)
         if state.step == stop:
             signal.setitimer(signal.ITIMER_REAL, seconds)
+        while stop and state.step > stop and not stopped:
+            time.sleep(0.001)
     TrainState.count = counted
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    signal.signal(signal.SIGALRM, stop_here)
     if stop == 0:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 for line in sys.stdin:
@@ -99,7 +107,7 @@ class Forge:
 
     def wait(self) -> None:
         """Until the training has stopped itself."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while (status := psutil.Process(self.running).status()) != psutil.STATUS_STOPPED:
             assert status != psutil.STATUS_ZOMBIE and time.monotonic() < deadline, self.errors.read_text()
             time.sleep(0.002)

@@ -160,7 +160,7 @@ def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(t
             for number in range(2)
         ]
         for sender in senders:
-            assert sender.communicate(timeout=120)[1] == "" and sender.returncode == 0
+            assert sender.communicate(timeout=600)[1] == "" and sender.returncode == 0
         assert pending(results, address) == []
         write_collection(results, Collection(kind="suite", name="base-to-novel", runs=tuple(runs), status="finished"))
         assert len(sync_all(results, address).sent) == 7 and sync_all(results, address).sent == []

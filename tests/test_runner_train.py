@@ -116,9 +116,9 @@ def test_what_a_kill_left_of_a_finished_run_is_cleared_away(plan, place, tmp_pat
 
 
 def test_tracking_is_no_part_of_the_seconds_of_a_training(plan, place, tmp_path, monkeypatch):
-    monkeypatch.setattr(Tracker, "sync", lambda self: time.sleep(0.4))
+    monkeypatch.setattr(Tracker, "sync", lambda self: time.sleep(0.1))
     result = train(plan(), dataclasses.replace(place, results=tmp_path))
-    assert result.phases["tracking"] >= 0.8
+    assert result.phases["tracking"] >= 0.2
     assert seconds_of_training(result) == pytest.approx(result.seconds)
 
 
@@ -225,7 +225,7 @@ def test_no_rate_is_faster_than_images_can_be_decoded(plan, place, tmp_path, mon
     result = evaluate(config, BASE, there, trained=slow)
     fastest = max(1, workers) / 0.02
     assert result.images_per_second is not None
-    assert 0.2 * fastest < result.images_per_second <= 1.2 * fastest
+    assert result.total / result.seconds < result.images_per_second <= 1.2 * fastest
     assert (result.batch_size, result.workers) == (8, workers)
 
 

@@ -269,15 +269,16 @@ def test_an_unreadable_image_is_said_as_by_the_plain_stream_when_its_batch_is_as
 
 @pytest.mark.parametrize("left", ["closed", "dropped"])
 def test_threads_end_when_a_stream_is_left_early_and_it_can_be_entered_again(train, left):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stream = DeviceTrainStream(train, 4, AUGMENT, 1, workers=3, device=torch.device("cpu"))
     batches = stream.epoch(0)
     first = next(batches)
-    assert threading.active_count() > before
+    own = set(threading.enumerate()) - before
+    assert own and all(thread.is_alive() for thread in own)
     if left == "closed":
         batches.close()
     del batches
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in own)
     assert same([next(stream.epoch(0))], [first])
 
 

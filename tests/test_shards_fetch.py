@@ -29,7 +29,7 @@ SHA256 = hashlib.sha256(BYTES).hexdigest()
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "WAITS", (0.01, 0.01, 0.01))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "a.tar").write_bytes(BYTES)
     with LocalServer(tmp_path / "www") as running:
@@ -159,21 +159,25 @@ def test_a_stream_that_ends_early_is_no_short_file(server):
         stream.read()
 
 
-def test_a_silent_server_is_given_up(server, monkeypatch):
+def test_a_silent_server_is_given_up(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(remote, "TIMEOUT", 0.2)
-    server.always["/a.tar"] = Answer(wait=1)
-    with pytest.raises(Unreachable, match=r"no answer for 0\.2 s"):
-        open_url(f"{server.url}/a.tar", retry=False)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(Unreachable, match=r"no answer for 0\.2 s"):
+            open_url(f"http://127.0.0.1:{silent.getsockname()[1]}/a.tar", retry=False)
 
 
 def test_nobody_listening_and_no_such_host_are_one_line(server, target):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for url in (f"http://127.0.0.1:{port}/a.tar", "http://no-such-host.invalid/a.tar"):
-        with pytest.raises(Unreachable) as error:
-            download(url, target)
-        assert one_line(error.value, url, "cannot be reached")
+    with socket.socket() as held:
+        # Bound, so that no other program gets the port, and not listening.
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        for url in (f"http://127.0.0.1:{port}/a.tar", "http://no-such-host.invalid/a.tar"):
+            with pytest.raises(Unreachable) as error:
+                download(url, target)
+            assert one_line(error.value, url, "cannot be reached")
 
 
 def test_a_certificate_nobody_signed_is_refused(tmp_path, monkeypatch):
@@ -186,6 +190,8 @@ def test_a_certificate_nobody_signed_is_refused(tmp_path, monkeypatch):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with LocalServer(tmp_path) as server:
+        # Its thread must be at work: before, it would ask the socket that is wrapped for its number.
+        open_url(f"{server.url}/cert.pem").close()
         server._server.socket = context.wrap_socket(server._server.socket, server_side=True)
         url = f"https://{server.host}/cert.pem"
         with pytest.raises(DataError) as error:

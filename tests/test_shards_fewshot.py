@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
@@ -139,6 +139,7 @@ def test_halves_have_the_published_sizes(name, classes, train, val, test):
             assert sum(label in set(chosen) for label in labels[split]) == sizes[k]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.integers(0, 20), st.integers(0, 3))
 def test_every_class_gives_its_shots_without_repetition_in_order_of_appearance(labels, shots, seed):
     picks, none = few_shot(labels, [], shots, seed)
@@ -150,6 +151,7 @@ def test_every_class_gives_its_shots_without_repetition_in_order_of_appearance(l
         assert list(dict.fromkeys(labels[i] for i in picks)) == list(counts)
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_halves_part_the_labels_and_base_gets_the_odd_one(labels):
     base, novel = class_half(labels, "base"), class_half(labels, "novel")
@@ -157,6 +159,7 @@ def test_halves_part_the_labels_and_base_gets_the_odd_one(labels):
     assert 0 <= len(base) - len(novel) <= 1
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_development_halves_part_the_base_labels_and_leave_novel_ones_alone(labels):
     base, dev_base, dev_novel = (class_half(labels, name) for name in ("base", "dev-base", "dev-novel"))

@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shards.images import PIXEL_LIMIT, ImageError, decode, shorter_side, shrink
-from shards.transforms import eval_transform
 
 
 @pytest.fixture(autouse=True)
 def no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # Garbage of other tests is collected at any time: a file that one of them left open, say.
+        for other in (ResourceWarning, pytest.PytestWarning):
+            warnings.simplefilter("ignore", other)
         yield
 
 
@@ -147,8 +149,9 @@ def test_half_an_image_is_refused(kind, share):
     data = KINDS[kind]
     animated = "animated" in kind or kind == "MPO"
     whole = len(data) if not animated else len(data) // 3
-    # Pillow warns of a directory that a cut TIFF has lost, and refuses it.
-    warnings.simplefilter("ignore" if "TIFF" in kind else "error")
+    if "TIFF" in kind:
+        # Pillow warns of a directory that a cut TIFF has lost, and refuses it.
+        warnings.simplefilter("ignore")
     with pytest.raises(ImageError, match=r"cut short|damaged"):
         decode(data[: int(whole * share)])
 
@@ -266,19 +269,24 @@ def test_a_huge_image_is_refused_from_its_header(kind):
 def test_the_limit_is_ours_and_not_pillows():
     """Pillow warns from 89 million pixels on, or from what any code sets; images up to our limit are read quietly."""
     assert PIXEL_LIMIT == 100_000_000
-    large = encoded(Image.new("L", (9_800, 9_800), 7), "PNG")
+    large = encoded(Image.new("L", (9_800, 9_800), 7), "BMP")
     assert decode(large).size == (9_800, 9_800)
 
 
 OPEN_BOMBS = """
-import resource, sys, zlib
+import sys, zlib
 sys.path.insert(0, "tests")
 from shards.images import ImageError, decode
 from test_shards_images import BOMBS, png_chunk, png_with
 
 packer = zlib.compressobj()
-text = b"".join(packer.compress(b"0" * 1_000_000) for _ in range(400)) + packer.flush()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+text = b"".join(packer.compress(b"0" * 1_000_000) for _ in range(200)) + packer.flush()
+
+def peak():
+    # Of this program alone, in kilobytes: what getrusage tells begins with those of its parent.
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+before = peak()
 for data in [*BOMBS.values(), png_with(png_chunk(b"zTXt", b"x\\0\\0" + text))]:
     try:
         decode(data)
@@ -286,17 +294,17 @@ for data in [*BOMBS.values(), png_with(png_chunk(b"zTXt", b"x\\0\\0" + text))]:
         reason = error
     else:
         raise SystemExit("it was read")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, reason)
+print(peak() - before, reason)
 """
 
 
 def test_bombs_take_no_memory():
-    """Neither pixels that a header promises nor 400 MB of text packed into a chunk of a few hundred kB."""
+    """Neither pixels that a header promises nor 200 MB of text packed into a chunk of a few hundred kB."""
     program = [sys.executable, "-W", "error", "-c", OPEN_BOMBS]
-    run = subprocess.run(program, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1])
+    run = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[1])
     assert run.returncode == 0, run.stderr
     grown, _, reason = run.stdout.partition(" ")
-    assert int(grown) * (1 if sys.platform == "linux" else 1 / 1024) < 50_000
+    assert int(grown) < 50_000
     assert "damaged (Decompressed data too large" in reason
 
 
@@ -317,6 +325,9 @@ def test_images_hold_pixels_alone():
 @pytest.mark.parametrize("size", [(90, 70), (70, 90), (333, 50), (64, 64), (65, 640)])
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP", "BMP", "TIFF"])
 def test_images_shrunk_for_a_backbone_look_the_same_to_it(size, kind):
+    # Torch is nothing to the process that imports this file for its bombs.
+    from shards.transforms import eval_transform
+
     data = encoded(photo(*size), kind)
     transform = eval_transform(32, (0.5, 0.5, 0.5), (1, 1, 1))
     small = shrink(data, 32)

@@ -135,6 +135,7 @@ def test_groups_of_data_sets(data, tmp_path):
 
 def test_a_mirror_is_asked_for_the_names_that_it_may_have(data, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with LocalServer(data) as server:
         root = mirror_root(server.url, tmp_path)
         assert known("my-birds.v2", root).counts["val"] == 21 and known("cars", root).test_only

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build, encoded
 
@@ -351,6 +351,7 @@ def test_the_stamp_of_a_part_follows_its_files_and_nothing_else(tmp_path):
         part.stamp()
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a/1.jpg", "a/2.jpg", "b/1.jpg", "c.jpg", "d/e/f.jpg", "a", "none/x.jpg"])))
 def test_presence_is_told_in_list_order(tmp_path_factory, paths):
     root = tmp_path_factory.getbasetemp() / "presence"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_server import Answer, LocalServer
-from toy_shards import COUNTS, pixels, toy_records, toy_source
+from toy_shards import COUNTS, let_time_pass, pixels, toy_records, toy_source
 
 from benchmarks.cli import main
 from shards import mirror, remote
@@ -115,12 +115,12 @@ def test_what_is_there_is_not_fetched_again(server, root, tmp_path):
 
 
 def test_the_manifest_is_asked_for_once_in_a_command(server, root, monkeypatch):
-    monkeypatch.setattr(mirror, "FRESH", 60.0)
+    monkeypatch.setattr(mirror, "FRESH", 3600.0)
     for _ in range(5):
         open_dataset(root, "toy")
     assert len(server.asked) == 1
     asked = root / "toy" / ".asked"
-    os.utime(asked, (time.time() - 61, time.time() - 61))
+    os.utime(asked, (time.time() - 3601, time.time() - 3601))
     open_dataset(root, "toy")
     assert len(server.asked) == 2
 
@@ -187,6 +187,7 @@ def test_what_was_damaged_in_the_mirror_is_fetched_again(server, root, damage):
     same_images(open_dataset(root, "toy").split("test"), "test")
     file = root / "toy" / "test" / ("index.npy" if damage == "index" else "0.tar")
     data = file.read_bytes()
+    let_time_pass(root)
     file.write_bytes(data[:-512] if damage == "cut" else data[:300] + bytes([data[300] ^ 1]) + data[301:])
     server.asked.clear()
     assert same_images(open_dataset(root, "toy").split("test"), "test")

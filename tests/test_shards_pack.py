@@ -211,7 +211,7 @@ def test_two_processes_packing_at_once_both_end_well(tmp_path):
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
     assert verify(tmp_path, "toy").ok
     assert [entry.name for entry in tmp_path.iterdir()] == ["toy"]
@@ -362,7 +362,9 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatc
     pack_source(toy_source(size=10**9), tmp_path)
 
 
-def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path):
+def test_a_shard_holds_fewer_images_where_they_are_large(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**10))
     manifest = pack_source(toy_source(size=61 * 10**8), tmp_path, per_shard=20)
     assert [shard.count for shard in manifest.splits["train"].shards] == [10, 10, 3]
 
@@ -384,10 +386,10 @@ def test_memory_does_not_grow_with_what_is_packed(tmp_path):
                 capture_output=True,
             ).stdout
         )
-        for count in (4, 24)
+        for count in (4, 14)
     }
-    assert (tmp_path / "24/toy/train/0.tar").stat().st_size > 90 * 10**6
-    assert peak[24] - peak[4] < 16 * 2**10, f"{peak} KiB: 20 more images of 4 MB each"
+    assert (tmp_path / "14/toy/train/0.tar").stat().st_size > 55 * 10**6
+    assert peak[14] - peak[4] < 16 * 2**10, f"{peak} KiB: 10 more images of 4 MB each"
 
 
 def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):

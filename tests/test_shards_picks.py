@@ -311,7 +311,7 @@ def test_a_path_of_a_million_folders_is_matched_at_once(toy, tmp_path, datum):
     before = time.process_time()
     with pytest.raises(DataError, match="1 of 10 images are not in the packed split"):
         imported(toy, tmp_path / "picks.pkl", 2, 1)
-    assert time.process_time() - before < 5
+    assert time.process_time() - before < 60, "one ending after the other would take hours"
 
 
 def test_one_record_named_many_times_is_refused(tmp_path, datum):
@@ -485,7 +485,7 @@ def test_picks_need_no_torch(packed):
         f"code = main(['data', 'picks', 'digits', '--shots', '2', '--data', {str(packed[0])!r}]);"
         "print(code, 'torch' in sys.modules, 'open_clip' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "0 False False", done.stderr
 
 

@@ -50,18 +50,17 @@ def packed_again(log: Path) -> list[str]:
     return lines
 
 
-def logged(tmp_path: Path, pause: float = 0.0) -> dict[str, object]:
-    return {"part": partial(LoggedPart, tmp_path / "log", pause)}
+def logged(tmp_path: Path) -> dict[str, object]:
+    return {"part": partial(LoggedPart, tmp_path / "log", COUNTS["train"])}
 
 
-def packing(
-    root: Path, log: Path, workers: int, pause: float = 0.05
-) -> AbstractContextManager[subprocess.Popen[bytes]]:
+def packing(root: Path, log: Path, workers: int, held: int) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Another process packs; it finishes the shards before image `held` of train and no more."""
     code = (
         "import signal, sys; from functools import partial; from pathlib import Path; from toy_shards import *\n"
         # What a shell started in the background ignores it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"part = partial(LoggedPart, Path({str(log)!r}), {pause})\n"
+        f"part = partial(LoggedPart, Path({str(log)!r}), {held})\n"
         f"pack_source(toy_source(part=part), Path({str(root)!r}), per_shard=5, workers={workers})"
     )
     return started([sys.executable, "-c", code], env=SAME_PATH, stderr=subprocess.PIPE)
@@ -71,8 +70,8 @@ def finished(root: Path) -> set[str]:
     return {f"{file.parent.name} {int(file.stem) * 5}" for file in root.glob(".toy.partial/finished/*/*.json")}
 
 
-def wait_for(condition, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
+def wait_for(condition) -> None:
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
@@ -104,21 +103,21 @@ def test_any_number_of_workers_writes_the_same_bytes_and_tells_how_far_it_is(tmp
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_packing_looks_unfinished_leaves_no_process_and_goes_on(tmp_path, whole, workers):
     root, log = tmp_path / "data", tmp_path / "log"
-    with packing(root, log, workers) as process:
-        wait_for(lambda: len(finished(root)) >= 3)
+    with packing(root, log, workers, held=15) as process:
+        wait_for(lambda: len(finished(root)) == 3)
         crew = children(process.pid)
         assert len(crew) == (0 if workers == 1 else 3), "workers and the tracker of what they share"
         process.kill()
         process.wait()
-        wait_for(lambda: not any(map(is_running, crew)), 5)
+        wait_for(lambda: not any(map(is_running, crew)))
 
     with pytest.raises(DataError, match="no shards of 'toy'"):
         open_dataset(root, "toy")
     assert not list(root.glob("*/manifest.json"))
     kept = finished(root)
-    assert 3 <= len(kept) < SHARDS
+    assert len(kept) == 3
     packed_again(log)
-    pack_source(toy_source(part=partial(LoggedPart, log, 0.0)), root, per_shard=5)
+    pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     again = packed_again(log)
     assert not kept & set(again) and len(again) == SHARDS - len(kept), "nothing finished is packed again"
     assert contents(root) == whole, "and nothing else lies about"
@@ -126,28 +125,28 @@ def test_a_killed_packing_looks_unfinished_leaves_no_process_and_goes_on(tmp_pat
 
 def test_a_killed_worker_is_one_line_and_the_rest_is_kept(tmp_path, whole):
     root, log = tmp_path / "data", tmp_path / "log"
-    with packing(root, log, 2) as process:
+    with packing(root, log, 2, held=15) as process:
         wait_for(lambda: finished(root))
         workers = [pid for pid in children(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         os.kill(workers[0], signal.SIGKILL)
-        message = process.communicate(timeout=60)[1].decode().splitlines()[-1]
+        message = process.communicate(timeout=120)[1].decode().splitlines()[-1]
     assert "a worker process was killed by SIGKILL" in message and "start again" in message
     kept = finished(root)
     packed_again(log)
-    pack_source(toy_source(part=partial(LoggedPart, log, 0.0)), root, per_shard=5)
+    pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     assert not kept & set(packed_again(log))
     assert contents(root) == whole
 
 
 def test_an_interrupt_ends_all_workers_quickly_and_quietly(tmp_path):
-    with packing(tmp_path / "data", tmp_path / "log", 2, pause=600.0) as process:
+    with packing(tmp_path / "data", tmp_path / "log", 2, held=0) as process:
         wait_for(lambda: (tmp_path / "log").exists())
         crew = children(process.pid)
         os.killpg(process.pid, signal.SIGINT)
         # Long before the part that they are at would be packed.
         errors = process.communicate(timeout=120)[1].decode()
         assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors
-        wait_for(lambda: not any(map(is_running, crew)), 5)
+        wait_for(lambda: not any(map(is_running, crew)))
     assert not (tmp_path / "data/toy").exists()
 
 
@@ -161,7 +160,7 @@ def test_workers_end_with_their_parent_whatever_they_are_doing(tmp_path):
         crew = children(process.pid)
         process.kill()
         process.wait()
-        wait_for(lambda: not any(map(is_running, crew)), 5)
+        wait_for(lambda: not any(map(is_running, crew)))
 
 
 def stopped(tmp_path: Path) -> Path:

@@ -198,12 +198,13 @@ def test_an_unreadable_image_stops_the_evaluation(tmp_path, workers):
 
 
 def test_threads_end_when_a_stream_is_left_early(train):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stream = TrainStream(train, 4, AUGMENT, seed=1, workers=3).epoch(0)
     next(stream)
-    assert threading.active_count() > before
+    own = set(threading.enumerate()) - before
+    assert own and all(thread.is_alive() for thread in own)
     del stream
-    assert threading.active_count() == before
+    assert not any(thread.is_alive() for thread in own)
 
 
 def test_decoded_images_are_kept_up_to_a_bound(train):
@@ -233,7 +234,7 @@ def test_an_image_is_read_in_the_first_epoch_only(train, workers, monkeypatch):
 
 
 MANY_PHOTOS = """
-import io, resource, sys
+import io, sys
 from pathlib import Path
 import numpy as np, torch
 from PIL import Image
@@ -252,24 +253,28 @@ def photos(split):
         Image.fromarray(noise).resize((500, 375)).save(data, "JPEG")
         yield Record(f"{i}.jpg", 0, data.getvalue())
 
+def peak():
+    # Of this program alone, in kilobytes: what getrusage tells begins with those of its parent.
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
 torch.set_num_threads(1)
 root = Path(sys.argv[1])
 pack_source(toy_source(photos, counts={"test": 10}), root)
 test = open_dataset(root, "toy").split("test")
 transform = eval_transform(224, (0.5, 0.5, 0.5), (1, 1, 1))
-for count in (200, 1000):
-    batches = evaluation_batches(test.subset(np.arange(count) % 10), transform, 25, workers=2)
+for count in (100, 500):
+    batches = evaluation_batches(test.subset(np.arange(count) % 10), transform, 10, workers=2)
     assert sum(len(indices) for _, _, indices in batches) == count
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print(peak())
 """
 
 
 def test_evaluation_takes_no_more_memory_for_more_images(tmp_path):
-    """If anything kept 800 photographs more, decoded or as the tower reads them, that would be 480 MB or more."""
+    """If anything kept 400 photographs more, decoded or as the tower reads them, that would be 240 MB or more."""
     program = [sys.executable, "-c", MANY_PHOTOS, str(tmp_path)]
-    run = subprocess.run(program, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[1])
+    run = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[1])
     assert run.returncode == 0, run.stderr
-    few, many = (int(peak) * (1 if sys.platform == "linux" else 1 / 1024) for peak in run.stdout.split())
+    few, many = map(int, run.stdout.split())
     assert many - few < 120_000
 
 

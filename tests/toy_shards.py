@@ -56,10 +56,13 @@ class ToyPart:
 
 @dataclass(frozen=True)
 class LoggedPart:
-    """Toy images, slowly; each part that is packed writes a line to a log. Its stamp is what a file says."""
+    """Toy images; each part that is packed writes a line to a log. Its stamp is what a file says.
+
+    held: train images from that one on take ten minutes each, so that a packing cannot get past them.
+    """
 
     log: Path
-    pause: float
+    held: int
     split: str
     start: int
     stop: int
@@ -67,8 +70,9 @@ class LoggedPart:
     def records(self) -> Iterator[Record]:
         with self.log.open("a") as log:
             log.write(f"{self.split} {self.start}\n")
-        for record in islice(toy_records(self.split), self.start, self.stop):
-            time.sleep(self.pause)
+        for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
+            if self.split == "train" and i >= self.held:
+                time.sleep(600)
             yield record
 
     def stamp(self) -> str:
@@ -93,10 +97,10 @@ class BrokenPart:
 
 
 def sleep_long(task: int, report: Callable[[int], None]) -> int:
-    """A task that says nothing for a minute, as one that waits for a slow disk does."""
+    """A task that says nothing for ten minutes, as one that waits for a slow disk does."""
     time.sleep(0.2)
     report(1)
-    time.sleep(60)
+    time.sleep(600)
     return task
 
 
@@ -120,6 +124,15 @@ def toy_source(images: Callable[[str], Iterator[Record]] = toy_records, **change
         "part": partial(ToyPart, images),
     }
     return Source(**(fields | changes))  # type: ignore[arg-type]
+
+
+def let_time_pass(folder: Path) -> None:
+    """Until the clock of the file system has moved on: by their times two writes in one tick of it are the same."""
+    probe = folder / "probe"
+    probe.touch()
+    start = probe.stat().st_mtime_ns
+    while probe.stat().st_mtime_ns == start:
+        probe.touch()
 
 
 def pack_some_shapes(root: Path) -> None:

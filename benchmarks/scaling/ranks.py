@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MODULE = "benchmarks.scaling.ranks"
 WAIT_SECONDS = 600.0
+END_SECONDS = 60.0
 WARM_UPS = 3
 """DDP lays its buckets out anew, and says so to all processes, in the third step at the latest."""
 PINGS = 10
@@ -109,7 +110,7 @@ class Group:
                 process.stdin.close()
         for process in self._processes:
             try:
-                process.wait(20)
+                process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -121,7 +122,7 @@ class Group:
         return Path(self._folder.name) / str(rank)
 
     def _last_words(self, rank: int) -> str:
-        self._processes[rank].wait(20)
+        self._processes[rank].wait(END_SECONDS)
         lines = self._said(rank).read_text().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._processes[rank].returncode}"
 
