@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.address import LOCAL, ray_address, settle_auth
 from cluster.job import Job, Report
 from cluster.places import Places
 from cluster.pool import Listener, carry_out
-from cluster.site import Share, connected, fair_share, nodes, room
-from cluster.slots import slots_here
+from cluster.site import Node, Share, connected, fair_share, nodes, room
+from cluster.slots import names_gpu, only_gpu, slots_here
 from cluster.work import Tell, Work, attempt
 from procap.errors import UsageError, unknown_name
+from runner.acceleration import Acceleration
 from runner.environment import resolve_device
 from runner.ranks import announced_ranks
 from runner.signals import Interrupted
@@ -56,11 +57,25 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Room:
-    """What there is: `at_once` runs of `share`; without Ray the one of this process."""
+    """What there is: `at_once` runs of `share`; without Ray the one of this process.
+
+    growing: more nodes come when they are asked for.
+    """
 
     share: Share
     at_once: int
     ray: bool
+    growing: bool = False
+
+    def places(self, asked: Places) -> Places:
+        """`asked`, with the device as processes of such a share name it."""
+        device = asked.rest.device
+        if device == "auto" and not self.share.gpus:
+            # Ray hides GPUs from nobody who has none of his own: they would all take the same one.
+            device = "cpu"
+        elif self.ray and names_gpu(device):
+            device = "cuda"
+        return replace(asked, rest=replace(asked.rest, device=device))
 
 
 @contextmanager
@@ -76,26 +91,46 @@ def gathered(fleet: Fleet, places: Places, *, always_ray: bool = False) -> Itera
         # At once, as else every run would say so.
         resolve_device(places.rest.device)
         here = slots_here(fleet.at_once, fleet.gpus, places.rest.device, fleet.processes)
+        share = Share(fleet.processes, fleet.cpus or 1.0, here.gpus)
+        alone = Room(share, 1, ray=False)
+        Acceleration.of(places.rest.accelerate, resolve_device(alone.places(places).rest.device))
         if here.at_once == 1 and fleet.processes == 1 and not always_ray:
-            yield Room(Share(), 1, ray=False)
+            yield alone
             return
-        with connected(LOCAL, cpus=max(here.cpus, here.at_once * fleet.processes)):
-            share = Share(fleet.processes, fleet.cpus or 1.0, here.gpus)
+        gpu = only_gpu(places.rest.device)
+        with connected(LOCAL, cpus=max(here.cpus, here.at_once * fleet.processes), gpu=gpu):
             yield Room(share, min(here.at_once, room(nodes(), share, own=True)), ray=True)
         return
+    if names_gpu(places.rest.device):
+        raise UsageError(f"--device {places.rest.device}: on a node Ray chooses the GPU of a run: use --device cuda")
     settle_auth()
     address = ray_address(fleet.address)
     with connected("auto" if address == LOCAL else address):
         there = nodes()
-        share = fair_share(there, fleet.processes, fleet.cpus, fleet.gpus)
+        share = _share_of(fleet, there, places.rest.device)
         fits = fleet.at_once or 1000 if fleet.autoscale else room(there, share)
-        yield Room(share, min(fits, fleet.at_once or fits), ray=True)
+        yield Room(share, min(fits, fleet.at_once or fits), ray=True, growing=fleet.autoscale)
+
+
+def _share_of(fleet: Fleet, there: Sequence[Node], device: str) -> Share:
+    """What a run gets of a cluster. Raises UsageError where that is nothing, or follows from nodes still to come."""
+    if fleet.autoscale and fleet.gpus is None and device != "cpu" and not any(node.gpus for node in there):
+        raise UsageError(
+            "--autoscale, and no node with a GPU is up yet to show what a run gets: say --gpus 1 or --gpus 0"
+        )
+    share = fair_share(there, fleet.processes, fleet.cpus, fleet.gpus)
+    if not share.cpus and not share.gpus:
+        raise UsageError(
+            f"--cpus {share.cpus:g} without a GPU: a run has to ask for something: leave it out, or say --cpus 0.5"
+        )
+    return share
 
 
 def do_all(jobs: Sequence[Job], places: Places, room: Room, listener: Listener) -> None:
     """Carry out `jobs` in their order; the listener hears what becomes of each by its `number`."""
+    places = room.places(places)
     if room.ray:
-        carry_out(jobs, places, room.share, listener, at_once=room.at_once)
+        carry_out(jobs, places, room.share, listener, at_once=room.at_once, growing=room.growing)
         return
     for number, job in enumerate(jobs):
         config = {"number": number}

@@ -38,10 +38,10 @@ class Follower:
         while True:
             try:
                 job = self.cluster.job(self.name)
-                lost = None
                 if job.over:
                     self._finish_log()
                     return job
+                lost = None
                 asyncio.run(self._tail())
             except Unreachable as error:
                 if lost is None:
@@ -85,8 +85,14 @@ class Follower:
 
     def _finish_log(self) -> None:
         """What no connection has told. A log is kept by the node that ran the job, which may be gone."""
-        with suppress(RuntimeError):
-            self._write_new(self.cluster.log(self.name)[self._written :])
+        until = time.monotonic() + _TAIL_SECONDS
+        while True:
+            with suppress(RuntimeError):
+                self._write_new(self.cluster.log(self.name)[self._written :])
+                return
+            if time.monotonic() > until:
+                return
+            self._rest(1.0)
 
     def _write_new(self, text: str) -> None:
         if text:
@@ -103,9 +109,17 @@ class Follower:
 def stopped(cluster: RayCluster, name: str, *, patience: float, check: Callable[[], None]) -> RayJob:
     """The job when it has ended after it was asked to. Raises UserError where it has not within `patience` seconds."""
     until = time.monotonic() + patience
-    while not (job := cluster.job(name)).over:
-        if time.monotonic() > until:
-            raise UserError(f"job {name} has not ended within {patience:.0f} s; see `procap jobs{cluster.flag}`")
+    while True:
+        late = time.monotonic() > until
+        try:
+            job = cluster.job(name)
+        except Unreachable:
+            if late:
+                raise
+        else:
+            if job.over:
+                return job
+            if late:
+                raise UserError(f"job {name} has not ended within {patience:.0f} s; see `procap jobs{cluster.flag}`")
         check()
         time.sleep(_TICK_SECONDS)
-    return job

@@ -11,17 +11,24 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.job import Job, Report
 from cluster.places import Places
-from cluster.site import Share, require_own_node
+from cluster.site import Share, nodes, processes_held, require_own_node
+from procap.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """How often a job is started that loses its processes; one whose data or settings are wrong fails at once."""
+LOOK_SECONDS = 10.0
+PATIENCE_SECONDS = 600.0
+"""For lost nodes to come back, where no others are started in their place."""
 WORDS = 240
 """Characters that are told of an error of Ray, which can be a page."""
 
@@ -54,12 +61,14 @@ class Search:
     seconds: float | None = None
 
 
-def carry_out(jobs: Sequence[Job], places: Places, share: Share, listener: Listener, *, at_once: int) -> None:
+def carry_out(
+    jobs: Sequence[Job], places: Places, share: Share, listener: Listener, *, at_once: int, growing: bool = False
+) -> None:
     """Do `jobs`, `at_once` together, earlier ones first but for a few places; the listener hears of each by number."""
     from ray import tune
 
     search = Search({"number": tune.grid_search(list(range(len(jobs))))})
-    run_trials(search, lambda config: jobs[config["number"]], places, share, listener, at_once)
+    run_trials(search, lambda config: jobs[config["number"]], places, share, listener, at_once, growing=growing)
 
 
 def run_trials(
@@ -69,10 +78,13 @@ def run_trials(
     share: Share,
     listener: Listener,
     at_once: int,
+    *,
+    growing: bool = False,
 ) -> None:
     """Let Ray Tune draw configurations from `search`, and carry out the job of each.
 
     at_once: trials that run together at most, or ask for room beyond what is there, where nodes come for that.
+    growing: they do. Raises UserError where they do not, and so many were lost for so long that nothing can run.
     """
     from ray import tune
     from ray.tune import FailureConfig, TuneConfig, TuneError, Tuner
@@ -108,7 +120,7 @@ def run_trials(
             run_config=TuneRun(
                 name="trials",
                 storage_path=scratch,
-                callbacks=[_heard_by(listener)],
+                callbacks=[_heard_by(listener, Patience(share, growing))],
                 failure_config=FailureConfig(max_failures=ATTEMPTS - 1),
                 verbose=0,
             ),
@@ -139,7 +151,40 @@ def _shortened(text: str) -> str:
     return textwrap.shorten(text.rstrip(". "), WORDS, placeholder=" ...")
 
 
-def _heard_by(listener: Listener) -> Any:
+class Patience:
+    """With nodes that hold no run any more, for which Ray itself waits in silence and without end."""
+
+    def __init__(self, share: Share, growing: bool) -> None:
+        self._share, self._growing = share, growing
+        self._looked = time.monotonic()
+        self._since: float | None = None
+
+    def look(self, trials: Iterable[Any]) -> None:
+        """Say once what is waited for, if nothing runs for want of room. Raises UserError when that was long enough."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        if any(trial.status == "RUNNING" for trial in trials):
+            self._since = None
+            return
+        there = nodes()
+        if processes_held(there, self._share) >= self._share.processes:
+            self._since = None
+            return
+        up = f"{len(there)} node{'s' * (len(there) != 1)}"
+        what = f"a run that asks for {self._share} does not fit on the {up} that the cluster has now"
+        if self._since is None:
+            self._since = now
+            logger.warning("waiting: %s", what)
+        elif not self._growing and now - self._since >= PATIENCE_SECONDS:
+            raise UserError(
+                f"{what}, for {PATIENCE_SECONDS / 60:g} minutes already; start nodes and repeat the command to go on "
+                "from the states that are kept, or ask for less"
+            )
+
+
+def _heard_by(listener: Listener, patience: Patience) -> Any:
     """A callback of Ray Tune that hands everything on."""
     from ray.tune import Callback
 
@@ -159,6 +204,9 @@ def _heard_by(listener: Listener) -> Any:
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             listener.ended(trial.trial_id, trial.config, last.pop(trial.trial_id, Report()))
+
+        def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
+            patience.look(trials)
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             # Else every run would be lost five times within seconds, and none of them by a fault of its own.

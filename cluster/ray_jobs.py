@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import logging
 import os
+import re
 import shlex
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import responses
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -33,6 +35,9 @@ STOP_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
 
 COMMAND_KEY = "procap_command"
 """In a job's metadata: the command as it was typed."""
+
+_ERROR_ANSWER = re.compile(r"Request failed with status code (?P<status>\d{3}): (?P<text>.*)", re.DOTALL)
+"""As Ray's client tells of one."""
 
 
 class Unreachable(UserError):
@@ -87,7 +92,7 @@ class RayCluster:
         library_defaults()
         self.dashboard = dashboard
         self._knock()
-        with self._told():
+        with self._answered():
             self.client = _client(dashboard.url)
 
     @property
@@ -106,28 +111,28 @@ class RayCluster:
 
     def find(self, name: str) -> RayJob | None:
         """The job of that id, None where there is none."""
-        try:
-            with self._told():
+        with self._answered():
+            try:
                 return _job(self.client.get_job_info(name))
-        except RuntimeError as error:
-            if "404" in str(error):
+            except RuntimeError as error:
+                if _status(error) != 404:
+                    raise
                 return None
-            raise UserError(f"{self.dashboard} answered: {_first_words(error)}") from error
 
     def jobs(self) -> list[RayJob]:
         """All jobs that were sent to this cluster, the oldest first; not drivers that were started by hand."""
-        with self._told():
+        with self._answered():
             listed = [_job(each) for each in self.client.list_jobs() if each.submission_id]
         return sorted(listed, key=lambda job: job.begun or 0.0)
 
     def log(self, name: str) -> str:
-        """What the job has printed so far. Raises RuntimeError where nobody has it any more."""
+        """What the job has printed so far. Raises RuntimeError where nobody has it, now or any more."""
         with self._told():
             return str(self.client.get_job_logs(name))
 
     def stop(self, job: RayJob) -> None:
         """Ask the job to end, which takes a while."""
-        with self._told():
+        with self._answered():
             self.client.stop_job(job.id)
 
     def submit(self, **request: Any) -> str:
@@ -141,9 +146,15 @@ class RayCluster:
                 name = request.get("submission_id")
                 if name and "already exists" in str(error):
                     raise UserError(taken(name, flag=self.flag)) from error
+                if _status(error) > 500:
+                    # A gateway's word: Ray's own errors are 500.
+                    raise Unreachable(
+                        f"{self.dashboard} did not say whether it took the job ({_answer(error)}): see "
+                        f"`procap jobs{self.flag}` before it is sent again"
+                    ) from error
                 # The dashboard of a head that has just started answers before its nodes do.
                 if "No available agent" not in str(error):
-                    raise UserError(f"{self.dashboard} did not take the job: {_first_words(error)}") from error
+                    raise UserError(f"{self.dashboard} did not take the job: {_answer(error)}") from error
                 if time.monotonic() > until:
                     raise UserError(
                         f"the head node behind {self.dashboard} takes no jobs: its agent does not answer; "
@@ -168,6 +179,18 @@ class RayCluster:
             ) from error
 
     @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """As `_told`, with answers that are errors: `Unreachable` for those that another try may not get (5xx)."""
+        try:
+            with self._told():
+                yield
+        except RuntimeError as error:
+            why = f"{self.dashboard} answered: {_answer(error)}"
+            if _status(error) >= 500:
+                raise Unreachable(f"{why}; try again") from error
+            raise UserError(why) from error
+
+    @contextmanager
     def _told(self) -> Iterator[None]:
         """What Ray's client raises, in one line that says what would work."""
         import requests
@@ -182,7 +205,7 @@ class RayCluster:
                 "(on its head: `ray get-auth-token`)"
             ) from error
         except (requests.exceptions.HTTPError, requests.exceptions.JSONDecodeError, KeyError) as error:
-            raise UserError(self._no_dashboard(_first_words(error))) from error
+            raise UserError(self._no_dashboard(_last_line(str(error)) or type(error).__name__)) from error
         except (requests.exceptions.RequestException, ConnectionError) as error:
             timed_out = isinstance(error, requests.exceptions.Timeout)
             why = (
@@ -247,7 +270,23 @@ def _job(details: JobDetails) -> RayJob:
     )
 
 
-def _first_words(error: BaseException) -> str:
-    """The last line of a traceback that the server sent along, else the whole."""
-    lines = [line.strip(" .\n") for line in str(error).splitlines() if line.strip(" .\n")]
-    return lines[-1][:300] if lines else type(error).__name__
+def _status(error: RuntimeError) -> int:
+    """Of an answer that Ray's client raised, 0 where it was none; what the server says may hold other numbers."""
+    found = _ERROR_ANSWER.match(str(error))
+    return int(found["status"]) if found else 0
+
+
+def _answer(error: RuntimeError) -> str:
+    """What the server said, in one line. A page, which gateways send, says no more than its status does."""
+    found = _ERROR_ANSWER.match(str(error))
+    if found is None:
+        return _last_line(str(error)) or type(error).__name__
+    status = f"{found['status']} {responses.get(int(found['status']), '')}".strip()
+    said = "" if found["text"].lstrip().startswith("<") else _last_line(found["text"])
+    return f"{status}: {said}" if said else status
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback that the server sent along what it came to."""
+    lines = [line.strip(" .\n") for line in text.splitlines() if line.strip(" .\n")]
+    return lines[-1][:300] if lines else ""

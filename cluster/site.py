@@ -7,13 +7,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.address import LOCAL, current_cluster, ray_folder, settle_auth
-from cluster.slots import gpus_hold, times
+from cluster.slots import VISIBLE, gpus_hold, times
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 
@@ -33,8 +33,10 @@ SETTINGS = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-"""Nothing is restored from what Ray Tune writes, so that it writes as little as it can."""
+"""Nothing is restored from what Ray Tune writes, so that it writes as little as it can. A run stays in the folder where
+its process began: relative names, as of $PROCAP_HOME, mean there what they meant."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,12 @@ class Node:
 
 
 @contextmanager
-def connected(address: str, cpus: int | None = None) -> Iterator[None]:
+def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> Iterator[None]:
     """Be a driver of the cluster at `address` while the block lasts.
 
     address: "auto" for the cluster that this machine belongs to or RAY_ADDRESS names, host:port, or "local" for a
-    Ray of our own with `cpus` that ends with the block. Raises UserError where nobody answers.
+    Ray of our own with `cpus` that ends with the block. gpu: the only one that a Ray of our own is to see, as in
+    $CUDA_VISIBLE_DEVICES. Raises UserError where nobody answers.
     """
     library_defaults()
     for name, value in SETTINGS.items():
@@ -96,16 +99,33 @@ def connected(address: str, cpus: int | None = None) -> Iterator[None]:
 
     before = signal.getsignal(signal.SIGTERM)
     more: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if own else {}
-    _begin(address, more)
-    if threading.current_thread() is threading.main_thread():
-        # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    try:
+        with _showing(gpu):
+            _begin(address, more)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     try:
         if not own:
             _wait_for_parcels()
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _showing(gpu: str | None) -> Iterator[None]:
+    """What starts in the block sees one GPU alone; this process has looked already, and goes on as before."""
+    before = os.environ.get(VISIBLE)
+    if gpu is not None:
+        os.environ[VISIBLE] = gpu
+    try:
+        yield
+    finally:
+        if gpu is not None:
+            os.environ.pop(VISIBLE)
+            os.environ.update({} if before is None else {VISIBLE: before})
 
 
 def _begin(address: str, more: dict[str, Any]) -> None:
@@ -228,12 +248,17 @@ def fair_share(
     return Share(processes, cpus, gpus)
 
 
+def processes_held(there: Iterable[Node], share: Share) -> int:
+    """How many processes of `share` the nodes hold together."""
+    return sum(node.fits(share) for node in there)
+
+
 def room(there: Sequence[Node], share: Share, *, own: bool = False) -> int:
     """How many runs of `share` fit at once. Raises UsageError when not even one does: Ray would wait for ever.
 
     own: there is this machine alone, and no cluster that could grow.
     """
-    places = sum(node.fits(share) for node in there)
+    places = processes_held(there, share)
     if places < share.processes:
         largest = max(there, key=lambda node: (node.gpus, node.cpus))
         more = "" if own else ", or add --autoscale if nodes come when they are asked for"

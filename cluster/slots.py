@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 from procap.errors import UsageError
@@ -10,6 +11,7 @@ from runner.limits import cores_here, memory_here
 
 RUN_BYTES = 3 * 2**30
 """Of main memory for a process: the program 0.7 GiB, weights and activations of a ViT-B/16 on a CPU up to 2.3 GiB."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,28 @@ def slots_here(
     cpus = cores_here()
     fit = min(cpus, memory_here() // RUN_BYTES)
     count = 0 if device == "cpu" else _gpus()
+    has = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
+    if names_gpu(device):
+        count, has = min(count, 1), f"--device {device} is one"
     each = float(min(count, 1)) if gpus is None else gpus
     if each > count:
-        has = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
         raise UsageError(f"--gpus {each:g}: {has}; {f'at most {count} would work' if count else 'leave it out'}")
     if each:
         fit = min(fit, gpus_hold(count, each))
     return Slots(at_once or max(1, fit // processes), cpus, each)
+
+
+def names_gpu(device: str) -> bool:
+    """Whether `device` is one GPU by its number."""
+    return device.startswith("cuda:")
+
+
+def only_gpu(device: str) -> str | None:
+    """What `VISIBLE` tells processes that are to see this one GPU alone; None where none is named."""
+    if not names_gpu(device):
+        return None
+    number, seen = int(device.partition(":")[2]), os.environ.get(VISIBLE)
+    return seen.split(",")[number].strip() if seen else str(number)
 
 
 def times(amount: float, share: float) -> int:

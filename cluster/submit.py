@@ -28,8 +28,15 @@ RAY_SETTINGS = {
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _SECRET_NAME = re.compile(
-    r"SECRET|PASSW|CREDENTIAL|SIGNATURE|(TOKEN|KEY|PASS|AUTH)S?($|_)|(^|_)(SIG|PWD|DSN)$", re.IGNORECASE
+    r"SECRET|PASSW|CREDENTIAL|SIGNATURE|CONNECTION_?STRING|(TOKEN|KEY|PASS|AUTH)S?($|_)|(^|_)(SIG|PWD|DSN|PAT)$",
+    re.IGNORECASE,
 )
+_SECRET_VALUE = re.compile(
+    r"(?P<what>AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|(?<![a-z])pwd)\s*=\s*[^\s;]"
+    r"|Authorization\s*[:=]\s*\S|\bBearer(\s|%20)+\S",
+    re.IGNORECASE,
+)
+"""In connection strings and headers, which are no URLs."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,8 @@ def secret_part(text: str) -> str:
                 return f"the signature or password of {shown(url)}"
         except ValueError:
             return f"an unreadable {scheme(url)}:// URL"
+    if value := _SECRET_VALUE.search(text):
+        return f"the {value['what']} of a connection" if value["what"] else "the key of a header"
     return ""
 
 

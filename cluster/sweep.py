@@ -154,7 +154,12 @@ class Sweep:
         self._push()
         self.audience.begun(self.records[digest], configuration)
         for run, piece in list(self._open[digest].left.items()):
-            if (figure := figure_of(piece, self.place)) is not None:
+            try:
+                figure = figure_of(piece, self.place)
+            except (UserError, DataError) as error:
+                self._fail(digest, run, str(error))
+                continue
+            if figure is not None:
                 self._enter(digest, run, figure)
         if digest in self._open:
             self._queue.extend((digest, job) for job in self._jobs(digest))
@@ -296,7 +301,7 @@ def total_of(settings: SweepSettings) -> int | None:
 
 def carry_out(sweep: Sweep, places: Places, room: Room) -> None:
     """Do everything, until there is no more or the time is up: what is unfinished then keeps its state."""
-    settings = sweep.settings
+    settings, places = sweep.settings, room.places(places)
     if not room.ray:
         while (task := sweep.next_task()) is not None:
             _do_here(sweep, task, places)
@@ -306,7 +311,7 @@ def carry_out(sweep: Sweep, places: Places, room: Room) -> None:
         scheduler, sweep.stopped = halving(settings, most_epochs(settings, sweep.place.data), sweep.records)
     seconds = None if settings.hours is None else 3600 * settings.hours
     search = Search({}, ENDLESS, as_searcher(sweep.next_task), scheduler, seconds)
-    run_trials(search, job_of, places, room.share, sweep, room.at_once)
+    run_trials(search, job_of, places, room.share, sweep, room.at_once, growing=room.growing)
 
 
 def job_of(config: Mapping[str, Any]) -> Job:

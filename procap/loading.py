@@ -104,8 +104,8 @@ def supported_architectures() -> list[str]:
 def procap_home() -> Path:
     """The cache folder: $PROCAP_HOME, else $XDG_CACHE_HOME/procap, else ~/.cache/procap."""
     if home := os.environ.get("PROCAP_HOME"):
-        return Path(home).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "procap"
+        return Path(home).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "procap"
 
 
 def _load_mini(pretrained: str | None, seed: int) -> CLIP:

@@ -52,9 +52,6 @@ def delivered(store: ResultsStore, run: str, *, anew: bool = False) -> Iterator[
     try:
         yield
     except BaseException:
-        try:
-            store.push(run)
-        except (UserError, DataError, OSError) as error:
-            logger.warning("%s; what is new of %s is only in %s", error, run, store.local / run)
+        store.push_left(run)
         raise
     store.push(run)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 import time
 from collections import defaultdict
@@ -41,6 +42,7 @@ from runner.store_index import (
     stamp_of,
     unit_of,
 )
+from shards.errors import DataError
 from shards.fetch import alone
 from shards.object_folder import ObjectFolder
 from shards.objects import filesystem
@@ -49,6 +51,8 @@ from shards.urls import canonical, folder_name, is_url, local_path, scheme, show
 # Seconds to wait for who came first to finish a run, or for who is between its two files.
 PATIENCE = (0.5, 1.0, 2.0, 4.0)
 UNITS_TOGETHER = 100
+
+logger = logging.getLogger(__name__)
 
 Wanted = Callable[[str], bool]
 
@@ -111,14 +115,15 @@ class ResultsStore:
         """Bring what tables, lists and reports are made of: every document; no weights unless asked for, no states."""
         self._pull_below("", lambda name: is_document(name) or (weights and name == CHECKPOINT))
 
-    def push(self, run: str) -> None:
+    def push(self, run: str, *, only: str = "") -> None:
         """Send what has changed in the folder of a run, and forget there what the run no longer needs.
 
         Where somebody else has finished the run meanwhile, theirs replaces what is here. Raises UserError where the
         checkpoint here is not the one of `train.json`.
+        only: this file and no other, of a run that others may be working on.
         """
         if self.url and (self.local / run).is_dir():
-            self._push_unit(run)
+            self._push_unit(run, only)
 
     def push_all(self) -> None:
         """Send everything that has changed."""
@@ -133,6 +138,13 @@ class ResultsStore:
             units = {unit_of(file) for file in kept if is_kept(file) or file.endswith(f"/{FILE}")}
             for unit in sorted(unit for unit in units if unit):
                 self._push_unit(unit)
+
+    def push_left(self, name: str = "") -> None:
+        """`push_tree` for who fails anyway: what cannot be sent is said and hides no other error."""
+        try:
+            self.push_tree(name)
+        except (UserError, DataError, OSError) as error:
+            logger.warning("%s; what is new is only in %s", error, self.local / name)
 
     def clear(self, run: str) -> None:
         """Forget a run there; `train.json` goes first. Its folder here is left to `RunFolder.clear`."""
@@ -229,11 +241,13 @@ class ResultsStore:
         if gone:
             index.save()
 
-    def _push_unit(self, unit: str) -> None:
+    def _push_unit(self, unit: str, only: str = "") -> None:
         with self._alone(unit):
             folder = self.local / unit
             index = Index(self.local, unit)
             changed, dropped = index.changed(), index.dropped()
+            if only:
+                changed, dropped = {name: stamp for name, stamp in changed.items() if name == only}, []
             plain = [name for name in sorted(changed) if name not in (TRAIN, CHECKPOINT)]
             if not plain and not dropped and TRAIN not in changed:
                 return

@@ -7,6 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from runner.collection import COLLECTIONS
 from runner.results import write_json
 
 FILE = ".store.json"
@@ -93,8 +94,9 @@ class Index:
         return {name: stamp for name, stamp in stamps if stamp is not None and not self.is_same(name, stamp)}
 
     def dropped(self) -> list[str]:
-        """What was removed here since, because a run no longer needs it."""
-        return [name for name in self._known if is_passing(name) and not (self.folder / name).exists()]
+        """What was removed here since, because a run no longer needs it or a suite was made of another choice."""
+        remade = self.unit.startswith(f"{COLLECTIONS}/")
+        return [name for name in self._known if (remade or is_passing(name)) and not (self.folder / name).exists()]
 
     def record(self, name: str, tag: str, stamp: Stamp | None) -> None:
         if stamp is not None:

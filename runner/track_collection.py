@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -10,16 +11,19 @@ from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, Status, write_collection
 from runner.config import Workplace
 from runner.results import RunFolder
+from runner.results_store import ResultsStore
 from runner.track import Sender, say, sender_for
-from runner.track_outbox import sync
+from runner.track_outbox import TRACKING, sync
 from runner.track_parents import parents, sync_collection
 from runner.track_store import Destination, Store, TrackingError
+from shards.errors import DataError
 
 
 class CollectionTracker:
     """Writes `collection.json` and keeps MLflow up to date with a collection and its runs, from any thread.
 
-    Nothing here raises: trouble is one line, and what was missed is sent by `procap track sync`.
+    Nothing here raises: trouble is one line, and what was missed is sent by `procap track sync`. Where the results are
+    behind a URL, what was noted of each sending is there at once: whoever goes on elsewhere must not send it again.
     """
 
     LIVE_SECONDS = 10.0
@@ -28,6 +32,8 @@ class CollectionTracker:
         self.place = place
         self.collection = collection
         self.folder = CollectionFolder(place.results / collection.path)
+        self._kept = ResultsStore.of(place)
+        self._away = self._said = False
         self._waiting: dict[str, None] = {}
         self._finished: set[str] = set()
         self._counted = False
@@ -68,8 +74,10 @@ class CollectionTracker:
         except (UserError, OSError) as error:
             say(f"{error}; the runs go on")
             return
+        self._away = False
         if self._sender is not None:
             self._sender.send(self.folder.file, self._post)
+        self._keep(self.collection.path)
         self._sent = time.monotonic()
 
     def _count(self) -> None:
@@ -82,16 +90,29 @@ class CollectionTracker:
         self.collection = self.collection.model_copy(update={"figures": {**self.collection.figures, **counts}})
 
     def _post(self, destination: Destination, store: Store) -> None:
-        sync_collection(self.folder, destination, store)
+        sync_collection(self.folder, destination, store, lambda: self._keep(self.collection.path))
         links = parents(self.place.results, destination.label)
         for run in list(self._waiting):
             folder = RunFolder(self.place.results / run)
             # A run that was only planned has nothing to send yet; whoever begins it names it again.
             try:
                 if folder.config_file.exists():
-                    sync(folder, destination, store, links.get(run, {}))
+                    keep = functools.partial(self._keep, run, only=TRACKING)
+                    sync(folder, destination, store, links.get(run, {}), keep)
             except TrackingError:
                 raise
             except UserError as error:
                 say(str(error))
             del self._waiting[run]
+
+    def _keep(self, name: str, *, only: str = "") -> None:
+        """Put a folder of the results, or one file of it, to their URL, unless that failed a moment ago."""
+        if self._away:
+            return
+        try:
+            self._kept.push(name, only=only)
+        except (UserError, DataError, OSError) as error:
+            self._away = True
+            if not self._said:
+                self._said = True
+                say(f"{error}; what was noted of the runs is only in {self.place.results} so far")

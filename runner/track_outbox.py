@@ -70,14 +70,21 @@ class Tracking(BaseModel):
     stores: dict[str, Delivery] = Field(default_factory=dict)
 
 
-def sync(folder: RunFolder, destination: Destination, store: Store, links: Mapping[str, str] | None = None) -> bool:
+def sync(
+    folder: RunFolder,
+    destination: Destination,
+    store: Store,
+    links: Mapping[str, str] | None = None,
+    noted: Callable[[], None] | None = None,
+) -> bool:
     """Send what `store` lacks of the run in `folder`; gives whether there was anything to send.
 
     links: run ids of the parents that the run is to have there, by the tag that says so (suite.base-to-novel); it is
         shown below the first of them. None leaves its parents as they are.
+    noted: called when `tracking.json` has the key of a run that is about to be made, and when it says what was sent.
     Raises UserError for a broken result file, TrackingError when the store refuses or goes away.
     """
-    return deliver(folder.path, lambda: read_record(folder), destination, store, links)
+    return deliver(folder.path, lambda: read_record(folder), destination, store, links, noted)
 
 
 def deliver(
@@ -86,6 +93,7 @@ def deliver(
     destination: Destination,
     store: Store,
     links: Mapping[str, str] | None = None,
+    noted: Callable[[], None] | None = None,
 ) -> bool:
     """Send what `store` lacks of the record that `read` gives, whose files lie in the folder `where`; see `sync`."""
     with held(where / ".tracking.lock"):
@@ -105,6 +113,8 @@ def deliver(
                     return False
                 # The key goes to disk before a run carries it: killed in between, the next one finds that run.
                 write_json(where / TRACKING, tracking)
+                if run is None and noted:
+                    noted()
                 wanted = (known.links if known else {}) if links is None else dict(links)
                 run = run or _create_run(store, tracking, record, wanted)
                 delivery = _send(store, run, record, where, known, wanted)
@@ -114,6 +124,8 @@ def deliver(
             reason = f"{destination.address} did not take {where.name}: {first_line(error)}"
             raise TrackingError(reason) from error
         _note(where, tracking, destination, delivery.model_copy(update={"seen": seen}))
+        if noted:
+            noted()
         return True
 
 

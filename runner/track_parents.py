@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from procap.errors import UserError
@@ -45,12 +46,15 @@ def read_collection_record(folder: CollectionFolder) -> Record | None:
     )
 
 
-def sync_collection(folder: CollectionFolder, destination: Destination, store: Store) -> bool:
+def sync_collection(
+    folder: CollectionFolder, destination: Destination, store: Store, noted: Callable[[], None] | None = None
+) -> bool:
     """Send what `store` lacks of the collection itself, not of its runs; gives whether there was anything to send.
 
+    noted: as for `sync`.
     Raises UserError for a broken file, TrackingError when the store refuses or goes away.
     """
-    return deliver(folder.path, lambda: read_collection_record(folder), destination, store)
+    return deliver(folder.path, lambda: read_collection_record(folder), destination, store, noted=noted)
 
 
 def parents(results: Path, label: str) -> dict[str, dict[str, str]]:

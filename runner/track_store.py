@@ -26,6 +26,7 @@ EXPERIMENT = "procap"
 SQLITE = "sqlite:///"
 ANSWER_SECONDS = 3.0
 LOCK_SECONDS = 60.0
+PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 # MLflow waits 120 s, three times, for a server that does not answer.
 DEFAULTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 # Write-ahead logging needs shared memory between the writers: never on a file system that several machines mount.
@@ -59,9 +60,11 @@ class Destination:
 
     @property
     def address(self) -> str:
-        """The URI without the password it may carry: fit for messages and files."""
+        """The URI without the password that may be before its host or in its query: fit for messages and files."""
         parts = urlsplit(self.uri)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else self.uri
+        if self.file is not None or not (parts.query or "@" in parts.netloc):
+            return self.uri
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
     @property
     def label(self) -> str:
@@ -116,16 +119,17 @@ def open_store(destination: Destination) -> Store:
 def check_answers(destination: Destination) -> None:
     """Raise TrackingError when nobody listens at the server's address or another program holds the database locked.
 
-    MLflow's own patience is half a minute or more, which a run that waits for it would lose.
+    MLflow's own patience is half a minute or more, for a database two minutes, which a run that waits would lose.
     """
-    if destination.is_server:
-        parts = urlsplit(destination.uri)
+    parts = urlsplit(destination.uri)
+    if destination.is_server or parts.hostname:
         host = parts.hostname or ""
         if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
             return
         try:
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
+            # Of other databases a name without a port may be no host at all.
+            if port := parts.port or PORTS.get(parts.scheme.partition("+")[0]):
+                socket.create_connection((host, port), timeout=ANSWER_SECONDS).close()
         except (OSError, ValueError) as error:
             raise TrackingError(f"cannot reach {destination.address}: {first_line(error)}") from error
     elif destination.file is not None and destination.file.exists():

@@ -12,8 +12,8 @@ from shards.urls import is_url
 def cache_home() -> Path:
     """`$PROCAP_HOME`, else `$XDG_CACHE_HOME/procap`, else `~/.cache/procap`."""
     if home := os.environ.get("PROCAP_HOME"):
-        return Path(home).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "procap"
+        return Path(home).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "procap"
 
 
 def data_root(given: str = "") -> Path:

@@ -279,6 +279,10 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
         ("--gpus nan", "a part of one, or a whole number"),
         ("--at-once 0", "at least 1 is needed"),
         ("--world mars", "unknown world 'mars'"),
+        ("--accelerate foo", "known are auto, off,"),
+        ("--accelerate foo --dry-run", "known are auto, off,"),
+        ("--engine deepspeed --zero-stage 7", "ZeRO stage 7 is not supported"),
+        ("--engine deepspeed --deepspeed-config none.json --on ray", "none.json"),
         ("--on ray --address http://127.0.0.1:8265", "is a dashboard"),
     ],
 )

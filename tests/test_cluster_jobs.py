@@ -193,7 +193,10 @@ def test_a_stopped_job_has_the_time_to_save_its_state(cluster: RayCluster, capsy
 
 
 class Tunnel(threading.Thread):
-    """Forwards connections to a port, as `ssh -L` does, until it is cut."""
+    """Forwards connections to a port, as `ssh -L` does, until it is cut; a gateway where it answers in its own words.
+
+    instead: what the next connections get, one each; "" is for an answer of who is behind it.
+    """
 
     def __init__(self, target: int, port: int | None = None) -> None:
         super().__init__(daemon=True)
@@ -201,12 +204,18 @@ class Tunnel(threading.Thread):
         self.port, self.target = port or free_port(), target
         self.server = socket.create_server(("127.0.0.1", self.port))
         self.ends: list[socket.socket] = []
+        self.instead: list[str] = []
         self.start()
 
     def run(self) -> None:
         with suppress(OSError):
             while True:
                 near = self.server.accept()[0]
+                if self.instead and (answer := self.instead.pop(0)):
+                    with near:
+                        near.recv(65536)
+                        near.sendall(answer.encode())
+                    continue
                 far = socket.create_connection(("127.0.0.1", self.target))
                 self.ends += [near, far]
                 threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
@@ -275,6 +284,61 @@ def test_the_exit_code_of_the_job_is_that_of_following_it(
     assert "line 79" in spoken.err and "ended with exit code 3" in spoken.err
     assert main(["jobs", "stop", "talker"]) == 0
     assert "had ended before" in capsys.readouterr().err
+
+
+BROKEN = "HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\n\r\nTraceback\n  line 404\nKeyError: 'gone'"
+GATEWAY = "HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\n\r\n<html>\n<body>nginx</body>\n</html>\n"
+BUSY = "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def gateway(cluster: RayCluster) -> Iterator[tuple[RayCluster, Tunnel]]:
+    """The cluster by a way that a test can make fail."""
+    tunnel = Tunnel(int(cluster.dashboard.url.rpartition(":")[2]))
+    yield RayCluster(Dashboard(f"http://127.0.0.1:{tunnel.port}", "--address")), tunnel
+    tunnel.cut()
+
+
+def test_a_dashboard_that_is_ill_for_a_moment_ends_no_following(
+    gateway: tuple[RayCluster, Tunnel], cluster: RayCluster, go: Path
+) -> None:
+    let_it_talk(go)
+    through, tunnel = gateway
+    written: list[str] = []
+    said: list[str] = []
+    assert Follower(cluster, "talker", print, tell=print).to_the_end(patience=120).over
+    tunnel.instead += [BROKEN, GATEWAY, BUSY, "", GATEWAY]
+    job = Follower(through, "talker", written.append, tell=said.append).to_the_end(patience=120)
+    assert job.exit_code == 3 and not tunnel.instead
+    assert "".join(written) == cluster.log("talker")
+    assert len(said) == 1 and "lost the connection" in said[0]
+    tunnel.instead += [BUSY, GATEWAY]
+    assert stopped(through, "talker", patience=120, check=lambda: None).over and not tunnel.instead
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        pytest.param(BROKEN, "answered: 500 Internal Server Error: KeyError: 'gone'; try again", id="500"),
+        pytest.param(GATEWAY, "answered: 502 Bad Gateway; try again", id="502"),
+        pytest.param(BUSY, "answered: 503 Service Unavailable; try again", id="503"),
+    ],
+)
+def test_what_an_ill_dashboard_answers_is_one_line(gateway: tuple[RayCluster, Tunnel], answer: str, words: str) -> None:
+    through, tunnel = gateway
+    talker = through.job("talker")
+    for asked in (through.jobs, lambda: through.stop(talker), lambda: through.find("talker")):
+        tunnel.instead.append(answer)
+        with pytest.raises(Unreachable) as caught:
+            asked()
+        assert str(caught.value) == f"{through.dashboard} {words}"
+
+
+def test_a_job_that_a_gateway_may_have_lost_is_not_said_to_be_refused(gateway: tuple[RayCluster, Tunnel]) -> None:
+    through, tunnel = gateway
+    tunnel.instead.append(GATEWAY)
+    with pytest.raises(Unreachable, match=r"not say whether it took the job \(502 Bad Gateway\): see `procap jobs"):
+        through.submit(entrypoint="true", submission_id="lost")
 
 
 def test_jobs_are_listed_in_order_with_what_became_of_them(

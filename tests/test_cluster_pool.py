@@ -6,9 +6,8 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +25,9 @@ from cluster.fleet import Fleet, Room, do_all, gathered
 from cluster.group import Rank, announcements
 from cluster.job import Job, Piece, Report
 from cluster.places import Places
-from cluster.pool import Search, carry_out, given_up, run_trials
-from cluster.site import Node, Share, connected, fair_share, room
-from cluster.slots import RUN_BYTES, slots_here
+from cluster.pool import Patience, Search, carry_out, given_up, run_trials
+from cluster.site import Node, Share, connected, room
+from cluster.slots import only_gpu
 from cluster.work import Work
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, Workplace, plan_run
@@ -221,9 +219,88 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, da
         (Fleet(on="ray", address=nodes.address, processes=4), "hold 3 such processes"),
         (Fleet(on="ray", address=nodes.address, gpus=1), "hold 0 such processes"),
         (Fleet(on="ray", address=nodes.address, cpus=3), "hold 0 such processes"),
+        (Fleet(on="ray", address=nodes.address, cpus=0), "a run has to ask for something"),
+        (Fleet(on="ray", address=nodes.address, cpus=0, gpus=0), "a run has to ask for something"),
     ):
         with pytest.raises(UsageError, match=said), gathered(fleet, places(data, tmp_path)):
             pass
+
+
+def test_what_a_run_gets_of_nodes_still_to_come_has_to_be_said(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    """By nodes without GPUs it would get none, and all runs of a node that comes would take the same one."""
+    asked, there = Fleet(on="ray", address=nodes.address, autoscale=True), places(data, tmp_path)
+    anywhere = replace(there, rest=replace(there.rest, device="auto"))
+    with pytest.raises(UsageError, match=r"say --gpus 1 or --gpus 0$"), gathered(asked, anywhere):
+        pass
+    for fleet, where, gpus in ((replace(asked, gpus=1), anywhere, 1), (replace(asked, gpus=0), anywhere, 0),
+                               (asked, there, 0)):  # fmt: skip
+        with gathered(fleet, where) as found:
+            assert found.share.gpus == gpus and found.growing
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "ray", "told"),
+    [
+        ("auto", 0, True, "cpu"),
+        ("auto", 0, False, "cpu"),
+        ("auto", 0.5, True, "auto"),
+        ("auto", 1, False, "auto"),
+        ("cuda:1", 1, True, "cuda"),
+        ("cuda:1", 1, False, "cuda:1"),
+        ("cuda", 0, True, "cuda"),
+    ],
+)
+def test_runs_without_a_gpu_of_theirs_leave_those_of_others_alone(
+    device: str, gpus: float, ray: bool, told: str, data: Path, tmp_path: Path
+) -> None:
+    """And one that Ray shows a single GPU does not look for it by its number on the machine."""
+    asked = places(data, tmp_path)
+    asked = replace(asked, rest=replace(asked.rest, device=device))
+    assert Room(Share(1, 1.0, gpus), 1, ray=ray).places(asked).rest.device == told
+
+
+def test_runs_wait_for_lost_nodes_and_not_for_ever(
+    nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cluster.pool.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("cluster.pool.PATIENCE_SECONDS", 0.0)
+    there, heard, share = places(data, tmp_path), Heard(), Share(1, 3.0)
+    with gathered(Fleet(on="ray", address=nodes.address), there):
+        with pytest.raises(UserError, match=r"3 CPUs does not fit on the 2 nodes .* repeat the command to go on"):
+            run_trials(Search({"number": 0}), lambda config: job(run()), there, share, heard, 1)
+        patience = Patience(share, growing=True)
+        for _ in range(3):
+            patience.look([])
+    assert not heard.began
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
+
+
+def test_a_run_stays_in_the_folder_of_its_node(
+    nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative names, as in $PROCAP_HOME, mean there what they meant to who started it."""
+
+    def where(config: Mapping[str, Any]) -> Job:
+        raise ValueError(f"in {os.getcwd()};")
+
+    monkeypatch.setattr("cluster.pool.ATTEMPTS", 1)
+    heard, there = Heard(), places(data, tmp_path)
+    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+        run_trials(Search({"number": 0}), where, there, found.share, heard, 1)
+    assert f"in {os.getcwd()};" in heard.ends[0].why
+
+
+def test_one_gpu_by_its_number_is_all_that_a_ray_of_our_own_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert only_gpu("cuda:1") == "6" and only_gpu("cuda") is None
+    with connected(LOCAL, cpus=1, gpu=only_gpu("cuda:1")):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
+        seen = ray.remote(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert ray.get(seen.remote()) == "6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert only_gpu("cuda:1") == "1"
 
 
 def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Path) -> None:
@@ -242,10 +319,12 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
 
 def test_a_ray_of_our_own_that_does_not_start_is_not_called_a_cluster(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     there = gathered(Fleet(on="ray", address=nodes.address), places(data, tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
     # There is one already in this process.
     with there, pytest.raises(UserError, match="Ray did not start on this machine") as refused, connected(LOCAL):
         pass
     assert "--at-once 1" in str(refused.value) and "--on ray" not in str(refused.value)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data: Path, tmp_path: Path) -> None:
@@ -325,59 +404,19 @@ def test_ranks_of_one_node_follow_each_other() -> None:
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in said} == {("10.0.0.2", "1")}
 
 
-def test_a_run_gets_a_gpu_and_its_part_of_the_cpus() -> None:
-    machines = [Node("a", "10.0.0.1", "1", 96, 8, "H200"), Node("b", "10.0.0.2", "2", 32, 4, "H200")]
-    assert fair_share(machines) == Share(1, 8.0, 1.0)
-    assert room(machines, Share(1, 8.0, 1.0)) == 12
-    assert room(machines, Share(8, 8.0, 1.0)) == 1
-    assert room(machines, fair_share(machines, gpus=0.5)) == 24
-    assert fair_share([Node("c", "10.0.0.3", "3", 16, 0)]) == Share(1, 1.0, 0.0)
-
-
-def test_parts_of_a_processor_fit_as_often_as_ray_places_them() -> None:
-    machines = [Node(name, name, name, 1, 0) for name in ("a", "b")]
-    assert [room(machines, Share(1, part)) for part in (0.1, 0.2, 0.3, 0.6, 1)] == [20, 10, 6, 2, 2]
-    assert room(machines, Share(20, 0.1)) == 1
-    assert room([Node("c", "c", "c", 2, 0)], Share(1, 0.6)) == 3
-
-
-def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray makes no part of what is left of two GPUs."""
-    monkeypatch.setattr("cluster.slots._gpus", lambda: 2)
-    monkeypatch.setattr("cluster.slots.cores_here", lambda: 64)
-    monkeypatch.setattr("cluster.slots.memory_here", lambda: 64 * RUN_BYTES)
-    for part, fit in ((0.1, 20), (0.2, 10), (0.3333, 6), (0.6, 2), (1, 2), (2, 1)):
-        assert room([Node("a", "a", "a", 64, 2)], Share(1, 1.0, part)) == fit
-        assert slots_here(gpus=part).at_once == fit
-
-
-@pytest.mark.parametrize(
-    ("there", "gpus", "device", "said"),
-    [
-        (0, 1, "auto", "--gpus 1: torch sees 0 on this machine; leave it out"),
-        (0, 0.5, "auto", "--gpus 0.5: torch sees 0 on"),
-        (1, 2, "cuda", "--gpus 2: torch sees 1 on this machine; at most 1 would work"),
-        (4, 1, "cpu", "--gpus 1: with --device cpu a run uses none; leave it out"),
-    ],
-)
-def test_more_gpus_than_there_are_here_are_refused(
-    there: int, gpus: float, device: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.slots._gpus", lambda: there)
-    with pytest.raises(UsageError, match=re.escape(said)):
-        slots_here(gpus=gpus, device=device)
-    assert slots_here(gpus=0, device=device).gpus == 0
-
-
 def test_a_device_that_is_not_here_is_refused_at_once_and_left_to_the_nodes_of_a_cluster(
     nodes: Nodes, data: Path, tmp_path: Path
 ) -> None:
+    """But for the number of a GPU: a process of Ray sees none but its own."""
     there = places(data, tmp_path)
     there = replace(there, rest=replace(there.rest, device="cuda:99"))
     for at_once in (1, 2):
         with pytest.raises(UsageError, match="device 'cuda:99' is not here"), gathered(Fleet(at_once=at_once), there):
             pass
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+    cluster = Fleet(on="ray", address=nodes.address)
+    with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), gathered(cluster, there):
+        pass
+    with gathered(cluster, replace(there, rest=replace(there.rest, device="cuda"))) as found:
         assert found.at_once == 3
 
 
@@ -387,79 +426,11 @@ def test_who_has_one_machine_is_not_told_of_nodes_that_come(
     machine = Node("a", "a", "a", 2, 0)
     with pytest.raises(UsageError, match="ask for less, or add --autoscale"):
         room([machine], Share(1, 4))
-    monkeypatch.setattr("cluster.fleet.connected", lambda address, cpus: nullcontext())
+    monkeypatch.setattr("cluster.fleet.connected", lambda address, **of_our_own: nullcontext())
     monkeypatch.setattr("cluster.fleet.nodes", lambda: [machine])
     there = gathered(Fleet(cpus=4, at_once=2), places(data, tmp_path))
     with pytest.raises(UsageError, match=r"hold 0 such processes; ask for less$"), there:
         pass
-
-
-def test_runs_of_many_processes_have_the_room_of_many() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert slots_here(device="cpu", processes=cores).at_once == 1
-    assert slots_here(at_once=3, device="cpu", processes=cores).at_once == 3
-
-
-def test_runs_at_once_are_those_that_fit_on_the_cores_that_are_allowed() -> None:
-    code = """
-import os
-from cluster.slots import slots_here
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-print(slots_here(device="cpu"))
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "Slots(at_once=1, cpus=1, gpus=0.0)"
-
-
-@pytest.mark.parametrize(
-    ("said", "file"),
-    [
-        ("0::/slurm/job_7/step_0\n", "slurm/job_7/memory.max"),
-        ("9:cpu,memory:/docker/1f\n0::/\n", "memory/memory.limit_in_bytes"),
-    ],
-)
-def test_runs_at_once_are_those_that_fit_in_the_memory_that_is_allowed(
-    said: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Version 2 of a step in a job, and version 1 as a container sees it."""
-    monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
-    monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=5 * RUN_BYTES))
-    (tmp_path / "cgroup").write_text(said)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert slots_here(device="cpu").at_once == 5
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(f"{2 * RUN_BYTES}\n")
-    assert slots_here(device="cpu").at_once == 2
-    monkeypatch.setattr("cluster.slots._gpus", lambda: 8)
-    assert slots_here().at_once == 2 and slots_here(gpus=0.5).at_once == 2
-
-
-@pytest.mark.parametrize(
-    ("said", "files"),
-    [
-        ("0::/slurm/job_7/step_0\n", {"slurm/job_7/cpu.max": "350000 100000\n", "slurm/cpu.max": "max 100000\n"}),
-        ("9:cpu,cpuacct:/docker/1f\n", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}),
-    ],
-)
-def test_runs_at_once_are_those_that_a_containers_share_of_the_cores_can_carry(
-    said: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three and a half processors by version 2, three by version 1; -1 is no limit."""
-    monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
-    monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr("cluster.slots.memory_here", lambda: 64 * RUN_BYTES)
-    (tmp_path / "cgroup").write_text(said)
-    assert slots_here(device="cpu").at_once == 64
-    for file, text in files.items():
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(text)
-    assert slots_here(device="cpu").at_once == 3
-    for file in files:
-        (tmp_path / file).write_text("-1\n")
-    assert slots_here(device="cpu").at_once == 64
 
 
 def test_a_report_survives_ray_tune() -> None:

@@ -176,18 +176,46 @@ def test_mistakes_in_the_sent_command_end_it_before_anything_is_sent(capsys: pyt
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "PGPASSWORD", "DB_PWD"],
+    [
+        "HF_TOKEN",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "MLFLOW_TRACKING_PASSWORD",
+        "PGPASSWORD",
+        "DB_PWD",
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "MY_PAT",
+    ],
 )
 def test_a_variable_that_looks_like_a_secret_is_refused_with_the_way_to_do_it(name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} looks like a secret.*set it on the nodes.*Kubernetes secret"):
         travelling([f"{name}=hush-hush"], print)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "DefaultEndpointsProtocol=https;AccountName=lab;AccountKey=hush;EndpointSuffix=core.windows.net",
+        "Endpoint=sb://lab.net/;SharedAccessKeyName=all;SharedAccessKey=hush",
+        "host=db user=me password='hush'",
+        "Driver={SQL};UID=me;PWD=hush",
+        "Authorization: Bearer hush",
+        "authorization=Basic%20hush",
+        "x-api: bearer%20hush",
+    ],
+)
+def test_a_secret_in_the_value_of_a_variable_with_a_harmless_name_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match=r"--env SETTING holds the .* readable by all; set it on") as caught:
+        travelling([f"SETTING={value}"], print)
+    assert "hush" not in str(caught.value)
+
+
 def test_variables_asked_for_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    sent = travelling(["NCCL_DEBUG", "TOKENIZERS_PARALLELISM=false", "HF_HUB_OFFLINE=0"], print)
-    assert sent == {"NCCL_DEBUG": "INFO", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "0"}
+    sent = travelling(["NCCL_DEBUG", "TOKENIZERS_PARALLELISM=false", "HF_HUB_OFFLINE=0", "MY_PATH=/a b"], print)
+    others = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "0", "MY_PATH": "/a b"}
+    assert sent == {"NCCL_DEBUG": "INFO", **others}
     with pytest.raises(UsageError, match="it is not set here"):
         travelling(["SURELY_UNSET"], print)
 
@@ -229,7 +257,8 @@ def test_secrets_in_the_command_are_refused_and_not_repeated(word: str) -> None:
 
 
 def test_words_without_secrets_pass() -> None:
-    for word in ("s3://bucket/key", "postgresql://db/mlflow", "https://host/data?versionId=3", "a=b", "infonce=false"):
+    urls = ("s3://bucket/key", "postgresql://db/mlflow", "https://host/data?versionId=3")
+    for word in (*urls, "a=b", "infonce=false", "password=", "the bearer"):
         assert secret_part(word) == ""
 
 

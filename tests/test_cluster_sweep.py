@@ -267,6 +267,19 @@ def test_a_configuration_that_fails_leaves_the_others_alone(where, tmp_path, cap
     assert all("a lower lr" in why and "fp32" not in why for why in kept.failed.values()), "it is fp32 already"
 
 
+def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, where, tmp_path, capsys) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(searched, results)
+    shutil.rmtree(results / "sweeps")
+    broken = results / summary(searched)["best"]["runs"][0] / "train.json"
+    broken.write_text("{")
+    assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results), "--json"]) == 3
+    document = json.loads(said(capsys)[0].splitlines()[-1])
+    assert document["counts"] == {"finished": 3, "stopped": 0, "running": 0, "failed": 1}
+    [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
+    assert str(broken) in failed["why"]
+
+
 def test_why_is_said_of_the_runs_that_failed_and_of_no_others() -> None:
     half = TrialRecord(
         number=0, values={}, runs=("a", "b"), state="failed", figures={"b": 50.0}, failures={"a": "full"}
@@ -297,7 +310,11 @@ def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search)
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["--device", "cuda:99"], "'cuda:99'"), (["--pretrained", "/none.pt", "--backbone", "ViT-B/16"], "/none.pt")],
+    [
+        (["--device", "cuda:99"], "'cuda:99'"),
+        (["--pretrained", "/none.pt", "--backbone", "ViT-B/16"], "/none.pt"),
+        (["--device", "cpu", "--accelerate", "graphs"], "needs a CUDA device, not cpu"),
+    ],
 )
 def test_what_no_run_would_have_is_said_once_and_leaves_no_sweep(few_digits, tmp_path, capsys, words, named) -> None:
     places = ["--data", str(few_digits), "--results", str(tmp_path / "results"), "--tracking", "off", "--at-once", "1"]
@@ -417,6 +434,9 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
         (["--vary", "lr=1e-3", "--stop", "asha"], "give a smaller --grace or more --epochs"),
         (["--vary", "shots=4,many"], "'many' is not a whole number of 0 or more, or full"),
         (["--vary", "lr=1", "--vary", "lr=2"], "given twice"),
+        (["--vary", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),
+        (["--vary", "lr=1e-3", "--engine", "deepspeed", "--zero-stage", "7", "--dry-run"], "ZeRO stage 7 is not"),
+        (["--vary", "lr=1e-3", "--engine", "deepspeed", "--deepspeed-config", "none.json", "--dry-run"], "none.json"),
     ],
 )
 def test_what_cannot_be_searched_is_said_in_one_line_and_starts_nothing(words, said_of_it, where, tmp_path, capsys):

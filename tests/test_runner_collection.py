@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, Status, read_collections, status_after, write_collection
 from runner.config import Workplace
 from runner.results import RunFolder
+from runner.results_store import ResultsStore
 from runner.signals import interrupted
 from runner.track import pending, sync_all
 from runner.track_collection import CollectionTracker
@@ -218,6 +220,54 @@ def _die_at(call: str, store: Store) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(owner, name, dying)
+
+
+@pytest.mark.parametrize("dies", ["", "create_run", "create_run after", "log_batch after", "write_json after"])
+def test_who_goes_on_elsewhere_sends_nothing_again(
+    dies: str, destination: Destination, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of results behind a URL: a machine is lost while, or after, it sends a run that was begun there."""
+
+    def machine(name: str) -> tuple[Workplace, CollectionTracker]:
+        results = tmp_path / name
+        at = Workplace(results, results, tracking_uri=destination.uri, store=f"local://{tmp_path}/remote")
+        ResultsStore.of(at).pull_all(weights=True)
+        return at, CollectionTracker(at, Collection(kind="suite", name="shared"))
+
+    first, tracker = machine("first")
+    run = finished(first.results, 1)
+    child = os.fork()
+    if child == 0:
+        try:
+            tracker.LIVE_SECONDS = 0.0
+            tracker.update([])
+            ResultsStore.of(first).push(run)
+            if dies:
+                _die_at(dies, store)
+            tracker.update([run])
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    _, tracker = machine("second")
+    tracker.update([run])
+    tracker.close("finished")
+    assert family(store) == {"suite · shared": ["maple · shapes · base · seed 1"]} and len(all_runs(store)) == 2
+
+
+def test_results_whose_url_is_away_cost_one_line(
+    destination: Destination, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a file").touch()
+    at = replace(place(destination), store=f"local://{tmp_path}/a file/remote")
+    run = finished(at.results, 1)
+    tracker = CollectionTracker(at, Collection(kind="suite", name="alone"))
+    tracker.LIVE_SECONDS = 0.0
+    tracker.update([run])
+    tracker.close("finished")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"is only in {at.results} so far" in said
+    assert family(store) == {"suite · alone": ["maple · shapes · base · seed 1"]}
 
 
 def test_a_dead_tracker_costs_one_line_and_sync_sends_everything_later(

@@ -88,10 +88,10 @@ def test_a_url_that_goes_away_costs_a_training_nothing_but_the_sending(machines,
     push = ResultsStore._push_unit
     away = [True]
 
-    def broken(self: ResultsStore, unit: str) -> None:
+    def broken(self: ResultsStore, unit: str, only: str = "") -> None:
         if away[0]:
             raise Unreachable("s3://results cannot be reached; try again later")
-        push(self, unit)
+        push(self, unit, only)
 
     monkeypatch.setattr(ResultsStore, "_push_unit", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):

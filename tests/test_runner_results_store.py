@@ -211,6 +211,46 @@ def test_who_is_overtaken_after_finishing_takes_what_is_there(here, monkeypatch)
     assert content(here) == remote(here) == finished(b"second")
 
 
+def test_of_a_run_that_others_work_on_one_file_can_be_sent(here):
+    write(here, {"config.json": b"{}", "state/step-1.safetensors": b"one", "tracking.json": b"noted"})
+    here.push(RUN, only="tracking.json")
+    assert remote(here) == {"tracking.json": b"noted"}
+    (here.local / RUN / "state/step-1.safetensors").unlink()
+    write(here, {"tracking.json": b"noted again"})
+    here.push(RUN, only="tracking.json")
+    assert remote(here) == {"tracking.json": b"noted again"}
+
+
+def test_what_a_suite_no_longer_has_goes_from_the_url_too(here, elsewhere):
+    suite = "collections/suite/base-to-novel"
+    write(here, {"collection.json": b"{}", "old.json": b"[1]", "old.png": b"1", "kept.json": b"[2]"}, suite)
+    here.push_all()
+    for name in ("old.json", "old.png"):
+        (here.local / suite / name).unlink()
+    here.push_all()
+    left = {"collection.json": b"{}", "kept.json": b"[2]"}
+    assert remote(here, suite) == left
+    here.pull_all()
+    elsewhere.pull_all()
+    assert content(here, suite) == content(elsewhere, suite) == left
+
+
+def test_what_is_lost_of_a_run_here_stays_at_the_url(here):
+    write(here, finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"}))
+    here.push_all()
+    (here.local / RUN / "eval/toy-base-test.json").unlink()
+    here.push_all()
+    assert remote(here)["eval/toy-base-test.json"] == b"[1]"
+
+
+def test_who_fails_is_told_that_something_is_only_here_and_keeps_its_own_error(tmp_path, caplog):
+    (tmp_path / "a file").touch()
+    here = ResultsStore(f"local://{tmp_path}/a file/remote", tmp_path / "here")
+    write(here, {"config.json": b"{}"})
+    here.push_left()
+    assert f"what is new is only in {here.local}" in caplog.text
+
+
 def test_a_machine_lost_between_checkpoint_and_train_json_is_not_waited_for_for_ever(here, elsewhere):
     ObjectFolder(here.url).write(f"{RUN}/checkpoint.safetensors", b"of a lost machine")
     write(elsewhere, finished(b"prompts"))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.config import RunConfig
+from procap.errors import UsageError
+from runner.acceleration import WAYS, Acceleration
+from runner.config import RunConfig, Workplace
+from runner.ranks import Ranks
 from shards.fewshot import check_shots
 from shards.known import is_packed
 from shards.reader import open_dataset
@@ -17,6 +20,28 @@ def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
 
     for name, pretrained in dict.fromkeys(backbones):
         weights_file(name, pretrained)
+
+
+def check_ways(configs: Iterable[RunConfig], at: Workplace, processes: int) -> None:
+    """Raises UsageError for a way to work that nobody knows, or that contradicts each run with so many processes."""
+    import torch
+
+    if not {*at.accelerate.split(",")} <= {*WAYS}:
+        # Which of those that are known can be done is for the machine of a run to say.
+        Acceleration.of(at.accelerate, torch.device("cpu"))
+    if at.engine == "ddp":
+        return
+    from runner.engine import engine_settings
+
+    refused: UsageError | None = None
+    for config in configs:
+        try:
+            engine_settings(config, at, Ranks(size=processes, local_size=processes))
+            return
+        except UsageError as error:
+            refused = refused or error
+    if refused:
+        raise refused
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:

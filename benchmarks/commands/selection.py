@@ -222,7 +222,8 @@ def workplace(
         timeout=place.timeout,
         engine=parallel.engine,
         zero_stage=parallel.zero_stage,
-        deepspeed_json=parallel.deepspeed_config,
+        # A run may work in another folder.
+        deepspeed_json=parallel.deepspeed_config and parallel.deepspeed_config.expanduser().absolute(),
         store=store,
     )
 

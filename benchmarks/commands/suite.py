@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.bench.plan import Planned, chosen, is_done, merged, plan
 from benchmarks.bench.products import Made, make
-from benchmarks.bench.ready import check_training_images, check_weights
+from benchmarks.bench.ready import check_training_images, check_ways, check_weights
 from benchmarks.command_line.flags import Doing, Many, Output, Parallel, Place, Suited
 from benchmarks.command_line.output import SOME_FAILED, note, plural, quoted, show, show_json
 from benchmarks.commands.data import ensure_packed
@@ -22,7 +22,7 @@ from cluster.job import Job, Piece
 from cluster.ledger import Ledger, Outcome
 from cluster.places import Places
 from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes
-from procap.errors import UsageError
+from procap.errors import UsageError, UserError
 from runner.collection import Status, status_after
 from runner.config import Target, Workplace
 from runner.environment import library_defaults
@@ -52,6 +52,7 @@ def bench(
     at = workplace(place, limit, parallel=parallel)
     plans = [plan(suite_named(one), suited, place, at.data, several=name == ALL) for one in chosen(name)]
     pieces = merged(plans)
+    check_ways((piece.config for piece in pieces), at, fleet.processes)
     _note_what_stays(name, plans, suited)
     if doing.dry_run:
         check_training_images((piece.config for piece in pieces), at.data)
@@ -90,6 +91,7 @@ def bench(
     except BaseException as error:
         if trackers.begun:
             trackers.close(status_after(error))
+            store.push_left()
         raise
     # Also what was noted of each run that MLflow has got.
     store.push_all()
@@ -109,7 +111,12 @@ def _tell(
     """Tables, what failed and why, what to type next, with all suites the report; gives the exit code."""
     _show_tables(made)
     failed = {**failed, **{one.suite.name: why for one in made if (why := one.failed)}}
-    report = _report(at, place) if name == ALL else None
+    report = None
+    try:
+        report = _report(at, place) if name == ALL else None
+    except UserError as error:
+        # What was done is told all the same.
+        failed["procap report"] = str(error)
     if failed:
         note(f"procap: {len(done)} done, {len(failed)} failed:")
         for run, why in failed.items():
@@ -271,7 +278,9 @@ def _show_tables(made: Sequence[Made]) -> None:
 def _report(at: Workplace, place: Place) -> Path:
     from benchmarks.report.report import write_report
 
-    return write_report(at.results, data=at.data, tracking=place.tracking)
+    # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
+    out = Path("report") if at.store else None
+    return write_report(at.results, out, data=at.data, tracking=place.tracking, shown=place.results)
 
 
 def _show_next(typed: str, name: str, place: Place) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench.ready import check_weights
+from benchmarks.bench.ready import check_ways, check_weights
 from benchmarks.command_line.flags import Output
 from benchmarks.command_line.output import SOME_FAILED, columns, note, plural, show, show_json
 from benchmarks.commands.data import ensure_packed
@@ -27,13 +27,15 @@ from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes
 from cluster.space import Values
 from cluster.sweep import Sweep, carry_out, figure_of, is_over, total_of
 from cluster.sweep_record import SweepFolder, SweepSettings, TrialRecord, best_of_each, held_on_cluster
+from procap.errors import UserError
 from runner.collection import Collection, status_after
-from runner.config import Workplace
+from runner.config import RunConfig, Workplace
 from runner.environment import library_defaults, resolve_device
 from runner.progress import duration
 from runner.results import write_json
 from runner.results_store import ResultsStore
 from runner.track_collection import CollectionTracker
+from shards.errors import DataError
 
 if TYPE_CHECKING:
     from benchmarks.cost.forecast import CostForecast
@@ -52,6 +54,7 @@ def sweep(asked: Asked, dry_run: bool, output: Output) -> int:
     ResultsStore.of(at).pull_all()
     folder.check(settings)
     check_values(settings, at.data)
+    check_ways(_some_runs(settings, at), at, fleet.processes)
     if dry_run:
         return _plan(settings, folder, at, fleet, output)
     if fleet.on == "local":
@@ -63,6 +66,14 @@ def sweep(asked: Asked, dry_run: bool, output: Output) -> int:
     with folder.locked():
         folder.check(settings)
         return _search(settings, folder, at, fleet, asked, output)
+
+
+def _some_runs(settings: SweepSettings, at: Workplace) -> Iterator[RunConfig]:
+    """Those of the first configurations that are drawn, but for values that no run accepts."""
+    for values in itertools.islice(settings.searched().draws(settings.search_seed), LISTED):
+        with suppress(UserError, DataError):
+            pieces = configure(settings, values, at.data).pieces
+            yield from (piece.config for piece in pieces)
 
 
 def _search(
@@ -88,6 +99,7 @@ def _search(
                 carry_out(searched, places, room)
     except BaseException as error:
         progress.close(status_after(error), searched.records)
+        ResultsStore.of(at).push_left()
         raise
     failed = {digest: record for digest, record in searched.records.items() if record.state == "failed"}
     # When the time is up, some are left for the next attempt.

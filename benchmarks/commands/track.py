@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.command_line.flags import Output
@@ -14,17 +13,22 @@ from runner.environment import library_defaults
 
 if TYPE_CHECKING:
     from benchmarks.tracking.ui import Wanted
+    from runner.results_store import ResultsStore
 
 
 def sync(results: str, tracking: str, output: Output) -> int:
     """Exit code 3 when some runs could not be read and 1 when none could; see `procap track sync --help`."""
     from runner.track import sync_all
+    from runner.track_outbox import TRACKING
 
     library_defaults()
-    with _results(results) as root:
-        summary = sync_all(
-            root, tracking or None, on_run=lambda run, sent: note(f"{'sent' if sent else 'was there'}: {run}")
-        )
+    with _results(results) as store:
+
+        def told(run: str, sent: bool) -> None:
+            note(f"{'sent' if sent else 'was there'}: {run}")
+            store.push(run, only=TRACKING)
+
+        summary = sync_all(store.local, tracking or None, on_run=told)
     for run, why in summary.failed:
         note(f"procap: failed: {run}: {why}")
     show(f"{_counted(summary.sent)} sent to {summary.destination}, {summary.up_to_date} up to date")
@@ -40,8 +44,8 @@ def status(results: str, tracking: str, output: Output) -> int:
     """See `procap track status --help`."""
     from runner.track import pending
 
-    with _results(results) as root:
-        missing = pending(root, tracking or None)
+    with _results(results) as store:
+        missing = pending(store.local, tracking or None)
     broken = [m for m in missing if m.unreadable]
     to_send = [m for m in missing if not m.unreadable]
     for m in broken:
@@ -62,8 +66,8 @@ def ui(results: str, tracking: str, port: int, open_browser: bool, wanted: Wante
     from benchmarks.tracking.ui import ui as serve
 
     library_defaults()
-    with _results(results) as root:
-        serve(root, tracking or None, port, open_browser, wanted)
+    with _results(results) as store:
+        serve(store.local, tracking or None, port, open_browser, wanted)
     return 0
 
 
@@ -77,8 +81,8 @@ def _counted(names: list[str]) -> str:
 
 
 @contextmanager
-def _results(given: str) -> Iterator[Path]:
-    """The folder of the results, up to date; what was noted there of what was sent is noted at their URL, if any."""
+def _results(given: str) -> Iterator[ResultsStore]:
+    """The results, up to date in their folder; what was noted there of what was sent is noted at their URL, if any."""
     from runner.results_store import ResultsStore, results_root
     from shards.home import cache_home
 
@@ -88,5 +92,9 @@ def _results(given: str) -> Iterator[Path]:
     store.pull_all(weights=True)
     if not root.is_dir():
         raise UserError(f"no results folder at {root}; name one with --results, or make one with `procap demo`")
-    yield root
+    try:
+        yield store
+    except BaseException:
+        store.push_left()
+        raise
     store.push_all()

@@ -106,7 +106,7 @@ def _panel(
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if one.kind == "list":
-        axes.set_xticks(range(len(one.values)), [str(value) for value in _in_order(one)])
+        axes.set_xticks(range(len(one.values)), [str(value) for value in _in_order(one)], parse_math=False)
         axes.set_xlim(-0.5, len(one.values) - 0.5)
     elif one.kind == "log":
         axes.set_xscale("log")

@@ -10,7 +10,9 @@ from typing import Any
 from benchmarks.command_line.flags import Parallel, Place, Selection, Training, command_line
 from benchmarks.command_line.output import columns
 from cluster.space import Values
+from cluster.submit import secret_part
 from cluster.sweep_record import SweepSettings, TrialRecord, best, best_of_each, ordered
+from shards.urls import shown
 
 SHOWN = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
 
@@ -74,11 +76,22 @@ def commands(settings: SweepSettings, values: Values, place: Place, parallel: Pa
         picks=settings.picks,
         **flags,
     )
+    place = replace(
+        place,
+        data=_without_password(place.data),
+        results=_without_password(place.results),
+        tracking=_without_password(place.tracking),
+    )
     tested = replace(place, timeout=Place().timeout)
     return [
         f"procap train {command_line(selection, training, place, parallel)}".rstrip(),
         f"procap eval {command_line(selection, training, tested)}".rstrip(),
     ]
+
+
+def _without_password(text: str) -> str:
+    """Without its password, which is left to who types it: what is printed is also kept in a file that others read."""
+    return shown(text) if secret_part(text) else text
 
 
 def summary(settings: SweepSettings, records: Mapping[str, TrialRecord], ready: list[str]) -> dict[str, Any]:

@@ -1,0 +1,95 @@
+"""Suites, sweeps and what MLflow has got of them, with results at a URL: what ends early is known there as well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tracked_runs
+from test_cluster_space import sweep_settings
+
+from benchmarks.cli import main
+from benchmarks.command_line.flags import Parallel, Place
+from benchmarks.commands import suite as suite_commands
+from benchmarks.commands import sweep as sweep_commands
+from benchmarks.commands import track as track_commands
+from benchmarks.sweeps.table import commands
+from cluster.fleet import do_all
+from cluster.sweep import carry_out
+from procap.errors import UserError
+from runner.results_store import results_root
+from runner.signals import Interrupted
+from shards.home import cache_home
+
+pytestmark = pytest.mark.usefixtures("at_home")
+
+
+@pytest.fixture
+def there(tmp_path):
+    return tmp_path / "remote"
+
+
+@pytest.fixture
+def at(few_digits, tiny_checkpoint, there) -> tuple[str, ...]:
+    where = ("--data", few_digits, "--results", f"local://{there}", "--backbone", tiny_checkpoint)
+    return tuple(map(str, (*where, "--datasets", "digits", "--at-once", "1", "--tracking", "off")))
+
+
+SUITE = ("--world", "mini", "--methods", "zeroshot", "--seeds", "1")
+
+
+def and_interrupted(work):
+    def work_and_stop(*arguments):
+        work(*arguments)
+        raise Interrupted("SIGTERM: stopped; repeat to go on", 15)
+
+    return work_and_stop
+
+
+def test_a_suite_that_was_stopped_is_known_at_the_url(at, there, monkeypatch, capsys):
+    monkeypatch.setattr(suite_commands, "do_all", and_interrupted(do_all))
+    assert main(["bench", "base-to-novel", *SUITE, *at]) == 143
+    collection = json.loads((there / "collections/suite/base-to-novel/collection.json").read_text())
+    assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
+
+
+def test_a_sweep_that_was_stopped_is_known_at_the_url(at, there, monkeypatch, capsys):
+    monkeypatch.setattr(sweep_commands, "carry_out", and_interrupted(carry_out))
+    asked = ("--name", "s", "--methods", "zeroshot", "--seeds", "1", "--vary", "shots=1,2")
+    assert main(["sweep", *asked, *at]) == 143
+    collection = json.loads((there / "collections/sweep/s/collection.json").read_text())
+    assert collection["status"] == "interrupted" and len(collection["runs"]) == 2
+
+
+def test_what_was_sent_before_a_sync_ends_early_is_noted_at_the_url(there):
+    url = f"local://{there}"
+    root, _ = results_root(url, cache_home())
+    run = tracked_runs.begin(root)
+    with pytest.raises(UserError, match="gone"), track_commands._results(url):
+        run.tracking_file.write_text("{}")
+        raise UserError("the tracker is gone")
+    assert (there / run.path.relative_to(root) / "tracking.json").exists()
+
+
+def test_the_report_of_all_suites_is_where_people_look_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(suite_commands, "chosen", lambda name: ["base-to-novel"])
+    assert main(["bench", "all", *SUITE, *at]) == 0
+    page = tmp_path / "report/index.html"
+    assert f"the result files in local://{there}" in page.read_text()
+    page.write_text("<html>my thesis</html>")
+    capsys.readouterr()
+    assert main(["bench", "all", *SUITE, *at]) == 3
+    said = capsys.readouterr()
+    assert "1 done, 1 failed:\n  procap report: report is not empty and no report" in said.err and "CLIP" in said.out
+    assert page.read_text() == "<html>my thesis</html>"
+
+
+def test_the_commands_at_the_end_of_a_sweep_hold_no_password():
+    place = Place(
+        data="https://data.example/shards?sig=hunter2",
+        results="s3://bucket/results",
+        tracking="postgresql+psycopg2://me:hunter2@db/mlflow",
+    )
+    for line in commands(sweep_settings(), {"recipe.lr": 0.1}, place, Parallel()):
+        assert "hunter2" not in line and "--results s3://bucket/results" in line
+        assert "--data https://data.example/shards" in line and "--tracking postgresql+psycopg2://db/mlflow" in line

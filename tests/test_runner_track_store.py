@@ -1,0 +1,58 @@
+"""Where MLflow's store is: how it is named in messages and files, and that one which is away is noticed at once."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from runner.track_store import Destination, TrackingError, open_store
+
+
+@pytest.mark.parametrize(
+    ("uri", "address"),
+    [
+        ("postgresql+psycopg2://me:hunter2@db/mlflow", "postgresql+psycopg2://db/mlflow"),
+        ("postgresql+psycopg2://db:5433/mlflow?user=me&password=hunter2", "postgresql+psycopg2://db:5433/mlflow"),
+        ("https://me@example.org/mlflow?token=hunter2", "https://example.org/mlflow"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("databricks", "databricks"),
+        ("sqlite:////tmp/why?/a@b/mlflow.db", "sqlite:////tmp/why?/a@b/mlflow.db"),
+    ],
+)
+def test_messages_and_notes_name_a_store_without_its_password(uri: str, address: str, tmp_path: Path) -> None:
+    destination = Destination(uri, "procap", tmp_path)
+    assert destination.address == address and destination.label == f"{address} procap"
+
+
+@pytest.mark.parametrize("scheme", ["http", "postgresql", "postgresql+psycopg2", "mysql+pymysql"])
+def test_a_store_where_nobody_listens_is_not_waited_for(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", asked.append)
+    with closing(socket.socket()) as bound:
+        # As long as it is bound nobody else listens there. MLflow itself would try again for minutes.
+        bound.bind(("127.0.0.1", 0))
+        there = f"127.0.0.1:{bound.getsockname()[1]}/mlflow"
+        with pytest.raises(TrackingError, match=rf"^cannot reach {scheme.replace('+', '.')}://{there}: .*refused"):
+            open_store(Destination(f"{scheme}://me:hunter2@{there}", "procap", tmp_path))
+    assert not asked
+
+
+def test_a_database_that_is_no_server_is_left_to_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket of this machine, or a name that only a driver knows."""
+    asked: list[object] = []
+
+    def opened(uri: object) -> None:
+        asked.append(uri)
+        raise RuntimeError("asked")
+
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", opened)
+    uris = ["postgresql+psycopg2:///mlflow?host=/run/postgresql", "mssql+pyodbc://me:hunter2@my-source"]
+    for uri in uris:
+        with pytest.raises(TrackingError, match="asked"):
+            open_store(Destination(uri, "procap", tmp_path))
+    assert asked == uris
