@@ -143,6 +143,11 @@ def images_per_second(scores: Iterable[Score], *, model_only: bool = False) -> f
     return images / seconds if seconds else None
 
 
+def timed(scores: Iterable[Score]) -> bool:
+    """Whether each has a speed, which it has not where image features came from the cache."""
+    return all(score.result.images_per_second for score in scores)
+
+
 def variant(config: RunConfig) -> dict[str, str]:
     """What sets a run apart from other runs, method, data set and seed aside; nothing that it never reads.
 

@@ -80,7 +80,9 @@ def _draw(
     figure = Figure(figsize=(width, height), facecolor=PAPER)
 
     def text(x: float, y: float, words: str, size: float, colour: str, weight: str = "normal") -> None:
-        figure.text(x / width, 1 - y / height, words, size=size, color=colour, weight=weight, va="baseline")
+        place = x / width, 1 - y / height
+        # A dollar in the name of a class begins no formula.
+        figure.text(*place, words, size=size, color=colour, weight=weight, va="baseline", parse_math=False)
 
     text(GAP, TITLE - 0.26, title, 15, INK, "bold")
     text(heading, TITLE - 0.26, subtitle, 9, FAINT)

@@ -87,6 +87,28 @@ def test_nothing_is_called_reproduced_that_does_not_compare(tmp_path, change):
     assert labels == {"ProCAP"}
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen", "said"),
+    [
+        ("base-to-novel", {"datasets": ("dtd", "eurosat")}, {"ProCAP, reproduced", "MaPLe, reproduced"}),
+        ("ablation", {"datasets": ("dtd",), "methods": ("maple", "coop")}, {"MaPLe-style, reproduced"}),
+        ("prompt-length", {"datasets": ("dtd",)}, set()),
+        ("duration", {"datasets": ("dtd",)}, set()),
+        ("cross-dataset", {"datasets": ("sun397",)}, set()),
+        ("few-shot", {"datasets": ("dtd",), "shots": (16,)}, set()),
+    ],
+)
+def test_reproduced_is_said_of_what_stands_beside_a_published_figure_alone(tmp_path, name, chosen, said):
+    done = made(tmp_path, name, PAPER, **{"methods": ("maple", "procap"), "seeds": (1,), **chosen})
+    found = set()
+    for line in (line for sheet in done.suite.sheets(done) for line in sheet.lines):
+        words = [label for label in line.labels if label.endswith(", reproduced")]
+        known = any(isinstance(item, Value) and item.published is not None for item in line.items)
+        assert bool(words) == known, line
+        found |= {*words}
+    assert found == said
+
+
 def test_published_lines_are_not_drawn_beside_a_control(tmp_path):
     chosen = {"datasets": ("dtd", "eurosat", "ucf101"), "methods": ("maple", "procap"), "seeds": (1,)}
     done = made(tmp_path, "base-to-novel", PAPER, recipe="procap", **chosen)

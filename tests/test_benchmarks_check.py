@@ -21,11 +21,13 @@ from benchmarks.published import tables as published
 from benchmarks.published.check import CHECKS, MISSING, OK, OUTSIDE, check_sheet, checks_of
 from benchmarks.published.tables import AVERAGE, PublishedSpread
 from benchmarks.published.tolerances import LEAST, Tolerance, expected, of_means
+from benchmarks.sheets.sheet import Value
 from benchmarks.suites import suite_named
 from benchmarks.suites.done import Done
 from benchmarks.suites.worlds import MINI, PAPER
+from procap.errors import UserError
 from runner.collection import Collection, write_collection
-from runner.results import harmonic_mean
+from runner.results import harmonic_mean, write_json
 
 WHOLE = 10_000
 """Test images: as many as printed figures with two decimals tell apart."""
@@ -228,13 +230,16 @@ def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
     assert {one.method for one in checks_of(done)} == {"ProCAP"}
 
 
-def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
-    """The paper: 169.1 / 112.6 s and 278.8 / 415.9 images/s on Flowers102."""
+def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings: Any) -> Done:
+    """Runtime measured in both modes on the paper's data sets, on a CPU. The paper: 169.1 / 112.6 s, 278.8 / 415.9."""
 
     def row(dataset: str, method: str, mode: str, seconds: float, fps: float) -> dict[str, Any]:
         speed = {"median": fps, "lowest": fps, "highest": fps, "count": 1}
-        return {"dataset": dataset, "method": method, "title": method, "mode": mode, "precision": "bf16",
-                "train_seconds": seconds, "encoder_fps": speed, "end_to_end_fps": speed}  # fmt: skip
+        return {"dataset": dataset, "method": method, "title": method, "mode": mode, "precision": "fp32",
+                "train_seconds": seconds, "encoder_fps": speed, "end_to_end_fps": speed, "first_loss": None,
+                "steps": 512, "steps_measured": 512 if whole else 3, "accuracy": None, "accuracy_note": "",
+                "extrapolated": not whole and method != "zeroshot", "test_images": 9, "test_images_all": 9,
+                "joules_per_image": None, "start_seconds": {}, "recorded": {}}  # fmt: skip
 
     suite = suite_named("runtime")
     choice = suite.choice(PAPER)
@@ -243,16 +248,55 @@ def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
         for mode in ("reference", "fast"):
             rows.append(row(name, "maple", mode, 10.0, 100.0))
         rows += [row(name, "procap", "reference", seconds, fps), row(name, "procap", "fast", 10.0, 100.0)]
-    file = tmp_path / "runtime" / "x" / "runtime.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"schema": 2, "backbone": {"name": "ViT-B-16"}, "rows": rows}))
-    verdicts = {(one.where, one.figure): one.verdict for one in checks_of(Done.read(suite, choice, tmp_path))}
+    own = {"pretrained": "random", "precisions": ["fp32"], "epochs": 10, "batch": 32, "test_batch": 100,
+           "ways": {"graphs": False}}  # fmt: skip
+    cpu = {"name": "some CPU", "threads": 2, "cores": 2}
+    report = {"schema": 2, "backbone": {"name": "ViT-B-16", "weights": None}, "settings": {**own, **settings},
+              "environment": {"gpu": None, "cpu": cpu, "packages": {}}, "load_average": [load, load],
+              "device": {"type": "cpu"}, "matmul_peak": {}, "compile_cache": None, "ways": [], "cross_attention": [],
+              "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
+    write_json(results / "runtime" / "x" / "runtime.json", report)
+    return Done.read(suite, choice, results)
+
+
+def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
+    verdicts = {(one.where, one.figure): one.verdict for one in checks_of(contest(tmp_path))}
     assert verdicts == {
         ("Flowers102", "training s"): OK,
         ("Flowers102", "FPS"): OK,
         ("UCF101", "training s"): OK,
         ("UCF101", "FPS"): OUTSIDE,
     }
+
+
+def test_seconds_that_were_not_measured_to_the_end_are_missing_from_the_check_of_runtime(tmp_path):
+    done = contest(tmp_path, whole=False)
+    checks = checks_of(done)
+    assert [one.verdict for one in checks if one.figure == "training s"] == [MISSING] * 2
+    assert [one.verdict for one in checks if one.figure == "FPS"] == [OK, OUTSIDE]
+    assert any("not run to its end" in note for note in check_sheet(done, checks).notes)
+    [ratios] = [sheet for sheet in done.suite.sheets(done) if sheet.name == "runtime-ratios"]
+    place = [column.title for column in ratios.columns].index("≈ training s")
+    assert [line.items[place].published for line in ratios.lines if line.source == "ours"] == [None] * 4
+
+
+@pytest.mark.parametrize("other", [{"batch": 4}, {"epochs": 1}, {"test_batch": 8}])
+def test_runtime_of_other_work_than_the_papers_is_not_checked(tmp_path, capsys, other):
+    done = contest(tmp_path, **other)
+    [(name, number)] = other.items()
+    why = f"{name.replace('_', ' ')} is {number}, not "
+    with pytest.raises(UserError, match=f"runtime: nothing to check, .*: {why}"):
+        checks_of(done)
+    [ratios] = [sheet for sheet in done.suite.sheets(done) if sheet.name == "runtime-ratios"]
+    assert not [item for line in ratios.lines for item in line.items if isinstance(item, Value) and item.published]
+    assert any(why in note for note in ratios.notes)
+
+
+def test_the_check_of_runtime_says_on_what_it_was_measured(tmp_path):
+    done = contest(tmp_path, load=9.0)
+    notes = check_sheet(done, checks_of(done)).notes
+    assert any("random weights, fp32, on some CPU" in note for note in notes)
+    assert any(note.startswith("THE MACHINE WAS BUSY") for note in notes)
 
 
 @pytest.mark.parametrize("name", ["stability", "ablation", "duration", "cross-dataset", "domain-generalization"])

@@ -176,6 +176,8 @@ def test_the_study_says_what_is_measured_and_what_is_assumed(tmp_path: Path, cap
     told = capsys.readouterr().out
     for words in ("NO GPU WAS MEASURED", "ASSUMED", "165 runs", "not a measurement", "no offer"):
         assert words in told
+    assert "Table 1 on 1 to 8 GPUs" in told
+    assert "    python -m benchmarks.cluster_simulation --gpus 8,1 --mtbf-hours 100 --seeds 2\n" in told
     report = json.loads((tmp_path / "cluster.json").read_text())
     for case in report["cases"]:
         one, eight = case["sizes"]
@@ -189,3 +191,7 @@ def test_wrong_flags_are_one_line(capsys: pytest.CaptureFixture[str]):
     assert main(["--gpus", "none"]) == 2
     assert capsys.readouterr().err.strip() == "procap: --gpus none: numbers with commas between, as in 1,8,64"
     assert main(["--gpus", "0,4"]) == 2
+    capsys.readouterr()
+    for flag, value in (("--mtbf-hours", "inf"), ("--replace", "nan"), ("--start", "inf"), ("--price", "-1")):
+        assert main([flag, value]) == 2
+        assert capsys.readouterr().err == f"procap: {flag} {value}: a number from 0 to 1,000,000,000 is needed\n"

@@ -117,6 +117,23 @@ def test_more_work_takes_longer_and_evaluations_add_up():
     )
 
 
+def test_an_evaluation_is_warmed_up_by_two_batches_on_a_gpu_and_by_two_images_on_a_processor():
+    small, large = (run("procap", overrides={"test_batch_size": size}) for size in (100, 200))
+    target = [Target("oxford-flowers", "base")]
+
+    # So slow that nothing waits for images.
+    gpu, processor = CostModel(H200, reached=0.01), CostModel(MEASURED)
+
+    def seconds(model: CostModel, config: RunConfig, limit: int, ranks: int = 1) -> float:
+        return sum(model.estimate(config, target, train=False, limit=limit, ranks=ranks).evaluations)
+
+    assert seconds(processor, small, 400) == seconds(processor, large, 400)
+    each = (seconds(gpu, small, 400) - seconds(gpu, small, 300)) / 100
+    assert seconds(gpu, large, 400) - seconds(gpu, small, 400) == pytest.approx(2 * 100 * each)
+    # Two GPUs have 150 images each.
+    assert seconds(gpu, large, 300, 2) - seconds(gpu, small, 300, 2) == pytest.approx(2 * 50 * each)
+
+
 def test_thousands_of_runs_are_estimated_at_once_and_without_torch():
     """In calls of functions, which are as many on every machine: a thousand calls take less than a millisecond."""
     code = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from made_results import put_run, put_score
 
 from benchmarks.figures import FORMATS, image_of, save_figures
 from benchmarks.figures.entrants import Entrant, of_suite, of_table
-from benchmarks.figures.halves import accuracy_speed, hm_bars, learning_curves
+from benchmarks.figures.halves import accuracy_speed, hm_bars, hm_radar, learning_curves
 from benchmarks.figures.style import LOOKS, looks_of, looks_of_sets
 from benchmarks.published import tables as published
 from benchmarks.scores import Cell
@@ -269,6 +270,16 @@ def test_the_paper_s_durations_stand_beside_ours_of_all_its_data_sets_alone(tmp_
     assert not any("published" in name for name in lines_of(fewer.figure("duration").axes[0]))
 
 
+def test_dollars_in_a_name_are_no_formula():
+    cell = Cell(50.0, (50.0,), (1,))
+    name = r"a$\foo$b"
+    entrant = Entrant(name, "procap", dict.fromkeys(SETS, (cell, cell, cell)), losses={name: [[2.0, 1.0]]})
+    for draw in (hm_bars, hm_radar, learning_curves):
+        figure = draw([entrant])
+        assert image_of(figure, "png")
+        assert figure.legends[0].get_texts()[0].get_text() == name
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The quick grid; of one pair of weights a data set is missing."""
@@ -290,6 +301,8 @@ def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
         [label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())
     )
     assert (rows, columns) == (["0", "$10^{-2}$", "1"], ["0", "$10^{-5}$", "$10^{-3}$"])
+    formulas = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
+    assert all(text.get_parse_math() for text in formulas)
     places = {(r, c): (weight, beta) for r, weight in enumerate((0, 0.01, 1)) for c, beta in enumerate((0, 1e-5, 1e-3))}
     shown = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
     colours = axes.collections[0].get_array()
@@ -363,6 +376,22 @@ def test_one_data_set_is_drawn_without_an_average(tmp_path):
     assert set(bars_of(made.figure("hm-bars"))) == {"tiles"} and made.figure("hm-radar") is None
     few = make(tmp_path, "few-shot", quick=True, datasets=("tiles",), seeds=(1,), methods=("procap",))
     assert [axes.get_title(loc="left") for axes in few.figure("few-shot").axes] == ["tiles"]
+
+
+def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_path):
+    """Zero-shot has the same accuracy with every seed; the other method is never right."""
+    made = make(tmp_path, "stability", datasets=SETS, seeds=(1, 2), methods=("zeroshot",))
+    for entry in made.done.entries:
+        for target in entry.piece.targets:
+            put_score(tmp_path, entry.piece.config, target, 300, TOTAL)
+    nothing = {name: (Cell(0.0, (0.0,), (1,)),) * 3 for name in SETS}
+    done = Done.read(made.done.suite, made.done.choice, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (spread,) = (draw() for draw in done.suite.figures(done).values())
+        radar = hm_radar([Entrant("nothing", "coop", nothing)])
+    assert spread is not None and radar is not None
+    assert radar.axes[0].get_ylim() == (0, 10) and spread.axes[0].get_xlim() == (-1, 1)
 
 
 def test_limited_results_carry_the_dagger_and_say_what_it_means(tmp_path):

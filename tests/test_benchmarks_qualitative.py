@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 
 from benchmarks.bench.leftovers import remove_other_figures
+from benchmarks.figures import image_of
 from benchmarks.figures.record import pictures_of
-from benchmarks.qualitative.figures import draw_eigencam, draw_predictions
+from benchmarks.qualitative.figures import Picture, draw_eigencam, draw_predictions
 from benchmarks.qualitative.picks import kinds_of, pick_images
 from benchmarks.qualitative.pictures import Qualitative, compare, make_pictures, make_qualitative
 from benchmarks.qualitative.prompts import LearnedPrompts, NoPrompts, learned_prompts, prompts_record, random_prompts
@@ -250,6 +251,13 @@ def test_methods_that_agree_everywhere_are_shown_on_the_first_images(run, place)
         words = [text.get_text().lower() for text in figure.texts]
         assert not any("methods disagree" in said or said.startswith(("both", "only")) for said in words)
     assert drawn[0].texts[0].get_text() == "The first images: no method is right where another is wrong"
+
+
+def test_dollars_in_the_name_of_a_class_are_no_formula():
+    truth, grid = r"a$\foo$b", np.zeros((2, 2))
+    picture = Picture(np.zeros((8, 8, 3), np.uint8), "", truth, {"A": truth}, {"A": True}, {"A": grid}, {"A": 0.5})
+    for figure in (draw_predictions([picture], {"both right": 1}, "notes"), draw_eigencam([picture], "notes")):
+        assert truth in [text.get_text() for text in figure.texts] and image_of(figure, "png")
 
 
 def test_what_is_said_of_the_pictures_is_what_they_show(done, pair, tmp_path):

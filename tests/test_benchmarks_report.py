@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import re
 import shlex
+import shutil
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +20,13 @@ from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.qualitative.words import picture_words
+from benchmarks.report.page import write_page
 from benchmarks.report.read import read_suites
-from benchmarks.report.report import write_report
+from benchmarks.report.report import Place, Report, build_report, write_report
 from benchmarks.report.suite import caveats, facts, recipes
-from benchmarks.sheets.sheet import Value
+from benchmarks.sheets.sheet import Column, Line, Sheet, Value
 from benchmarks.suites import suite_named
+from benchmarks.tracking import browser
 from procap.errors import UsageError, UserError
 from runner.collection import read_collections, write_collection
 from runner.config import Target
@@ -138,6 +142,24 @@ def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -
     assert kinds["best"] and kinds["second"]
 
 
+@pytest.mark.skipif(not any(map(shutil.which, browser.NAMES)), reason="needs a browser")
+def test_texts_that_are_numbers_are_sorted_by_value(tmp_path: Path) -> None:
+    texts = ("-2.5", "13,500", "+1.0", "900", "none", "-10.0")
+    lines = tuple(Line((f"line {number}",), (text,)) for number, text in enumerate(texts))
+    sheet = Sheet("sorted", "Sorted", ("Line",), (Column("Change"),), lines)
+    nothing = dict.fromkeys(("state_lines", "troubles", "gaps", "caveats", "cost", "made_with", "parts", "audit"), ())
+    words = dict.fromkeys(("title", "lead", "state_title", "footer"), "")
+    write_page(Report(bad=False, work=[sheet], **words, **nothing), tmp_path)  # type: ignore[arg-type]
+
+    async def clicked() -> list[str]:
+        async with browser.page() as tab:
+            await tab.open((tmp_path / "index.html").as_uri(), "document.querySelector('.sortable button') !== null")
+            await tab.read("document.querySelectorAll('.sortable thead button')[1].click()")
+            return await tab.read("[...document.querySelectorAll('.sortable tbody tr')].map(r => r.cells[1].innerText)")
+
+    assert asyncio.run(clicked()) == ["13,500", "900", "+1.0", "−2.5", "−10.0", "none"]
+
+
 def test_a_figure_says_its_n_where_seeds_differ(tmp_path: Path) -> None:
     root = tmp_path / "results"
     _, entries = begin(root, "base-to-novel", datasets=("tiles",), methods=("coop", "maple", "procap"), seeds=(1, 2))
@@ -239,6 +261,38 @@ def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -
     with pytest.raises(UsageError, match="no report"):
         write_report(root, own)
     assert (own / "index.html").read_text() == "<html>my thesis</html>"
+
+
+def test_all_is_said_to_be_here_of_suites_that_could_be_read(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
+    put_entry(root, entries[0])
+    assert build_report(Place(root, "results")).state_lines == [
+        "All 1 run and 2 evaluations that were planned are here."
+    ]
+    broken = root / "collections/suite/duration/collection.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("[]")
+    assert build_report(Place(root, "results")).state_lines == [
+        "All 1 run and 2 evaluations that were planned in the suites that could be read are here."
+    ]
+    only = tmp_path / "only"
+    shutil.copytree(root / "collections/suite/duration", only / "collections/suite/duration")
+    assert build_report(Place(only, "only")).state_lines == []
+
+
+def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    _, entries = begin(root, "cross-dataset", datasets=("tiles", "petals"), methods=("coop", "procap"), seeds=(1,))
+    for entry in entries:
+        put_entry(root, entry)
+    [part] = build_report(Place(root, "results")).parts
+    found = {block.title: [sheet.name for sheet in block.sheets] for block in part.blocks if block.sheets}
+    assert found["Results"] == ["cross-dataset", "cross-dataset-from-petals"]
+    assert found["Is it better, or is it luck?"] == [
+        "cross-dataset-comparison-from-tiles",
+        "cross-dataset-comparison-from-petals",
+    ]
 
 
 def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -14,16 +15,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.bench.command import suite_command
 from benchmarks.cli import main
-from benchmarks.runtime.benchmark import contest_of_suite
+from benchmarks.command_line.flags import Place
+from benchmarks.runtime.benchmark import contest_of_suite, write
 from benchmarks.runtime.data import class_names, open_contest, prepare
 from benchmarks.runtime.measure import Stretch, matmul_peak
-from benchmarks.runtime.report import published
+from benchmarks.runtime.report import latex, published
+from benchmarks.runtime.settings import Flags, settings_of
 from benchmarks.runtime.targets import targets, targets_table
 from benchmarks.sheets.runtime import runtime_sheets
 from benchmarks.suites import suite_named
 from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import MINI
+from benchmarks.suites.worlds import MINI, PAPER, World
 from procap.methods.procap import PROCAP_RECIPE
 from procap.mini import load_mini
 from runner.config import Workplace
@@ -246,6 +250,47 @@ def test_a_contest_is_repeated_unless_the_same_was_measured_whole_on_such_a_mach
         file.write_text(whole)
 
 
+@pytest.mark.parametrize(("world", "quick"), [(MINI, True), (PAPER, False)])
+def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, world: World, quick: bool):
+    asked = []
+
+    def begun(settings, *_, **__):
+        asked.append(settings)
+        raise Measured
+
+    monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begun)
+    suite = suite_named("runtime")
+    done = Done.read(suite, suite.choice(world, quick=quick, data=tmp_path / "data"), tmp_path)
+    with pytest.raises(Measured):
+        suite.finish(done, Workplace(tmp_path / "data", tmp_path, device="cpu"), True)
+    words = shlex.split(suite_command(suite, done.choice, tmp_path))
+    assert words[-4:] == ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
+    main([*words[1:], "--device", "cpu"])
+    assert asked[0] == asked[1]
+
+
+def test_another_contest_leaves_the_one_of_the_suite(contest, tmp_path, without_figures):
+    measured, _ = contest
+    done = replace(measured, results=tmp_path)
+    (file,) = (measured.results / "runtime").glob("*/runtime.json")
+    place = Place(results=str(tmp_path), tracking="off")
+    report = json.loads(file.read_text())
+    other = {**report, "rows": [{**row, "dataset": "tiles"} for row in report["rows"]]}
+    for flags, found in ((Flags(datasets="digits"), report), (Flags(datasets="tiles"), other)) * 2:
+        write(found, settings_of(flags, place, CPU), place)
+    assert len([*(tmp_path / "runtime").glob("*/runtime.json")]) == 2
+    assert runtime_sheets(done)
+
+
+def test_latex_has_every_sign_as_it_is_written(contest):
+    measured, _ = contest
+    (file,) = (measured.results / "runtime").glob("*/runtime.json")
+    report = json.loads(file.read_text())
+    report["backbone"]["weights"] = "~/a^b_c.pt"
+    text = latex(report)
+    assert r"\textasciitilde{}/a\textasciicircum{}b\_c.pt" in text and r"\texttt{-{}-accelerate}" in text
+
+
 def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(contest, tmp_path):
     measured, _ = contest
     done = replace(measured, choice=replace(measured.choice, methods=("maple", "procap")), results=tmp_path)
@@ -279,6 +324,10 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
         (("--epochs", "0"), "--epochs"),
         (("--random", "--pretrained", "openai"), "--random"),
         (("--methods", "mapel"), "maple"),
+        (("--budget", "nan"), "--budget nan"),
+        (("--budget", "-5"), "--budget -5"),
+        (("--scaling", "0x4"), "--scaling 0x4"),
+        (("--scaling", "10x0"), "--scaling 10x0"),
     ],
 )
 def test_wrong_flags_are_answered_in_one_line(capsys, flags, told):

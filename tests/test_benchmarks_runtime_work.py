@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from benchmarks.cli import main
 from benchmarks.command_line.flags import Place
 from benchmarks.cost.flops import evaluation, training_step
-from benchmarks.runtime.data import class_names
+from benchmarks.runtime.data import class_names, prepare
 from benchmarks.runtime.measure import Spread, interleaved, peak_bytes
 from benchmarks.runtime.modes import at_work, classifier_of, compile_cache, engine_of, models, towers
 from benchmarks.runtime.report import WAYS_HEADERS, _ways_line
@@ -29,6 +29,7 @@ from benchmarks.runtime.settings import Flags, run_config, settings_of
 from benchmarks.runtime.ways import measure_ways, possible, title
 from benchmarks.runtime.work import Evaluation, Training
 from procap.methods import build_method
+from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.mini import load_mini
 from procap.savings import NO_SAVINGS, Savings
 from procap.text import LabelSpace
@@ -172,6 +173,15 @@ def again(monkeypatch):
 
 def settings(**changes):
     return replace(settings_of(Flags(repeats=1, batch=2, test_batch=3), Place(), CPU), **changes)
+
+
+def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
+    recipe = run_config("maple", "fp32", settings(), dataset="eurosat").recipe
+    assert (recipe.colour_jitter, recipe.rotation) == (EUROSAT_JITTER, EUROSAT_ROTATION)
+    made = run_config(
+        "maple", "fp32", settings(), dataset="photographs-1", data=prepare("photographs-1", CPU, tmp_path)
+    )
+    assert made.dataset == "photographs-1" and made.recipe.colour_jitter == 0
 
 
 def training(clip, ways, mode="fast", name="procap"):

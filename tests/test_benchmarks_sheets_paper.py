@@ -1,4 +1,4 @@
-"""Our lines beside published ones: what ProCAP is ahead by, what a same-recipe control is called, what is missing."""
+"""Our lines beside published ones, what they are called, and what is said of figures that are missing or highest."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from made_results import made, sheet_of
+from made_results import made, put_score, sheet_of
 
+from benchmarks.figures.entrants import of_suite
+from benchmarks.published.tables import AVERAGE
 from benchmarks.sheets.formats import render
+from benchmarks.sheets.sheet import Value
+from benchmarks.suites.done import Done
 from benchmarks.suites.worlds import PAPER
+from runner.config import Target
+from runner.results import RunFolder, write_json
 
 
 def test_every_other_line_says_what_our_procap_is_ahead_by(tmp_path):
@@ -71,3 +77,45 @@ def test_a_missing_result_names_the_command_that_makes_it(tmp_path):
     said = dict(pairwise(words))
     assert said["--results"] == str(tmp_path) and said["--world"] == "mini"
     assert said["--datasets"] == "shapes,tiles" and said["--seeds"] == "1,2"
+
+
+def test_a_speed_of_one_half_is_none_of_both(tmp_path):
+    """The base half of CoOp was counted with image features from the cache."""
+    sets = ("shapes", "tiles")
+    done = made(tmp_path, "base-to-novel", datasets=sets, methods=("coop", "procap"), seeds=(1,), quick=True)
+    cached = next(entry for entry in done.entries if (entry.arm.method, entry.dataset) == ("coop", "tiles"))
+    folder, target = RunFolder(tmp_path / cached.path), Target("tiles", "base")
+    result = folder.evaluation(target)
+    assert result is not None
+    untimed = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
+    write_json(folder.eval_file(target), result.model_copy(update=untimed))
+    done = Done.read(done.suite, done.choice, tmp_path)
+    sheet = sheet_of(done, "base-to-novel-speed")
+    given = {line.labels[0]: [item is not None for item in line.items] for line in sheet.lines}
+    assert given == {"CoOp": [False, False, True], "ProCAP": [True, True, True]}
+    assert [note for note in sheet.notes if note.startswith("No FPS")] == [
+        "No FPS where an evaluation had image features from the cache (CoOp): procap eval --force times it."
+    ]
+    drawn = {entrant.title: set(entrant.speeds) for entrant in of_suite(done)}
+    assert drawn == {"CoOp": {"shapes"}, "ProCAP": {*sets, AVERAGE}}
+
+
+def test_the_highest_figure_of_the_loss_weights_is_that_of_numbers(tmp_path):
+    done = made(tmp_path, "sensitivity", quick=True, datasets=("tiles",))
+    least = next(entry for entry in done.entries if entry.arm.key["nce_temperature"] == 0.07)
+    for target in least.piece.targets:
+        put_score(tmp_path, least.piece.config, target, 38, 400)
+    done = Done.read(done.suite, done.choice, tmp_path)
+    sheet = sheet_of(done, "sensitivity")
+    means = [item.mean for line in sheet.lines for item in line.items if isinstance(item, Value)]
+    assert min(means) == pytest.approx(9.5)
+    assert any(note.startswith(f"Highest: {max(means):.2f} at λ = ") for note in sheet.notes)
+    assert sheet.title.endswith("HM over 1 data set")
+
+
+def test_one_of_something_is_named_so(tmp_path):
+    done = made(tmp_path, "base-to-novel", datasets=("tiles",), methods=("coop", "procap"), seeds=(1,), shots=(1,))
+    [note] = [note for note in sheet_of(done, "base-to-novel").notes if note.startswith("Setting")]
+    assert "; 1 shot;" in note
+    few = made(tmp_path, "few-shot", datasets=("tiles",), methods=("coop", "procap"), seeds=(1,), shots=(1,))
+    assert "1 shot compared" in sheet_of(few, "few-shot-comparison").title

@@ -79,6 +79,9 @@ def test_a_split_is_read_by_other_processes(packed, method):
     split.image(0)  # a file is open already when the process starts
     with multiprocessing.get_context(method).Pool(2) as pool:
         sums = pool.starmap(colour_sum, [(split, i) for i in range(len(split))])
+        # Not left to the signal that ends the block, which a fork takes as its parent is set up to.
+        pool.close()
+        pool.join()
     assert sums == [int(pixels("train", i).sum()) for i in range(len(split))]
 
 

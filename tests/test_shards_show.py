@@ -38,3 +38,9 @@ def test_classes_without_images_take_no_room(tmp_path):
     pack_source(toy_source(classnames=(*CLASSNAMES, *(f"absent {i}" for i in range(500)))), tmp_path / "many")
     few, many = (contact_sheet(tmp_path / data, "toy", "test", tmp_path / f"{data}.png") for data in ("few", "many"))
     assert Image.open(many).height == Image.open(few).height
+
+
+def test_a_dollar_in_a_class_name_begins_no_formula(tmp_path):
+    names = (r"$\foo$", "$5 bill", *CLASSNAMES[2:])
+    pack_source(toy_source(classnames=names), tmp_path)
+    assert contact_sheet(tmp_path, "toy", "test", tmp_path / "toy.png").stat().st_size

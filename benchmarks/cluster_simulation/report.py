@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cluster_simulation.study import DATASETS, METHODS, SEEDS
+from benchmarks.command_line.output import plural
 from benchmarks.sheets.pipes import pipes
 from runner.progress import duration
 
@@ -29,8 +30,10 @@ def table(report: dict[str, Any]) -> str:
 
 def _head(report: dict[str, Any]) -> list[str]:
     first = report["cases"][0]
+    few, many = (first["sizes"][place]["gpus"] for place in (0, -1))
+    sizes = plural(many, "GPU") if few == many else f"{few} to {many} GPUs"
     return [
-        "# The paper's Table 1 on 1 to 512 GPUs: a simulation, not a measurement",
+        f"# The paper's Table 1 on {sizes}: a simulation, not a measurement",
         f"{first['runs']} runs: {len(DATASETS)} data sets x {', '.join(METHODS)} x seeds {', '.join(map(str, SEEDS))}, "
         "ViT-B/16, bf16, trained on the base classes of 16 shots by the methods' own recipes, tested on base and novel "
         "classes. NO GPU WAS MEASURED BY THIS PROGRAM YET; two guesses at how fast one is:",

@@ -31,6 +31,8 @@ METHODS, SEEDS = TABLE.methods, TABLE.seeds
 FAILING = (24.0, 168.0, 1000.0)
 """Hours between failures of a node, beside what was asked for: machines lent by the day, by the week, and poor ones."""
 WIDTHS = (1, 2, 4, 8)
+MOST = 1e9
+"""Of any duration and price; what is longer says no more."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,9 @@ def _sizes(flags: argparse.Namespace) -> list[int]:
     for name, value in wrong.items():
         if value < 1:
             raise UsageError(f"{name} {value}: at least 1 is needed")
-    for name, seconds in (("--mtbf-hours", flags.mtbf_hours), ("--replace", flags.replace), ("--start", flags.start)):
-        if seconds < 0:
-            raise UsageError(f"{name} {seconds}: 0 or more")
+    for name in ("mtbf_hours", "replace", "start", "price"):
+        if not 0 <= (value := getattr(flags, name)) <= MOST:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: a number from 0 to {MOST:,.0f} is needed")
     return sizes
 
 
@@ -170,7 +172,8 @@ def _command(flags: argparse.Namespace) -> str:
     names = ("gpus_per_node", "mtbf_hours", "replace", "start", "price", "seeds")
     given = [f"--{name.replace('_', '-')} {getattr(flags, name):g}" for name in names
              if getattr(flags, name) != defaults[name]]  # fmt: skip
-    return " ".join(["python -m benchmarks.cluster_simulation", *given])
+    sizes = [f"--gpus {flags.gpus}"] if flags.gpus != defaults["gpus"] else []
+    return " ".join(["python -m benchmarks.cluster_simulation", *sizes, *given])
 
 
 def _lengths(runs: Sequence[RunConfig], jobs: Sequence[Job]) -> dict[str, dict[str, float]]:

@@ -36,6 +36,8 @@ START_SECONDS: Mapping[str, float] = {"cpu": 1.0, "cuda": 20.0}
 On a processor: mini's runs were measured at 0.3 to 0.6 s, the first of a process at 2 s; larger weights take longer. On
 a GPU assumed: weights, compiling (kept on the disk) and recording.
 """
+WARM_UP_BATCHES = 2
+"""Of blank images before each evaluation, as in `runner.inference`, which cannot be imported without torch."""
 DECODERS = 12
 """Threads that decode beside a GPU."""
 WEIGHT_OF_OTHERS = 0.5
@@ -184,10 +186,13 @@ class CostModel:
         pace, work = self.paces.pace(config), self.paces.work(config)
         text = (work["classes"][0] + work["classes"][1] * choice.classes) * pace.encode
         each = (work["encode"] + work["logits"] * choice.classes) * pace.encode + text * work["conditional"]
-        warm_up = min(choice.images, config.recipe.test_batch_size) * each
+        on_gpu = self.machine.device == "cuda"
+        # A processor has no kernels or memory pools for one size of batch: a single image warms it up.
+        blank = min(math.ceil(choice.images / ranks), config.recipe.test_batch_size) if on_gpu else 1
+        warm_up = WARM_UP_BATCHES * blank * each
         read = self.paces.figures["decode"]["photograph" if choice.photographs else "small"]
         # Threads decode while a GPU computes; a processor does one after the other.
-        each = max(each, read / DECODERS) / ranks if self.machine.device == "cuda" else each + read
+        each = max(each, read / DECODERS) / ranks if on_gpu else each + read
         return warm_up + text + choice.images * each
 
     def _shots(self, config: RunConfig) -> Choice:

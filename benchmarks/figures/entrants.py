@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.published import tables as published
 from benchmarks.published.tables import AVERAGE
-from benchmarks.scores import Cell, Score, images_per_second
+from benchmarks.scores import Cell, Score, images_per_second, timed
 from benchmarks.sheets.parts import titled
 from benchmarks.tables import Row, Table
 from runner.config import Target
@@ -65,7 +65,8 @@ def of_suite(done: Done) -> list[Entrant]:
             name: [score for half in ("base", "novel") for score in done.found(arm, name, Target(name, half))]
             for name in done.datasets
         }
-        speeds = {name: rate for name, scores in tested.items() if (rate := images_per_second(scores))}
+        rates = {name: images_per_second(scores) for name, scores in tested.items() if timed(scores)}
+        speeds = {name: rate for name, rate in rates.items() if rate}
         if len(done.datasets) > 1:
             halves[AVERAGE] = done.average_halves(arm)
             if len(speeds) == len(done.datasets):

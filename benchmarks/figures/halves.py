@@ -156,7 +156,7 @@ def hm_radar(entrants: Sequence[Entrant], beside: Sequence[Entrant] = ()) -> Fig
         axes.plot([*angles, 0], [*values, values[0]], label=entrant.title, **look.line(markersize=4, **faint))
     low = max(0, 10 * math.floor(min(means.values()) / 10 - 1))
     step = 10 if low >= 40 else 20
-    axes.set_ylim(low, min(100, 10 * math.ceil(max(means.values()) / 10)))
+    axes.set_ylim(low, min(100, max(low + 10, 10 * math.ceil(max(means.values()) / 10))))
     ticks = [tick for tick in range(step * (low // step + 1), 101, step) if tick <= axes.get_ylim()[1]]
     axes.set_theta_offset(math.pi / 2)
     axes.set_theta_direction(-1)

@@ -96,10 +96,10 @@ def weights_map(done: Done) -> Figure | None:
             axes.add_patch(
                 Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=width, zorder=4, clip_on=False)
             )
-    axes.set_xticks(range(len(betas)), [_power(value) for value in betas])
-    axes.set_yticks(range(len(lambdas)), [_power(value) for value in lambdas])
-    axes.set_xlabel(r"weight of KL, $\beta$")
-    axes.set_ylabel(r"weight of InfoNCE, $\lambda$")
+    axes.set_xticks(range(len(betas)), [_power(value) for value in betas], parse_math=True)
+    axes.set_yticks(range(len(lambdas)), [_power(value) for value in lambdas], parse_math=True)
+    axes.set_xlabel(r"weight of KL, $\beta$", parse_math=True)
+    axes.set_ylabel(r"weight of InfoNCE, $\lambda$", parse_math=True)
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -154,7 +154,7 @@ def temperature_curve(done: Done) -> Figure | None:
     axes.set_xscale("log")
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
-    axes.set_xlabel(r"initial temperature of InfoNCE, $\tau_p$")
+    axes.set_xlabel(r"initial temperature of InfoNCE, $\tau_p$", parse_math=True)
     axes.set_ylabel("harmonic mean, %")
     grid(axes, "y")
     every = [cell for cells in own.values() for cell in cells]

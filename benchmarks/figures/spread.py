@@ -62,7 +62,8 @@ def seed_spread(done: Done, arm: Arm) -> Figure | None:
         grid(panel, "x")
         panel.tick_params(axis="y", length=0)
         panel.spines["left"].set_visible(False)
-    reach = 1.12 * max(abs(x) for panel in axes for line in panel.lines for x in line.get_xdata())
+    # Seeds that are all alike reach nowhere.
+    reach = 1.12 * max(abs(x) for panel in axes for line in panel.lines for x in line.get_xdata()) or 1.0
     axes[0].set_xlim(-reach, reach)
     names = [display_name(name) + dagger(halves) for name, halves in rows.items()]
     axes[0].set_yticks(range(len(rows)), names)

@@ -60,6 +60,8 @@ TYPE: dict[Any, Any] = {
     "axes.titlecolor": INK,
     "text.color": INK,
     "legend.handlelength": 3.0,
+    # Names of classes and methods have dollars of their own; what is a formula says so.
+    "text.parse_math": False,
 }
 FILES: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "procap"}
 

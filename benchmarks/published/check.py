@@ -22,7 +22,7 @@ from benchmarks.published.tolerances import (
 )
 from benchmarks.scores import Cell
 from benchmarks.sheets.parts import beside, hindrance, in_paper, whole_paper
-from benchmarks.sheets.runtime import blocks, comparable, newest_report, published_ratios, ratios
+from benchmarks.sheets.runtime import blocks, guessed, newest_report, published_ratios, ratios, unlike, warnings
 from benchmarks.sheets.sheet import Column, Item, Line, Sheet, Value
 from benchmarks.sheets.targets import TARGET_MEAN, known_transfer, target_cells, targets_of
 from benchmarks.sheets.text import rounded
@@ -106,6 +106,7 @@ def check_sheet(done: Done, checks: Sequence[Check]) -> Sheet:
         f"{counts[MISSING]} {are} missing.",
         *([f"MISSING, not compared: {', '.join(missing[:NAMED])}{more}."] if missing else []),
         *_reasons(done, checks),
+        *_measured(done),
     ]
     columns = (Column("Ours", ""), Column("Published", ""), Column("Difference", ""), Column("Allowed", ""))
     return Sheet(
@@ -132,6 +133,16 @@ def _reasons(done: Done, checks: Sequence[Check]) -> Iterator[str]:
         yield f"Never less than {LEAST:.2f} points is allowed, for {NO_SEED}; a reading of ours."
     for reason in dict.fromkeys(check.tolerance.reason for check in checks):
         yield f"Allowed {reason}."
+
+
+def _measured(done: Done) -> Iterator[str]:
+    """What a contest says of itself, where the suite is one."""
+    report = newest_report(done) if done.suite.published == "runtime" else None
+    if report is None:
+        return
+    yield from warnings(report)
+    if guessed([row for row in report["rows"] if row["mode"] == "reference" and row["dataset"] in done.datasets]):
+        yield "No ratio of training s is compared where a training was not run to its end."
 
 
 def _line(check: Check) -> Line:
@@ -255,15 +266,21 @@ def _transfer(table: Callable[[], tuple[PublishedTransfer, ...]]) -> Callable[[D
 
 
 def _runtime(done: Done) -> Iterator[Check]:
-    """How ProCAP relates to MaPLe-style in reference mode, which works as the paper's code does."""
+    """How ProCAP relates to MaPLe-style in reference mode, which works as the paper's code does.
+
+    Raises UserError where what was measured last is other work than the paper's.
+    """
     report = newest_report(done)
+    if report and (why := unlike(report)):
+        raise UserError(f"runtime: nothing to check, what was measured does not compare with published ratios: {why}")
     for dataset in done.datasets if in_paper(done) else ():
         known = published_ratios(dataset)
         if known is None:
             continue
-        rows = blocks(report, dataset) if report and comparable(done, report) else {}
+        rows = blocks(report, dataset) if report else {}
         modes = [rows[mode] for mode in rows if mode.startswith("reference")]
         seconds, _, speed = ratios(modes[0]) if modes else (None, None, None)
+        seconds = None if modes and guessed(modes[0]) else seconds
         for figure, ours, theirs in (("training s", seconds, known[0]), ("FPS", speed, known[1])):
             yield Check(display_name(dataset), "ProCAP / MaPLe-style", figure, ours, theirs, OF_RATIO)
 

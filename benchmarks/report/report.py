@@ -151,6 +151,7 @@ def build_report(place: Place, wanted: Sequence[str] = ()) -> Report:
         raise UserError(
             f"no suite was begun in {place.shown}; `procap bench all --results {place.shown}` does them all"
         )
+    whole = not troubles
     maker = Maker(troubles)
     parts = [_part(one, place, maker) for one in found]
     gaps = [_gap(one, place) for one in found if one.unfinished or one.collection.status != "finished"]
@@ -161,7 +162,7 @@ def build_report(place: Place, wanted: Sequence[str] = ()) -> Report:
         lead=_lead(found, runs),
         bad=bool(gaps or maker.troubles),
         state_title="What failed or is missing" if gaps or maker.troubles else "Nothing failed, nothing is missing",
-        state_lines=[_state_line(runs)],
+        state_lines=[_state_line(runs, whole=whole)] if found else [],
         troubles=maker.troubles,
         gaps=gaps,
         caveats=caveats(found),
@@ -180,12 +181,13 @@ def _lead(found: Sequence[Found], runs: Sequence[Run]) -> str:
     return f"{plural(len(found), 'suite')}, {plural(len(runs), 'run')}{between}."
 
 
-def _state_line(runs: Sequence[Run]) -> str:
+def _state_line(runs: Sequence[Run], *, whole: bool) -> str:
+    """How far the runs are. whole: every suite could be read; of the others nobody knows what was planned."""
     counts = {name: sum(run.state == name for run in runs) for name in STATES}
     unfinished = sum(counts.values())
     if not unfinished:
-        evaluations = sum(len(run.evaluations) for run in runs)
-        return f"All {plural(len(runs), 'run')} and {plural(evaluations, 'evaluation')} that were planned are here."
+        counted = f"{plural(len(runs), 'run')} and {plural(sum(len(run.evaluations) for run in runs), 'evaluation')}"
+        return f"All {counted} that were planned{'' if whole else ' in the suites that could be read'} are here."
     said = "; ".join(f"{count} {STATES[name]}" for name, count in counts.items() if count)
     return f"{unfinished} of {plural(len(runs), 'run')}: {said}."
 
@@ -216,8 +218,8 @@ def _words(run: Run) -> str:
 def _part(found: Found, place: Place, maker: Maker) -> Part:
     name = found.suite.name
     sheets = maker.attempt(name, "its tables", lambda: list(found.suite.sheets(found.done)))
-    tables = [sheet for sheet in sheets if not sheet.name.endswith("-comparison")]
-    comparisons = [sheet for sheet in sheets if sheet.name.endswith("-comparison")]
+    tables = [sheet for sheet in sheets if not sheet.compares]
+    comparisons = [sheet for sheet in sheets if sheet.compares]
     pictures = maker.attempt(name, "its figures", lambda: _pictures(found, maker))
     beside = any(line.source == "published" for sheet in sheets for line in sheet.lines)
     published = [] if beside else maker.attempt(name, "its published table", lambda: _published(found))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.command_line.flags import Output, Place
 from benchmarks.command_line.output import note, show, show_json
 from benchmarks.runtime.file import SCHEMA, contests
-from benchmarks.runtime.settings import Flags, Settings, settings_of
+from benchmarks.runtime.settings import Flags, Settings, flags_of_choice, settings_of
 from procap.errors import UserError
 from runner.environment import environment, library_defaults, resolve_device
 
@@ -62,16 +62,6 @@ def contest_of_suite(done: Done, at: Workplace, *, budget: float | None, anew: b
     """
     from benchmarks.runtime.measure import quiet_profiler
 
-    choice, world = done.choice, done.choice.world
-    flags = Flags(
-        methods=",".join(choice.methods),
-        datasets=",".join(choice.datasets),
-        backbone=choice.backbone or world.backbone,
-        pretrained=(choice.pretrained if choice.backbone else world.pretrained) or "",
-        precision=choice.precision or world.precision,
-        budget=budget,
-        scaling="off",
-    )
     place = Place(
         data=str(at.data),
         results=at.store or str(at.results),
@@ -82,7 +72,7 @@ def contest_of_suite(done: Done, at: Workplace, *, budget: float | None, anew: b
     )
     quiet_profiler()
     device = resolve_device(at.device)
-    settings = settings_of(flags, place, device)
+    settings = settings_of(flags_of_choice(done.choice, budget), place, device)
     if not anew and (known := _measured(settings, at.results, device)):
         note(f"runtime: measured already, see {known}")
         return
@@ -186,7 +176,7 @@ def write(report: dict[str, Any], settings: Settings, place: Place) -> str:
 
     report["targets"] = [asdict(target) for target in targets(report)]
     results, store = place.results_root()
-    folder = results / "runtime" / f"{settings.slug}-{report['device']['slug']}"
+    folder = results / "runtime" / f"{settings.slug}-{report['device']['slug']}-{settings.hash}"
     report["folder"] = str(folder)
     text = write_report(report, folder)
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime.*')))}")

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.published.tables import PUBLISHED
+from benchmarks.sheets.latex_text import escape
+from benchmarks.sheets.latex_text import row as latex_row
 from benchmarks.sheets.pipes import pipes
 from benchmarks.sheets.text import MISSING
 from runner.results import write_bytes
@@ -95,11 +97,11 @@ def latex(report: dict[str, Any]) -> str:
     body = [*_body(report), *_paper_body()]
 
     def line(cells: Sequence[str]) -> str:
-        return " & ".join(_escape(cell) for cell in cells) + r" \\"
+        return latex_row([escape(cell) for cell in cells])
 
     lines = [r"\begin{table*}", r"\centering\scriptsize", rf"\begin{{tabular}}{{lll{'r' * (len(HEADERS) - 3)}}}"]
     lines += [r"\toprule", line(HEADERS), r"\midrule", *map(line, body), r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*lines, rf"\caption{{{_escape(' '.join(notes(report)))}}}", r"\end{table*}"])
+    return "\n".join([*lines, rf"\caption{{{escape(' '.join(notes(report)))}}}", r"\end{table*}"])
 
 
 def notes(report: dict[str, Any]) -> list[str]:
@@ -277,9 +279,3 @@ def _number(value: float | None, digits: int) -> str:
 
 def _percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.0f} %"
-
-
-def _escape(text: str) -> str:
-    for plain, command in (("%", r"\%"), ("&", r"\&"), ("_", r"\_"), ("#", r"\#")):
-        text = text.replace(plain, command)
-    return text.replace(GUESSED, r"$\approx$").replace("†", r"$^\dagger$")

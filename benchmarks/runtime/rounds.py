@@ -67,7 +67,9 @@ def contest_rows(
     ends: shares of the clock's budget at which training and evaluation have to end.
     """
     configs = [
-        run_config(method, p, settings, dataset=name) for p in settings.precisions for method in settings.methods
+        run_config(method, precision, settings, dataset=name, data=root)
+        for precision in settings.precisions
+        for method in settings.methods
     ]
     contest = open_contest(name, root, SHOTS, SEED, models["fast"], configs[0].recipe)
     contestants = [

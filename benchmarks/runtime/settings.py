@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.command_line.flags import Place
+    from benchmarks.suites.suite import Choice
     from runner.config import RunConfig
 
 SHOTS, SEED, TRAIN_BATCH, TEST_BATCH = 16, 1, 32, 100
@@ -26,7 +30,7 @@ SCALING = ((10, 50, 200), (4, 32))
 # The sizes of the check on a GPU: the table's own number of classes, and one batch.
 CHECK_SCALING = ((102, 10, 500), (32,))
 # Seconds. On a GPU the check measures for so long, and begins nothing new so long after it began, start-ups included.
-SMALL_BUDGET, FULL_BUDGET, CHECK_BUDGET, CHECK_LIMIT = 150.0, 900.0, 240.0, 420.0
+QUICK_BUDGET, SMALL_BUDGET, FULL_BUDGET, CHECK_BUDGET, CHECK_LIMIT = 60.0, 150.0, 900.0, 240.0, 420.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,11 @@ class Settings:
         weights = "" if self.pretrained is None else f"-{Path(self.pretrained).stem}"
         return f"{self.backbone.replace('/', '-')}{weights}-{'+'.join(self.precisions)}".lower()
 
+    @property
+    def hash(self) -> str:
+        """Of all settings, so that in a folder only the same contest takes the place of another."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+
 
 @dataclass(frozen=True)
 class Flags:
@@ -84,6 +93,20 @@ class Flags:
     check: bool = False
 
 
+def flags_of_choice(choice: Choice, budget: float | None) -> Flags:
+    """What is measured of the suite `runtime` as it was chosen: its table has no sizes."""
+    world = choice.world
+    return Flags(
+        methods=",".join(choice.methods),
+        datasets=",".join(choice.datasets),
+        precision=choice.precision or world.precision,
+        backbone=choice.backbone or world.backbone,
+        pretrained=(choice.pretrained if choice.backbone else world.pretrained) or "",
+        budget=budget,
+        scaling="off",
+    )
+
+
 def settings_of(flags: Flags, place: Place, device: torch.device) -> Settings:
     """What the flags and the device stand for. Raises UsageError for what cannot be."""
     from procap.loading import canonical
@@ -101,6 +124,8 @@ def settings_of(flags: Flags, place: Place, device: torch.device) -> Settings:
                         ("--test-batch", flags.test_batch), ("--steps", flags.steps)):  # fmt: skip
         if value is not None and value < 1:
             raise UsageError(f"{name} {value}: at least 1 is needed")
+    if flags.budget is not None and not 0 <= flags.budget < math.inf:
+        raise UsageError(f"--budget {flags.budget:g}: a number of seconds is needed, 0 for no limit")
     precisions = names(flags.precision) or (["bf16"] if full else ["fp32"])
     modes = names(flags.modes)
     for flag, given, able in (("precision", precisions, ("fp32", "bf16")), ("modes", modes, ("reference", "fast"))):
@@ -139,19 +164,31 @@ def _scaling(text: str, default: tuple[tuple[int, ...], tuple[int, ...]]) -> tup
     if not text:
         return default
     classes, _, batches = text.partition("x")
-    return tuple(numbers(classes, "--scaling", "10,50,200x4,32")), tuple(numbers(batches or "32", "--scaling"))
+    sizes = tuple(tuple(numbers(part, "--scaling", "10,50,200x4,32")) for part in (classes, batches or "32"))
+    if not all(part and min(part) for part in sizes):
+        raise UsageError(f"--scaling {text}: classes and images of 1 or more are needed, as in 10,50,200x4,32, or off")
+    return sizes[0], sizes[1]
 
 
 def run_config(
-    method: str, precision: str, settings: Settings, *, dataset: str = "shapes", batch: int | None = None
+    method: str,
+    precision: str,
+    settings: Settings,
+    *,
+    dataset: str = "shapes",
+    data: Path | None = None,
+    batch: int | None = None,
 ) -> RunConfig:
-    """A run under ProCAP's recipe, so that methods differ in nothing else; batches as asked for, or of `batch`."""
+    """A run under ProCAP's recipe for the data set, so that methods differ in nothing else.
+
+    data: where sets are packed that the catalogue does not list, as made-up ones are. Batches are as asked for, or of
+    `batch` images.
+    """
     from runner.config import plan_run
 
-    # The data set is put in afterwards: a made-up one is unknown to the catalogue.
-    config = plan_run(
+    return plan_run(
         method=method,
-        dataset="shapes",
+        dataset=dataset,
         classes="all",
         shots=SHOTS,
         seed=SEED,
@@ -165,5 +202,5 @@ def run_config(
             "test_batch_size": batch or settings.test_batch,
         },
         options=OPTIONS.get(method, {}),
+        data=data,
     )
-    return config.model_copy(update={"dataset": dataset})

@@ -25,12 +25,13 @@ def comparison_sheets(
     """
     from benchmarks.significance.comparison import comparison_sheet
 
-    there = {title: scores for title, arm in (arms or titled(done)).items() if (scores := _scores(done, arm, source))}
+    there = {title: scores for title, arm in (arms or titled(done)).items() if (scores := scores_of(done, arm, source))}
     if len(there) < 2:
         return []
     chosen = reference if reference in there else None
     name = f"{done.suite.name}-comparison"
     sheet = comparison_sheet(there, reference=chosen, name=f"{name}-from-{source}" if source else name)
+    sheet = replace(sheet, compares=True)
     if source:
         sheet = replace(sheet, title=f"{sheet.title}, trained on {name_of(source)}")
     if done.paper_rounding:
@@ -38,7 +39,8 @@ def comparison_sheets(
     return [sheet]
 
 
-def _scores(done: Done, arm: Arm, source: str) -> list[Score]:
+def scores_of(done: Done, arm: Arm, source: str = "") -> list[Score]:
+    """Those of an arm that are there, of its runs on one data set or on all."""
     entries = [entry for entry in done.entries if entry.arm == arm and source in ("", entry.dataset)]
     places = dict.fromkeys((entry.path, target) for entry in entries for target in entry.piece.targets)
     return [done.scores[place] for place in places if place in done.scores]

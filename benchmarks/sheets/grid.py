@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.command_line.output import plural
 from benchmarks.published.tables import AVERAGE
 from benchmarks.scores import Cell, average
 from benchmarks.sheets.comparison import comparison_sheets
-from benchmarks.sheets.parts import name_of, notes, reproduced, rows_of
+from benchmarks.sheets.parts import name_of, notes, rows_of
 from benchmarks.sheets.sheet import Column, Item, Line, Sheet, Value
 from runner.config import Target
 
@@ -23,7 +24,7 @@ def few_shot_sheets(done: Done) -> list[Sheet]:
     """A line per data set and method, a column per number of shots; the average below; the most shots compared."""
     shots = sorted({arm.key["shots"] for arm in done.arms})
     rows = rows_of(done, "shots").items()
-    methods = {reproduced(done, arms[0], title): {arm.key["shots"]: arm for arm in arms} for title, arms in rows}
+    methods = {title: {arm.key["shots"]: arm for arm in arms} for title, arms in rows}
 
     def line(name: str, title: str, arms: dict[int, Arm], read: Callable[[Arm], Cell | None], *, summed: bool) -> Line:
         items = tuple(Value.of(read(arms[count])) if count in arms else None for count in shots)
@@ -44,7 +45,7 @@ def few_shot_sheets(done: Done) -> list[Sheet]:
             )
             for title, arms in methods.items()
         ]
-    columns = tuple(Column(f"{count} shot{'s' * (count != 1)}") for count in shots)
+    columns = tuple(Column(plural(count, "shot")) for count in shots)
     remarks = notes(
         done,
         "Trained with so many images of every class, tested on all classes; 0 shots: nothing is trained. No figures of "
@@ -52,7 +53,7 @@ def few_shot_sheets(done: Done) -> list[Sheet]:
     )
     labels = ("Data set", "Method")
     most = {
-        f"{title}, {arm.key['shots']} shots": arm
+        f"{title}, {plural(arm.key['shots'], 'shot')}": arm
         for title, arms in rows
         for arm in arms
         if arm.key["shots"] in (0, shots[-1])
@@ -92,7 +93,8 @@ def sensitivity_sheets(done: Done) -> list[Sheet]:
     rule = "Figures are HM. λ: weight of InfoNCE; β: weight of KL"
     paper = f"the paper's values are λ = {LAMBDA}, β = {_number(BETA)}, τ = {TEMPERATURE}"
     also = f"{rule}; initial τ = {TEMPERATURE}; {paper}."
-    over = f"{AVERAGE}: the mean of HMs over {len(done.datasets)} data sets."
+    sets = plural(len(done.datasets), "data set")
+    over = f"{AVERAGE}: the mean of HMs over {sets}."
     best = _best(
         {f"λ = {_number(w)}, β = {_number(b)}": done.mean_of_hms(arm) for (w, b), arm in grid.items()},
         done.mean_of_hms(own) if own else None,
@@ -101,7 +103,7 @@ def sensitivity_sheets(done: Done) -> list[Sheet]:
     sheets = []
     if grid:
         remarks = notes(done, also, over, best, halves=True)
-        main = f"{title}: HM over {len(done.datasets)} data sets"
+        main = f"{title}: HM over {sets}"
         sheets.append(Sheet(done.suite.name, main, ("λ",), columns, tuple(rows(done.mean_of_hms)), remarks))
     sheets.append(_temperatures(done, swept, hm, f"λ = {LAMBDA}, β = {_number(BETA)}; {paper}."))
     if grid and len(done.datasets) > 1:
@@ -141,10 +143,10 @@ def _best(cells: dict[str, Cell | None], own: Cell | None) -> str:
     there = {name: cell for name, cell in cells.items() if cell is not None and not cell.limited}
     if not there or len(there) < len(cells):
         return ""
-    highest = max(f"{cell.mean:.2f}" for cell in there.values())
-    names = [name for name, cell in there.items() if f"{cell.mean:.2f}" == highest]
+    highest = max(round(cell.mean, 2) for cell in there.values())
+    names = [name for name, cell in there.items() if round(cell.mean, 2) == highest]
     beside = f" The paper's values give {own.mean:.2f}." if own else ""
-    return f"Highest: {highest} at {'; '.join(names)}.{beside}"
+    return f"Highest: {highest:.2f} at {'; '.join(names)}.{beside}"
 
 
 def _number(number: Any) -> str:

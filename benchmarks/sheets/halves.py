@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.published import tables as published
 from benchmarks.published.tables import AVERAGE, PublishedHalves
-from benchmarks.scores import Cell, images_per_second
-from benchmarks.sheets.comparison import comparison_sheets
+from benchmarks.scores import Cell, images_per_second, timed
+from benchmarks.sheets.comparison import comparison_sheets, scores_of
 from benchmarks.sheets.parts import (
     HALVES,
     against_procap,
@@ -20,6 +20,7 @@ from benchmarks.sheets.parts import (
     ours,
     ours_alone,
     printed,
+    reproduced,
     theirs,
     titled,
     value,
@@ -60,15 +61,16 @@ def stability_sheets(done: Done) -> list[Sheet]:
         summed = dataset == AVERAGE
         if (spread := spreads.get(dataset)) and (not summed or whole_paper(done.datasets)):
             pairs = ((spread.base, spread.base_std), (spread.novel, spread.novel_std), (spread.hm, spread.hm_std))
-            items = tuple(Value(mean, std) for mean, std in pairs)
+            known = tuple(Value(mean, std) for mean, std in pairs)
             group = group_of(done, name, "published")
-            lines.append(Line((name, theirs("ProCAP")), items, "published", group, summed))
+            lines.append(Line((name, theirs("ProCAP")), known, "published", group, summed))
         for arm in done.arms:
             own = figures.get(dataset, NOTHING) if arm.method == "procap" and not arm.changed else NOTHING
             cells = _cells(done, arm, dataset)
             if summed:
                 cells = (*cells[:2], done.mean_of_hms(arm))
-            lines.append(_line(done, arm, dataset, (name, ours_alone(done, arm)), cells, own, name))
+            items = _items(done, arm, dataset, cells, own)
+            lines.append(Line((name, reproduced(ours_alone(done, arm), items)), items, group=name, average=summed))
     readings = [(name, cell) for name, arm in titled(done).items() if (cell := done.average_halves(arm)[2])]
     listed = "; ".join(f"{name} {cell.mean:.2f}" for name, cell in readings)
     rule = f"{AVERAGE}: its HM is the mean of the data sets' HMs. HM of average base and average novel: {listed}."
@@ -110,7 +112,7 @@ def ablation_sheets(done: Done) -> list[Sheet]:
         ]
         if several:
             items.append(value(done, arm, sets, done.mean_of_hms(arm), known.average if known and alike else None))
-        lines.append(Line((ours(done, arm),), tuple(items)))
+        lines.append(Line((reproduced(ours(done, arm), items),), tuple(items)))
     means = [(arm.name, cell) for arm in done.arms if several and (cell := done.average_halves(arm)[2])]
     listed = "; ".join(f"{name} {cell.mean:.2f}" for name, cell in means)
     rule = f"Figures are HM; {AVERAGE} is their mean. HM of average base and average novel: {listed}." if listed else ""
@@ -145,13 +147,12 @@ def duration_sheets(done: Done) -> list[Sheet]:
         for arm in done.arms:
             known = table.get(arm.key["epochs"]) if arm.method == "procap" and whole_paper(done.datasets) else None
             own = (known.base, known.novel, known.hm) if known else NOTHING
-            labels = (ours(done, arm), _key(arm, "epochs"))
-            lines.append(_line(done, arm, AVERAGE, labels, done.average_halves(arm), own, ""))
+            items = _items(done, arm, AVERAGE, done.average_halves(arm), own)
+            lines.append(Line((reproduced(ours(done, arm), items), _key(arm, "epochs")), items))
         remarks = notes(done, average_note(done), halves=True)
         main = f"{title}, on average over {len(done.datasets)} data sets"
         columns = ("Method", "Epochs")
-        unmarked = tuple(Line(line.labels, line.items, line.source, line.group) for line in lines)
-        sheets.append(Sheet(done.suite.name, main, columns, HALVES, unmarked, remarks, in_paper(done)))
+        sheets.append(Sheet(done.suite.name, main, columns, HALVES, tuple(lines), remarks, in_paper(done)))
     name = f"{done.suite.name}-datasets" if sheets else done.suite.name
     epochs = [arm.key["epochs"] for arm in done.arms if arm.method == "procap"]
     longest = _title_of(done, {"epochs": max(epochs)}) if epochs else None
@@ -174,9 +175,9 @@ def _averages(done: Done, title: str) -> Sheet:
             figures = (line.base, line.novel, line.hm, mean)
             lines.append(printed([theirs(line.method, line.venue)], figures, group=group_of(done, "", "published")))
     for arm in done.arms:
-        known = _main_table(arm, AVERAGE)
-        halves = _line(done, arm, AVERAGE, (), done.average_halves(arm), known, "")
-        lines.append(Line((ours_alone(done, arm),), (*halves.items, Value.of(done.mean_of_hms(arm)))))
+        items = _items(done, arm, AVERAGE, done.average_halves(arm), _main_table(arm, AVERAGE))
+        name = reproduced(ours_alone(done, arm), items)
+        lines.append(Line((name,), (*items, Value.of(done.mean_of_hms(arm)))))
     rule = (
         f"{AVERAGE} over {len(done.datasets)} data sets; HM is that of average base and average novel accuracy, beside "
         "it the mean of the data sets' HMs"
@@ -194,12 +195,17 @@ def _speeds(done: Done, title: str) -> list[Sheet]:
     if not any(item for line in lines for item in line.items):
         return []
     columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
-    remarks = (
+    remarks = [
         "FPS: images per second in the evaluation of both halves, decoding included; of the model: without waiting for "
         "images. Training s: training alone. All are means over data sets, of the machines that ran it; `procap bench "
-        "runtime` measures methods in turns on one machine.",
-    )
-    return [Sheet(f"{done.suite.name}-speed", f"{title}: speed", ("Method",), columns, lines, remarks)]
+        "runtime` measures methods in turns on one machine."
+    ]
+    if untimed := [name for name, arm in titled(done).items() if not timed(scores_of(done, arm))]:
+        remarks.append(
+            f"No FPS where an evaluation had image features from the cache ({', '.join(untimed)}): procap eval --force "
+            "times it."
+        )
+    return [Sheet(f"{done.suite.name}-speed", f"{title}: speed", ("Method",), columns, lines, tuple(remarks))]
 
 
 def _speed(done: Done, arm: Arm) -> tuple[Item, Item, Item]:
@@ -210,9 +216,10 @@ def _speed(done: Done, arm: Arm) -> tuple[Item, Item, Item]:
         places = [(entry.path, target) for entry in entries for target in entry.piece.targets]
         scores = [done.scores[place] for place in places if place in done.scores]
         whole = len(scores) == len(places) and not any(score.result.limited for score in scores)
+        rated = whole and timed(scores)
         trained = [score.training.seconds for score in scores if score.config.recipe.epochs]
-        rates[0].append(images_per_second(scores) if whole else None)
-        rates[1].append(images_per_second(scores, model_only=True) if whole else None)
+        rates[0].append(images_per_second(scores) if rated else None)
+        rates[1].append(images_per_second(scores, model_only=True) if rated else None)
         rates[2].append(sum(trained) / len(trained) if whole and trained else None)
     return _mean(rates[0]), _mean(rates[1]), _mean(rates[2])
 
@@ -225,7 +232,12 @@ def _mean(numbers: list[float | None]) -> Item:
 def _varied(done: Done, key: str, header: str, title: str, name: str) -> Sheet:
     """Every data set and the average, by what one key of the arms says."""
     lines = [
-        _line(done, arm, dataset, (name_of(dataset), ours(done, arm), _key(arm, key)), _cells(done, arm, dataset))
+        Line(
+            (name_of(dataset), ours(done, arm), _key(arm, key)),
+            _items(done, arm, dataset, _cells(done, arm, dataset)),
+            group=name_of(dataset),
+            average=dataset == AVERAGE,
+        )
         for dataset in _with_average(done)
         for arm in done.arms
     ]
@@ -244,26 +256,24 @@ def _blocks(done: Done, lookup: Lookup, lines_of: Callable[[str], Iterator[Publi
             group = group_of(done, name, "published")
             lines.append(printed(labels, (line.base, line.novel, line.hm), group=group, average=summed))
         for arm in done.arms:
-            known = lookup(arm, dataset)
-            lines.append(_line(done, arm, dataset, (name, ours_alone(done, arm)), _cells(done, arm, dataset), known))
+            items = _items(done, arm, dataset, _cells(done, arm, dataset), lookup(arm, dataset))
+            lines.append(Line((name, reproduced(ours_alone(done, arm), items)), items, group=name, average=summed))
     return tuple(lines)
 
 
-def _line(
+def _items(
     done: Done,
     arm: Arm,
     dataset: str,
-    labels: tuple[str, ...],
     cells: tuple[Cell | None, Cell | None, Cell | None],
     known: Figures = NOTHING,
-    group: str | None = None,
-) -> Line:
+) -> tuple[Item, ...]:
+    """Base, novel and HM of one line, beside the published figures where they are of the same data sets."""
     summed = dataset == AVERAGE
     if summed and not whole_paper(done.datasets):
         known = NOTHING
     sets = done.datasets if summed else (dataset,)
-    items = tuple(value(done, arm, sets, cell, figure) for cell, figure in zip(cells, known, strict=True))
-    return Line(labels, items, group=name_of(dataset) if group is None else group, average=summed)
+    return tuple(value(done, arm, sets, cell, figure) for cell, figure in zip(cells, known, strict=True))
 
 
 def _cells(done: Done, arm: Arm, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BACKBONE = "ViT-B-16"
 """The backbone of every published figure, with its own weights, which are OpenAI's."""
 HALVES = (Column("Base"), Column("Novel"), Column("HM"))
+REPRODUCED = ", reproduced"
 LEAD, ROOM = "Lead", 8
 """The column of what ProCAP is ahead by; beside more columns than that it is for programs alone."""
 NAMED = 3
@@ -71,19 +72,17 @@ def value(done: Done, arm: Arm, datasets: Iterable[str], cell: Cell | None, publ
 
 def ours(done: Done, arm: Arm) -> str:
     """What a line of ours is called beside a column that says what varies."""
-    return reproduced(done, arm, _recipe_said(done, arm, arm.name))
+    return _recipe_said(done, arm, arm.name)
 
 
 def ours_alone(done: Done, arm: Arm) -> str:
     """What a line of ours is called where nothing beside it says what varies."""
-    name = next(title for title, other in titled(done).items() if other == arm)
-    return name if arm.changed else reproduced(done, arm, name)
+    return next(title for title, other in titled(done).items() if other == arm)
 
 
-def reproduced(done: Done, arm: Arm, name: str) -> str:
-    """`name` with a word that it repeats what is published, where it does."""
-    alike = in_paper(done) and not hindrance(done) and not is_control(done, arm)
-    return f"{name}, reproduced" if alike else name
+def reproduced(name: str, items: Iterable[Item]) -> str:
+    """`name` with a word that its line repeats what is published, where it has any published figure."""
+    return name + REPRODUCED * any(isinstance(item, Value) and item.published is not None for item in items)
 
 
 def _recipe_said(done: Done, arm: Arm, name: str) -> str:
@@ -121,7 +120,8 @@ def against_procap(done: Done, sheet: Sheet, figure: str) -> Sheet:
     own = {
         line.labels[:-1]: item
         for line in sheet.lines
-        if line.source == "ours" and [line.labels[-1]] == procap and isinstance(item := line.items[place], Value)
+        if line.source == "ours" and [line.labels[-1].removesuffix(REPRODUCED)] == procap
+        if isinstance(item := line.items[place], Value)
         if item.published is not None
     }
 

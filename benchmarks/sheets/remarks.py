@@ -21,7 +21,7 @@ def setting(variants: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
     if shared.get("pretrained", "default") != "default":
         parts.append(f"weights {shared['pretrained']}")
     if "shots" in shared:
-        parts.append(f"{shared['shots']} shots")
+        parts.append(f"{shared['shots']} shot{'s' * (shared['shots'] != '1')}")
     if shared.get("picks") == "imported":
         parts.append("imported few-shot picks")
     if "precision" in shared:

@@ -31,6 +31,10 @@ RATIOS = (
     Column("FPS end to end"),
 )
 RATIO, RATIO_TITLE = ("procap", "maple"), "ProCAP / MaPLe-style"
+PUBLISHED_WORK = {"epochs": 10, "batch": 32, "test_batch": 100}
+"""What the paper measured, by the names of a measurement's settings."""
+WARNINGS = ("THE MACHINE WAS BUSY", GUESSED, "†", "FAILED", "published:")
+"""How notes of a measurement begin without which its ratios are not to be judged."""
 
 
 def runtime_sheets(done: Done) -> list[Sheet]:
@@ -43,9 +47,10 @@ def runtime_sheets(done: Done) -> list[Sheet]:
     sheets = [Sheet(done.suite.name, title, labels, *_filled(COLUMNS, lines), _notes(done, report), wide=True)]
     if over := [line for dataset in done.datasets for line in _ratios(done, report, dataset)]:
         said = ["What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."]
-        said += (
-            [f"{GUESSED} of trainings that were not run to their end."] if any(line.items[1] for line in over) else []
-        )
+        if any(line.items[1] for line in over):
+            said.append(f"{GUESSED} of trainings that were not run to their end.")
+        if any(line.source == "published" for line in over) and (why := unlike(report)):
+            said.append(f"These ratios do not compare with published ones: {why}.")
         sheets.append(Sheet(f"{done.suite.name}-ratios", RATIO_TITLE, labels[::2], *_filled(RATIOS, over), tuple(said)))
     return sheets
 
@@ -83,9 +88,28 @@ def published_ratios(dataset: str) -> tuple[float, float] | None:
     return own.train_seconds / other.train_seconds, own.images_per_second / other.images_per_second
 
 
-def comparable(done: Done, report: dict[str, Any]) -> bool:
-    """Whether the report's ratios are of what the paper measured: its data sets and its backbone."""
-    return in_paper(done) and report["backbone"]["name"] == BACKBONE
+def unlike(report: dict[str, Any]) -> str:
+    """Why the report's ratios are not of the work that the paper measured; empty where they are."""
+    if (backbone := report["backbone"]["name"]) != BACKBONE:
+        return f"the backbone is {backbone}, not {BACKBONE}"
+    settings = report["settings"]
+    others = (
+        f"{name.replace('_', ' ')} is {settings[name]}, not {known}"
+        for name, known in PUBLISHED_WORK.items()
+        if settings[name] != known
+    )
+    return ", ".join(others)
+
+
+def guessed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a training that the ratio is of was not run to its end."""
+    return any(row["extrapolated"] for row in rows if row["method"] in RATIO)
+
+
+def warnings(report: dict[str, Any]) -> list[str]:
+    """What was measured, on what, and what is to be said of it before its ratios are judged."""
+    of, recipe, *others = notes(report)
+    return [of, recipe, *(line for line in others if line.startswith(WARNINGS))]
 
 
 def blocks(report: dict[str, Any], dataset: str) -> dict[str, list[dict[str, Any]]]:
@@ -130,10 +154,10 @@ def _ratios(done: Done, report: dict[str, Any], dataset: str) -> Iterator[Line]:
         )
     for mode, rows in blocks(report, dataset).items():
         seconds, encoder, whole = ratios(rows)
-        beside = known if comparable(done, report) and known else (None, None)
-        figures = ((seconds, beside[0]), (encoder, None), (whole, beside[1]))
+        beside = known if known and not unlike(report) else (None, None)
+        figures = ((seconds, None if guessed(rows) else beside[0]), (encoder, None), (whole, beside[1]))
         training, *speeds = (None if figure is None else Value(figure, published=other) for figure, other in figures)
-        items = (*_by_end(training, any(row["extrapolated"] for row in rows)), *speeds)
+        items = (*_by_end(training, guessed(rows)), *speeds)
         if any(items):
             yield Line((name, mode), items, group=f"{name} {mode}")
 

@@ -74,7 +74,7 @@ class Line:
 class Sheet:
     """A table. name: what its files are called; labels: the headers of the columns of text.
 
-    wide: it takes both columns of a paper.
+    wide: it takes both columns of a paper. compares: its lines are tests of whether lines of another sheet differ.
     """
 
     name: str
@@ -84,6 +84,7 @@ class Sheet:
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
     wide: bool = False
+    compares: bool = False
 
     def __post_init__(self) -> None:
         for line in self.lines:

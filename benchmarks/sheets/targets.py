@@ -17,6 +17,7 @@ from benchmarks.sheets.parts import (
     notes,
     ours_alone,
     printed,
+    reproduced,
     theirs,
     value,
 )
@@ -98,4 +99,4 @@ def _line(done: Done, arm: Arm, source: str, targets: Sequence[str], known: Publ
     if targets:
         alike = known is not None and set(targets) == set(known.targets)
         items.append(value(done, arm, targets, mean, known.target_mean if known and alike else None))
-    return Line((ours_alone(done, arm),), tuple(items))
+    return Line((reproduced(ours_alone(done, arm), items),), tuple(items))

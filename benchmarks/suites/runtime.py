@@ -13,12 +13,11 @@ MaPLe-style.
 
 from __future__ import annotations
 
+from benchmarks.runtime.settings import QUICK_BUDGET
 from benchmarks.sheets.runtime import runtime_sheets
 from benchmarks.suites.done import Done
 from benchmarks.suites.suite import Arm, Choice, Suite
 from runner.config import Workplace
-
-QUICK_SECONDS = 60.0
 
 
 def measured_apart(choice: Choice, method: str) -> list[Arm]:
@@ -30,7 +29,7 @@ def contest(done: Done, at: Workplace, anew: bool) -> None:
     """Measure, unless the same has been measured on such a machine."""
     from benchmarks.runtime.benchmark import contest_of_suite
 
-    contest_of_suite(done, at, budget=QUICK_SECONDS if done.choice.quick else None, anew=anew)
+    contest_of_suite(done, at, budget=QUICK_BUDGET if done.choice.quick else None, anew=anew)
 
 
 SUITE = Suite(
