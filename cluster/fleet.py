@@ -68,14 +68,14 @@ class Room:
     growing: bool = False
 
     def places(self, asked: Places) -> Places:
-        """`asked`, with the device as processes of such a share name it."""
-        device = asked.rest.device
+        """`asked`, with the device as processes of such a share name it; they may work in another folder."""
+        device, file = asked.rest.device, asked.rest.deepspeed_json
         if device == "auto" and not self.share.gpus:
             # Ray hides GPUs from nobody who has none of his own: they would all take the same one.
             device = "cpu"
         elif self.ray and names_gpu(device):
             device = "cuda"
-        return replace(asked, rest=replace(asked.rest, device=device))
+        return replace(asked, rest=replace(asked.rest, device=device, deepspeed_json=file and file.absolute()))
 
 
 @contextmanager

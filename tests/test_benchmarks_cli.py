@@ -17,8 +17,6 @@ from started import started
 
 from benchmarks.cli import main
 from benchmarks.command_line.answers import unforced
-from benchmarks.command_line.flags import Parallel, Place
-from benchmarks.commands.selection import workplace
 from procap.loading import procap_home
 from runner.results import RunFolder
 from runner.signals import Interrupted
@@ -287,15 +285,13 @@ def test_data_is_looked_for_where_the_environment_says(monkeypatch, tmp_path):
     assert cache_home() == procap_home() == tmp_path / "xdg" / "procap"
 
 
-def test_a_relative_name_of_the_cache_or_of_deepspeeds_file_is_of_the_folder_where_it_was_typed(monkeypatch, tmp_path):
+def test_a_relative_name_of_the_cache_is_of_the_folder_where_it_was_typed(monkeypatch, tmp_path):
     """A run may work in another."""
     monkeypatch.chdir(tmp_path)
     for name, folder in (("XDG_CACHE_HOME", tmp_path / "own" / "procap"), ("PROCAP_HOME", tmp_path / "own")):
         monkeypatch.delenv("PROCAP_HOME", raising=False)
         monkeypatch.setenv(name, "own")
         assert cache_home() == procap_home() == folder
-    asked = Parallel(engine="deepspeed", deepspeed_config=Path("ds.json"))
-    assert workplace(Place(), parallel=asked).deepspeed_json == tmp_path / "ds.json"
 
 
 def test_packing_checking_showing(capsys, tmp_path, shards):

@@ -259,6 +259,12 @@ def test_runs_without_a_gpu_of_theirs_leave_those_of_others_alone(
     assert Room(Share(1, 1.0, gpus), 1, ray=ray).places(asked).rest.device == told
 
 
+def test_runs_in_another_folder_find_the_file_that_was_named(data: Path, tmp_path: Path) -> None:
+    asked = places(data, tmp_path)
+    asked = replace(asked, rest=replace(asked.rest, engine="deepspeed", deepspeed_json=Path("ds.json")))
+    assert Room(Share(), 1, ray=True).places(asked).rest.deepspeed_json == Path("ds.json").absolute()
+
+
 def test_runs_wait_for_lost_nodes_and_not_for_ever(
     nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

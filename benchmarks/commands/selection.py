@@ -222,8 +222,7 @@ def workplace(
         timeout=place.timeout,
         engine=parallel.engine,
         zero_stage=parallel.zero_stage,
-        # A run may work in another folder.
-        deepspeed_json=parallel.deepspeed_config and parallel.deepspeed_config.expanduser().absolute(),
+        deepspeed_json=parallel.deepspeed_config,
         store=store,
     )
 
