@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.job import Piece
+from cluster.job import RunSpec
 from cluster.space import Values, digest_of
 from cluster.sweep_record import Metric, SweepSettings
 from procap.errors import UsageError
@@ -30,7 +30,7 @@ class Configuration:
     """Values and the runs that they stand for, seeds innermost."""
 
     values: Values
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RunSpec, ...]
 
     @property
     def digest(self) -> str:
@@ -82,7 +82,7 @@ def configure(settings: SweepSettings, values: Values, data: Path | None) -> Con
                 data=data,
                 **run,
             )
-            pieces.append(Piece(config=config, targets=targets(config.dataset, classes)))
+            pieces.append(RunSpec(config=config, targets=targets(config.dataset, classes)))
     return Configuration(values, tuple(pieces))
 
 
@@ -142,7 +142,7 @@ def targets(dataset: str, classes: str) -> tuple[str, ...]:
 
 def check_data(datasets: tuple[str, ...], data: Path | None) -> None:
     """Raises UsageError for a data set without validation images."""
-    from shards.known import known
+    from shards.resolve import known
 
     for name in datasets:
         dataset = known(name, data)

@@ -14,7 +14,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Piece(_Message):
+class RunSpec(_Message):
     """One run and its targets, `dataset:classes:split` each."""
 
     config: RunConfig
@@ -29,7 +29,7 @@ class Job(_Message):
     at a rung whether to go on.
     """
 
-    pieces: tuple[Piece, ...] = Field(min_length=1)
+    pieces: tuple[RunSpec, ...] = Field(min_length=1)
     rungs: tuple[int, ...] = Field(default=(), description="epochs at which the runs pause; empty: never")
     watched: tuple[tuple[str, ...], ...] = Field(
         default=(), description="for each piece the targets that are validated in every epoch, with rungs only"

@@ -110,9 +110,9 @@ def _data(given: str, datasets: dict[str, list[str]]) -> dict[str, str]:
 def _dataset(root: Path, name: str, wanted: list[str]) -> str:
     from shards.catalogue import CATALOGUE
     from shards.errors import DataError
-    from shards.known import is_packed
     from shards.manifest import read_manifest
     from shards.mirror import is_mirror
+    from shards.resolve import is_packed
 
     drawn = name in CATALOGUE and CATALOGUE[name].source != "folder"
     if drawn and not is_mirror(root) and not is_packed(root, name):
@@ -129,7 +129,7 @@ def _dataset(root: Path, name: str, wanted: list[str]) -> str:
 
 def _weights(name: str, tag: str | None) -> str:
     """Digest of the file that is read for a backbone."""
-    from procap.loading import weights_file
+    from procap.weights.loading import weights_file
 
     file = weights_file(name, tag)
     return _sampled(file) if file else ""

@@ -12,8 +12,8 @@ from typing import Any
 
 from cluster import node_probe
 from cluster.node_probe import Facts, look, seen
-from cluster.places import absolute
-from cluster.site import Node, nodes
+from cluster.paths import absolute
+from cluster.ray_cluster import Node, nodes
 from procap.errors import UserError
 from shards.urls import local_path, shown
 
@@ -61,8 +61,8 @@ def check_nodes(wants: Wants, timeout: float = 60.0, *, growing: bool = False) -
     Raises UserError that names each node that cannot be used, with every reason; a node that has not answered after
     `timeout` seconds is one of them. DataError and UserError tell what is wrong here.
     """
+    from shards.builtin import make_ready
     from shards.home import data_root
-    from shards.ready import make_ready
 
     request = wants.plain() | {"nonce": uuid.uuid4().hex}
     make_ready(request["datasets"], data_root(request["data"]))

@@ -11,7 +11,7 @@ from cluster.job import Report
 from cluster.space import Dimension, Space, Values, digest_of
 from cluster.sweep_record import SweepSettings, TrialRecord
 from procap.errors import UsageError
-from shards.streams import stream_seed
+from shards.rng import stream_seed
 
 SCORE = "score"
 MOST_REPEATED = 200

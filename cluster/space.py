@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
 from runner.config import RunConfig
-from shards.streams import generator
+from shards.rng import generator
 
 Kind = Literal["list", "uniform", "log", "integers"]
 Values = dict[str, Any]

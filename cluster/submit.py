@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from cluster.parcel import Parcel
 from cluster.ray_jobs import COMMAND_KEY, STOP_VARIABLE, RayCluster, taken
+from cluster.source_archive import SourceArchive
 from procap.errors import UsageError
 from shards.urls import is_url, local_path, scheme, shown
 
@@ -47,7 +47,7 @@ class Submission:
     entrypoint: str
     environment: dict[str, str]
     metadata: dict[str, str]
-    parcel: Parcel = field(repr=False)
+    parcel: SourceArchive = field(repr=False)
 
     def send(self, cluster: RayCluster) -> str:
         """Give the job to `cluster`. Raises UserError where it has one of that name."""
@@ -71,7 +71,7 @@ class Submission:
 def submission(
     words: Sequence[str],
     module: str,
-    parcel: Parcel,
+    parcel: SourceArchive,
     *,
     name: str,
     environment: Mapping[str, str],

@@ -14,19 +14,19 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from cluster.configuration import Configuration, configure, most_epochs
-from cluster.fleet import Room
-from cluster.job import Job, Piece, Report
-from cluster.places import Places
-from cluster.pool import Search, run_trials
+from cluster.job import Job, Report, RunSpec
+from cluster.launcher import Capacity
+from cluster.paths import StoragePaths
 from cluster.search import SCORE, as_searcher, halving, proposer_for, rungs
 from cluster.space import Values, digest_of
 from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings, TrialRecord
+from cluster.tune_runner import Search, run_trials
 from cluster.work import Work, attempt, score
 from procap.errors import UserError
-from runner.config import Target, Workplace
+from runner.config import RuntimeConfig, Target
 from runner.results import RunFolder
 from runner.results_store import ResultsStore
-from runner.signals import Interrupted
+from runner.stop_signals import Interrupted
 from shards.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Open:
     """A configuration that is worked on; `left` are its runs without a figure yet."""
 
     configuration: Configuration
-    left: dict[str, Piece]
+    left: dict[str, RunSpec]
     figures: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Open:
 class Sweep:
     """Hands out jobs and listens to what becomes of them; `records` holds all that is known, by digest."""
 
-    def __init__(self, settings: SweepSettings, place: Workplace, folder: SweepFolder, audience: Audience) -> None:
+    def __init__(self, settings: SweepSettings, place: RuntimeConfig, folder: SweepFolder, audience: Audience) -> None:
         """Reads what is there, starts nothing. Raises UsageError for a space that cannot be searched."""
         self.settings, self.place, self.folder, self.audience = settings, place, folder, audience
         self.records = folder.trials()
@@ -299,7 +299,7 @@ def total_of(settings: SweepSettings) -> int | None:
     return min(sizes) if sizes else None
 
 
-def carry_out(sweep: Sweep, places: Places, room: Room) -> None:
+def carry_out(sweep: Sweep, places: StoragePaths, room: Capacity) -> None:
     """Do everything, until there is no more or the time is up: what is unfinished then keeps its state."""
     settings, places = sweep.settings, room.places(places)
     if not room.ray:
@@ -319,13 +319,13 @@ def job_of(config: Mapping[str, Any]) -> Job:
     return Job.model_validate_json(config["job"])
 
 
-def _do_here(sweep: Sweep, task: Mapping[str, str], places: Places) -> None:
+def _do_here(sweep: Sweep, task: Mapping[str, str], places: StoragePaths) -> None:
     sweep.started(task["task"], task)
     work = Work(job_of(task), places.here(), lambda report: sweep.reported(task["task"], task, report))
     sweep.ended(task["task"], task, attempt(work.do, lost=(Interrupted,)))
 
 
-def figure_of(piece: Piece, place: Workplace) -> float | None:
+def figure_of(piece: RunSpec, place: RuntimeConfig) -> float | None:
     """What the evaluations of a finished run come to, None while one of them is missing."""
     folder = RunFolder(place.results / piece.config.path)
     if not folder.train_file.exists():
@@ -341,7 +341,7 @@ def figure_of(piece: Piece, place: Workplace) -> float | None:
     return score(accuracies)
 
 
-def validated(piece: Piece, epoch: int, place: Workplace) -> float | None:
+def validated(piece: RunSpec, epoch: int, place: RuntimeConfig) -> float | None:
     """What a run that is under way came to at the end of `epoch`, 1-based; None where it was not looked at."""
     counts = RunFolder(place.results / piece.config.path).validation()
     found = {count.target: count.accuracy for count in counts if count.epoch == epoch - 1 and count.limit is None}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cluster.job import Job
-from cluster.places import Places
-from cluster.site import Share
+from cluster.paths import StoragePaths
+from cluster.ray_cluster import Resources
 from cluster.work import Tell, Work, attempt
 from runner.environment import library_defaults
 
 
-def perform(job: Job, places: Places, share: Share, tell: Tell) -> None:
+def perform(job: Job, places: StoragePaths, share: Resources, tell: Tell) -> None:
     """Do `job` and tell how it goes, last of all how it ended; raises where Ray Tune should start the trial again."""
     library_defaults()
     if share.processes == 1:
@@ -17,7 +17,7 @@ def perform(job: Job, places: Places, share: Share, tell: Tell) -> None:
     else:
         from ray.exceptions import RayError
 
-        from cluster.group import perform_together
+        from cluster.distributed_trial import perform_together
 
         report = attempt(lambda: perform_together(job, places, share, tell), lost=(RayError,))
     tell(report)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from cluster.job import Job, Piece, Report
+from cluster.job import Job, Report, RunSpec
 from procap.errors import UserError
-from runner.collectives import Crew
-from runner.config import Target, Workplace
-from runner.ranks import ALONE
+from runner.config import RuntimeConfig, Target
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import ALONE
 from runner.results import EvalResult, RunFolder, RunHeld, harmonic_mean
+from shards.builtin import make_ready
 from shards.errors import DataError
 from shards.reader import open_dataset
-from shards.ready import make_ready
 
 if TYPE_CHECKING:
     from runner.validate import Watch
@@ -31,11 +31,11 @@ Tell = Callable[[Report], None]
 class Work:
     """A job on this machine; of a crew every process makes one, and the first one tells."""
 
-    def __init__(self, job: Job, place: Workplace, tell: Tell, crew: Crew | None = None) -> None:
+    def __init__(self, job: Job, place: RuntimeConfig, tell: Tell, crew: ProcessGroup | None = None) -> None:
         """tell: is called from time to time, and may end the work by raising."""
         self.job = job
         self.place = place
-        self.crew = crew or Crew(ALONE)
+        self.crew = crew or ProcessGroup(ALONE)
         self._tell = tell
         self._began = time.monotonic()
         self._told = -TELL_SECONDS
@@ -69,7 +69,7 @@ class Work:
             return
         for piece in self.job.pieces:
 
-            def said(record: EpochRecord, piece: Piece = piece) -> None:
+            def said(record: EpochRecord, piece: RunSpec = piece) -> None:
                 epochs = piece.config.recipe.epochs
                 self._say(self._report(epoch=record.log.epoch + 1, of=epochs, run=piece.config.path))
 
@@ -101,7 +101,7 @@ class Work:
             scores.append(score([found[str(target)] for target in targets]))
         return fmean(scores)
 
-    def _train_one(self, piece: Piece, watch: Watch, until: int | None = None) -> None:
+    def _train_one(self, piece: RunSpec, watch: Watch, until: int | None = None) -> None:
         """Train as soon as nobody else holds the run: what others finish meanwhile is found finished."""
         from runner.train import train
 
@@ -117,13 +117,13 @@ class Work:
                 self._say(self._report(state="waiting", run=piece.config.path, why=str(error)))
                 time.sleep(HELD_SECONDS)
 
-    def _wait_for(self, piece: Piece) -> None:
+    def _wait_for(self, piece: RunSpec) -> None:
         """Before a crew begins a run that somebody else holds: once begun, only its first process would find out."""
         while why := self.crew.share(self._held(piece) if self.crew.ranks.first else None):
             self._say(self._report(state="waiting", run=piece.config.path, why=why))
             time.sleep(HELD_SECONDS)
 
-    def _held(self, piece: Piece) -> str:
+    def _held(self, piece: RunSpec) -> str:
         """Who holds the run, nothing where it is free or finished."""
         folder = RunFolder(self.place.results / piece.config.path)
         if folder.train_file.exists():
@@ -151,7 +151,7 @@ class Work:
                 scores.append(score([result.accuracy for result in results]))
         return {"score": fmean(scores)} if scores else {}
 
-    def _is_known(self, piece: Piece, target: Target) -> bool:
+    def _is_known(self, piece: RunSpec, target: Target) -> bool:
         folder = RunFolder(self.place.results / piece.config.path)
         training, known = folder.train(), folder.evaluation(target)
         return bool(training and known and known.answers(training, self.place.limit))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from procap.exact_optimizations import Savings
 from procap.packing import PromptSet
 from procap.plan import Plan
-from procap.savings import Savings
 from procap.towers import TextTower, VisionTower
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)

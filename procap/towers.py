@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from procap.attention import Block, LayerNorm, on_live_rows
 from procap.errors import UserError
+from procap.exact_optimizations import Savings
 from procap.packing import Layout, PackedTrack, PromptSet
 from procap.plan import INPUT, Plan, Track, check_layers
-from procap.savings import Savings
 
 if TYPE_CHECKING:
     from procap.clip import Geometry

@@ -54,7 +54,7 @@ class Acceleration:
 
 def keep_compiled() -> None:
     """Let torch.compile keep its results below the cache of this program, unless the user named another folder."""
-    from procap.loading import procap_home
+    from procap.weights.loading import procap_home
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(procap_home() / "compiled"))
 

@@ -22,7 +22,7 @@ from procap.errors import UserError
 from procap.text import LabelSpace
 from runner.config import RunConfig
 from runner.results import EpochLog, write_bytes
-from shards.known import base_name
+from shards.resolve import base_name
 
 logger = logging.getLogger(__name__)
 

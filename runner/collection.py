@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from procap.errors import UserError
 from runner.results import RunFolder, read_document, write_json
-from runner.signals import Interrupted
+from runner.stop_signals import Interrupted
 
 COLLECTIONS = "collections"
 COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"

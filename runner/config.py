@@ -119,7 +119,7 @@ class Target:
         Names are those of the catalogue and of what is packed in `data`. Raises UsageError or DataUsageError for
         anything else.
         """
-        from shards.known import known
+        from shards.resolve import known
 
         read = cls.recorded(text)
         dataset = known(read.dataset, data)
@@ -148,7 +148,7 @@ ENGINES = ("ddp", "deepspeed")
 
 
 @dataclass(frozen=True)
-class Workplace:
+class RuntimeConfig:
     """Where and how a run happens; nothing here changes what comes out of it, up to rounding.
 
     workers: threads that decode images; None leaves it to `runner.environment.decoders`.
@@ -215,9 +215,9 @@ def plan_run(
     Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range,
     DataUsageError for an unknown data set or choice of classes.
     """
-    from procap.loading import canonical
     from procap.methods import method_class, method_options
-    from shards.known import known
+    from procap.weights.loading import canonical
+    from shards.resolve import known
 
     if recipe not in ("own", "procap"):
         raise unknown_name("recipe", recipe, ("own", "procap"))

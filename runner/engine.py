@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from procap.methods.method import Method, Noise
-from runner.assemble import autocast, make_optimizer
 from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
-from runner.collectives import Crew
-from runner.config import RunConfig, Workplace
-from runner.ranks import Ranks
+from runner.config import RunConfig, RuntimeConfig
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import Ranks
+from runner.setup import autocast, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Batch:
         return [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
 
 
-def make_engine(method: Method, config: RunConfig, place: Workplace, crew: Crew) -> Engine:
+def make_engine(method: Method, config: RunConfig, place: RuntimeConfig, crew: ProcessGroup) -> Engine:
     """The engine that `place` names; it has to be closed.
 
     Raises UsageError where DeepSpeed's configuration contradicts the run, UserError where DeepSpeed is not installed.
@@ -57,7 +57,7 @@ def make_engine(method: Method, config: RunConfig, place: Workplace, crew: Crew)
     return DeepSpeedEngine(method, config, settings)
 
 
-def engine_settings(config: RunConfig, place: Workplace, ranks: Ranks) -> dict[str, Any] | None:
+def engine_settings(config: RunConfig, place: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
     """DeepSpeed's configuration for a run, None where DDP averages. Raises UsageError where it contradicts the run."""
     if place.engine == "ddp":
         return None
@@ -90,7 +90,7 @@ class Objective(nn.Module):
 class Engine:
     """Plain torch; of a crew, DistributedDataParallel averages the gradients, which only learnable tensors have."""
 
-    def __init__(self, method: Method, config: RunConfig, crew: Crew | None = None) -> None:
+    def __init__(self, method: Method, config: RunConfig, crew: ProcessGroup | None = None) -> None:
         self.method = method
         self.objective = Objective(method, config)
         self.optimizer = make_optimizer(method, config.recipe)
@@ -159,7 +159,7 @@ def _buffers_switch() -> str:
 class Averaging:
     """DDP's averaging of gradients, its buckets sent as they fill, and how long the end of the backward pass waits."""
 
-    def __init__(self, crew: Crew, device: torch.device) -> None:
+    def __init__(self, crew: ProcessGroup, device: torch.device) -> None:
         self._crew = crew
         self._device = device
         assert dist.group.WORLD is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
+from runner.distributed.ranks import Ranks
 from runner.limits import cores_here
-from runner.ranks import Ranks
 
 if TYPE_CHECKING:
     import torch

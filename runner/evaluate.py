@@ -15,24 +15,24 @@ from procap.clip import CLIP
 from procap.errors import UserError
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
-from runner.agreement import Agreement, Status
-from runner.assemble import autocast, check_content, label_space, load_backbone, make_method
 from runner.checkpoint import CheckpointCard, load_into, prompts_bytes, unpack_prompts
-from runner.collectives import Crew
-from runner.config import RunConfig, Target, Workplace
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.correctness import pack_bits
+from runner.cuda_graphs import CudaGraphs
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.flag_sync import FlagSync, Status
+from runner.distributed.ranks import ALONE
 from runner.environment import decoders, environment, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.inference import Inference
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
-from runner.ranks import ALONE
-from runner.recording import CudaGraphs
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
 from runner.results_store import ResultsStore
-from runner.signals import StopRequest, interrupted
+from runner.setup import autocast, check_content, label_space, load_backbone, make_method
+from runner.stop_signals import StopRequest, interrupted
 from runner.threads import fitting_threads
-from runner.track import tracker_for
+from runner.tracking.tracker import tracker_for
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
 from shards.transforms import eval_transform
@@ -49,9 +49,9 @@ class Trained:
     method: Method
 
 
-def load_trained(config: RunConfig, place: Workplace, crew: Crew | None = None) -> Trained:
+def load_trained(config: RunConfig, place: RuntimeConfig, crew: ProcessGroup | None = None) -> Trained:
     """Load a finished run. Raises UserError when it is not finished, was altered, or its backbone is another here."""
-    crew = crew or Crew(ALONE)
+    crew = crew or ProcessGroup(ALONE)
     folder = RunFolder(place.results / config.path)
     if crew.ranks.first:
         ResultsStore.of(place).pull(config.path)
@@ -74,11 +74,11 @@ def load_trained(config: RunConfig, place: Workplace, crew: Crew | None = None) 
 def evaluate(
     config: RunConfig,
     target: Target,
-    place: Workplace,
+    place: RuntimeConfig,
     *,
     force: bool = False,
     trained: Trained | None = None,
-    crew: Crew | None = None,
+    crew: ProcessGroup | None = None,
 ) -> EvalResult:
     """Count what a finished run gets right on `target` and give what `eval/<target>.json` says.
 
@@ -92,7 +92,7 @@ def evaluate(
     known result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
     that cannot be read: no image is ever left out.
     """
-    crew = crew or Crew(ALONE)
+    crew = crew or ProcessGroup(ALONE)
     folder = RunFolder(place.results / config.path)
     store = ResultsStore.of(place) if crew.ranks.first else ResultsStore(None, place.results)
     store.pull(config.path, weights=False)
@@ -126,7 +126,7 @@ def evaluate(
     return result
 
 
-def _training(folder: RunFolder, crew: Crew) -> TrainResult:
+def _training(folder: RunFolder, crew: ProcessGroup) -> TrainResult:
     training = folder.train() if crew.ranks.first else None
     if crew.ranks.first and training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
@@ -161,11 +161,11 @@ class Answers:
         self._finite.append(torch.isfinite(logits).all())
         return int((places >= 0).sum())
 
-    def finite(self, crew: Crew) -> bool:
+    def finite(self, crew: ProcessGroup) -> bool:
         """Whether everything was, in all processes."""
         return all(crew.collect(bool(torch.stack(self._finite).all())))
 
-    def predictions(self, wanted: int, crew: Crew) -> NDArray[np.int64]:
+    def predictions(self, wanted: int, crew: ProcessGroup) -> NDArray[np.int64]:
         """The class [N] of each of the first `wanted` images, which all processes have seen exactly once together."""
         places = crew.gather(torch.from_numpy(np.concatenate(self._places))).numpy()
         predictions = crew.gather(torch.cat(self._predictions).cpu()).numpy()
@@ -180,10 +180,10 @@ class Answers:
 def _evaluate(
     config: RunConfig,
     target: Target,
-    place: Workplace,
+    place: RuntimeConfig,
     trained: Trained,
     stop: StopRequest,
-    crew: Crew,
+    crew: ProcessGroup,
     *,
     anew: bool,
 ) -> EvalResult:
@@ -213,7 +213,7 @@ def _evaluate(
         share = -(-len(inference.fresh) // crew.ranks.size)
         warmed = inference.warm_up(min(batch_size, share) if device.type == "cuda" else 1)
     meter.settle()
-    answers, agreement, what = Answers(), Agreement(crew), f"{config.method} on {target}"
+    answers, agreement, what = Answers(), FlagSync(crew), f"{config.method} on {target}"
     with (
         fitting_threads(clip, min(batch_size, wanted), "eval"),
         ProgressDisplay(what, wanted, unit="images", quiet=place.quiet or not crew.ranks.first) as display,

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
+from runner.cuda_graphs import CudaGraphs, Replayed
+from runner.distributed.ranks import Ranks
 from runner.features import FeatureStore
 from runner.meters import Meter
-from runner.ranks import Ranks
-from runner.recording import CudaGraphs, Replayed
+from shards.loader import evaluation_batches
 from shards.reader import Split
-from shards.stream import evaluation_batches
 from shards.transfer import to_device
 from shards.transforms import EvalTransform
 

@@ -60,7 +60,7 @@ def _published(config: RunConfig) -> Iterator[tuple[Fields, Fields]]:
     """Recipe and options of the method under its own recipe and, where that is said, under ProCAP's."""
     from procap.methods import method_class, method_options
     from procap.methods.method import TASKS
-    from shards.known import base_name
+    from shards.resolve import base_name
 
     own, control, base = method_class(config.method), method_class("procap"), base_name(config.dataset)
     for task in [task for task in TASKS if (task == "base-to-novel") != (config.classes == "all")]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
-from runner.config import Workplace
+from runner.config import RuntimeConfig
 from runner.results import write_bytes
 from runner.store_index import (
     CHECKPOINT,
@@ -86,7 +86,7 @@ class ResultsStore:
     local: Path
 
     @classmethod
-    def of(cls, place: Workplace) -> ResultsStore:
+    def of(cls, place: RuntimeConfig) -> ResultsStore:
         return cls(place.store, place.results)
 
     def pull(self, run: str, *, weights: bool = True, state: bool = False) -> None:

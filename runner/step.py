@@ -1,6 +1,6 @@
 """One training step: loss terms, gradients, update; run as it is, or recorded once and replayed.
 
-Nothing in a step makes the host wait for the device: the terms stay there until `Arrivals` hands them over.
+Nothing in a step makes the host wait for the device: the terms stay there until `AsyncLosses` hands them over.
 
 Shapes: T loss terms.
 """
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from procap.methods.method import Method
+from runner.cuda_graphs import WARM_UPS, Part, Recorder
 from runner.engine import Batch, Engine
 from runner.meters import Meter
-from runner.recording import WARM_UPS, Part, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def _slots(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [slot for state in optimizer.state.values() for slot in state.values() if isinstance(slot, Tensor)]
 
 
-class Arrivals:
+class AsyncLosses:
     """Loss terms on their way from the device to the host, in order of the steps.
 
     On a CPU they arrive at once; on a GPU some steps later, so that nobody waits.

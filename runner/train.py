@@ -9,28 +9,28 @@ from typing import Any, overload
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
-from runner.agreement import Agreement, Status
-from runner.assemble import Setup, check_content, set_up
 from runner.checkpoint import TrainState, check_finite, read_prompts, save_prompts
-from runner.collectives import Crew
-from runner.config import RunConfig, Workplace
-from runner.courier import delivered
+from runner.checkpoint_upload import delivered
+from runner.checkpointer import Checkpointer
+from runner.config import RunConfig, RuntimeConfig
+from runner.cuda_graphs import CudaGraphs
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.flag_sync import FlagSync, Status
+from runner.distributed.ranks import ALONE
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
-from runner.journal import Journal
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
-from runner.ranks import ALONE
-from runner.recording import CudaGraphs
 from runner.results import FewShotRecord, Progress, RankUse, RunFolder, TrainResult, write_json
 from runner.results_store import ResultsStore
-from runner.signals import StopRequest
-from runner.step import Arrivals, TrainStep
+from runner.setup import Setup, check_content, set_up
+from runner.step import AsyncLosses, TrainStep
+from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
-from runner.track import Tracker, tracker_for
+from runner.tracking.tracker import Tracker, tracker_for
 from runner.validate import Watch, Watcher
-from shards.device_stream import DeviceTrainStream
-from shards.streams import generator
+from shards.device.stream import DeviceTrainStream
+from shards.rng import generator
 from shards.transfer import to_device, upload
 
 WARMUP_STEPS = 5
@@ -43,29 +43,29 @@ APART = (*STARTING, "validation")
 @overload
 def train(
     config: RunConfig,
-    place: Workplace,
+    place: RuntimeConfig,
     *,
     force: bool = False,
-    crew: Crew | None = None,
+    crew: ProcessGroup | None = None,
     until: None = None,
     watch: Watch | None = None,
 ) -> TrainResult: ...
 @overload
 def train(
     config: RunConfig,
-    place: Workplace,
+    place: RuntimeConfig,
     *,
     force: bool = False,
-    crew: Crew | None = None,
+    crew: ProcessGroup | None = None,
     until: int | None,
     watch: Watch | None = None,
 ) -> TrainResult | Progress: ...
 def train(
     config: RunConfig,
-    place: Workplace,
+    place: RuntimeConfig,
     *,
     force: bool = False,
-    crew: Crew | None = None,
+    crew: ProcessGroup | None = None,
     until: int | None = None,
     watch: Watch | None = None,
 ) -> TrainResult | Progress:
@@ -83,7 +83,7 @@ def train(
     """
     if until is not None and until < 1:
         raise ValueError(f"until = {until}: a run pauses after one epoch or more")
-    crew = crew or Crew(ALONE)
+    crew = crew or ProcessGroup(ALONE)
     first = crew.ranks.first
     folder = RunFolder(place.results / config.path)
     store = ResultsStore.of(place) if first else ResultsStore(None, place.results)
@@ -108,12 +108,14 @@ def train(
     return result
 
 
-def _known(config: RunConfig, place: Workplace, folder: RunFolder, crew: Crew, force: bool) -> TrainResult | None:
+def _known(
+    config: RunConfig, place: RuntimeConfig, folder: RunFolder, crew: ProcessGroup, force: bool
+) -> TrainResult | None:
     """The finished training, as the first process of the crew finds it."""
     return crew.share_record(_finished(folder, config, place) if crew.ranks.first and not force else None, TrainResult)
 
 
-def _finished(folder: RunFolder, config: RunConfig, place: Workplace) -> TrainResult | None:
+def _finished(folder: RunFolder, config: RunConfig, place: RuntimeConfig) -> TrainResult | None:
     done = folder.train()
     if done is not None:
         if done.config_hash != config.hash:
@@ -123,7 +125,9 @@ def _finished(folder: RunFolder, config: RunConfig, place: Workplace) -> TrainRe
     return done
 
 
-def _reached(config: RunConfig, folder: RunFolder, until: int, crew: Crew, watch: Watch | None) -> Progress | None:
+def _reached(
+    config: RunConfig, folder: RunFolder, until: int, crew: ProcessGroup, watch: Watch | None
+) -> Progress | None:
     """The progress of a run that has a state of epoch `until` or a later one, found without loading anything."""
     said = folder.progress() if crew.ranks.first else None
     epochs = len(said.epochs) if said else 0
@@ -140,10 +144,10 @@ def _reached(config: RunConfig, folder: RunFolder, until: int, crew: Crew, watch
 
 def _train(
     config: RunConfig,
-    place: Workplace,
+    place: RuntimeConfig,
     folder: RunFolder,
     stop: StopRequest,
-    crew: Crew,
+    crew: ProcessGroup,
     until: int | None,
     watch: Watch | None,
 ) -> TrainResult | Progress:
@@ -159,7 +163,7 @@ def _train(
         state, watcher = TrainState(), None
         if setup.stream is not None:
             steps = config.recipe.epochs * setup.stream.steps_per_epoch
-            journal = Journal(config, place, folder, setup, meter, steps, where, crew)
+            journal = Checkpointer(config, place, folder, setup, meter, steps, where, crew)
             images = config.recipe.batch_size // crew.ranks.size
             end = min(until or config.recipe.epochs, config.recipe.epochs)
             watcher = Watcher(watch, journal, place, stop, last=end - 1)
@@ -175,8 +179,8 @@ def _train(
 
 def _learn(
     config: RunConfig,
-    place: Workplace,
-    journal: Journal,
+    place: RuntimeConfig,
+    journal: Checkpointer,
     machine: Machine,
     stop: StopRequest,
     tracker: Tracker,
@@ -191,7 +195,7 @@ def _learn(
     watcher.go_on()
     crew.restart_seconds()
     recorder = CudaGraphs(device) if setup.ways.graphs and place.engine == "ddp" else None
-    step, arrivals, agreement = TrainStep(journal.engine, meter, recorder), Arrivals(device), Agreement(crew)
+    step, arrivals, agreement = TrainStep(journal.engine, meter, recorder), AsyncLosses(device), FlagSync(crew)
     images_per_step = min(recipe.batch_size, len(stream.split))
     asked = False
 
@@ -252,14 +256,14 @@ def _learn(
 
 def _finish(
     config: RunConfig,
-    place: Workplace,
+    place: RuntimeConfig,
     folder: RunFolder,
     setup: Setup,
     state: TrainState,
     meter: Meter,
     machine: Machine,
     where: dict[str, Any],
-    crew: Crew,
+    crew: ProcessGroup,
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which makes the run a finished one; of a crew its first process does."""
     check_finite(setup.method.state_dict(), f"after step {state.step}")
@@ -317,7 +321,7 @@ def _record(
     return result
 
 
-def _use(meter: Meter, machine: Machine, crew: Crew, *, seen: bool) -> RankUse:
+def _use(meter: Meter, machine: Machine, crew: ProcessGroup, *, seen: bool) -> RankUse:
     """seen: whether the crew was there when gradients were sent."""
     seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(

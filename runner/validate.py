@@ -15,16 +15,16 @@ from torch import Tensor
 
 from procap.errors import UsageError, UserError
 from procap.text import LabelSpace
-from runner.agreement import Agreement, Status
-from runner.assemble import autocast, label_space
-from runner.config import Target, Workplace
+from runner.checkpointer import Checkpointer
+from runner.config import RuntimeConfig, Target
+from runner.distributed.flag_sync import FlagSync, Status
 from runner.environment import decoders
-from runner.journal import Journal
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
-from runner.signals import StopRequest
+from runner.setup import autocast, label_space
+from runner.stop_signals import StopRequest
 from shards.fewshot import evaluation_split
+from shards.loader import evaluation_batches
 from shards.reader import Split, open_dataset
-from shards.stream import evaluation_batches
 from shards.transfer import to_device
 from shards.transforms import eval_transform
 
@@ -100,7 +100,9 @@ class _Opened:
 class Watcher:
     """Does what a `Watch` asks of one training; every process of a crew has one and calls each method."""
 
-    def __init__(self, watch: Watch | None, journal: Journal, place: Workplace, stop: StopRequest, last: int) -> None:
+    def __init__(
+        self, watch: Watch | None, journal: Checkpointer, place: RuntimeConfig, stop: StopRequest, last: int
+    ) -> None:
         """last: the epoch that the training is to end with. Opens all targets, and raises the user's errors of that."""
         self.watched = watch is not None
         self.watch = watch or Watch()
@@ -176,7 +178,7 @@ class Watcher:
         """How many images of each target were right; and the signal that stopped this, else 0."""
         crew, found = self.journal.crew, []
         for opened in self._opened:
-            agreement = Agreement(crew)
+            agreement = FlagSync(crew)
             correct, signum = self._correct(opened, agreement)
             if signum := agreement.settle().signum or signum:
                 return [], signum
@@ -189,7 +191,7 @@ class Watcher:
             found.append(sum(shares))
         return found, 0
 
-    def _correct(self, opened: _Opened, agreement: Agreement) -> tuple[int | None, int]:
+    def _correct(self, opened: _Opened, agreement: FlagSync) -> tuple[int | None, int]:
         """Of this process's share of the images those that were right, None where a logit is not finite; the signal."""
         config, crew, method = self.journal.config, self.journal.crew, self.journal.setup.method
         clip, device = method.clip, method.clip.device

@@ -11,7 +11,7 @@ from shards import digits
 from shards.dataset import Dataset
 from shards.errors import DataUsageError, unknown_name
 from shards.published import PUBLISHED
-from shards.world import FAMILIES, Family
+from shards.world.generate import FAMILIES, Family
 
 ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType({"coloured-shapes": ("colored-shapes",)})
 

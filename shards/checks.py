@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import DataError
+from shards.hash_cache import Stamps
 from shards.index import INDEX_FILE, PATHS_FILE, index_rows
 from shards.manifest import Manifest, Shard, repack_hint
 from shards.mirror import is_mirror, provide
-from shards.stamps import Stamps
 from shards.tar import file_sha256
 
 # Splits up to this size are hashed every time they are opened (a fraction of a second); larger ones once per change.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.records import Record, png
-from shards.streams import stream_seed
+from shards.rng import stream_seed
 
 CLASSNAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COUNTS: Mapping[str, int] = MappingProxyType({"train": 898, "val": 359, "test": 540})

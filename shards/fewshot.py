@@ -15,7 +15,7 @@ from shards.manifest import lines_digest
 from shards.reader import ShardSet, Split
 
 if TYPE_CHECKING:
-    from shards.picks import Picks
+    from shards.few_shot_samples import FewShotSamples
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
 """Which classes of a data set: all, the halves, or the halves of the base half.
@@ -108,7 +108,7 @@ def check_shots(shards: ShardSet, shots: int) -> None:
         raise DataUsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 
-def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all", picks: Picks | None = None) -> FewShot:
+def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all", picks: FewShotSamples | None = None) -> FewShot:
     """The few-shot images of a run, by CoOp's draw or from `picks`; `shots` 0 takes every image of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Raises DataUsageError as `check_shots` does and
@@ -137,7 +137,7 @@ def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all", picks: P
     )
 
 
-def _positions(split: Split, paths: Sequence[str], picks: Picks) -> list[int]:
+def _positions(split: Split, paths: Sequence[str], picks: FewShotSamples) -> list[int]:
     at = {path: position for position, path in enumerate(split.paths)}
     missing = [path for path in paths if path not in at]
     if missing:

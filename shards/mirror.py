@@ -19,9 +19,9 @@ from pathlib import Path
 
 from shards.errors import DataError, DataUsageError
 from shards.fetch import alone, download
+from shards.hash_cache import Stamps
 from shards.manifest import FILE, Manifest, Shard, convention_texts, parse_manifest, write_text
 from shards.remote import NotThere, Unreachable, open_url
-from shards.stamps import Stamps
 from shards.tar import file_sha256
 from shards.urls import canonical, folder_name, has_secrets, is_url, join, local_path, shown, tells_absence
 

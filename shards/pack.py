@@ -33,9 +33,9 @@ from shards.manifest import (
     write_text,
 )
 from shards.mirror import refuse_packing
-from shards.place import only_packer, partial_of, put_back, refuse_foreign, swap
-from shards.pool import in_order
-from shards.progress import Progress, SplitProgress
+from shards.pack_lock import only_packer, partial_of, put_back, refuse_foreign, swap
+from shards.pack_progress import Progress, SplitProgress
+from shards.process_pool import in_order
 from shards.reader import open_dataset
 from shards.records import Source, source_of
 from shards.shard import ShardTask, note_file, pack_shard, read_note

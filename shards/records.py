@@ -69,7 +69,7 @@ class Source:
 
 def source_of(dataset: Dataset) -> Source:
     """How a generated or bundled data set is packed; sets of the user's own folders have readers in `layouts`."""
-    from shards.world import VERSION
+    from shards.world.generate import VERSION
 
     generated = dataset.source == "world"
     return Source(
@@ -94,7 +94,7 @@ class WorldPart:
     stop: int
 
     def records(self) -> Iterator[Record]:
-        from shards.world import render, sample_seed
+        from shards.world.generate import render, sample_seed
 
         for start in range(self.start, self.stop, RENDER_BATCH):
             index = np.arange(start, min(start + RENDER_BATCH, self.stop))
@@ -105,7 +105,7 @@ class WorldPart:
                 yield Record(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
 
     def stamp(self) -> str:
-        from shards.world import VERSION
+        from shards.world.generate import VERSION
 
         return str(VERSION)
 

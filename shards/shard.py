@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from shards.errors import DataError
 from shards.manifest import Shard, write_text
-from shards.pool import Report
+from shards.process_pool import Report
 from shards.records import Part, Record
 from shards.tar import Sample, ShardWriter, file_sha256, sample_key
 

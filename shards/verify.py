@@ -13,9 +13,9 @@ from shards.checks import hash_problem, read_paths, size_problem
 from shards.errors import DataError
 from shards.manifest import Manifest, Shard, convention_texts, read_manifest
 from shards.mirror import present
-from shards.pool import Report as Told
-from shards.pool import in_order
-from shards.progress import Progress, SplitProgress
+from shards.pack_progress import Progress, SplitProgress
+from shards.process_pool import Report as Told
+from shards.process_pool import in_order
 from shards.reader import ShardSet, Split
 from shards.tar import read_samples
 

@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sheets.sheet import Sheet
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import Done
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import MINI
 from benchmarks.suites.suite import Suite
-from benchmarks.suites.worlds import MINI
+from benchmarks.tables.table import Sheet
 from runner.config import RunConfig, Target, plan_run
 from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, RunFolder, TrainResult, Use, write_json
 
@@ -114,7 +114,7 @@ def put_halves(
 
 def made(
     results: Path, name: str | Suite, world=MINI, *, skip=lambda entry, target: False, low=300, **chosen: Any
-) -> Done:
+) -> SuiteResults:
     """A suite with results of random counts, but for those to `skip`."""
     suite = suite_named(name) if isinstance(name, str) else name
     choice = suite.choice(world, **chosen)
@@ -125,9 +125,9 @@ def made(
             total = rng.randint(311, 419)
             if not skip(entry, target):
                 put_score(results, entry.piece.config, target, rng.randint(low * total // 1000, total - 7), total)
-    return Done.read(suite, choice, results)
+    return SuiteResults.read(suite, choice, results)
 
 
-def sheet_of(done: Done, name: str) -> Sheet:
+def sheet_of(done: SuiteResults, name: str) -> Sheet:
     [sheet] = [sheet for sheet in done.suite.sheets(done) if sheet.name == name]
     return sheet

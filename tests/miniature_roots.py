@@ -25,8 +25,8 @@ if __name__ == "__main__":
 
 from shards.catalogue import find
 from shards.dataset import Dataset
-from shards.layouts.classnames import imagenet_wnids, published_classnames
-from shards.world import FAMILIES, render, sample_seed
+from shards.raw.classnames import imagenet_wnids, published_classnames
+from shards.world.generate import FAMILIES, render, sample_seed
 
 # Of a thousand classes these: neighbours in the order of text and of numbers, and the two pairs that share a name.
 FEW_OF_A_THOUSAND = (0, 1, 2, 10, 100, 657, 744, 836, 837, 999)

@@ -166,7 +166,7 @@ def _server() -> subprocess.Popen[str]:
 def _serve() -> int:
     """Fork a rank for every line of standard input; at its end, also when the test process is killed, end them all."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-    for name in ("torch._dynamo", "pytest", "runner.train", "runner.joining"):
+    for name in ("torch._dynamo", "pytest", "runner.train", "runner.distributed.process_group"):
         importlib.import_module(name)
     tasks = len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 1
     assert tasks == 1, f"{tasks} threads: forked processes would lack all but one"
@@ -212,7 +212,8 @@ def _be_a_rank(request: dict[str, Any]) -> int:
     import torch
 
     from procap.errors import UserError
-    from runner import failures, joining
+    from runner.distributed import error_store as failures
+    from runner.distributed import process_group as joining
 
     torch.set_num_threads(1)
     failures.PATIENCE_SECONDS = joining.PATIENCE_SECONDS = request["patience"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from made_results import put_config, put_score
 
 from benchmarks.suites import suite_named
-from benchmarks.suites.suite import Choice, Entry
-from benchmarks.suites.worlds import MINI
+from benchmarks.suites.profiles import MINI
+from benchmarks.suites.suite import Entry, SuiteOptions
 from runner.collection import Collection, write_collection
 from runner.config import RunConfig
 
@@ -66,7 +66,7 @@ def put_entry(results: Path, entry: Entry, share: float = 0.75) -> RunConfig:
     return config
 
 
-def begin(results: Path, name: str, **chosen: object) -> tuple[Choice, list[Entry]]:
+def begin(results: Path, name: str, **chosen: object) -> tuple[SuiteOptions, list[Entry]]:
     """A suite's collection, as its command leaves it: every run of the plan, none of them done."""
     suite = suite_named(name)
     choice = suite.choice(MINI, quick=True, **chosen)

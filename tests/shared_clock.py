@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import runner.collectives
+import runner.distributed.collectives
 import runner.meters
-from runner.collectives import Crew
-from runner.ranks import Ranks
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import Ranks
 
 LOOK = 1e-6
 """Seconds that a look at the clock takes, so that nothing takes none."""
@@ -33,23 +33,23 @@ class SharedClock:
         self._looks = 0
         # What time it is, and [W] how often each rank has begun to wait for others.
         self._now, self._waits = np.split(np.memmap(file, np.float64, "r+"), [1])
-        for module in (runner.collectives, runner.meters):
+        for module in (runner.distributed.collectives, runner.meters):
             module.time = self  # type: ignore[attr-defined]
-        timed, begin = Crew.timed, Crew.begin_waiting
+        timed, begin = ProcessGroup.timed, ProcessGroup.begin_waiting
 
         @contextmanager
-        def counted(crew: Crew, device: torch.device) -> Iterator[None]:
+        def counted(crew: ProcessGroup, device: torch.device) -> Iterator[None]:
             with timed(crew, device):
                 self._waits[self._rank] += 1
                 yield
 
-        def begun(crew: Crew, device: torch.device) -> None:
+        def begun(crew: ProcessGroup, device: torch.device) -> None:
             begin(crew, device)
             self._waits[self._rank] += 1
 
         replaced: dict[str, Callable[..., Any]] = {"timed": counted, "begin_waiting": begun}
         for name, function in replaced.items():
-            setattr(Crew, name, function)
+            setattr(ProcessGroup, name, function)
 
     def perf_counter(self) -> float:
         self._looks += 1

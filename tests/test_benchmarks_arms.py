@@ -7,28 +7,28 @@ from dataclasses import replace
 import pytest
 from made_results import made, put_score, sheet_of
 
-from benchmarks.commands.selection import numbers
-from benchmarks.figures import halves as halves_figures
-from benchmarks.figures.shots import few_shot_curves
-from benchmarks.figures.spread import seed_spread
-from benchmarks.published import tables as published
-from benchmarks.published.check import CHECKS, checks_of
-from benchmarks.published.tolerances import CHOSEN, PRINTED
-from benchmarks.sheets.formats import render
-from benchmarks.sheets.grid import few_shot_sheets
-from benchmarks.sheets.halves import base_to_novel_sheets
-from benchmarks.sheets.latex_text import escape
-from benchmarks.sheets.sheet import Column, Line, Sheet, Value
-from benchmarks.suites.done import Done
-from benchmarks.suites.suite import Arm, Suite, everything
-from benchmarks.suites.worlds import MINI, PAPER
+from benchmarks.cli.selection import numbers
+from benchmarks.plots import base_novel as halves_figures
+from benchmarks.plots.shots import few_shot_curves
+from benchmarks.plots.spread import seed_spread
+from benchmarks.results.published import tables as published
+from benchmarks.results.published.tolerances import CHOSEN, PRINTED
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import MINI, PAPER
+from benchmarks.suites.suite import Suite, Variant, everything
+from benchmarks.tables.base_novel import base_to_novel_sheets
+from benchmarks.tables.check import CHECKS, checks_of
+from benchmarks.tables.formats import render
+from benchmarks.tables.grid import few_shot_sheets
+from benchmarks.tables.latex_text import escape
+from benchmarks.tables.table import Column, Line, Sheet, Value
 from procap.errors import UsageError
 
 SETS = ("tiles", "petals", "digits")
 
 
 def depths(choice, method):
-    return [Arm(method, key={"depth": depth}, options={"depth": depth}) for depth in (1, 9)]
+    return [Variant(method, key={"depth": depth}, options={"depth": depth}) for depth in (1, 9)]
 
 
 DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_sheets, seeds=(1,), arms=depths)
@@ -47,7 +47,7 @@ def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
 def test_no_arm_is_lost_among_shots(tmp_path):
     def arms(choice, method):
         more = [(shots, depth) for shots in (1, 4) for depth in (1, 3)]
-        return [Arm(method, "", {"shots": n, "depth": d}, {"depth": d}, shots=n) for n, d in more]
+        return [Variant(method, "", {"shots": n, "depth": d}, {"depth": d}, shots=n) for n, d in more]
 
     suite = Suite("shots", "s", ("maple",), few_shot_sheets, (1,), classes="all", arms=arms, targets=everything)
     done = made(tmp_path, suite, datasets=SETS)
@@ -60,7 +60,7 @@ def test_no_arm_is_lost_among_shots(tmp_path):
 
 def test_arms_that_nothing_tells_apart_are_refused_before_anything_runs():
     def arms(choice, method):
-        return [Arm(method, options={"depth": depth}) for depth in (1, 9)]
+        return [Variant(method, options={"depth": depth}) for depth in (1, 9)]
 
     suite = replace(DEPTHS, arms=arms)
     with pytest.raises(UsageError, match="two arms are called 'MaPLe'"):
@@ -70,7 +70,7 @@ def test_arms_that_nothing_tells_apart_are_refused_before_anything_runs():
 @pytest.mark.parametrize("change", [{"options": {"depth": 3}}, {"overrides": {"lr": 0.1}}, {"part": 0.5}, {"shots": 4}])
 def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
     def arms(choice, method):
-        return [Arm(method), Arm(method, key={"changed": "yes"}, **change)]
+        return [Variant(method), Variant(method, key={"changed": "yes"}, **change)]
 
     suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), arms=arms, published="base_to_novel")
     done = made(tmp_path, suite, PAPER, datasets=("dtd",))
@@ -121,7 +121,7 @@ def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
     for entry in done.entries[1:]:
         for target in entry.piece.targets:
             put_score(tmp_path, entry.piece.config, target, 1, 100, of=400)
-    done = Done.read(done.suite, done.choice, tmp_path)
+    done = SuiteResults.read(done.suite, done.choice, tmp_path)
     sheet = sheet_of(done, "base-to-novel")
     [line] = [line for line in sheet.lines if line.source == "ours"]
     assert line.items[:3] == (None, None, None)
@@ -171,7 +171,7 @@ def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
     for entry in done.entries:
         for target in entry.piece.targets:
             put_score(tmp_path, entry.piece.config, target, 200 + entry.seed, 400)
-    done = Done.read(done.suite, done.choice, tmp_path)
+    done = SuiteResults.read(done.suite, done.choice, tmp_path)
     sheets = {sheet.name: sheet for sheet in done.suite.sheets(done)}
     found = [name for name in sheets if "comparison" in name]
     assert found == ["cross-dataset-comparison-from-tiles", "cross-dataset-comparison-from-petals"]

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from made_results import put_config, put_score
 
-from benchmarks.bench.choice import choice_of
-from benchmarks.cli import main
-from benchmarks.published import tables as published
-from benchmarks.published.check import CHECKS, MISSING, OK, OUTSIDE, check_sheet, checks_of
-from benchmarks.published.tables import AVERAGE, PublishedSpread
-from benchmarks.published.tolerances import LEAST, Tolerance, expected, of_means
-from benchmarks.sheets.sheet import Value
+from benchmarks.cli.main import main
+from benchmarks.results.published import tables as published
+from benchmarks.results.published.tables import AVERAGE, PublishedSpread
+from benchmarks.results.published.tolerances import LEAST, Tolerance, expected, of_means
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import MINI, PAPER
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import MINI, PAPER
+from benchmarks.suites.recorded import choice_of
+from benchmarks.tables.check import CHECKS, MISSING, OK, OUTSIDE, check_sheet, checks_of
+from benchmarks.tables.table import Value
 from procap.errors import UserError
 from runner.collection import Collection, write_collection
 from runner.results import harmonic_mean, write_json
@@ -33,7 +33,7 @@ WHOLE = 10_000
 """Test images: as many as printed figures with two decimals tell apart."""
 
 
-def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = False, **chosen: Any) -> Done:
+def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = False, **chosen: Any) -> SuiteResults:
     """Results of the main table that are the printed figures, but for `off` points in the first one."""
     suite = suite_named(name)
     choice = suite.choice(PAPER, **chosen)
@@ -45,7 +45,7 @@ def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = 
             right = round(figure / 100 * WHOLE)
             put_score(results, config, f"{entry.dataset}:{half}", right, WHOLE, of=2 * WHOLE if limited else None)
         off = 0.0
-    return Done.read(suite, choice, results)
+    return SuiteResults.read(suite, choice, results)
 
 
 def check(results: Path, *flags: str, suite: str = "base-to-novel") -> int:
@@ -125,7 +125,7 @@ def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys)
     done = as_published(tmp_path, "base-to-novel", **CHOSEN)
     gone = next(entry for entry in done.entries if entry.arm.method == "procap" and entry.seed == 2)
     (tmp_path / gone.path / "eval" / "dtd-novel-test.json").unlink()
-    checks = checks_of(Done.read(done.suite, done.choice, tmp_path))
+    checks = checks_of(SuiteResults.read(done.suite, done.choice, tmp_path))
     verdicts = {(one.method, one.figure): one.verdict for one in checks}
     assert verdicts["ProCAP", "Base"] == OK
     assert verdicts["ProCAP", "Novel"] == verdicts["ProCAP", "HM"] == MISSING
@@ -230,7 +230,7 @@ def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
     assert {one.method for one in checks_of(done)} == {"ProCAP"}
 
 
-def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings: Any) -> Done:
+def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings: Any) -> SuiteResults:
     """Runtime measured in both modes on the paper's data sets, on a CPU. The paper: 169.1 / 112.6 s, 278.8 / 415.9."""
 
     def row(dataset: str, method: str, mode: str, seconds: float, fps: float) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
               "device": {"type": "cpu"}, "matmul_peak": {}, "compile_cache": None, "ways": [], "cross_attention": [],
               "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
     write_json(results / "runtime" / "x" / "runtime.json", report)
-    return Done.read(suite, choice, results)
+    return SuiteResults.read(suite, choice, results)
 
 
 def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
@@ -305,7 +305,7 @@ def test_every_suite_with_a_published_table_finds_all_its_figures(tmp_path, name
     suite = suite_named(name)
     methods = {"cross-dataset": 4 * 12, "domain-generalization": 5 * 6}
     wanted = {"stability": 36, "ablation": 35, "duration": 9, **methods}[name]
-    done = Done.read(suite, suite.choice(PAPER), tmp_path / "none")
+    done = SuiteResults.read(suite, suite.choice(PAPER), tmp_path / "none")
     assert [check.verdict for check in CHECKS[suite.published](done)] == [MISSING] * wanted
 
 

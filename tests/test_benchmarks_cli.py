@@ -15,14 +15,14 @@ import pytest
 from made_results import put_halves, put_run
 from started import started
 
-from benchmarks.cli import main
-from benchmarks.command_line.answers import unforced
-from procap.loading import procap_home
+from benchmarks.cli.main import main
+from benchmarks.console.errors import unforced
+from procap.weights.loading import procap_home
 from runner.results import RunFolder
-from runner.signals import Interrupted
+from runner.stop_signals import Interrupted
 from shards.home import cache_home, data_root
-from shards.known import packed_names
 from shards.reader import open_dataset
+from shards.resolve import packed_names
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "ray", "mlflow", "matplotlib", "numpy", "pydantic", "deepspeed", "open_clip")
@@ -59,7 +59,7 @@ def test_help_answers_at_once_without_heavy_libraries():
     """Its time is that of its imports, about a millisecond each, and their number is the same on every machine."""
     program = (
         "import sys;"
-        "from benchmarks.cli import main; code = main(['--help']);"
+        "from benchmarks.cli.main import main; code = main(['--help']);"
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules];"
         "print(); print(repr((code, len(sys.modules), loaded)))"
     )
@@ -194,12 +194,12 @@ def test_a_broken_shard_is_named(capsys, tmp_path, shards):
 
 
 def test_an_unexpected_error_is_one_line(capsys, monkeypatch):
-    import benchmarks.commands.ls
+    import benchmarks.cli.ls
 
     def broken(*arguments: object, **flags: object) -> int:
         raise RuntimeError("first\nsecond")
 
-    monkeypatch.setattr(benchmarks.commands.ls, "ls", broken)
+    monkeypatch.setattr(benchmarks.cli.ls, "ls", broken)
     code, _, err = run(capsys, "ls", "methods")
     assert code == 1
     assert err == "procap: internal error: RuntimeError: first second (run with -v for the traceback)\n"
@@ -209,12 +209,12 @@ def test_an_unexpected_error_is_one_line(capsys, monkeypatch):
     ("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted("stopped at step 3", signal.SIGTERM), 143)]
 )
 def test_signals_end_with_their_code(capsys, monkeypatch, error, code):
-    import benchmarks.commands.ls
+    import benchmarks.cli.ls
 
     def stopped(*arguments: object, **flags: object) -> int:
         raise error
 
-    monkeypatch.setattr(benchmarks.commands.ls, "ls", stopped)
+    monkeypatch.setattr(benchmarks.cli.ls, "ls", stopped)
     given, _, err = run(capsys, "ls", "methods")
     assert given == code and err.startswith("procap: stopped") and err.count("\n") == 1
 
@@ -265,7 +265,7 @@ def test_dry_runs_write_nothing_and_load_no_tracker(capsys, tmp_path, shards):
     assert [target["done"] for target in states["base/digits/coop/mini/16shot"]["targets"]] == [True, True]
     assert run(capsys, "data", "pack", "tiles", "--dry-run")[0] == 0
     assert snapshot(tmp_path) == before
-    program = "import sys; from benchmarks.cli import main; main(sys.argv[1:]); print('mlflow' in sys.modules)"
+    program = "import sys; from benchmarks.cli.main import main; main(sys.argv[1:]); print('mlflow' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program, "train", *map(str, common)],
         cwd=ROOT,
@@ -350,7 +350,7 @@ def test_an_untrained_run_is_answered_with_the_command_that_trains_it(capsys, tm
 def test_sigterm_outside_training_is_said_and_has_its_code(tmp_path):
     """Many data sets are asked for, so that it is not over before it is stopped."""
     data = tmp_path / "data"
-    command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "world", "--data", data]
+    command = [sys.executable, "-m", "benchmarks.cli.main", "data", "pack", "world", "--data", data]
     deadline = time.monotonic() + 300
     with started(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as packing:
         while not (data.exists() and any(data.iterdir())):
@@ -378,6 +378,6 @@ def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
 
 
 def test_a_pipe_that_closes_early_is_no_error():
-    command = f"{sys.executable} -m benchmarks.cli ls datasets | head -1"
+    command = f"{sys.executable} -m benchmarks.cli.main ls datasets | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith("data set") and "Traceback" not in done.stderr and "internal" not in done.stderr

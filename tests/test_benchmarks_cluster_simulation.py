@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cluster_simulation.__main__ import main
-from benchmarks.cluster_simulation.cluster import Conditions, Job, simulate
-from benchmarks.cluster_simulation.outlook import outlook
-from benchmarks.cluster_simulation.study import cases, configs, job, widened
 from benchmarks.cost.estimate import makespan
+from benchmarks.studies.cluster_simulation.__main__ import main
+from benchmarks.studies.cluster_simulation.cluster import Conditions, Job, simulate
+from benchmarks.studies.cluster_simulation.outlook import outlook
+from benchmarks.studies.cluster_simulation.study import cases, configs, job, widened
 from procap.errors import UsageError
 
 CALM = Conditions(hand_out=0.0)
@@ -177,7 +177,7 @@ def test_the_study_says_what_is_measured_and_what_is_assumed(tmp_path: Path, cap
     for words in ("NO GPU WAS MEASURED", "ASSUMED", "165 runs", "not a measurement", "no offer"):
         assert words in told
     assert "Table 1 on 1 to 8 GPUs" in told
-    assert "    python -m benchmarks.cluster_simulation --gpus 8,1 --mtbf-hours 100 --seeds 2\n" in told
+    assert "    python -m benchmarks.studies.cluster_simulation --gpus 8,1 --mtbf-hours 100 --seeds 2\n" in told
     report = json.loads((tmp_path / "cluster.json").read_text())
     for case in report["cases"]:
         one, eight = case["sizes"]

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from made_results import put_run, put_score
 from scipy.stats import kstest, rankdata, wilcoxon
 
-from benchmarks.scores import read_scores
-from benchmarks.sheets.sheet import Sheet
-from benchmarks.significance.comparison import Comparison, compare, comparison_sheet, resampled
-from benchmarks.significance.paired_tests import EXACT, Kinds, holm, percentile_interval, sign_flip_p, wilcoxon_p
-from benchmarks.significance.pairing import Pair, Task, lines_of
+from benchmarks.results.comparison import Comparison, compare, comparison_sheet, resampled
+from benchmarks.results.paired_tests import EXACT, Kinds, holm, percentile_interval, sign_flip_p, wilcoxon_p
+from benchmarks.results.pairing import Pair, Task, lines_of
+from benchmarks.results.scores import read_scores
+from benchmarks.tables.table import Sheet
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.correctness import pack_bits

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from made_results import put_run, put_score
 
-from benchmarks.commands.plan import plan
+from benchmarks.cli.plan import plan
 from benchmarks.cost.estimate import CostModel, Machine, here, makespan
 from benchmarks.cost.figures import RESULTS, collect, counted, measured, read
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
 from runner.results import RunFolder
 from shards.errors import DataUsageError
@@ -217,7 +217,7 @@ def _made_on(results: Path, config: RunConfig, environment: dict[str, object]) -
 
 
 def test_a_plan_costs_what_is_left_of_it(tmp_path: Path):
-    place = Workplace(tmp_path / "data", tmp_path)
+    place = RuntimeConfig(tmp_path / "data", tmp_path)
     model = CostModel(H200)
     config = run("maple")
     [new] = plan([config], place, halves)
@@ -237,7 +237,7 @@ def test_a_plan_costs_what_is_left_of_it(tmp_path: Path):
 
 
 def test_a_run_that_goes_on_costs_what_is_left_after_its_saved_step(tmp_path: Path):
-    place, model, config = Workplace(tmp_path / "data", tmp_path), CostModel(H200), run("maple")
+    place, model, config = RuntimeConfig(tmp_path / "data", tmp_path), CostModel(H200), run("maple")
     [new] = plan([config], place, halves)
     steps = 16 * 51 // config.recipe.batch_size * config.recipe.epochs
     state = RunFolder(tmp_path / config.path).state

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from benchmarks import cpu_settings
-from procap.mini import load_mini
+from benchmarks.studies import cpu_settings
+from procap.weights.mini import load_mini
 
 
 def test_the_ways_to_make_patches_give_the_same_rows():

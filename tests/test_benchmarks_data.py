@@ -15,12 +15,12 @@ import pytest
 from miniature_roots import build, build_all
 from toy_shards import toy_source
 
-from benchmarks.cli import main
-from benchmarks.commands.data_sources import Wanted
+from benchmarks.cli.data_sources import Wanted
+from benchmarks.cli.main import main
 from shards.catalogue import CATALOGUE
-from shards.known import packed_names
 from shards.pack import pack_source
 from shards.reader import open_dataset
+from shards.resolve import packed_names
 
 ROOT = Path(__file__).resolve().parents[1]
 RAW_SETS = [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
@@ -281,7 +281,7 @@ def test_a_plan_fetches_nothing(tmp_path, capsys):
 
 
 def test_a_list_without_a_digest_is_packed_with_a_word_of_caution(tmp_path, capsys, monkeypatch):
-    from shards.layouts import raw as reader
+    from shards.raw import published as reader
 
     monkeypatch.setattr(reader, "published_problems", lambda dataset, listing: iter(()))
     for name in ("food101", "dtd"):
@@ -317,7 +317,7 @@ def test_published_shards_that_are_not_all_there_are_fetched_again(tmp_path):
 
 
 def test_published_test_images_do_not_replace_a_whole_set_unasked(tmp_path, capsys, monkeypatch):
-    from shards.layouts import raw as reader
+    from shards.raw import published as reader
 
     monkeypatch.setattr(reader, "published_problems", lambda dataset, listing: iter(()))
     build("oxford-pets", tmp_path / "raw", 3, 2)

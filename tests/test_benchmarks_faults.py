@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from benchmarks.faults import campaign as faults
-from benchmarks.faults.checks import Watcher, compared, litter, overdue
-from benchmarks.faults.ranks import STAGES, Attempt, Signs
+from benchmarks.studies.faults import campaign as faults
+from benchmarks.studies.faults.checks import Watcher, compared, litter, overdue
+from benchmarks.studies.faults.ranks import STAGES, Attempt, Signs
 from runner.results import write_json
 from shards.manifest import write_text
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from made_results import put_halves
 
-from benchmarks.cli import main
-from benchmarks.scores import read_scores
-from benchmarks.sheets.formats import as_json, render
-from benchmarks.sheets.runs import run_sheets
-from benchmarks.tables import build_table
+from benchmarks.cli.main import main
+from benchmarks.results.scores import read_scores
+from benchmarks.tables.formats import as_json, render
+from benchmarks.tables.plain import build_table
+from benchmarks.tables.runs import run_sheets
 from runner.config import Target
 from runner.results import RunFolder, write_json
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from made_results import put_run, put_score
 
-from benchmarks.figures import FORMATS, image_of, save_figures
-from benchmarks.figures.entrants import Entrant, of_suite, of_table
-from benchmarks.figures.halves import accuracy_speed, hm_bars, hm_radar, learning_curves
-from benchmarks.figures.style import LOOKS, looks_of, looks_of_sets
-from benchmarks.published import tables as published
-from benchmarks.scores import Cell
+from benchmarks.plots import FORMATS, image_of, save_figures
+from benchmarks.plots.base_novel import accuracy_speed, hm_bars, hm_radar, learning_curves
+from benchmarks.plots.series import Series, of_suite, of_table
+from benchmarks.plots.style import LOOKS, looks_of, looks_of_sets
+from benchmarks.results.published import tables as published
+from benchmarks.results.scores import Cell
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import Done
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import WORLDS
 from benchmarks.suites.suite import Entry
-from benchmarks.suites.worlds import WORLDS
-from benchmarks.tables import build_table
+from benchmarks.tables.plain import build_table
 from runner.results import harmonic_mean
 
 TOTAL = 400
@@ -36,7 +36,7 @@ Dropped = Callable[[Entry], bool]
 class Made:
     """Results of a suite, the accuracies in them by (arm's name, key, data set, class set, seed), and its figures."""
 
-    done: Done
+    done: SuiteResults
     percent: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     def figure(self, name: str) -> Any:
@@ -80,7 +80,7 @@ def make(
             correct, half = rng.randint(TOTAL // 3, TOTAL), target.split(":")[1] if ":" in target else "all"
             put_score(folder, config, target, correct, TOTAL, of=2 * TOTAL if limited else None)
             percent[entry.arm.name, str(entry.arm.key), entry.dataset, half, entry.seed] = 100 * correct / TOTAL
-    return Made(Done.read(suite, choice, folder), percent)
+    return Made(SuiteResults.read(suite, choice, folder), percent)
 
 
 def lines_of(axes: Any) -> dict[str, list[float]]:
@@ -169,7 +169,7 @@ def test_training_curves_are_the_mean_losses_and_have_no_line_for_what_trains_no
 def test_epochs_are_whole_numbers_however_few_they_are(longest):
     """Of one epoch, and beside longer trainings on an axis of either kind."""
     runs = {"tiles": [[2.0]], "petals": [[2.0] * longest], "digits": [[2.0] * 2]}
-    figure = learning_curves([Entrant("CoOp", "coop", {}, losses=runs)])
+    figure = learning_curves([Series("CoOp", "coop", {}, losses=runs)])
     for axes in figure.axes:
         low, high = axes.get_xlim()
         labels = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
@@ -179,7 +179,7 @@ def test_epochs_are_whole_numbers_however_few_they_are(longest):
 
 def test_a_point_on_the_edge_is_drawn_whole():
     cells = Cell(0.0, (0.0,), (1,)), Cell(4.0, (4.0,), (1,)), Cell(0.0, (0.0,), (1,))
-    entrants = [Entrant("CoOp", "coop", {"dtd": cells}, {"dtd": 200.0})]
+    entrants = [Series("CoOp", "coop", {"dtd": cells}, {"dtd": 200.0})]
     (axes,) = accuracy_speed(entrants).axes
     (bars,) = hm_bars(entrants).axes
     points = [*axes.lines, *(points for points in bars.collections if len(points.get_offsets()))]
@@ -200,7 +200,7 @@ def test_accuracy_against_speed_shows_averages_of_complete_methods(halves):
 def test_figures_of_a_table_are_those_of_the_suite(halves):
     two = {"datasets": SETS[:2], "methods": ("zeroshot", "maple", "procap"), "seeds": (1, 2)}
     suite = halves.done.suite
-    done = Done.read(suite, suite.choice(WORLDS["mini"], **two), halves.done.results)
+    done = SuiteResults.read(suite, suite.choice(WORLDS["mini"], **two), halves.done.results)
     scores = list(done.scores.values())
     table = build_table(scores)
     first, second = of_table(table, scores), of_suite(done)
@@ -273,7 +273,7 @@ def test_the_paper_s_durations_stand_beside_ours_of_all_its_data_sets_alone(tmp_
 def test_dollars_in_a_name_are_no_formula():
     cell = Cell(50.0, (50.0,), (1,))
     name = r"a$\foo$b"
-    entrant = Entrant(name, "procap", dict.fromkeys(SETS, (cell, cell, cell)), losses={name: [[2.0, 1.0]]})
+    entrant = Series(name, "procap", dict.fromkeys(SETS, (cell, cell, cell)), losses={name: [[2.0, 1.0]]})
     for draw in (hm_bars, hm_radar, learning_curves):
         figure = draw([entrant])
         assert image_of(figure, "png")
@@ -366,7 +366,7 @@ def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
     assert made.figure("seed-spread") is None
     for name in ("base-to-novel", "stability", "few-shot", "prompt-length", "duration", "sensitivity"):
         suite = suite_named(name)
-        done = Done.read(suite, suite.choice(WORLDS["mini"]), tmp_path / "empty")
+        done = SuiteResults.read(suite, suite.choice(WORLDS["mini"]), tmp_path / "empty")
         assert suite.figures and save_figures(tmp_path / "drawn", suite.figures(done)) == []
     assert not (tmp_path / "drawn").exists()
 
@@ -385,11 +385,11 @@ def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_p
         for target in entry.piece.targets:
             put_score(tmp_path, entry.piece.config, target, 300, TOTAL)
     nothing = {name: (Cell(0.0, (0.0,), (1,)),) * 3 for name in SETS}
-    done = Done.read(made.done.suite, made.done.choice, tmp_path)
+    done = SuiteResults.read(made.done.suite, made.done.choice, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (spread,) = (draw() for draw in done.suite.figures(done).values())
-        radar = hm_radar([Entrant("nothing", "coop", nothing)])
+        radar = hm_radar([Series("nothing", "coop", nothing)])
     assert spread is not None and radar is not None
     assert radar.axes[0].get_ylim() == (0, 10) and spread.axes[0].get_xlim() == (-1, 1)
 

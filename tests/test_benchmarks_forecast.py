@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from made_results import put_config, put_score
 
-from benchmarks.cli import main
-from benchmarks.cluster_simulation.cluster import Conditions
-from benchmarks.cluster_simulation.study import cases
-from benchmarks.cluster_simulation.study import job as simulated_job
+from benchmarks.cli.main import main
 from benchmarks.cost.estimate import CostModel, Machine, here
 from benchmarks.cost.forecast import CostForecast, forecast_on
+from benchmarks.studies.cluster_simulation.cluster import Conditions
+from benchmarks.studies.cluster_simulation.study import cases
+from benchmarks.studies.cluster_simulation.study import job as simulated_job
 from benchmarks.suites import suite_named
-from benchmarks.suites.worlds import MINI
+from benchmarks.suites.profiles import MINI
 from benchmarks.sweeps.progress import SweepProgress
-from cluster.job import Job, Piece, Report
-from cluster.ledger import Ledger
+from cluster.job import Job, Report, RunSpec
+from cluster.job_progress import JobProgress
 from cluster.sweep_record import TrialRecord
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.progress import duration
 from runner.results import RunFolder
 
@@ -37,8 +37,8 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Workplace:
-    return Workplace(tmp_path / "data", tmp_path / "results")
+def at(tmp_path: Path) -> RuntimeConfig:
+    return RuntimeConfig(tmp_path / "data", tmp_path / "results")
 
 
 def config(method: str = "maple", seed: int = 1) -> RunConfig:
@@ -46,16 +46,16 @@ def config(method: str = "maple", seed: int = 1) -> RunConfig:
 
 
 def job_of(one: RunConfig) -> Job:
-    return Job(pieces=(Piece(config=one, targets=HALVES),))
+    return Job(pieces=(RunSpec(config=one, targets=HALVES),))
 
 
-def finish(at: Workplace, one: RunConfig, *targets: str) -> None:
+def finish(at: RuntimeConfig, one: RunConfig, *targets: str) -> None:
     put_config(at.results, one)
     for target in targets:
         put_score(at.results, one, target, 3, 5)
 
 
-def test_only_what_is_left_of_a_run_is_forecast(at: Workplace):
+def test_only_what_is_left_of_a_run_is_forecast(at: RuntimeConfig):
     model = CostModel(here(device="cpu"))
     both = [Target.recorded(one) for one in HALVES]
     trained, halfway, done, broken, new = (config(seed=seed) for seed in range(1, 6))
@@ -74,7 +74,7 @@ def test_only_what_is_left_of_a_run_is_forecast(at: Workplace):
     assert repeated.seconds(job_of(done)) == pytest.approx(whole, rel=0.01)
 
 
-def test_a_run_that_was_evaluated_only_teaches_nothing_of_training(at: Workplace):
+def test_a_run_that_was_evaluated_only_teaches_nothing_of_training(at: RuntimeConfig):
     costs = CostForecast(CostModel(here(device="cpu")), at)
     trained, new = job_of(config(seed=1)), job_of(config(seed=2))
     finish(at, config(seed=1))
@@ -108,7 +108,7 @@ TOLD = {"at once": [RUNNING], "lost": [RUNNING, Report()], "held by others": [WA
 @pytest.mark.parametrize("told", TOLD)
 def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(told: str):
     guess, done, job = Guess(), Report(state="done", seconds=4.0, host="a"), job_of(config())
-    with Ledger([job], guess, 1, quiet=True) as ledger:
+    with JobProgress([job], guess, 1, quiet=True) as ledger:
         ledger.started("0", {"number": 0})
         for report in TOLD[told]:
             if report.host:
@@ -148,7 +148,7 @@ def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
 
 
 def test_a_plan_says_how_long_what_is_left_of_it_takes(
-    at: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    at: RuntimeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     model, hand_out = CostModel(here(device="cpu")), Conditions().hand_out
     suite = suite_named("base-to-novel")
@@ -179,13 +179,13 @@ def test_a_plan_says_how_long_what_is_left_of_it_takes(
     assert "add --dry-run" in capsys.readouterr().err
 
 
-def test_a_plan_and_the_simulation_of_table_one_assume_the_same(at: Workplace):
+def test_a_plan_and_the_simulation_of_table_one_assume_the_same(at: RuntimeConfig):
     [fast, _] = cases()
     costs = forecast_on(Machine("H200", "cuda"), at)
     for method, dataset in (("maple", "imagenet"), ("zeroshot", "eurosat"), ("cocoop", "dtd")):
         one = plan_run(method=method, dataset=dataset, seed=1, backbone="ViT-B-16", precision="bf16")
         targets = (f"{dataset}:base:test", f"{dataset}:novel:test")
-        [simulated] = costs.simulated(Job(pieces=(Piece(config=one, targets=targets),)))
+        [simulated] = costs.simulated(Job(pieces=(RunSpec(config=one, targets=targets),)))
         expected = simulated_job(fast.model, one)
         assert simulated.start == expected.start > 0
         assert simulated.seconds == pytest.approx(expected.seconds, rel=0.01)

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from made_results import put_config, put_score
 
-from benchmarks.bench.leftovers import remove_other_figures, remove_other_sheets
-from benchmarks.figures import save_figures
-from benchmarks.sheets.formats import SUFFIXES, write_sheets
+from benchmarks.plots import save_figures
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import MINI
+from benchmarks.suites.cleanup import remove_other_figures, remove_other_sheets
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import MINI
+from benchmarks.tables.formats import SUFFIXES, write_sheets
 
 STRANGE = ("notes.md", "collection.json", "tracking.json", "thesis.png", "thesis.pdf", "broken.json", "list.json")
 
 
 @pytest.fixture
-def done(tmp_path: Path) -> Done:
+def done(tmp_path: Path) -> SuiteResults:
     """Base-to-novel on two data sets, all of it there."""
     suite = suite_named("base-to-novel")
     choice = suite.choice(MINI, quick=True, datasets=("tiles", "petals"), methods=("maple", "procap"), seeds=(1,))
@@ -27,10 +27,10 @@ def done(tmp_path: Path) -> Done:
         put_config(tmp_path, entry.piece.config)
         for number, target in enumerate(entry.piece.targets):
             put_score(tmp_path, entry.piece.config, target, 150 - number, 200)
-    return Done.read(suite, choice, tmp_path)
+    return SuiteResults.read(suite, choice, tmp_path)
 
 
-def test_what_another_choice_made_goes_and_everything_else_stays(done: Done) -> None:
+def test_what_another_choice_made_goes_and_everything_else_stays(done: SuiteResults) -> None:
     folder = done.results / "collections/suite/base-to-novel"
     first = done.suite.sheets(done)
     write_sheets(first, folder)
@@ -56,5 +56,5 @@ def test_what_another_choice_made_goes_and_everything_else_stays(done: Done) -> 
     assert [file.name for file in remove_other_sheets(done, kept)] == [f"{gone[0].name}.json"]
 
 
-def test_where_nothing_was_written_nothing_is_removed(done: Done) -> None:
+def test_where_nothing_was_written_nothing_is_removed(done: SuiteResults) -> None:
     assert remove_other_sheets(done, ()) == remove_other_figures(done, ()) == []

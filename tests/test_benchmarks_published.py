@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.published.audit import audit, audit_sheet, by_method
-from benchmarks.published.audit_checks import check_average_hm, check_hm, check_mean
-from benchmarks.published.tables import (
+from benchmarks.results.published.tables import (
     AVERAGE,
     COMPONENTS,
     DATASETS,
@@ -35,6 +33,8 @@ from benchmarks.published.tables import (
     templates,
 )
 from benchmarks.runtime.report import published as runtime_rows
+from benchmarks.studies.audit.audit import audit, audit_sheet, by_method
+from benchmarks.studies.audit.checks import check_average_hm, check_hm, check_mean
 from procap.methods import METHODS
 from shards import published as our_lists
 from shards.catalogue import CATALOGUE
@@ -152,7 +152,7 @@ def test_a_transfer_tables_targets_stand_under_their_own_names(table):
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_tables_are_the_papers_to_the_letter_and_are_installed(file):
-    assert '"benchmarks.published" = ["*.csv"]' in (ROOT / "pyproject.toml").read_text()
+    assert '"benchmarks.results.published" = ["*.csv"]' in (ROOT / "pyproject.toml").read_text()
     assert len(FILES) == len(WRITTEN) == 9
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} is not here")

@@ -15,21 +15,21 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.bench.leftovers import remove_other_figures
-from benchmarks.figures import image_of
-from benchmarks.figures.record import pictures_of
+from benchmarks.plots import image_of
+from benchmarks.plots.record import pictures_of
 from benchmarks.qualitative.figures import Picture, draw_eigencam, draw_predictions
 from benchmarks.qualitative.picks import kinds_of, pick_images
 from benchmarks.qualitative.pictures import Qualitative, compare, make_pictures, make_qualitative
 from benchmarks.qualitative.prompts import LearnedPrompts, NoPrompts, learned_prompts, prompts_record, random_prompts
-from benchmarks.sheets.qualitative import qualitative_sheets
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import world_named
+from benchmarks.suites.cleanup import remove_other_figures
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import world_named
+from benchmarks.tables.qualitative import qualitative_sheets
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
 from procap.methods.procap import ProCAP
-from runner.config import RunConfig, Target, Workplace
+from runner.config import RunConfig, RuntimeConfig, Target
 from runner.evaluate import evaluate, load_trained
 from runner.results import RunFolder
 from runner.train import train
@@ -42,12 +42,12 @@ PAIR = ("maple", "procap")
 
 
 @pytest.fixture(scope="module")
-def place(few_digits, tmp_path_factory) -> Workplace:
-    return Workplace(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
+def place(few_digits, tmp_path_factory) -> RuntimeConfig:
+    return RuntimeConfig(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
 
 
 @pytest.fixture(scope="module")
-def done(tiny_checkpoint, place) -> Done:
+def done(tiny_checkpoint, place) -> SuiteResults:
     """The suite on the digits with a tiny CLIP, before anything was run."""
     quick = {"epochs": 1, "batch_size": 20, "lr": 0.02, "warmup": "none", "test_batch_size": 16}
     suite = suite_named("qualitative")
@@ -57,7 +57,7 @@ def done(tiny_checkpoint, place) -> Done:
         "backbone": str(tiny_checkpoint),
         "overrides": quick,
     }
-    return Done.read(suite, suite.choice(world_named("mini"), **more), place.results)
+    return SuiteResults.read(suite, suite.choice(world_named("mini"), **more), place.results)
 
 
 @pytest.fixture(scope="module")

@@ -18,20 +18,20 @@ from made_results import put_score
 from PIL import Image
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
-from benchmarks.cli import main
+from benchmarks.cli.main import main
 from benchmarks.qualitative.words import picture_words
 from benchmarks.report.page import write_page
 from benchmarks.report.read import read_suites
 from benchmarks.report.report import Place, Report, build_report, write_report
 from benchmarks.report.suite import caveats, facts, recipes
-from benchmarks.sheets.sheet import Column, Line, Sheet, Value
+from benchmarks.studies.mlflow_load import browser
 from benchmarks.suites import suite_named
-from benchmarks.tracking import browser
+from benchmarks.tables.table import Column, Line, Sheet, Value
 from procap.errors import UsageError, UserError
 from runner.collection import read_collections, write_collection
 from runner.config import Target
 from runner.results import Progress, RunFolder, write_json
-from runner.track_outbox import Delivery, Tracking
+from runner.tracking.outbox import Delivery, Tracking
 
 SERVER = "http://someone:secret@mlflow.example:5000"
 
@@ -209,7 +209,7 @@ def test_the_same_files_give_the_same_page(page: Path, results: Path, tmp_path: 
 
 HOSTILE = "<script>alert('x')</script>"
 OWN = f"""
-from benchmarks.sheets.sheet import Column, Line, Sheet, Value
+from benchmarks.tables.table import Column, Line, Sheet, Value
 from benchmarks.suites.suite import Suite
 
 def tables(done):

@@ -8,17 +8,17 @@ import pytest
 import tracked_runs
 from test_cluster_space import sweep_settings
 
-from benchmarks.cli import main
-from benchmarks.command_line.flags import Parallel, Place
-from benchmarks.commands import suite as suite_commands
-from benchmarks.commands import sweep as sweep_commands
-from benchmarks.commands import track as track_commands
+from benchmarks.cli import bench as suite_commands
+from benchmarks.cli import sweep as sweep_commands
+from benchmarks.cli import track as track_commands
+from benchmarks.cli.flags import Parallel, Place
+from benchmarks.cli.main import main
 from benchmarks.sweeps.table import commands
-from cluster.fleet import do_all
+from cluster.launcher import do_all
 from cluster.sweep import carry_out
 from procap.errors import UserError
 from runner.results_store import results_root
-from runner.signals import Interrupted
+from runner.stop_signals import Interrupted
 from shards.home import cache_home
 
 pytestmark = pytest.mark.usefixtures("at_home")

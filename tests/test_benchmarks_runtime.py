@@ -15,22 +15,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.bench.command import suite_command
-from benchmarks.cli import main
-from benchmarks.command_line.flags import Place
+from benchmarks.cli.flags import Place
+from benchmarks.cli.main import main
 from benchmarks.runtime.benchmark import contest_of_suite, write
 from benchmarks.runtime.data import class_names, open_contest, prepare
 from benchmarks.runtime.measure import Stretch, matmul_peak
 from benchmarks.runtime.report import latex, published
 from benchmarks.runtime.settings import Flags, settings_of
 from benchmarks.runtime.targets import targets, targets_table
-from benchmarks.sheets.runtime import runtime_sheets
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import MINI, PAPER, World
+from benchmarks.suites.command import suite_command
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import MINI, PAPER, World
+from benchmarks.tables.runtime import runtime_sheets
 from procap.methods.procap import PROCAP_RECIPE
-from procap.mini import load_mini
-from runner.config import Workplace
+from procap.weights.mini import load_mini
+from runner.config import RuntimeConfig
 from runner.results import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +53,7 @@ def quick_peak(monkeypatch):
 @pytest.fixture
 def without_figures(monkeypatch):
     """Drawing takes seconds; one test looks at what is drawn."""
-    monkeypatch.setattr("benchmarks.runtime.figures.draw_figures", lambda report, folder: [])
+    monkeypatch.setattr("benchmarks.runtime.plots.draw_figures", lambda report, folder: [])
 
 
 def run(capsys, *arguments):
@@ -144,7 +144,7 @@ def test_check_measures_what_has_targets_here(capsys, few_digits, tmp_path, monk
     """The whole road of `--check` on a CPU, with the small model in the place of the large one."""
     monkeypatch.setattr("benchmarks.runtime.targets.FULL", "mini")
     monkeypatch.setattr("benchmarks.runtime.targets.CPU_RATIOS", (("train", 5, 4, 0.01), ("eval", 5, 4, 1e6)))
-    monkeypatch.setattr("benchmarks.runtime.ways.CLASSES", 10)
+    monkeypatch.setattr("benchmarks.runtime.acceleration_ablation.CLASSES", 10)
     flags = ("--methods", "procap", "--modes", "fast", "--steps", "1", "--scaling", "off", "--check")
     flags += ("--test-batch", "8")
     out, _ = run(capsys, *QUICK, *flags, "--data", few_digits, "--results", tmp_path)
@@ -210,8 +210,8 @@ class Measured(Exception):
 def contest(few_digits, tmp_path_factory):
     """The suite after a contest that had time for a step in each mode: what is there, and a way to ask for it again."""
     suite, results = suite_named("runtime"), tmp_path_factory.mktemp("results")
-    done = Done.read(suite, suite.choice(MINI, datasets=("digits",), methods=("procap",)), results)
-    place = Workplace(few_digits, results, device="cpu", tracking_uri="off")
+    done = SuiteResults.read(suite, suite.choice(MINI, datasets=("digits",), methods=("procap",)), results)
+    place = RuntimeConfig(few_digits, results, device="cpu", tracking_uri="off")
 
     def ask(anew: bool = False) -> None:
         contest_of_suite(done, place, budget=0.01, anew=anew)
@@ -219,8 +219,8 @@ def contest(few_digits, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("benchmarks.runtime.measure.PEAK_SIZES", {"cpu": (256,)})
         patched.setattr("benchmarks.runtime.measure.PEAK_SECONDS", 0.01)
-        patched.setattr("benchmarks.runtime.figures.draw_figures", lambda report, folder: [])
-        patched.setattr("benchmarks.runtime.ways.cross_attention", lambda: [])
+        patched.setattr("benchmarks.runtime.plots.draw_figures", lambda report, folder: [])
+        patched.setattr("benchmarks.runtime.acceleration_ablation.cross_attention", lambda: [])
         ask()
     return done, ask
 
@@ -260,9 +260,9 @@ def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeyp
 
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begun)
     suite = suite_named("runtime")
-    done = Done.read(suite, suite.choice(world, quick=quick, data=tmp_path / "data"), tmp_path)
+    done = SuiteResults.read(suite, suite.choice(world, quick=quick, data=tmp_path / "data"), tmp_path)
     with pytest.raises(Measured):
-        suite.finish(done, Workplace(tmp_path / "data", tmp_path, device="cpu"), True)
+        suite.finish(done, RuntimeConfig(tmp_path / "data", tmp_path, device="cpu"), True)
     words = shlex.split(suite_command(suite, done.choice, tmp_path))
     assert words[-4:] == ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
     main([*words[1:], "--device", "cpu"])
@@ -361,7 +361,7 @@ def test_it_runs_where_ray_mlflow_and_deepspeed_are_not_installed(few_digits, tm
         "sys.meta_path.insert(0, Absent())\n"
         "import benchmarks.runtime.measure\n"
         "benchmarks.runtime.measure.PEAK_SECONDS = 0.01\n"
-        "from benchmarks.cli import main\n"
+        "from benchmarks.cli.main import main\n"
         f"sys.exit(main(['bench', 'runtime', *{QUICK!r}, '--methods', 'maple', '--modes', 'fast', '--steps', '1',"
         f" '--scaling', 'off', '--data', {str(few_digits)!r}, '--results', {str(tmp_path)!r}]))\n"
     )
@@ -373,7 +373,7 @@ def test_it_runs_where_ray_mlflow_and_deepspeed_are_not_installed(few_digits, tm
 
 def test_help_needs_no_torch():
     program = (
-        "import sys; from benchmarks.cli import main; main(['bench', 'runtime', '--help']);"
+        "import sys; from benchmarks.cli.main import main; main(['bench', 'runtime', '--help']);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'matplotlib')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=600)

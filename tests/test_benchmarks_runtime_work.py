@@ -16,9 +16,10 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from benchmarks.cli import main
-from benchmarks.command_line.flags import Place
+from benchmarks.cli.flags import Place
+from benchmarks.cli.main import main
 from benchmarks.cost.flops import evaluation, training_step
+from benchmarks.runtime.acceleration_ablation import measure_ways, possible, title
 from benchmarks.runtime.data import class_names, prepare
 from benchmarks.runtime.measure import Spread, interleaved, peak_bytes
 from benchmarks.runtime.modes import at_work, classifier_of, compile_cache, engine_of, models, towers
@@ -26,16 +27,15 @@ from benchmarks.runtime.report import WAYS_HEADERS, _ways_line
 from benchmarks.runtime.rounds import Clock, affordable, in_turns
 from benchmarks.runtime.scaling import Point, made_up, measure_points
 from benchmarks.runtime.settings import Flags, run_config, settings_of
-from benchmarks.runtime.ways import measure_ways, possible, title
 from benchmarks.runtime.work import Evaluation, Training
+from procap.exact_optimizations import NO_SAVINGS, Savings
 from procap.methods import build_method
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
-from procap.mini import load_mini
-from procap.savings import NO_SAVINGS, Savings
 from procap.text import LabelSpace
+from procap.weights.mini import load_mini
 from runner.acceleration import Acceleration
+from runner.cuda_graphs import Part
 from runner.meters import Meter
-from runner.recording import Part
 
 CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
@@ -267,7 +267,7 @@ def test_the_cache_of_compiled_programs_is_cold_until_something_is_in_it(tmp_pat
 
 
 def test_what_makes_it_fast_compares_every_way_with_none(tiny_clip, again, monkeypatch):
-    monkeypatch.setattr("benchmarks.runtime.ways.CLASSES", 5)
+    monkeypatch.setattr("benchmarks.runtime.acceleration_ablation.CLASSES", 5)
     ladder = [title(rung) for rung in possible(Acceleration(compile=True, graphs=True, images=True))]
     assert ladder == ["off", "graphs", "compile", "compile + graphs"]
     told: list[str] = []

@@ -12,17 +12,17 @@ import pytest
 import torch
 from ranked import run_ranks
 
-from benchmarks.scaling.benchmark import Measured, estimates, main, split, ways_of
-from benchmarks.scaling.model import ETHERNET, H200, Links, Parts, counted_parts, pays_up_to, speedup, step_cost
-from benchmarks.scaling.ranks import Group, Job, Steps, Way, ping
-from benchmarks.scaling.report import draw, table
+from benchmarks.studies.scaling.benchmark import Measured, estimates, main, split, ways_of
+from benchmarks.studies.scaling.model import ETHERNET, H200, Links, Parts, counted_parts, pays_up_to, speedup, step_cost
+from benchmarks.studies.scaling.ranks import Group, Job, Steps, Way, ping
+from benchmarks.studies.scaling.report import draw, table
 from procap import parallel
 from procap.errors import UsageError, UserError
 from procap.methods import build_method
-from procap.mini import load_mini
-from runner.collectives import Crew
-from runner.joining import joined
-from runner.ranks import ALONE, announced_ranks
+from procap.weights.mini import load_mini
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.process_group import joined
+from runner.distributed.ranks import ALONE, announced_ranks
 
 CPU = torch.device("cpu")
 
@@ -103,7 +103,7 @@ def take_steps(folder: str) -> None:
 def test_processes_take_the_step_of_one_and_say_what_they_send(tmp_path):
     ends = run_ranks(2, take_steps, str(tmp_path))
     assert [end.code for end in ends] == [0, 0], ends[0].err
-    steps = Steps(JOB, Way("alone"), Crew(ALONE), load_mini())
+    steps = Steps(JOB, Way("alone"), ProcessGroup(ALONE), load_mini())
     alone = steps.look() | steps.take(1)
     assert alone["sent_bytes"] == alone["messages"] == alone["waited"] == 0
     width, learnables = load_mini().geometry.embed_dim, alone["learnables"]
@@ -158,7 +158,7 @@ def test_tables_and_figures_are_made_of_what_was_found(expected, tmp_path):
         for way, each, speed in zip(ways_of([2], ["ddp"]), (0.4, 0.25, 0.3), (1.0, 1.6, 1.33), strict=True)
     ]
     report = {
-        "command": "python -m benchmarks.scaling",
+        "command": "python -m benchmarks.studies.scaling",
         "note": "",
         "environment": {"cpu": {"name": "a CPU"}, "packages": {"torch": "2"}},
         "cores": 2,

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from made_results import made, put_score, sheet_of
 
-from benchmarks.sheets import latex_text as latex
-from benchmarks.sheets.formats import FORMATS, as_json, render, write_sheets
-from benchmarks.sheets.published import published_sheets
-from benchmarks.sheets.sheet import Column, Line, Sheet, Value
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import MINI, PAPER
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import MINI, PAPER
+from benchmarks.tables import latex_text as latex
+from benchmarks.tables.formats import FORMATS, as_json, render, write_sheets
+from benchmarks.tables.published import published_sheets
+from benchmarks.tables.table import Column, Line, Sheet, Value
 from runner.config import Target
 
 SEEDS = (1, 2, 3)
@@ -226,7 +226,7 @@ def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ran
     [entry] = [entry for entry in done.entries if (entry.arm.method, entry.dataset) == ("procap", "tiles")]
     for half in ("base", "novel"):
         put_score(tmp_path, entry.piece.config, f"tiles:{half}", 99, 100, of=400)
-    done = Done.read(done.suite, done.choice, tmp_path)
+    done = SuiteResults.read(done.suite, done.choice, tmp_path)
     sheet = sheet_of(done, "base-to-novel")
     found = table(sheet)
     assert found["tiles", "ProCAP"]["Base limited"] == "true" and not found["Average", "ProCAP"]["Base"]
@@ -240,13 +240,13 @@ def test_paper_rounding_is_that_of_the_old_parser(tmp_path):
     for entry, (right, total) in zip(done.entries, ((2, 3), (1, 7), (5, 9)), strict=True):
         put_score(tmp_path, entry.piece.config, "shapes:base", right, total)
         put_score(tmp_path, entry.piece.config, "shapes:novel", 1, 3)
-    old = Done.read(done.suite, done.choice, tmp_path, paper_rounding=True)
+    old = SuiteResults.read(done.suite, done.choice, tmp_path, paper_rounding=True)
     row = table(sheet_of(old, "stability"))["shapes", "ProCAP"]
     assert (row["Base"], row["Novel"], f"{float(row['HM']):.2f}") == ("45.53", "33.3", "38.47")
     assert float(row["Base std"]) == pytest.approx(np.std([66.7, 14.3, 55.6], ddof=1), abs=1e-5)
     notes = sheet_of(old, "stability").notes
     assert any("Paper rounding" in note for note in notes) and any("ddof = 1" in note for note in notes)
-    exact = table(sheet_of(Done.read(done.suite, done.choice, tmp_path), "stability"))["shapes", "ProCAP"]
+    exact = table(sheet_of(SuiteResults.read(done.suite, done.choice, tmp_path), "stability"))["shapes", "ProCAP"]
     assert float(exact["Base"]) == pytest.approx(100 * (2 / 3 + 1 / 7 + 5 / 9) / 3, abs=1e-5)
 
 
@@ -473,7 +473,7 @@ def test_files_are_written_in_every_format(tmp_path):
 
 def test_sheets_of_a_run_without_results_are_all_dashes(tmp_path):
     suite = suite_named("few-shot")
-    done = Done.read(suite, suite.choice(MINI), tmp_path / "none")
+    done = SuiteResults.read(suite, suite.choice(MINI), tmp_path / "none")
     [sheet] = suite.sheets(done)
     assert not any(item for line in sheet.lines for item in line.items)
     assert done.cell(done.arms[0], "shapes", Target("shapes")) is None

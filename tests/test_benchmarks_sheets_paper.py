@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from made_results import made, put_score, sheet_of
 
-from benchmarks.figures.entrants import of_suite
-from benchmarks.published.tables import AVERAGE
-from benchmarks.sheets.formats import render
-from benchmarks.sheets.sheet import Value
-from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import PAPER
+from benchmarks.plots.series import of_suite
+from benchmarks.results.published.tables import AVERAGE
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.profiles import PAPER
+from benchmarks.tables.formats import render
+from benchmarks.tables.table import Value
 from runner.config import Target
 from runner.results import RunFolder, write_json
 
@@ -89,7 +89,7 @@ def test_a_speed_of_one_half_is_none_of_both(tmp_path):
     assert result is not None
     untimed = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
     write_json(folder.eval_file(target), result.model_copy(update=untimed))
-    done = Done.read(done.suite, done.choice, tmp_path)
+    done = SuiteResults.read(done.suite, done.choice, tmp_path)
     sheet = sheet_of(done, "base-to-novel-speed")
     given = {line.labels[0]: [item is not None for item in line.items] for line in sheet.lines}
     assert given == {"CoOp": [False, False, True], "ProCAP": [True, True, True]}
@@ -105,7 +105,7 @@ def test_the_highest_figure_of_the_loss_weights_is_that_of_numbers(tmp_path):
     least = next(entry for entry in done.entries if entry.arm.key["nce_temperature"] == 0.07)
     for target in least.piece.targets:
         put_score(tmp_path, least.piece.config, target, 38, 400)
-    done = Done.read(done.suite, done.choice, tmp_path)
+    done = SuiteResults.read(done.suite, done.choice, tmp_path)
     sheet = sheet_of(done, "sensitivity")
     means = [item.mean for line in sheet.lines for item in line.items if isinstance(item, Value)]
     assert min(means) == pytest.approx(9.5)

@@ -7,19 +7,19 @@ import shutil
 
 import pytest
 
-from benchmarks.bench.plan import is_done
-from benchmarks.bench.products import short_names
-from benchmarks.cli import main
-from benchmarks.commands import suite as suite_commands
+from benchmarks.cli import bench as suite_commands
+from benchmarks.cli.main import main
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.done import Done
-from benchmarks.suites.worlds import MINI, PAPER
-from cluster.fleet import Fleet, do_all
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.outputs import short_names
+from benchmarks.suites.planning import is_done
+from benchmarks.suites.profiles import MINI, PAPER
 from cluster.job import Job
-from cluster.ledger import Ledger
+from cluster.job_progress import JobProgress
+from cluster.launcher import Launcher, do_all
 from runner.collection import CollectionFolder, read_collections
-from runner.config import Workplace
-from runner.signals import Interrupted
+from runner.config import RuntimeConfig
+from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -67,7 +67,7 @@ def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys)
 
 
 OWN = """
-from benchmarks.sheets.halves import base_to_novel_sheets
+from benchmarks.tables.base_novel import base_to_novel_sheets
 from benchmarks.suites.suite import Arm, Suite
 
 def twice(choice, method):
@@ -322,7 +322,7 @@ def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
     pieces = [entry.piece for entry in suite.plan(suite.choice(MINI, datasets=("digits",), methods=("coop",)))]
     jobs = [Job(pieces=(piece,)) for piece in pieces]
     guess = Guess()
-    with Ledger(jobs, guess, 2, quiet=True) as ledger:
+    with JobProgress(jobs, guess, 2, quiet=True) as ledger:
         for number, report in enumerate(
             [Report(state="done", seconds=4.0), Report(state="failed", why="no"), Report()]
         ):
@@ -330,11 +330,11 @@ def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
             ledger.ended(f"{number}", {"number": number}, report)
     assert guess.learned == [4.0]
     assert ledger.outcome.done == [0] and ledger.outcome.failed == {1: "no"}
-    assert not is_done(pieces[0], Workplace(data=few_digits, results=tmp_path))
+    assert not is_done(pieces[0], RuntimeConfig(data=few_digits, results=tmp_path))
 
 
 def test_a_fleet_asks_for_whole_or_parted_gpus():
-    assert Fleet(on="ray", gpus=0.25).gpus == 0.25 and Fleet(on="ray", gpus=2).gpus == 2
+    assert Launcher(on="ray", gpus=0.25).gpus == 0.25 and Launcher(on="ray", gpus=2).gpus == 2
 
 
 @pytest.mark.parametrize("name", list(SUITES))
@@ -343,7 +343,7 @@ def test_no_table_takes_the_file_of_something_else(name, tmp_path):
     from benchmarks.qualitative.pictures import FILE
 
     suite = suite_named(name)
-    done = Done.read(suite, suite.choice(MINI, quick=True), tmp_path)
+    done = SuiteResults.read(suite, suite.choice(MINI, quick=True), tmp_path)
     kept = {"collection.json", "tracking.json", FILE}
     names = [sheet.name for sheet in suite.sheets(done)]
     assert len(set(names)) == len(names) and not kept & {f"{one}.json" for one in [*names, name]}
@@ -354,7 +354,7 @@ def test_mlflow_takes_the_names_of_a_suites_figures(name, tmp_path):
     from mlflow.utils.validation import _validate_metric_name
 
     suite = suite_named(name)
-    done = Done.read(suite, suite.choice(PAPER), tmp_path)
+    done = SuiteResults.read(suite, suite.choice(PAPER), tmp_path)
     names = short_names(done.arms)
     assert len(set(names)) == len(names)
     for one in names:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench.command import suite_command
-from benchmarks.bench.plan import merged, plan
-from benchmarks.command_line.flags import Place, Suited
+from benchmarks.cli.flags import Place, Suited
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.suite import Choice
-from benchmarks.suites.worlds import MINI, PAPER, WORLDS
+from benchmarks.suites.command import suite_command
+from benchmarks.suites.planning import merged, plan
+from benchmarks.suites.profiles import MINI, PAPER, WORLDS
+from benchmarks.suites.suite import SuiteOptions
 from procap.errors import UsageError
 from shards.catalogue import CATALOGUE
 
@@ -73,7 +73,7 @@ def test_every_suite_can_be_planned_everywhere(world, quick):
         for methods in (None, ("zeroshot", "coop", "cocoop", "maple", "procap")):
             choice = suite.choice(world, quick=quick, methods=methods)
             entries = suite.plan(choice)
-            assert Choice.of_plain(choice.plain()) == choice
+            assert SuiteOptions.of_plain(choice.plain()) == choice
             arms = {(entry.arm.method, tuple(entry.arm.key.items())) for entry in entries}
             per_run = len(choice.datasets) * len(choice.seeds)
             assert len(entries) == len(arms) * per_run
@@ -95,7 +95,7 @@ def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
     planned = plan(suite_named(name), Suited(methods="zeroshot,procap", shots=words, seeds="1"), Place(), Path("data"))
-    assert Choice.of_plain(json.loads(json.dumps(planned.choice.plain())), data=Path("data")) == planned.choice
+    assert SuiteOptions.of_plain(json.loads(json.dumps(planned.choice.plain())), data=Path("data")) == planned.choice
     command = suite_command(planned.suite, planned.choice, "results").split()
     assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words.replace("full", "0")
     first = [entry for entry in planned.entries if entry.dataset == planned.entries[0].dataset]

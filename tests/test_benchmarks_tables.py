@@ -16,12 +16,12 @@ import pytest
 from made_results import put_halves, put_run, put_score
 from toy_shards import toy_source
 
-from benchmarks.cli import main
-from benchmarks.scores import read_scores
-from benchmarks.sheets.formats import FORMATS, as_json, render
-from benchmarks.sheets.runs import run_sheets
-from benchmarks.sheets.sheet import Sheet
-from benchmarks.tables import Table, build_table
+from benchmarks.cli.main import main
+from benchmarks.results.scores import read_scores
+from benchmarks.tables.formats import FORMATS, as_json, render
+from benchmarks.tables.plain import Table, build_table
+from benchmarks.tables.runs import run_sheets
+from benchmarks.tables.table import Sheet
 from procap.errors import UserError
 from runner.results import RunFolder, harmonic_mean
 from shards.pack import pack_source

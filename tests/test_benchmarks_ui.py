@@ -25,16 +25,16 @@ import tracked_runs
 from ports import free_port
 from started import started
 
-from benchmarks.command_line.flags import Output
-from benchmarks.commands.track import status
-from benchmarks.tracking.ui import COMPARED, Chosen, Wanted, check_port, choose, compare_page, find_collection
-from benchmarks.tracking.view import condition, view_state
+from benchmarks.cli.flags import Output
+from benchmarks.cli.track import status
+from benchmarks.cli.ui import COMPARED, Chosen, Wanted, check_port, choose, compare_page, find_collection
+from benchmarks.cli.ui_view import condition, view_state
 from procap.errors import UsageError, UserError
 from runner.collection import Collection, write_collection
-from runner.config import Workplace
+from runner.config import RuntimeConfig
 from runner.results import find_runs
-from runner.track import pending, sync_all, tracker_for
-from runner.track_outbox import Delivery
+from runner.tracking.outbox import Delivery
+from runner.tracking.tracker import pending, sync_all, tracker_for
 
 ROOT = Path(__file__).parent.parent
 SENT = {
@@ -171,7 +171,7 @@ def page(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     for seed in (1, 2):
         finished(tmp_path, seed)
     # Ctrl-C counts also where the tests run in the background of a shell, which ignores it.
-    code = "import signal, sys, pathlib, benchmarks.tracking.ui as b;"
+    code = "import signal, sys, pathlib, benchmarks.cli.ui as b;"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler);"
     code += "b.ui(pathlib.Path(sys.argv[1]), None, int(sys.argv[2]))"
     command = [sys.executable, "-c", code, str(tmp_path), str(free_port())]
@@ -221,7 +221,7 @@ def test_a_run_reaches_a_server_and_one_that_goes_away_is_made_up_for(
     process, lines = page
     address = re.findall(r"http://[^/]*", lines[0])[0]
     results = tmp_path / "others"
-    place = Workplace(data=tmp_path, results=results, tracking_uri=address)
+    place = RuntimeConfig(data=tmp_path, results=results, tracking_uri=address)
     first, second = (tracked_runs.begin(results, seed) for seed in (3, 4))
     tracked_runs.finish(first)
     tracker_for(first, place).close()

@@ -20,11 +20,11 @@ import pytest
 from ports import free_port
 from ray_nodes import Nodes
 
-from benchmarks.cli import main
+from benchmarks.cli.main import main
 from cluster.address import Dashboard
 from cluster.follow import Follower, stopped
-from cluster.parcel import PACKAGES, code_digest, pack
 from cluster.ray_jobs import RayCluster, Unreachable
+from cluster.source_archive import PACKAGES, code_digest, pack
 from cluster.submit import RAY_SETTINGS, submission
 from procap.errors import UserError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from cluster.mail import Mail
+from cluster.background_sender import BackgroundSender
 
 
 def test_a_slow_tracker_gets_everything_in_one_more_sending():
@@ -17,7 +17,7 @@ def test_a_slow_tracker_gets_everything_in_one_more_sending():
         busy.set()
         assert go.wait(120)
 
-    mail = Mail(send)
+    mail = BackgroundSender(send)
     mail.post(["first"])
     assert busy.wait(120)
     for number in range(100):

@@ -21,16 +21,16 @@ import pytest
 from ray_nodes import Nodes
 
 from cluster.address import LOCAL
-from cluster.fleet import Fleet, Room, do_all, gathered
-from cluster.group import Rank, announcements
-from cluster.job import Job, Piece, Report
-from cluster.places import Places
-from cluster.pool import Patience, Search, carry_out, given_up, run_trials
-from cluster.site import Node, Share, connected, room
-from cluster.slots import only_gpu
+from cluster.distributed_trial import Rank, announcements
+from cluster.job import Job, Report, RunSpec
+from cluster.launcher import Capacity, Launcher, do_all, gathered
+from cluster.local_capacity import only_gpu
+from cluster.paths import StoragePaths
+from cluster.ray_cluster import Node, Resources, connected, room
+from cluster.tune_runner import Search, StallDetector, carry_out, given_up, run_trials
 from cluster.work import Work
 from procap.errors import UsageError, UserError
-from runner.config import RunConfig, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.results import RunFolder
 from shards.errors import DataError
 
@@ -61,7 +61,7 @@ def run(method: str = "coop", seed: int = 1, epochs: int = 1, **more: Any) -> Ru
 
 
 def job(config: RunConfig, targets: Sequence[str] = TARGETS) -> Job:
-    return Job(pieces=(Piece(config=config, targets=tuple(targets)),))
+    return Job(pieces=(RunSpec(config=config, targets=tuple(targets)),))
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         yield cluster
 
 
-def places(data: Path, results: Path, **more: Any) -> Places:
-    rest = Workplace(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
-    return Places(str(data), str(results), rest)
+def places(data: Path, results: Path, **more: Any) -> StoragePaths:
+    rest = RuntimeConfig(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
+    return StoragePaths(str(data), str(results), rest)
 
 
 def facts(results: Path, config: RunConfig) -> tuple[str, list[tuple[str, int, int]]]:
@@ -104,8 +104,8 @@ def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Three runs and a broken one on two nodes with three CPUs."""
     results, heard = tmp_path_factory.mktemp("there"), Heard()
     where = places(data, results)
-    with gathered(Fleet(on="ray", address=nodes.address), where) as found:
-        assert found == Room(Share(1, 1.0, 0.0), 3, ray=True)
+    with gathered(Launcher(on="ray", address=nodes.address), where) as found:
+        assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)
         do_all([job(BROKEN, ["shapes-sketch:all:train"]), *map(job, RUNS)], where, found, heard)
     return results, heard
 
@@ -113,7 +113,7 @@ def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_runs_on_nodes_equal_local_ones(there: tuple[Path, Heard], data: Path, tmp_path: Path) -> None:
     results, heard = there
     here = Heard()
-    do_all([job(one) for one in RUNS], places(data, tmp_path), Room(Share(), 1, ray=False), here)
+    do_all([job(one) for one in RUNS], places(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
     assert all(report.state == "done" for report in here.ends.values()), here.ends
     assert sorted(heard.began) == list(range(4))
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
@@ -133,7 +133,7 @@ def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tm
     runs = [run(seed=seed) for seed in (1, 2)]
     heard = Heard()
     there = places(data, tmp_path, timeout=60.0)
-    with gathered(Fleet(on="ray", address=nodes.address, processes=2), there) as found:
+    with gathered(Launcher(on="ray", address=nodes.address, processes=2), there) as found:
         assert found.at_once == 1
         carry_out([job(one, targets=()) for one in runs], there, found.share, heard, at_once=2)
     assert {number: report.state for number, report in heard.ends.items()} == {0: "done", 1: "done"}
@@ -146,7 +146,7 @@ def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tm
 def test_a_group_waits_for_a_run_that_somebody_else_holds(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     one, heard = run(), Heard()
     there = places(data, tmp_path, timeout=60.0)
-    with gathered(Fleet(on="ray", address=nodes.address, processes=2), there) as found:
+    with gathered(Launcher(on="ray", address=nodes.address, processes=2), there) as found:
         with RunFolder(tmp_path / one.path).locked():
             group = threading.Thread(target=do_all, args=([job(one)], there, found, heard))
             group.start()
@@ -167,17 +167,17 @@ def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, da
 
     def waits_once(config: Mapping[str, Any]) -> Job:
         """Where the run is trained: its first process goes no further than the first state, until it is killed."""
-        from runner.journal import Journal
+        from runner.checkpointer import Checkpointer
 
-        save = Journal.save
+        save = Checkpointer.save
 
-        def save_and_wait(journal: Journal, *status: Any) -> None:
+        def save_and_wait(journal: Checkpointer, *status: Any) -> None:
             save(journal, *status)
             saved.touch()
             time.sleep(600)
 
         if not saved.exists():
-            Journal.save = save_and_wait  # type: ignore[method-assign]
+            Checkpointer.save = save_and_wait  # type: ignore[method-assign]
         return task
 
     def kill() -> str:
@@ -191,7 +191,7 @@ def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, da
         os.kill(int(holder[1]), 9)
         return "killed"
 
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
+    with gathered(Launcher(on="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
         said = killer.submit(kill)
         try:
             run_trials(Search({"number": 0}), waits_once, there, found.share, heard, 1)
@@ -199,7 +199,7 @@ def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, da
             done.set()
     assert said.result() == "killed"
     assert heard.began == [0, 0] and heard.ends[0].state == "done"
-    do_all([task], places(data, reference), Room(Share(), 1, ray=False), Heard())
+    do_all([task], places(data, reference), Capacity(Resources(), 1, ray=False), Heard())
     assert facts(results, long) == facts(reference, long)
     training = RunFolder(results / long.path).train()
     assert training is not None and training.resumed == 1
@@ -208,7 +208,7 @@ def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, da
 def test_test_images_that_are_not_there_are_found_before_the_training(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data / "digits", tmp_path / "data" / "digits")
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
-    place = Workplace(tmp_path / "data", tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(tmp_path / "data", tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
     with pytest.raises(DataError, match=r"'digits' test: .*0\.tar is missing"):
         Work(job(run()), place, lambda report: None).do()
     assert not (tmp_path / "results").exists()
@@ -216,11 +216,11 @@ def test_test_images_that_are_not_there_are_found_before_the_training(data: Path
 
 def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     for fleet, said in (
-        (Fleet(on="ray", address=nodes.address, processes=4), "hold 3 such processes"),
-        (Fleet(on="ray", address=nodes.address, gpus=1), "hold 0 such processes"),
-        (Fleet(on="ray", address=nodes.address, cpus=3), "hold 0 such processes"),
-        (Fleet(on="ray", address=nodes.address, cpus=0), "a run has to ask for something"),
-        (Fleet(on="ray", address=nodes.address, cpus=0, gpus=0), "a run has to ask for something"),
+        (Launcher(on="ray", address=nodes.address, processes=4), "hold 3 such processes"),
+        (Launcher(on="ray", address=nodes.address, gpus=1), "hold 0 such processes"),
+        (Launcher(on="ray", address=nodes.address, cpus=3), "hold 0 such processes"),
+        (Launcher(on="ray", address=nodes.address, cpus=0), "a run has to ask for something"),
+        (Launcher(on="ray", address=nodes.address, cpus=0, gpus=0), "a run has to ask for something"),
     ):
         with pytest.raises(UsageError, match=said), gathered(fleet, places(data, tmp_path)):
             pass
@@ -228,7 +228,7 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, da
 
 def test_what_a_run_gets_of_nodes_still_to_come_has_to_be_said(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     """By nodes without GPUs it would get none, and all runs of a node that comes would take the same one."""
-    asked, there = Fleet(on="ray", address=nodes.address, autoscale=True), places(data, tmp_path)
+    asked, there = Launcher(on="ray", address=nodes.address, autoscale=True), places(data, tmp_path)
     anywhere = replace(there, rest=replace(there.rest, device="auto"))
     with pytest.raises(UsageError, match=r"say --gpus 1 or --gpus 0$"), gathered(asked, anywhere):
         pass
@@ -256,25 +256,25 @@ def test_runs_without_a_gpu_of_theirs_leave_those_of_others_alone(
     """And one that Ray shows a single GPU does not look for it by its number on the machine."""
     asked = places(data, tmp_path)
     asked = replace(asked, rest=replace(asked.rest, device=device))
-    assert Room(Share(1, 1.0, gpus), 1, ray=ray).places(asked).rest.device == told
+    assert Capacity(Resources(1, 1.0, gpus), 1, ray=ray).places(asked).rest.device == told
 
 
 def test_runs_in_another_folder_find_the_file_that_was_named(data: Path, tmp_path: Path) -> None:
     asked = places(data, tmp_path)
     asked = replace(asked, rest=replace(asked.rest, engine="deepspeed", deepspeed_json=Path("ds.json")))
-    assert Room(Share(), 1, ray=True).places(asked).rest.deepspeed_json == Path("ds.json").absolute()
+    assert Capacity(Resources(), 1, ray=True).places(asked).rest.deepspeed_json == Path("ds.json").absolute()
 
 
 def test_runs_wait_for_lost_nodes_and_not_for_ever(
     nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cluster.pool.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("cluster.pool.PATIENCE_SECONDS", 0.0)
-    there, heard, share = places(data, tmp_path), Heard(), Share(1, 3.0)
-    with gathered(Fleet(on="ray", address=nodes.address), there):
+    monkeypatch.setattr("cluster.tune_runner.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("cluster.tune_runner.PATIENCE_SECONDS", 0.0)
+    there, heard, share = places(data, tmp_path), Heard(), Resources(1, 3.0)
+    with gathered(Launcher(on="ray", address=nodes.address), there):
         with pytest.raises(UserError, match=r"3 CPUs does not fit on the 2 nodes .* repeat the command to go on"):
             run_trials(Search({"number": 0}), lambda config: job(run()), there, share, heard, 1)
-        patience = Patience(share, growing=True)
+        patience = StallDetector(share, growing=True)
         for _ in range(3):
             patience.look([])
     assert not heard.began
@@ -289,9 +289,9 @@ def test_a_run_stays_in_the_folder_of_its_node(
     def where(config: Mapping[str, Any]) -> Job:
         raise ValueError(f"in {os.getcwd()};")
 
-    monkeypatch.setattr("cluster.pool.ATTEMPTS", 1)
+    monkeypatch.setattr("cluster.tune_runner.ATTEMPTS", 1)
     heard, there = Heard(), places(data, tmp_path)
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+    with gathered(Launcher(on="ray", address=nodes.address), there) as found:
         run_trials(Search({"number": 0}), where, there, found.share, heard, 1)
     assert f"in {os.getcwd()};" in heard.ends[0].why
 
@@ -311,10 +311,10 @@ def test_one_gpu_by_its_number_is_all_that_a_ray_of_our_own_sees(monkeypatch: py
 
 def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Path) -> None:
     watched = ("digits:base:val",)
-    pieces = tuple(Piece(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2))
+    pieces = tuple(RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2))
     heard = Heard()
     together = Job(pieces=pieces, rungs=(1, 2), watched=(watched, watched))
-    do_all([together], places(data, tmp_path), Room(Share(), 1, ray=False), heard)
+    do_all([together], places(data, tmp_path), Capacity(Resources(), 1, ray=False), heard)
     assert [report.epoch for _, report in heard.reports] == [1, 2, 3]
     histories = [RunFolder(tmp_path / piece.config.path).validation() for piece in pieces]
     for _, report in heard.reports:
@@ -324,7 +324,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
 
 
 def test_a_ray_of_our_own_that_does_not_start_is_not_called_a_cluster(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    there = gathered(Fleet(on="ray", address=nodes.address), places(data, tmp_path))
+    there = gathered(Launcher(on="ray", address=nodes.address), places(data, tmp_path))
     before = signal.getsignal(signal.SIGTERM)
     # There is one already in this process.
     with there, pytest.raises(UserError, match="Ray did not start on this machine") as refused, connected(LOCAL):
@@ -336,7 +336,7 @@ def test_a_ray_of_our_own_that_does_not_start_is_not_called_a_cluster(nodes: Nod
 def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     import ray
 
-    with gathered(Fleet(on="ray", address=nodes.address), places(data, tmp_path)):
+    with gathered(Launcher(on="ray", address=nodes.address), places(data, tmp_path)):
         rank: Any = ray.remote(Rank).remote()
         _, _, port = ray.get(rank.where.remote())
         with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
@@ -347,7 +347,7 @@ def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data:
 @pytest.mark.slow
 def test_a_run_that_always_loses_its_process_is_started_five_times(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     heard, there = Heard(), places(data, tmp_path)
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+    with gathered(Launcher(on="ray", address=nodes.address), there) as found:
         run_trials(Search({"number": 7}), lambda config: os._exit(1), there, found.share, heard, 1)
     assert heard.began == [7] * 5
     assert heard.ends[7].state == "failed"
@@ -360,9 +360,9 @@ def test_what_a_run_raised_each_time_is_told_and_not_called_a_lost_process(
     def wrong(config: Mapping[str, Any]) -> Job:
         raise ValueError("two lines\nof words")
 
-    monkeypatch.setattr("cluster.pool.ATTEMPTS", 1)
+    monkeypatch.setattr("cluster.tune_runner.ATTEMPTS", 1)
     heard, there = Heard(), places(data, tmp_path)
-    with gathered(Fleet(on="ray", address=nodes.address), there) as found:
+    with gathered(Launcher(on="ray", address=nodes.address), there) as found:
         run_trials(Search({"number": 7}), wrong, there, found.share, heard, 1)
     assert heard.began == [7] and heard.ends[7].state == "failed"
     assert "the last one failed with ValueError: two lines of words;" in heard.ends[7].why
@@ -417,9 +417,12 @@ def test_a_device_that_is_not_here_is_refused_at_once_and_left_to_the_nodes_of_a
     there = places(data, tmp_path)
     there = replace(there, rest=replace(there.rest, device="cuda:99"))
     for at_once in (1, 2):
-        with pytest.raises(UsageError, match="device 'cuda:99' is not here"), gathered(Fleet(at_once=at_once), there):
+        with (
+            pytest.raises(UsageError, match="device 'cuda:99' is not here"),
+            gathered(Launcher(at_once=at_once), there),
+        ):
             pass
-    cluster = Fleet(on="ray", address=nodes.address)
+    cluster = Launcher(on="ray", address=nodes.address)
     with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), gathered(cluster, there):
         pass
     with gathered(cluster, replace(there, rest=replace(there.rest, device="cuda"))) as found:
@@ -431,10 +434,10 @@ def test_who_has_one_machine_is_not_told_of_nodes_that_come(
 ) -> None:
     machine = Node("a", "a", "a", 2, 0)
     with pytest.raises(UsageError, match="ask for less, or add --autoscale"):
-        room([machine], Share(1, 4))
-    monkeypatch.setattr("cluster.fleet.connected", lambda address, **of_our_own: nullcontext())
-    monkeypatch.setattr("cluster.fleet.nodes", lambda: [machine])
-    there = gathered(Fleet(cpus=4, at_once=2), places(data, tmp_path))
+        room([machine], Resources(1, 4))
+    monkeypatch.setattr("cluster.launcher.connected", lambda address, **of_our_own: nullcontext())
+    monkeypatch.setattr("cluster.launcher.nodes", lambda: [machine])
+    there = gathered(Launcher(cpus=4, at_once=2), places(data, tmp_path))
     with pytest.raises(UsageError, match=r"hold 0 such processes; ask for less$"), there:
         pass
 

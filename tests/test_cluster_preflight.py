@@ -23,7 +23,7 @@ from toy_shards import toy_source
 from cluster import node_probe
 from cluster.node_probe import look
 from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes, problems_of
-from cluster.site import Node
+from cluster.ray_cluster import Node
 from procap.errors import UserError
 from shards.pack import pack_source
 
@@ -229,7 +229,7 @@ def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, 
     words += ["--seeds", "1", "--epochs", "1", "--device", "cpu", "--tracking", "off", "--json"]
 
     def counts(*more: str) -> list[list[object]]:
-        code = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+        code = "from benchmarks.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
         environment = {**os.environ, "PROCAP_HOME": str(tmp_path / "driver"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", code, *words, *more]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cluster.address import LOCAL, current_cluster, ray_folder
-from cluster.site import _refuse_silent, _unreached, connected
+from cluster.ray_cluster import _refuse_silent, _unreached, connected
 from procap.errors import UserError
 
 
@@ -108,7 +108,7 @@ def test_a_ray_of_our_own_that_came_up_too_late_is_started_again(monkeypatch: py
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with connected(LOCAL):
         assert tried == [LOCAL] * 3
-    monkeypatch.setattr("cluster.site.OWN_TRIES", 2)
+    monkeypatch.setattr("cluster.ray_cluster.OWN_TRIES", 2)
     late = r"Ray did not start on this machine \(The current node timed out during startup\.\)"
     with pytest.raises(UserError, match=late), connected(LOCAL):
         pass

@@ -16,11 +16,11 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.cli import main
-from benchmarks.commands.sent_command import read_command
-from cluster import parcel as parcels
+from benchmarks.cli.main import main
+from benchmarks.cli.sent_command import read_command
+from cluster import source_archive as parcels
 from cluster.address import dashboard, ray_address, settle_auth
-from cluster.parcel import code_digest, pack, working_tree
+from cluster.source_archive import code_digest, pack, working_tree
 from cluster.submit import secret_part, submission, travelling
 from procap.errors import UsageError, UserError
 from runner.environment import source_state
@@ -65,7 +65,12 @@ def test_the_source_travels_without_what_git_ignores_and_what_is_no_source(tree:
 
 def test_this_tree_travels_with_its_data_files_and_weights() -> None:
     sent = pack(working_tree()).files
-    assert {"pyproject.toml", "procap/mini.safetensors", "benchmarks/cli.py", "cluster/parcel.py"} <= set(sent)
+    assert {
+        "pyproject.toml",
+        "procap/weights/mini.safetensors",
+        "benchmarks/cli/main.py",
+        "cluster/source_archive.py",
+    } <= set(sent)
     assert {name.split("/")[0] for name in sent} == {*parcels.PACKAGES, "pyproject.toml"}
 
 
@@ -365,8 +370,8 @@ def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(capsys: pytest.Capt
     words = ["submit", "--address", "127.0.0.1:9", "--name", "n1", "--dry-run", "--json", "--", "train", *SHARED]
     assert main(words) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["entrypoint"] == f"exec python -m benchmarks.cli train {' '.join(SHARED)}"
-    assert plan["job"] == "n1" and "procap/mini.safetensors" in plan["files"] and plan["bytes"] > 6e6
+    assert plan["entrypoint"] == f"exec python -m benchmarks.cli.main train {' '.join(SHARED)}"
+    assert plan["job"] == "n1" and "procap/weights/mini.safetensors" in plan["files"] and plan["bytes"] > 6e6
     assert plan["metadata"]["procap_code"] == code_digest(ROOT)
     assert main([*words[:5], "--installed", *words[5:]]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == []

@@ -14,22 +14,22 @@ import pytest
 from ray_nodes import REPOSITORY, without_settings
 from test_cluster_space import ended, sweep_settings
 
-from benchmarks.cli import main
-from benchmarks.commands.sweep import _title, _wants
+from benchmarks.cli.main import main
+from benchmarks.cli.sweep import _title, _wants
 from benchmarks.sweeps.progress import SweepProgress, failed_runs
 from benchmarks.sweeps.table import summary as summarised
 from benchmarks.sweeps.table import table
 from cluster.configuration import configure
-from cluster.fleet import Room
 from cluster.job import Job, Report
-from cluster.places import Places
-from cluster.site import Share
+from cluster.launcher import Capacity
+from cluster.paths import StoragePaths
+from cluster.ray_cluster import Resources
 from cluster.sweep import MOST_REFUSED, Sweep, carry_out
 from cluster.sweep_record import SweepFolder, TrialRecord
 from runner.collection import Collection, CollectionFolder
-from runner.config import Target, Workplace, plan_run
+from runner.config import RuntimeConfig, Target, plan_run
 from runner.results import RunFolder, find_runs
-from runner.track_collection import CollectionTracker
+from runner.tracking.suites import CollectionTracker
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "1"]
 GRID = ["--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end,front"]
@@ -188,7 +188,7 @@ def test_tpe_has_a_ray_of_its_own_where_nobody_said_whether_with_a_token(where, 
     results = tmp_path / "results"
     words = [*ASKED, "--name", "t", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--trials", "1", *where]
     process = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cli", "sweep", *words, "--at-once", "2", "--results", str(results)],
+        [sys.executable, "-m", "benchmarks.cli.main", "sweep", *words, "--at-once", "2", "--results", str(results)],
         env=without_settings(home=tmp_path),
         cwd=REPOSITORY,
         capture_output=True,
@@ -294,7 +294,7 @@ def test_why_is_said_of_the_runs_that_failed_and_of_no_others() -> None:
 def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search) -> None:
     """Where the runs are one job, the reason of the job is that of all that have not finished."""
     settings = sweep_settings(search=search, seeds=(1, 2, 3), space={"recipe.lr": [0.002]})
-    at = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
+    at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
     sweep = Sweep(settings, at, SweepFolder.of(tmp_path, "s"), Nobody())
     [digest] = {str(task["task"]).partition("-")[0] for task in [sweep.next_task()] if task}
     runs = sweep.records[digest].runs
@@ -342,9 +342,9 @@ def test_configurations_that_are_one_run_are_trained_once(few_digits, tiny_check
         space={"recipe.momentum": [0.8, 0.9]}, shots=2, backbone=str(tiny_checkpoint),
         overrides={"optimizer": "adamw", "epochs": 1},
     )  # fmt: skip
-    at = Workplace(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
+    at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
     sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"), Nobody())
-    carry_out(sweep, Places(str(few_digits), str(tmp_path), at), Room(Share(), 1, ray=False))
+    carry_out(sweep, StoragePaths(str(few_digits), str(tmp_path), at), Capacity(Resources(), 1, ray=False))
     assert sweep.complete and sweep.next_task() is None and sweep.begun == 2
     assert [record.state for record in sweep.records.values()] == ["finished", "finished"]
     assert len({record.figure for record in sweep.records.values()}) == len(find_runs(tmp_path)) == 1
@@ -362,7 +362,7 @@ TOLD = {
 def test_configurations_that_are_the_same_runs_are_one_job_and_share_its_end(end, search, stop, tmp_path) -> None:
     """Nobody trains by the size of test batches. What was told before the second one was chosen is its own as well."""
     same = sweep_settings(space={"recipe.test_batch_size": [32, 64]}, search=search, stop=stop)
-    at = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
+    at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
     sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"), Nobody())
     task = sweep.next_task()
     assert task is not None
@@ -379,7 +379,7 @@ def test_configurations_that_are_the_same_runs_are_one_job_and_share_its_end(end
 
 def test_only_a_job_that_starts_once_more_was_lost(capsys, tmp_path) -> None:
     """Not another one that is the same runs."""
-    place = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off")
+    place = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off")
     tracker = CollectionTracker(place, Collection(kind="sweep", name="s"))
     job, record = Job(pieces=configure(sweep_settings(), {}, tmp_path).pieces), TrialRecord(number=0, values={})
     with SweepProgress(sweep_settings(), tracker, None) as progress:
@@ -466,14 +466,14 @@ def test_nodes_are_asked_for_the_weights_that_runs_read_and_not_for_a_name_with_
 ) -> None:
     monkeypatch.chdir(tiny_checkpoint.parent)
     varied = sweep_settings(space={"backbone": ["ViT-B/16", tiny_checkpoint.name]})
-    places = Places("", str(tmp_path), Workplace(data=tmp_path, results=tmp_path))
+    places = StoragePaths("", str(tmp_path), RuntimeConfig(data=tmp_path, results=tmp_path))
     assert _wants(varied, places).plain()["files"] == [str(tiny_checkpoint)]
 
 
 def test_a_search_ends_where_no_run_accepts_what_is_drawn(few_digits, tiny_checkpoint, tmp_path) -> None:
     """Time alone would not end it: it is looked at between runs, and there are none."""
     refused = sweep_settings(space={"recipe.lr": {"uniform": [-2, -1]}}, search="random", hours=9.0)
-    at = Workplace(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
+    at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
     sweep = Sweep(refused, at, SweepFolder.of(tmp_path, "s"), Nobody())
     assert sweep.next_task() is None and sweep.begun == MOST_REFUSED
     assert {record.state for record in sweep.records.values()} == {"failed"}

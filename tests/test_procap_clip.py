@@ -9,7 +9,7 @@ import torch
 
 from procap.clip import CLIP, Geometry, trim
 from procap.errors import UserError
-from procap.savings import NO_SAVINGS
+from procap.exact_optimizations import NO_SAVINGS
 
 TEXTS = ["a photo of a dog.", "hi", "three small red circles on the left and a blue one", "a photo of a cat."]
 

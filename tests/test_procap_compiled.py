@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from procap.clip import CLIP
-from procap.compiled import compile_blocks
+from procap.kernels.compiled import compile_blocks
 from procap.methods import build_method
 from procap.text import LabelSpace
 

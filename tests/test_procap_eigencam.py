@@ -12,9 +12,9 @@ from tiny import GEOMETRY
 
 from procap.clip import CLIP
 from procap.eigencam import eigencam, image_maps, last_tokens
+from procap.exact_optimizations import NO_SAVINGS
 from procap.methods.prompts import deep_plans
 from procap.plan import INPUT, Plan, TokenOp
-from procap.savings import NO_SAVINGS
 
 GRID, DEPTH = 6, 3
 PATCHES = GRID * GRID

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.loading import backbones, canonical, load_clip
-from procap.mini import EMBEDDED, VOCABULARY, expand_vocabulary
-from procap.savings import NO_SAVINGS
+from procap.exact_optimizations import NO_SAVINGS
+from procap.weights.loading import backbones, canonical, load_clip
+from procap.weights.mini import EMBEDDED, VOCABULARY, expand_vocabulary
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
 
@@ -338,7 +338,7 @@ def test_spellings_are_known_without_the_seconds_of_importing_open_clip(monkeypa
 def test_openais_weights_are_the_same_under_both_names_of_their_architecture():
     from open_clip.pretrained import get_pretrained_cfg
 
-    from procap.loading import OPENAI
+    from procap.weights.loading import OPENAI
 
     for plain in OPENAI:
         one, other = (get_pretrained_cfg(name, "openai") for name in (plain, f"{plain}-quickgelu"))

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from procap.attention import CAUSAL, EVERY
 from procap.clip import CLIP, Geometry
 from procap.errors import UsageError, UserError
+from procap.exact_optimizations import NO_SAVINGS, Savings
 from procap.methods import METHODS, build_method, method_class, method_options, method_specs
 from procap.methods.zeroshot import ENSEMBLE
-from procap.savings import NO_SAVINGS, Savings
 from procap.text import LabelSpace
 
 TRAINED = ("coop", "cocoop", "maple", "procap")

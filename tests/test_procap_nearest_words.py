@@ -8,9 +8,9 @@ import torch
 
 from procap.methods import build_method
 from procap.methods.method import Method
-from procap.mini import load_mini
 from procap.nearest_words import Words, first_text_tokens, text_means, vocabulary
 from procap.tokenizer import encode, simple_tokenizer
+from procap.weights.mini import load_mini
 
 
 @pytest.fixture(scope="module")

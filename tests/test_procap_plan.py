@@ -12,8 +12,8 @@ from torch import Tensor
 from procap import reference
 from procap.clip import CLIP, Geometry
 from procap.errors import UserError
+from procap.exact_optimizations import NO_SAVINGS, Savings
 from procap.plan import INPUT, Plan, TokenOp
-from procap.savings import NO_SAVINGS, Savings
 
 LAYERS = 4
 WORDS = ("cat", "annual crop land", "centrifuge", "red", "photo of a small", "dog and horse and cow and sheep")

@@ -21,12 +21,12 @@ from procap import reference
 from procap.attention import MLP
 from procap.clip import CLIP, Geometry
 from procap.errors import UserError
+from procap.exact_optimizations import NO_SAVINGS, Savings
 from procap.methods import build_method
-from procap.mini import load_mini
 from procap.packing import PromptSet, fill_groups
 from procap.plan import INPUT, Plan, TokenOp
-from procap.savings import NO_SAVINGS, Savings
 from procap.text import LabelSpace
+from procap.weights.mini import load_mini
 
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import library, nn
 
-import procap.fused_refinement as fused
+import procap.kernels.refinement as fused
 from procap.methods.procap import CrossAttention, ProCAPOptions
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -306,7 +306,9 @@ def test_nothing_is_timed_during_a_capture_or_against_the_users_wish(monkeypatch
 
 def test_the_benchmark_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
     sizes = ["--device", "cpu", "--levels", "1", "--rounds", "1", "--out", tmp_path / "level.json"]
-    subprocess.run([sys.executable, "-m", "benchmarks.cross_attention", *sizes], check=True, cwd=ROOT, timeout=600)
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.studies.cross_attention", *sizes], check=True, cwd=ROOT, timeout=600
+    )
     report = json.loads((tmp_path / "level.json").read_text())
     # 21,305,088 parameters of cross-attention in nine levels, and W_p, of four bytes.
     assert report["floor"]["level_bytes"] == 4 * (21_305_088 // 9 + 393_728)
@@ -320,7 +322,7 @@ from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
-import procap.cross_attention_launch as launch
+import procap.kernels.launch as launch
 from tests.test_procap_triton import fused, level
 
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

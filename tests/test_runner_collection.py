@@ -19,15 +19,15 @@ from pydantic import ValidationError
 
 from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, Status, read_collections, status_after, write_collection
-from runner.config import Workplace
+from runner.config import RuntimeConfig
 from runner.results import RunFolder
 from runner.results_store import ResultsStore
-from runner.signals import interrupted
-from runner.track import pending, sync_all
-from runner.track_collection import CollectionTracker
-from runner.track_outbox import PARENT_TAG, sync
-from runner.track_parents import sync_collection
-from runner.track_store import Destination, Store, open_store
+from runner.stop_signals import interrupted
+from runner.tracking.outbox import PARENT_TAG, sync
+from runner.tracking.parents import sync_collection
+from runner.tracking.store import Destination, Store, open_store
+from runner.tracking.suites import CollectionTracker
+from runner.tracking.tracker import pending, sync_all
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def finished(results: Path, seed: int) -> str:
     return folder.path.relative_to(results).as_posix()
 
 
-def place(destination: Destination) -> Workplace:
-    return Workplace(data=destination.results, results=destination.results, tracking_uri=destination.uri)
+def place(destination: Destination) -> RuntimeConfig:
+    return RuntimeConfig(data=destination.results, results=destination.results, tracking_uri=destination.uri)
 
 
 def all_runs(store: Store) -> list:
@@ -208,7 +208,7 @@ def test_a_kill_between_any_two_steps_makes_nothing_twice(
 
 def _die_at(call: str, store: Store) -> None:
     """Let this process be killed before, or right after, the first such call."""
-    import runner.track_outbox as outbox
+    import runner.tracking.outbox as outbox
 
     name, _, after = call.partition(" ")
     owner = outbox if name == "write_json" else type(store.client)
@@ -228,9 +228,9 @@ def test_who_goes_on_elsewhere_sends_nothing_again(
 ) -> None:
     """Of results behind a URL: a machine is lost while, or after, it sends a run that was begun there."""
 
-    def machine(name: str) -> tuple[Workplace, CollectionTracker]:
+    def machine(name: str) -> tuple[RuntimeConfig, CollectionTracker]:
         results = tmp_path / name
-        at = Workplace(results, results, tracking_uri=destination.uri, store=f"local://{tmp_path}/remote")
+        at = RuntimeConfig(results, results, tracking_uri=destination.uri, store=f"local://{tmp_path}/remote")
         ResultsStore.of(at).pull_all(weights=True)
         return at, CollectionTracker(at, Collection(kind="suite", name="shared"))
 
@@ -278,7 +278,7 @@ def test_a_dead_tracker_costs_one_line_and_sync_sends_everything_later(
     with closing(socket.socket()) as bound:
         # As long as it is bound nobody else listens there.
         bound.bind(("127.0.0.1", 0))
-        at = Workplace(data=results, results=results, tracking_uri=f"http://127.0.0.1:{bound.getsockname()[1]}")
+        at = RuntimeConfig(data=results, results=results, tracking_uri=f"http://127.0.0.1:{bound.getsockname()[1]}")
         tracker = CollectionTracker(at, Collection(kind="sweep", name="rates"))
         tracker.LIVE_SECONDS = 0.0
         tracker.update([run])
@@ -304,7 +304,7 @@ def test_a_results_folder_that_cannot_be_written_is_said_and_stops_nothing(
 
 def test_with_tracking_off_the_collection_is_kept_for_later(tmp_path: Path) -> None:
     run = finished(tmp_path, 1)
-    at = Workplace(data=tmp_path, results=tmp_path, tracking_uri="off")
+    at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off")
     tracker = CollectionTracker(at, Collection(kind="suite", name="quiet"))
     tracker.update([run])
     tracker.close("finished")

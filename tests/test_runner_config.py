@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from procap.errors import UsageError, UserError
 from procap.recipe import Recipe
-from runner.config import RunConfig, Target, Workplace, explain, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, explain, plan_run
 from shards.errors import DataUsageError
 
 RECIPE = Recipe(lr=0.0035, epochs=5, batch_size=4)
@@ -230,6 +230,6 @@ def test_a_wrong_target_is_refused_in_one_line(text):
 
 
 def test_where_a_run_happens_is_no_part_of_it():
-    assert not set(Workplace.__dataclass_fields__) & set(RunConfig.model_fields)
+    assert not set(RuntimeConfig.__dataclass_fields__) & set(RunConfig.model_fields)
     with pytest.raises(UsageError, match="limit = 0"):
-        Workplace(Path("data"), Path("results"), limit=0)
+        RuntimeConfig(Path("data"), Path("results"), limit=0)

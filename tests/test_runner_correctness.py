@@ -18,13 +18,13 @@ from made_results import put_run, put_score
 from ranked import run_ranks
 
 from procap.errors import UserError
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.correctness import pack_bits, unpack_bits
+from runner.distributed.process_group import joined
+from runner.distributed.ranks import announced_ranks
 from runner.evaluate import evaluate, load_trained
-from runner.joining import joined
-from runner.ranks import announced_ranks
 from runner.results import EvalResult, RunFolder, read_document
-from runner.track_record import read_record
+from runner.tracking.record import read_record
 from runner.train import train
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
@@ -97,12 +97,12 @@ def plan(checkpoint: str) -> RunConfig:
     return plan_run(method="maple", dataset="digits", shots=1, backbone=checkpoint, overrides=quick)
 
 
-def place_of(data: Path | str, results: Path | str) -> Workplace:
-    return Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
+def place_of(data: Path | str, results: Path | str) -> RuntimeConfig:
+    return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
 
 
 @pytest.fixture(scope="module")
-def trained(few_digits, tiny_checkpoint, tmp_path_factory) -> Workplace:
+def trained(few_digits, tiny_checkpoint, tmp_path_factory) -> RuntimeConfig:
     """Where a run is finished and counted by one process."""
     place, config = place_of(few_digits, tmp_path_factory.mktemp("one")), plan(str(tiny_checkpoint))
     train(config, place)

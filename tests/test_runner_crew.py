@@ -16,11 +16,11 @@ from procap.methods import build_method
 from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner.checkpoint import read_prompts
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.distributed.process_group import joined
+from runner.distributed.ranks import announced_ranks
 from runner.engine import Batch, Engine
 from runner.evaluate import evaluate
-from runner.joining import joined
-from runner.ranks import announced_ranks
 from runner.results import RunFolder
 from runner.train import train
 
@@ -41,8 +41,8 @@ def configs(checkpoint: str, precision: str = "fp32") -> list[RunConfig]:
     ]
 
 
-def workplace(data: str, results: str, **more: Any) -> Workplace:
-    return Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
+def workplace(data: str, results: str, **more: Any) -> RuntimeConfig:
+    return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
 
 
 def train_and_evaluate(data: str, results: str, checkpoint: str, precision: str) -> None:

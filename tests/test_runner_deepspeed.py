@@ -25,12 +25,12 @@ from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method
 from runner.checkpoint import StateKeeper, TrainState
-from runner.collectives import Crew
 from runner.config import plan_run
 from runner.deepspeed_config import OTHER_PRECISIONS, Choices, deepspeed_config, read_deepspeed_json
 from runner.deepspeed_engine import DeepSpeedEngine
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import ALONE, Ranks
 from runner.engine import Batch, Engine
-from runner.ranks import ALONE, Ranks
 
 BATCH = 4
 STEPS = 3
@@ -94,7 +94,7 @@ class Worker:
         self.folder, self.clip, self.space, self.ranks = folder, clip, space, ranks
 
     def engine(self, kind, run="adamw", user=None):
-        crew = Crew(self.ranks) if self.ranks.size > 1 else None
+        crew = ProcessGroup(self.ranks) if self.ranks.size > 1 else None
         method, config = method_on(self.clip, self.space, crew), planned(run)
         if kind == "ddp":
             return Engine(method, config, crew)

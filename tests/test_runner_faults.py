@@ -20,13 +20,13 @@ import pytest
 from local_server import Answer, LocalServer
 from ranked import SECONDS, Ended, run_ranks
 
-from benchmarks import cli
-from benchmarks.commands import run as commands_run
-from runner import journal
+from benchmarks.cli import main as cli
+from benchmarks.cli import train_eval as commands_run
+from runner import checkpointer as journal
 from runner.checkpoint import TrainState, read_prompts
-from runner.config import Target, Workplace
+from runner.config import RuntimeConfig, Target
+from runner.distributed.ranks import announced_ranks
 from runner.evaluate import evaluate
-from runner.ranks import announced_ranks
 from runner.results import RunFolder
 from shards import remote
 
@@ -98,7 +98,7 @@ def procap(
             name, *how = trouble
             getattr(Trouble, name)(*how)
 
-    def often(*place: Any, **more: Any) -> Workplace:
+    def often(*place: Any, **more: Any) -> RuntimeConfig:
         return replace(workplace(*place, **more), checkpoint_seconds=every, timeout=SECONDS)
 
     def opened(url: str, *how: Any) -> remote.Body:
@@ -197,7 +197,7 @@ def assert_same(wanted: RunFolder, results: Path, data: Path) -> None:
     for run in (wanted, folder):
         config = run.config()
         assert config is not None
-        place = Workplace(data, run.path.parents[5], device="cpu", tracking_uri="off", quiet=True)
+        place = RuntimeConfig(data, run.path.parents[5], device="cpu", tracking_uri="off", quiet=True)
         counts.append([evaluate(config, Target("digits", half), place).per_class for half in ("base", "novel")])
     assert counts[0] == counts[1]
     left = {path.name for path in folder.path.rglob("*") if path.is_file()}

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from ports import free_port
 
-from benchmarks import cli
+from benchmarks.cli import main as cli
 from runner.checkpoint import read_prompts
 from runner.results import RunFolder
 
@@ -53,7 +53,7 @@ class Agents:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, launcher: list[str], work: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "benchmarks.cli", *work]
+        command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "benchmarks.cli.main", *work]
         with self.log.open("ab") as log:
             agent = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
         self.started.append(agent)

@@ -18,17 +18,17 @@ from safetensors.torch import save_file
 import runner.inference
 from procap.classifier import Classifier
 from procap.clip import CLIP
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import Answers, evaluate
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.results import EvalResult, RunFolder
 from runner.train import train
 from shards.catalogue import find
 from shards.errors import DataError
+from shards.loader import evaluation_batches
 from shards.pack import pack_source
 from shards.reader import Split
 from shards.records import source_of
-from shards.stream import evaluation_batches
 
 ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
 TEXT_ONLY = ("zeroshot", "coop", "cocoop")
@@ -47,16 +47,16 @@ def plan(tiny_checkpoint):
 
 
 @pytest.fixture(scope="module")
-def without(few_digits, plan, tmp_path_factory) -> Workplace:
+def without(few_digits, plan, tmp_path_factory) -> RuntimeConfig:
     """Every method, trained; evaluations there use no features of each other."""
-    place = Workplace(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
     for method in (*TEXT_ONLY, *PROMPTED):
         train(plan(method), place)
     return place
 
 
 @pytest.fixture
-def place(without, tmp_path) -> Workplace:
+def place(without, tmp_path) -> RuntimeConfig:
     return dataclasses.replace(without, features=tmp_path / "features")
 
 
@@ -64,7 +64,7 @@ def place(without, tmp_path) -> Workplace:
 def answer(monkeypatch) -> Callable[..., tuple[EvalResult, torch.Tensor]]:
     """Evaluates, whatever was counted before; gives the result and the logits in the order of the target."""
 
-    def evaluated(config: RunConfig, target: Target, place: Workplace, **how) -> tuple[EvalResult, torch.Tensor]:
+    def evaluated(config: RunConfig, target: Target, place: RuntimeConfig, **how) -> tuple[EvalResult, torch.Tensor]:
         RunFolder(place.results / config.path).eval_file(target).unlink(missing_ok=True)
         seen: list[tuple[np.ndarray, torch.Tensor]] = []
         add = Answers.add
@@ -89,7 +89,7 @@ def decoded(monkeypatch) -> list[int]:
     return found
 
 
-def files(place: Workplace) -> list[Path]:
+def files(place: RuntimeConfig) -> list[Path]:
     assert place.features
     return sorted(place.features.glob("*.safetensors"))
 

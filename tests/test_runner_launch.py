@@ -17,13 +17,13 @@ import torch
 from ranked import SECONDS, Ended, Processes, run_ranks
 from toy_shards import toy_source
 
-from benchmarks.cli import main
-from benchmarks.commands.data import ensure_packed
-from runner import signals
+from benchmarks.cli.data import ensure_packed
+from benchmarks.cli.main import main
+from runner import stop_signals as signals
 from runner.checkpoint import TrainState
-from runner.joining import joined
-from runner.network import choose_network
-from runner.ranks import Ranks, announced_ranks
+from runner.distributed.network import choose_network
+from runner.distributed.process_group import joined
+from runner.distributed.ranks import Ranks, announced_ranks
 from runner.results import find_runs
 from shards.pack import pack_source
 

@@ -18,15 +18,15 @@ import torch
 from ranked import run_ranks
 from shared_clock import SharedClock
 
-from runner.config import RunConfig, Workplace, plan_run
-from runner.joining import joined
+from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.distributed.process_group import joined
+from runner.distributed.ranks import announced_ranks
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay, duration
-from runner.ranks import announced_ranks
 from runner.results import RunFolder, TrainResult
-from runner.track_record import read_record
+from runner.tracking.record import read_record
 from runner.train import train
-from shards.stream import TrainStream
+from shards.loader import TrainStream
 
 CPU = torch.device("cpu")
 
@@ -147,7 +147,7 @@ def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
                 clock.hold_up(LATE_SECONDS)
             yield batch
 
-    place = Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
     with joined(ranks, CPU) as crew:
         slow, fast = runs(checkpoint)
         TrainStream.epoch = late if ranks.rank == ranks.size - 1 else epoch  # type: ignore[method-assign]

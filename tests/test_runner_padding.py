@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import torch
 
 import runner.inference
-from runner.config import Target, Workplace, plan_run
+from runner.config import RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.meters import Meter
 from runner.train import train
-from shards.stream import evaluation_batches
+from shards.loader import evaluation_batches
 
 
 def test_padding_is_never_counted(tiny_checkpoint, few_digits, tmp_path, monkeypatch):
-    place = Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
     quick = {"epochs": 1, "batch_size": 5}
     config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(tiny_checkpoint), overrides=quick)
     train(config, place)

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from procap.errors import UsageError, UserError
 from procap.parallel import ClassShares
-from runner.agreement import Agreement, Status
-from runner.collectives import Crew
-from runner.failures import INTERRUPTED, Board
-from runner.joining import joined
-from runner.ranks import ALONE, Ranks, announced_ranks
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.error_store import INTERRUPTED, ErrorStore
+from runner.distributed.flag_sync import FlagSync, Status
+from runner.distributed.process_group import joined
+from runner.distributed.ranks import ALONE, Ranks, announced_ranks
 
 CPU = torch.device("cpu")
 BATCH = 12
@@ -38,7 +38,7 @@ class Matcher(nn.Module):
     Shapes: B images of this rank, C classes.
     """
 
-    def __init__(self, crew: Crew, classes: int, dtype: torch.dtype) -> None:
+    def __init__(self, crew: ProcessGroup, classes: int, dtype: torch.dtype) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
         self.crew = crew
@@ -63,7 +63,7 @@ def batch(classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return images, torch.randint(classes, (BATCH,), generator=generator)
 
 
-def loss_and_gradients(crew: Crew, classes: int, dtype: torch.dtype, bf16: bool) -> tuple[float, list[Tensor]]:
+def loss_and_gradients(crew: ProcessGroup, classes: int, dtype: torch.dtype, bf16: bool) -> tuple[float, list[Tensor]]:
     """Of the global batch, of which this rank has every W-th image."""
     images, labels = batch(classes, dtype)
     model = Matcher(crew, classes, dtype)
@@ -77,14 +77,14 @@ def loss_and_gradients(crew: Crew, classes: int, dtype: torch.dtype, bf16: bool)
     return loss.item(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def same_numbers(crew: Crew) -> None:
+def same_numbers(crew: ProcessGroup) -> None:
     for classes, dtype, bf16, tolerance in (
         (5, torch.float64, False, 1e-14),
         (3, torch.float64, False, 1e-14),
         (5, torch.float32, False, 1e-6),
         (5, torch.float32, True, 2e-2),
     ):
-        want, gradients = loss_and_gradients(Crew(ALONE), classes, dtype, bf16)
+        want, gradients = loss_and_gradients(ProcessGroup(ALONE), classes, dtype, bf16)
         loss, ours = loss_and_gradients(crew, classes, dtype, bf16)
         assert loss == pytest.approx(want, abs=tolerance)
         assert set(crew.collect(loss)) == {loss}
@@ -93,7 +93,7 @@ def same_numbers(crew: Crew) -> None:
             assert (own - one).abs().max() <= tolerance, (classes, dtype, bf16, own, one)
 
 
-def same_rows(crew: Crew) -> None:
+def same_rows(crew: ProcessGroup) -> None:
     rank, size = crew.ranks.rank, crew.ranks.size
     dealt = torch.arange(3 * size * 2).view(3 * size, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
@@ -107,7 +107,7 @@ def same_rows(crew: Crew) -> None:
         assert torch.equal(crew.gather_uneven(every[slice(*shares.mine)], shares.counts), every)
 
 
-def same_words(crew: Crew) -> None:
+def same_words(crew: ProcessGroup) -> None:
     rank, size = crew.ranks.rank, crew.ranks.size
     said = [{"rank": r, "text": "ü" * 50 * r, "pi": 0.1 + 0.2, "none": None} for r in range(size)]
     assert crew.collect(said[rank]) == said
@@ -118,8 +118,8 @@ def same_words(crew: Crew) -> None:
     assert torch.equal(torch.cat([t.reshape(-1) for t in tensors]), torch.tensor([mean] * 3 + [2 * mean] + [1.0] * 4))
 
 
-def same_decisions(crew: Crew) -> None:
-    rank, size, agreement = crew.ranks.rank, crew.ranks.size, Agreement(crew)
+def same_decisions(crew: ProcessGroup) -> None:
+    rank, size, agreement = crew.ranks.rank, crew.ranks.size, FlagSync(crew)
     wishes = [Status()] * 7
     if rank == 0:
         wishes[1] = Status(save=True)
@@ -139,7 +139,7 @@ def same_decisions(crew: Crew) -> None:
     assert agreement.settle() == go
 
 
-def waits_are_counted(crew: Crew, clock: SharedClock) -> None:
+def waits_are_counted(crew: ProcessGroup, clock: SharedClock) -> None:
     crew.meet()
     before = crew.seconds
     if crew.ranks.first:
@@ -172,7 +172,7 @@ def test_one_process_needs_no_group() -> None:
         crew.meet()
         assert crew.seconds == 0
         assert not torch.distributed.is_initialized()
-        agreement, wish = Agreement(crew), Status(save=True, signum=2)
+        agreement, wish = FlagSync(crew), Status(save=True, signum=2)
         assert agreement.exchange(wish) == wish and agreement.settle() == Status()
         same_rows(crew)
     with pytest.raises(ValueError, match="counts"):
@@ -196,10 +196,10 @@ def names_of_threads() -> Iterator[str]:
                 yield name
 
 
-def train_for_ever(crew: Crew, trouble: Callable[[], None], unlucky: int, silent: bool) -> None:
+def train_for_ever(crew: ProcessGroup, trouble: Callable[[], None], unlucky: int, silent: bool) -> None:
     """Steps as a run takes them, until `trouble` comes to one rank, which may leave it silent."""
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-    agreement, pids = Agreement(crew), crew.collect(os.getpid())
+    agreement, pids = FlagSync(crew), crew.collect(os.getpid())
     for step in range(100_000):
         agreement.exchange(Status())
         if step == 5:
@@ -245,9 +245,9 @@ def fail(kind: str, unlucky: int) -> None:
 def finish() -> None:
     """A short run that ends well, with all that makes a process abort when it is not let go of."""
 
-    def train(crew: Crew) -> None:
+    def train(crew: ProcessGroup) -> None:
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-        optimizer, agreement = torch.optim.SGD(ddp.parameters(), 0.1), Agreement(crew)
+        optimizer, agreement = torch.optim.SGD(ddp.parameters(), 0.1), FlagSync(crew)
         for _ in range(20):
             agreement.exchange(Status())
             ddp(torch.ones(2, 4)).sum().backward()
@@ -304,13 +304,13 @@ def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the threads of this process are."""
-    monkeypatch.setattr("runner.failures.PATIENCE_SECONDS", 120.0)
+    monkeypatch.setattr("runner.distributed.error_store.PATIENCE_SECONDS", 120.0)
 
 
 @pytest.mark.usefixtures("patient")
 def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None:
     store, ranks = torch.distributed.HashStore(), [Ranks(rank, 3, rank, 3) for rank in range(3)]
-    boards = [Board(store, one) for one in ranks]
+    boards = [ErrorStore(store, one) for one in ranks]
     boards[2].leave("disk full")
     boards[1].leave("a consequence")
     boards[0].leave(INTERRUPTED)
@@ -318,7 +318,7 @@ def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None
     assert [board.blames_another for board in boards] == [True, True, False]
     for board in boards:
         board.close()
-    stopped = Board(torch.distributed.PrefixStore("next attempt", store), Ranks(0, 1, 0, 1))
+    stopped = ErrorStore(torch.distributed.PrefixStore("next attempt", store), Ranks(0, 1, 0, 1))
     stopped.leave(INTERRUPTED)
     assert not stopped.blames_another
     stopped.close()
@@ -326,14 +326,14 @@ def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None
 
 @pytest.mark.usefixtures("patient")
 def test_a_rank_that_fails_stays_until_the_others_know_why() -> None:
-    store, late = torch.distributed.HashStore(), list[Board]()
+    store, late = torch.distributed.HashStore(), list[ErrorStore]()
 
     def come_late() -> None:
         store.wait(["alarm"])
         time.sleep(0.5)
-        late.append(Board(store, Ranks(1, 2, 1, 2)))
+        late.append(ErrorStore(store, Ranks(1, 2, 1, 2)))
 
-    first, coming = Board(store, Ranks(0, 2, 0, 2)), threading.Thread(target=come_late)
+    first, coming = ErrorStore(store, Ranks(0, 2, 0, 2)), threading.Thread(target=come_late)
     coming.start()
     first.leave("disk full")
     assert store.check(["here 1"]), "the store may end before rank 1 has read it"
@@ -400,7 +400,7 @@ def test_absurd_announcements_are_refused_in_one_line(change: dict[str, str], wo
 def test_shares_are_even_and_cover_everything() -> None:
     for size in (1, 2, 3, 8):
         for items in (0, 1, 7, 8, 51, 1000):
-            shares = [ClassShares(items, Crew(Ranks(rank, size, 0, 1))) for rank in range(size)]
+            shares = [ClassShares(items, ProcessGroup(Ranks(rank, size, 0, 1))) for rank in range(size)]
             counts = shares[0].counts
             assert sum(counts) == items and max(counts) - min(counts) <= 1
             assert [index for one in shares for index in range(*one.mine)] == list(range(items))

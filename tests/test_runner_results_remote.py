@@ -15,8 +15,8 @@ import pytest
 from object_server import ObjectServer, object_server
 from started import started
 
-from benchmarks.cli import main
-from runner.config import Target, Workplace, plan_run
+from benchmarks.cli.main import main
+from runner.config import RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.results import Progress, RunFolder
 from runner.results_store import ResultsStore
@@ -43,8 +43,8 @@ def machines(s3, few_digits, tmp_path):
     """Workplaces that share results at one URL; "alone" has a folder of its own."""
     url = f"s3://{s3.bucket}/{tmp_path.name}"
 
-    def make(name: str) -> Workplace:
-        place = Workplace(few_digits, tmp_path / name, device="cpu", tracking_uri="off", quiet=True)
+    def make(name: str) -> RuntimeConfig:
+        place = RuntimeConfig(few_digits, tmp_path / name, device="cpu", tracking_uri="off", quiet=True)
         return place if name == "alone" else replace(place, store=url)
 
     return make
@@ -129,11 +129,11 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
     assert not list((tmp_path / "three").rglob("*.safetensors")), "a table needs no weights"
 
 
-COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+COMMAND = "from benchmarks.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
 # Is stopped when its first state is sent, so that it cannot be done before it is killed.
 STOPPED = """
 import os, signal
-from runner.courier import Courier
+from runner.checkpoint_upload import Courier
 
 offer = Courier.offer
 

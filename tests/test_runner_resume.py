@@ -20,7 +20,7 @@ import pytest
 from started import started
 
 from procap.errors import UserError
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.results import RunFolder, TrainResult, write_json
 from runner.train import train
@@ -148,7 +148,7 @@ def configs(tiny_checkpoint) -> dict[str, RunConfig]:
     }
 
 
-def outcome(config: RunConfig, place: Workplace) -> tuple[bytes, list, list]:
+def outcome(config: RunConfig, place: RuntimeConfig) -> tuple[bytes, list, list]:
     """Everything of a run that must not depend on where it was interrupted."""
     folder = RunFolder(place.results / config.path)
     result = folder.train()
@@ -159,9 +159,9 @@ def outcome(config: RunConfig, place: Workplace) -> tuple[bytes, list, list]:
 
 
 @pytest.fixture(scope="module")
-def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[Workplace, TrainResult]]:
+def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[RuntimeConfig, TrainResult]]:
     """Where each configuration was trained without interruption, and what came out."""
-    place = Workplace(few_digits, tmp_path_factory.mktemp("straight"), device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(few_digits, tmp_path_factory.mktemp("straight"), device="cpu", tracking_uri="off", quiet=True)
     return lambda name: (place, train(configs[name], place))
 
 
@@ -235,7 +235,7 @@ def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
     (data / "digits" / "manifest.json").write_text(other.to_json())
     states = sorted(folder.state.iterdir())
     with pytest.raises(UserError, match=r"cannot go on from .* manifest digest is .*--force"):
-        train(config, Workplace(data, tmp_path, device="cpu", tracking_uri="off", quiet=True))
+        train(config, RuntimeConfig(data, tmp_path, device="cpu", tracking_uri="off", quiet=True))
     assert sorted(folder.state.iterdir()) == states
 
 
@@ -243,7 +243,7 @@ def test_a_broken_newest_state_costs_a_step_and_changes_nothing(stopped, straigh
     config, folder = stopped
     newest = max(folder.state.glob("step-*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:100])
-    place = Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
     result = train(config, place)
     assert str(newest) in caplog.text
     assert result.resumed == 1
@@ -255,13 +255,13 @@ def test_a_run_in_progress_is_not_started_twice(forge, configs, few_digits, tmp_
     pid = forge.start(config, tmp_path, stop=1)
     forge.wait()
     with pytest.raises(UserError, match=f"held by another process .pid {pid}"):
-        train(config, Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True))
+        train(config, RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True))
     forge.send(signal.SIGCONT)
     assert forge.end() == 0
 
 
 def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, few_digits, tmp_path):
-    place = Workplace(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
     write_json(RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
     with pytest.raises(UserError, match=r"--force"):
         train(configs["adamw"], place)

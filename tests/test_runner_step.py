@@ -15,10 +15,10 @@ import torch
 
 from procap.methods import build_method
 from runner.config import plan_run
+from runner.cuda_graphs import CudaGraphs, Part, Replayed
 from runner.engine import Batch, Engine
 from runner.meters import Meter
-from runner.recording import CudaGraphs, Part, Replayed
-from runner.step import Arrivals, TrainStep
+from runner.step import AsyncLosses, TrainStep
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
@@ -143,7 +143,7 @@ def test_an_evaluation_that_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_s
 
 
 def test_terms_arrive_in_the_order_of_the_steps():
-    arrivals = Arrivals(CPU)
+    arrivals = AsyncLosses(CPU)
     for number in range(3):
         arrivals.send(torch.tensor([float(number), 1.0]))
     assert len(arrivals) == 3
@@ -205,7 +205,7 @@ def test_cuda_graphs_replay_evaluation(gpu_clip, tiny_space, name):
 
 @pytest.mark.gpu
 def test_terms_arrive_late_and_in_order():
-    arrivals, sent = Arrivals(torch.device("cuda")), torch.empty(2, device="cuda")
+    arrivals, sent = AsyncLosses(torch.device("cuda")), torch.empty(2, device="cuda")
     seen = []
     for number in range(100):
         arrivals.send(sent.fill_(number))

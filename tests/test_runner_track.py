@@ -19,11 +19,11 @@ import pytest
 import tracked_runs
 
 from runner.collection import Collection, write_collection
-from runner.config import Workplace
+from runner.config import RuntimeConfig
 from runner.results import RunFolder, ValidationCount, ValidationHistory, find_runs, write_json
-from runner.track import Sender, Tracker, deliveries, pending, sync_all, tracker_for
-from runner.track_outbox import KEY_TAG, PARENT_TAG, sync
-from runner.track_store import Destination, Store, open_store
+from runner.tracking.outbox import KEY_TAG, PARENT_TAG, sync
+from runner.tracking.store import Destination, Store, open_store
+from runner.tracking.tracker import Sender, Tracker, deliveries, pending, sync_all, tracker_for
 
 ROOT = Path(__file__).parent.parent
 
@@ -284,7 +284,7 @@ def test_a_dead_server_costs_one_line_and_loses_nothing(
         bound.bind(("127.0.0.1", 0))
         patch.setattr("mlflow.tracking.MlflowClient", asked.append)
         dead = f"http://reader:secret@127.0.0.1:{bound.getsockname()[1]}"
-        place = Workplace(data=tmp_path, results=results, tracking_uri=dead)
+        place = RuntimeConfig(data=tmp_path, results=results, tracking_uri=dead)
         for seed in (1, 2, 3):
             folder = tracked_runs.begin(results, seed)
             tracker = tracker_for(folder, place)
@@ -314,7 +314,7 @@ def test_a_locked_store_costs_one_line_and_the_next_run_brings_the_missed_one(
     with closing(sqlite3.connect(destination.file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with monkeypatch.context() as patch:
-            patch.setattr("runner.track_store.ANSWER_SECONDS", 0.1)
+            patch.setattr("runner.tracking.store.ANSWER_SECONDS", 0.1)
             patch.setattr("mlflow.tracking.MlflowClient", asked.append)
             Tracker(first, sender).close()
             Tracker(first, sender).close()
@@ -380,7 +380,7 @@ socket.getaddrinfo = watched_look_up
 
 from runner.config import Workplace
 from runner.results import RunFolder
-from runner.track import pending, tracker_for
+from runner.tracking.tracker import pending, tracker_for
 
 results, run = Path(sys.argv[1]), Path(sys.argv[2])
 assert len(pending(results)) == 2
@@ -452,8 +452,8 @@ def test_a_store_whose_maker_is_killed_is_made_anew(tmp_path: Path) -> None:
 def test_many_runs_are_asked_for_together_and_changes_are_still_seen(
     store: Store, destination: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.track.FEW", 0)
-    monkeypatch.setattr("runner.track_outbox.RUNS_PER_PAGE", 2)
+    monkeypatch.setattr("runner.tracking.tracker.FEW", 0)
+    monkeypatch.setattr("runner.tracking.outbox.RUNS_PER_PAGE", 2)
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in range(1, 6)]
     assert len(sync_all(tmp_path, destination.uri).sent) == 5
     again = sync_all(tmp_path, destination.uri)

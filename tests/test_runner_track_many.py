@@ -14,8 +14,8 @@ import tracked_runs
 
 from runner.collection import Collection, write_collection
 from runner.results import RunFolder
-from runner.track import pending, sync_all
-from runner.track_record import read_record
+from runner.tracking.record import read_record
+from runner.tracking.tracker import pending, sync_all
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,7 +26,7 @@ from pathlib import Path
 import mlflow.store.tracking.sqlalchemy_store, mlflow.tracking
 from runner.config import Workplace
 from runner.results import RunFolder
-from runner.track import tracker_for
+from runner.tracking.tracker import tracker_for
 
 results, processes, runs = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 go, start = os.pipe()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import tracked_runs
 
-from benchmarks.tracking.ui import Wanted, choose, find_collection, save
+from benchmarks.cli.ui import Wanted, choose, find_collection, save
 from runner.collection import Collection, write_collection
 from runner.results import find_runs
-from runner.track import deliveries, pending, sync_all
-from runner.track_store import Destination, open_store
+from runner.tracking.store import Destination, open_store
+from runner.tracking.tracker import deliveries, pending, sync_all
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ import tracked_runs
 from object_server import object_server
 from ports import free_port
 
-from benchmarks.tracking.ui import Wanted, choose, find_collection, save
+from benchmarks.cli.ui import Wanted, choose, find_collection, save
 from runner.collection import Collection, write_collection
-from runner.track import deliveries, pending, sync_all
-from runner.track_outbox import PARENT_TAG
-from runner.track_store import Destination, open_store
+from runner.tracking.outbox import PARENT_TAG
+from runner.tracking.store import Destination, open_store
+from runner.tracking.tracker import deliveries, pending, sync_all
 
 ROOT = Path(__file__).parent.parent
 NOBODY = "nobody"
@@ -123,7 +123,7 @@ from pathlib import Path
 from runner.config import Workplace
 from runner.results import RunFolder
 from runner import track_store
-from runner.track import tracker_for
+from runner.tracking.tracker import tracker_for
 track_store.ANSWER_SECONDS = 60.0
 results = Path(sys.argv[1])
 for run in sys.argv[3:]:

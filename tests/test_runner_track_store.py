@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.track_store import Destination, TrackingError, open_store
+from runner.tracking.store import Destination, TrackingError, open_store
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import torch
 from procap.errors import UserError
 from procap.recipe import learning_rate
 from runner.acceleration import Acceleration
-from runner.assemble import load_backbone
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate, load_trained
 from runner.results import EvalResult, RunFolder, TrainResult
-from runner.track import Tracker
+from runner.setup import load_backbone
+from runner.tracking.tracker import Tracker
 from runner.train import APART, STARTING, train
 from shards.catalogue import find
 from shards.errors import DataError
@@ -31,9 +31,9 @@ BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
 
 
 @pytest.fixture(scope="module")
-def place(few_digits, tmp_path_factory) -> Workplace:
+def place(few_digits, tmp_path_factory) -> RuntimeConfig:
     results = tmp_path_factory.mktemp("results")
-    return Workplace(few_digits, results, device="cpu", tracking_uri="off", quiet=True)
+    return RuntimeConfig(few_digits, results, device="cpu", tracking_uri="off", quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_global_randomness_is_neither_read_nor_moved(finished, place, tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def count_plainly(config: RunConfig, target: Target, place: Workplace) -> tuple[list[int], list[int]]:
+def count_plainly(config: RunConfig, target: Target, place: RuntimeConfig) -> tuple[list[int], list[int]]:
     """One image after the other, no batches, no meters."""
     trained = load_trained(config, place)
     selection = evaluation_split(open_dataset(place.data, target.dataset), target.classes)
@@ -365,7 +365,7 @@ def test_other_content_of_another_target_is_counted_anew_only_with_force(finishe
 
 def test_missing_data_is_said_in_one_line_and_leaves_no_run_behind(plan, place, tmp_path):
     with pytest.raises(DataError, match="procap data pack digits"):
-        train(plan(), Workplace(tmp_path / "none", tmp_path, device="cpu", tracking_uri="off", quiet=True))
+        train(plan(), RuntimeConfig(tmp_path / "none", tmp_path, device="cpu", tracking_uri="off", quiet=True))
     assert not list(Path(tmp_path).rglob("*.json"))
 
 

@@ -21,16 +21,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranked import run_ranks
 
-import runner.journal
+import runner.checkpointer
 import runner.train
 import runner.validate
 from procap.errors import UsageError, UserError
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.distributed.process_group import joined
+from runner.distributed.ranks import announced_ranks
 from runner.evaluate import evaluate
-from runner.joining import joined
-from runner.ranks import announced_ranks
 from runner.results import Progress, RunFolder, RunHeld, TrainResult
-from runner.signals import Interrupted
+from runner.stop_signals import Interrupted
 from runner.train import train
 from runner.validate import EpochRecord, Validation, Watch, spread
 from shards.errors import DataError
@@ -53,18 +53,18 @@ def planned(checkpoint: str, method: str = "coop", **more: Any) -> RunConfig:
     return plan_run(method=method, options=SMALL[method], overrides=quick, **fields)
 
 
-def workplace(data: str | Path, results: str | Path, **more: Any) -> Workplace:
-    return Workplace(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
+def workplace(data: str | Path, results: str | Path, **more: Any) -> RuntimeConfig:
+    return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, **more)
 
 
 @pytest.fixture(autouse=True)
 def no_state_but_on_request(monkeypatch):
     """On a slow machine an epoch takes long enough for a state of its own."""
-    monkeypatch.setattr(runner.journal, "EPOCH_SAVE_SECONDS", math.inf)
+    monkeypatch.setattr(runner.checkpointer, "EPOCH_SAVE_SECONDS", math.inf)
 
 
 @pytest.fixture
-def place(few_digits, tmp_path) -> Workplace:
+def place(few_digits, tmp_path) -> RuntimeConfig:
     return workplace(few_digits, tmp_path)
 
 
@@ -81,7 +81,7 @@ def straight(config, few_digits, tmp_path_factory) -> RunFolder:
     return RunFolder(place.results / config.path)
 
 
-def folder_of(config: RunConfig, place: Workplace) -> RunFolder:
+def folder_of(config: RunConfig, place: RuntimeConfig) -> RunFolder:
     return RunFolder(place.results / config.path)
 
 
@@ -228,7 +228,7 @@ def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, sec
         if record.log.epoch == epoch:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    runner.journal.EPOCH_SAVE_SECONDS = math.inf
+    runner.checkpointer.EPOCH_SAVE_SECONDS = math.inf
     place = workplace(data, results, checkpoint_seconds=seconds)
     train(planned(checkpoint, overrides={"lr": 0.5}), place, watch=Watch(HALVES, die))
 
@@ -282,7 +282,9 @@ def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, s
 
 def test_every_epoch_is_told_once_over_pauses_wherever_states_were_saved(config, place, monkeypatch):
     # Due at every step and never at the end of an epoch: the state of its last step does not know yet that it ended.
-    monkeypatch.setattr(runner.journal.Journal, "due", lambda journal, seconds, *, epoch_end=False: not epoch_end)
+    monkeypatch.setattr(
+        runner.checkpointer.Checkpointer, "due", lambda journal, seconds, *, epoch_end=False: not epoch_end
+    )
     told: list[int] = []
     for until in (1, 3, 4):
         train(config, place, until=until, watch=Watch(HALVES, lambda record: told.append(record.log.epoch)))

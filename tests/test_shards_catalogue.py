@@ -13,14 +13,14 @@ import pytest
 
 from shards.catalogue import CATALOGUE, derived, find
 from shards.errors import DataError, DataUsageError
-from shards.layouts.classnames import (
+from shards.manifest import lines_digest
+from shards.published import PUBLISHED
+from shards.raw.classnames import (
     imagenet_classnames,
     imagenet_wnids,
     published_classnames,
     read_imagenet_classnames,
 )
-from shards.manifest import lines_digest
-from shards.published import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -345,7 +345,7 @@ def test_an_open_clip_without_the_list_or_with_another_is_refused(tmp_path, monk
 
 def test_names_and_sizes_cost_no_heavy_import():
     program = (
-        "import sys, shards.catalogue, shards.published; from shards.layouts.classnames import published_classnames\n"
+        "import sys, shards.catalogue, shards.published; from shards.raw.classnames import published_classnames\n"
         "names = [published_classnames(dataset) for dataset in shards.published.PUBLISHED]\n"
         "print(len(names), sorted({'torch', 'open_clip', 'PIL', 'timm', 'sklearn'} & set(sys.modules)))"
     )

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from toy_shards import toy_source
 
-from shards import pillow_resize
-from shards.device_images import DeviceCrops
-from shards.device_stream import DeviceTrainStream, augments_on_device
-from shards.device_taps import TapTable
+from shards.device import pillow_resize
+from shards.device.images import DeviceCrops
+from shards.device.pillow_resize import COEFFICIENT_BITS, REDUCTION, fits, known_rule, resized, taps
+from shards.device.resize_weights import TapTable
+from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.errors import DataError
+from shards.loader import TrainStream
 from shards.pack import pack_source
-from shards.pillow_resize import COEFFICIENT_BITS, REDUCTION, fits, known_rule, resized, taps
 from shards.reader import Split, open_dataset
 from shards.records import Record, png
-from shards.stream import TrainStream
 from shards.transforms import TrainAugment, View
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -178,7 +178,7 @@ def test_only_crop_and_flip_by_a_known_pillow_are_done_on_the_device(train, monk
         assert not augments_on_device(other)
         with pytest.raises(ValueError):
             DeviceTrainStream(train, 4, other, seed=1, device=torch.device("cpu"))
-    monkeypatch.setattr("shards.device_images.known_rule", lambda: None)
+    monkeypatch.setattr("shards.device.images.known_rule", lambda: None)
     assert not augments_on_device(AUGMENT)
 
 

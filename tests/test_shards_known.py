@@ -9,17 +9,17 @@ import pytest
 from local_server import LocalServer
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.cli import main
-from benchmarks.commands.selection import dataset_names
+from benchmarks.cli.main import main
+from benchmarks.cli.selection import dataset_names
 from procap.errors import UsageError
-from runner.assemble import label_space
 from runner.config import Target, plan_run
+from runner.setup import label_space
 from shards.catalogue import CATALOGUE
 from shards.errors import DataError, DataUsageError
-from shards.known import base_name, is_packed, known, packed_names, variant_of_name
 from shards.manifest import FILE
 from shards.mirror import mirror_root
 from shards.pack import pack_source
+from shards.resolve import base_name, is_packed, known, packed_names, variant_of_name
 
 TEST_ONLY = {"test": 17}
 

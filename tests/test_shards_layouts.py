@@ -19,10 +19,10 @@ from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build, encoded
 from shards.catalogue import find
 from shards.errors import DataError, DataUsageError
 from shards.images import decode
-from shards.layouts.classnames import imagenet_wnids, published_classnames
-from shards.layouts.folders import FolderPart, there, total_size
-from shards.layouts.raw import find_folder, raw_source
 from shards.pack import pack_source
+from shards.raw.classnames import imagenet_wnids, published_classnames
+from shards.raw.folders import FolderPart, there, total_size
+from shards.raw.published import find_folder, raw_source
 from shards.reader import open_dataset
 from shards.records import Source
 
@@ -367,11 +367,11 @@ def test_the_size_of_many_files_is_estimated_from_some_of_them(tmp_path, monkeyp
         (tmp_path / path).write_bytes(b"x" * number)
     exact = sum(range(400))
     assert total_size(tmp_path, paths) == exact
-    monkeypatch.setattr("shards.layouts.folders.SIZE_SAMPLE", 40)
+    monkeypatch.setattr("shards.raw.folders.SIZE_SAMPLE", 40)
     assert abs(total_size(tmp_path, paths) / exact - 1) < 0.05
 
 
 def test_listing_and_checking_need_no_torch():
-    code = "import sys, shards.layouts.check; print([m for m in ('torch', 'open_clip', 'scipy') if m in sys.modules])"
+    code = "import sys, shards.raw.check; print([m for m in ('torch', 'open_clip', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

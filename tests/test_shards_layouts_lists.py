@@ -13,9 +13,9 @@ from miniature_roots import build
 
 from shards.catalogue import find
 from shards.errors import DataError
-from shards.layouts.classnames import published_classnames
-from shards.layouts.folders import FILE_LIMIT, FolderPart, unsafe_path
-from shards.layouts.raw import raw_source
+from shards.raw.classnames import published_classnames
+from shards.raw.folders import FILE_LIMIT, FolderPart, unsafe_path
+from shards.raw.published import raw_source
 
 BROKEN_FILE = "unchanged copy of the published file"
 

@@ -20,11 +20,11 @@ from miniature_roots import encoded
 
 from shards.catalogue import find
 from shards.errors import DataError
-from shards.layouts.check import check_raw
-from shards.layouts.classnames import imagenet_wnids, published_classnames
-from shards.layouts.raw import raw_source
 from shards.manifest import lines_digest
 from shards.pack import pack_source
+from shards.raw.check import check_raw
+from shards.raw.classnames import imagenet_wnids, published_classnames
+from shards.raw.published import raw_source
 from shards.reader import open_dataset
 from shards.records import Source
 
@@ -258,7 +258,7 @@ def test_imagenet_in_its_full_size_is_listed_in_seconds_and_little_memory(tmp_pa
 import re, time
 from pathlib import Path
 from shards.catalogue import find
-from shards.layouts.raw import raw_source
+from shards.raw.published import raw_source
 start = time.process_time()
 source = raw_source(find("imagenet"), Path({str(tmp_path)!r}))
 assert dict(source.counts) == {{"train": 1_281_167, "test": 50_000}} and source.variant == ""

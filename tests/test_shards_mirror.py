@@ -19,17 +19,17 @@ import pytest
 from local_server import Answer, LocalServer
 from toy_shards import COUNTS, let_time_pass, pixels, toy_records, toy_source
 
-from benchmarks.cli import main
+from benchmarks.cli.main import main
 from shards import mirror, remote
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import pick
-from shards.known import is_packed, known
 from shards.manifest import read_manifest
 from shards.mirror import has_dataset, is_mirror, mirror_root, mirrored_url, refuse_packing
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.records import Record, png
 from shards.remote import NotThere, Unreachable
+from shards.resolve import is_packed, known
 from shards.verify import verify
 
 

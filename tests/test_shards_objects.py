@@ -15,13 +15,13 @@ from toy_shards import COUNTS, pixels, toy_source
 from shards import mirror, objects, remote
 from shards.errors import DataError, DataUsageError, NotThere, Unreachable
 from shards.fetch import download
-from shards.known import is_packed
 from shards.mirror import has_dataset, mirror_root, refuse_packing
 from shards.object_folder import ObjectFolder
 from shards.objects import filesystem, version
 from shards.pack import pack_source
 from shards.reader import open_dataset
 from shards.remote import open_body, open_url
+from shards.resolve import is_packed
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cli import main
+from benchmarks.cli.main import main
 from shards.errors import DataError
 from shards.fewshot import pick
-from shards.layouts.own import own_source
 from shards.pack import pack_source
+from shards.raw.own import own_source
 from shards.reader import ShardSet, open_dataset
 from shards.records import Source, png
 

@@ -24,11 +24,11 @@ from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
 from shards.manifest import lines_digest
 from shards.pack import pack, pack_source
-from shards.place import only_packer
+from shards.pack_lock import only_packer
 from shards.reader import open_dataset
 from shards.records import Record, png, source_of
 from shards.verify import verify
-from shards.world import FAMILIES, VERSION, render, sample_seed
+from shards.world.generate import FAMILIES, VERSION, render, sample_seed
 
 # For another process that imports what this one does.
 SAME_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -158,7 +158,7 @@ def appearance(family: str) -> tuple[float, ...]:
 def test_a_changed_renderer_has_a_new_version(family):
     """Without one, sets that were packed by the old renderer would be kept."""
     assert source_of(find(family)).origin == f"world {VERSION}"
-    mend = f"raise VERSION in shards/world.py and pin in RENDERED what it draws now: {appearance(family)}"
+    mend = f"raise VERSION in shards/world/generate.py and pin in RENDERED what it draws now: {appearance(family)}"
     assert appearance(family) == pytest.approx(RENDERED.get(VERSION, {}).get(family), abs=0.01), mend
 
 

@@ -17,20 +17,20 @@ from pathlib import Path
 import pytest
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.cli import main
-from runner.assemble import set_up
-from runner.collectives import Crew
-from runner.config import RunConfig, Workplace, plan_run
-from runner.ranks import ALONE
+from benchmarks.cli.main import main
+from runner.config import RunConfig, RuntimeConfig, plan_run
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import ALONE
 from runner.results import FewShotRecord, RunFolder
+from runner.setup import set_up
 from runner.train import train
-from shards.coop_picks import CoopRecord, read_coop_picks
+from shards.coop_cache import CoopRecord, read_coop_picks
 from shards.errors import DataError, DataUsageError
+from shards.few_shot_samples import FewShotSamples, drawn, keep, kept, listed, read_picks, write_picks
 from shards.fewshot import pick
+from shards.import_samples import imported
 from shards.manifest import lines_digest
 from shards.pack import pack_source
-from shards.picks import Picks, drawn, keep, kept, listed, read_picks, write_picks
-from shards.picks_import import imported
 from shards.reader import ShardSet, open_dataset
 
 ELSEWHERE = "/home/someone/data/toy_set/images/"
@@ -58,7 +58,7 @@ def datum(monkeypatch) -> Callable[..., object]:
     return Datum
 
 
-def records_of(shards: ShardSet, picks: Picks, datum: Callable[..., object]) -> dict[str, list[object]]:
+def records_of(shards: ShardSet, picks: FewShotSamples, datum: Callable[..., object]) -> dict[str, list[object]]:
     """What CoOp keeps of `picks` on another machine."""
     content: dict[str, list[object]] = {}
     for split, paths in (("train", picks.train), ("val", picks.val)):
@@ -297,7 +297,7 @@ def test_a_cache_named_for_another_draw_is_refused(toy, tmp_path, datum):
 
 def test_a_flat_path_is_matched_to_its_longest_ending(tmp_path):
     """`a/1.png` and `1.png` are two images; a foreign path means the longer one where both fit."""
-    from shards.picks_import import _ending
+    from shards.import_samples import _ending
 
     assert _ending("/x/a/1.png", {"1.png", "a/1.png"}, 2) == "a/1.png"
     assert _ending("/x/b/1.png", {"1.png", "a/1.png"}, 2) == "1.png"
@@ -325,15 +325,15 @@ def test_picks_that_are_kept_again_have_the_facts_that_were_said_last(tmp_path):
     pack_source(toy_source(), tmp_path)
     toy = open_dataset(tmp_path, "toy")
     by_rule = drawn(toy, 2, 9)
-    keep(toy.folder, Picks("toy", 2, 1, "imported", by_rule.train, by_rule.val))
-    keep(toy.folder, Picks("toy", 2, 9, "imported", by_rule.train, by_rule.val))
+    keep(toy.folder, FewShotSamples("toy", 2, 1, "imported", by_rule.train, by_rule.val))
+    keep(toy.folder, FewShotSamples("toy", 2, 9, "imported", by_rule.train, by_rule.val))
     assert kept(toy.folder, by_rule.digest).seed == 9
 
 
 def test_kept_picks_are_found_by_their_digest_and_are_no_part_of_the_set(tmp_path):
     manifest = pack_source(toy_source(), tmp_path)
     toy = open_dataset(tmp_path, "toy")
-    other = Picks("toy", 2, 1, "imported", drawn(toy, 2, 9).train, drawn(toy, 2, 9).val)
+    other = FewShotSamples("toy", 2, 1, "imported", drawn(toy, 2, 9).train, drawn(toy, 2, 9).val)
     file = keep(toy.folder, other)
     assert file == tmp_path / "toy" / "picks" / f"{other.digest}.json" and keep(toy.folder, other) == file
     assert kept(toy.folder, other.digest) == other
@@ -347,31 +347,31 @@ def test_kept_picks_are_found_by_their_digest_and_are_no_part_of_the_set(tmp_pat
         kept(toy.folder, "1" * 16)
     with pytest.raises(DataError, match="other validation images"):
         keep(toy.folder, other)
-        keep(toy.folder, Picks("toy", 2, 1, "imported", other.train, drawn(toy, 2, 1).val))
+        keep(toy.folder, FewShotSamples("toy", 2, 1, "imported", other.train, drawn(toy, 2, 1).val))
 
 
 def test_imported_picks_stand_in_for_the_draw_and_halves_are_taken_from_them(toy):
     other = drawn(toy, 2, 9)
-    chosen = Picks("toy", 2, 4, "imported", other.train[::-1], other.val)
+    chosen = FewShotSamples("toy", 2, 4, "imported", other.train[::-1], other.val)
     run, base = pick(toy, 2, 1, "all", chosen), pick(toy, 2, 1, "base", chosen)
     assert run.picks == list(other.train[::-1]) and run.digest == chosen.digest
     assert (run.source, run.seed) == ("imported", 4)
     assert base.picks == [path for path in run.picks if CLASSNAMES.index(path.split("/")[1]) < 3]
     with pytest.raises(DataUsageError, match="of 2 shots: give --shots 2"):
         pick(toy, 4, 1, "all", chosen)
-    foreign = Picks("toy", 2, 4, "imported", ("nowhere/1.png", *other.train[1:]), other.val)
+    foreign = FewShotSamples("toy", 2, 4, "imported", ("nowhere/1.png", *other.train[1:]), other.val)
     with pytest.raises(DataError, match=r"1 of 10 images that are not in the packed set, first 'nowhere/1\.png'"):
         pick(toy, 2, 1, "all", foreign)
 
 
 @pytest.fixture
-def packed(few_digits, tmp_path) -> tuple[Path, Picks]:
+def packed(few_digits, tmp_path) -> tuple[Path, FewShotSamples]:
     """The packed digits in a folder of their own, and picks that the rule does not draw."""
     (tmp_path / "data" / "digits").mkdir(parents=True)
     for file in (few_digits / "digits").iterdir():
         (tmp_path / "data" / "digits" / file.name).symlink_to(file)
     other = drawn(open_dataset(tmp_path / "data", "digits"), 2, 9)
-    return tmp_path / "data", Picks("digits", 2, 1, "imported", other.train, other.val)
+    return tmp_path / "data", FewShotSamples("digits", 2, 1, "imported", other.train, other.val)
 
 
 def plan(picks: str, tiny_checkpoint: Path) -> RunConfig:
@@ -384,7 +384,7 @@ def plan(picks: str, tiny_checkpoint: Path) -> RunConfig:
 def test_a_run_on_imported_picks_is_another_run_and_says_what_it_was_trained_on(packed, tmp_path, tiny_checkpoint):
     data, picks = packed
     keep(data / "digits", picks)
-    place = Workplace(data, tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
+    place = RuntimeConfig(data, tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
     config, usual = plan(picks.digest, tiny_checkpoint), plan("", tiny_checkpoint)
     assert config.hash != usual.hash and config.identity() == usual.identity() | {"picks": picks.digest}
     train(config, place)
@@ -404,9 +404,9 @@ def test_a_run_on_imported_picks_is_another_run_and_says_what_it_was_trained_on(
 def test_picks_that_are_not_there_stop_a_run_in_one_line(packed, tiny_checkpoint):
     import torch
 
-    place = Workplace(data=packed[0], results=Path("unused"))
+    place = RuntimeConfig(data=packed[0], results=Path("unused"))
     with pytest.raises(DataError, match=r"no picks 0123456789abcdef of 'digits' .*procap data picks digits --import"):
-        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), Crew(ALONE))
+        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), ProcessGroup(ALONE))
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -481,7 +481,7 @@ def test_wrong_requests_for_picks_are_answered_in_one_line(packed, tmp_path, cap
 
 def test_picks_need_no_torch(packed):
     program = (
-        "import sys; from benchmarks.cli import main;"
+        "import sys; from benchmarks.cli.main import main;"
         f"code = main(['data', 'picks', 'digits', '--shots', '2', '--data', {str(packed[0])!r}]);"
         "print(code, 'torch' in sys.modules, 'open_clip' in sys.modules)"
     )

@@ -11,9 +11,9 @@ from other_shards import image, sample, write_tar
 from shards import remote
 from shards.catalogue import CATALOGUE, derived
 from shards.errors import DataError, DataUsageError
-from shards.layouts.classnames import published_classnames
-from shards.layouts.tars import public_source
 from shards.pack import pack_source
+from shards.raw.classnames import published_classnames
+from shards.raw.tars import public_source
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_hub_page_is_read_by_its_files(tmp_path, small_pets, monkeypatch):
         asked.append(url)
         raise remote.NotThere("not there")
 
-    monkeypatch.setattr("shards.layouts.tarlists.open_url", open_url)
+    monkeypatch.setattr("shards.raw.tarlists.open_url", open_url)
     with pytest.raises(DataError, match="holds no shards"):
         public_source(small_pets, "https://huggingface.co/datasets/clip-benchmark/wds_vtab-pets/tree/main", tmp_path)
     assert set(asked) == {

@@ -24,11 +24,11 @@ from toy_shards import CLASSNAMES, COUNTS, SIZE, label, let_time_pass, pixels, t
 
 from shards import checks
 from shards.errors import DataError, DataUsageError
+from shards.hash_cache import Stamps
 from shards.index import INDEX, index_bytes, index_rows
 from shards.manifest import Shard, write_text
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
-from shards.stamps import Stamps
 from shards.tar import file_sha256, read_samples
 from shards.verify import verify
 

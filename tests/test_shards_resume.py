@@ -152,7 +152,7 @@ def test_an_interrupt_ends_all_workers_quickly_and_quietly(tmp_path):
 
 def test_workers_end_with_their_parent_whatever_they_are_doing(tmp_path):
     code = (
-        "import os; from toy_shards import sleep_long; from shards.pool import in_order\n"
+        "import os; from toy_shards import sleep_long; from shards.process_pool import in_order\n"
         "list(in_order(sleep_long, range(4), 2, lambda *_: print('at work', flush=True)))"
     )
     with started([sys.executable, "-c", code], env=SAME_PATH, stdout=subprocess.PIPE) as process:
@@ -252,7 +252,7 @@ def test_a_stopped_packing_leaves_an_older_set_in_its_place(tmp_path):
 
 
 def test_a_small_set_is_packed_without_other_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("shards.pool._start", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr("shards.process_pool._start", lambda *_: pytest.fail("a process was started"))
     pack_source(toy_source(), tmp_path, workers=8)
 
 

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from toy_shards import CLASSNAMES, COUNTS, pixels, toy_source
 
+from shards.contact_sheet import contact_sheet
 from shards.errors import DataError
 from shards.pack import pack_source
-from shards.show import contact_sheet
 
 # A colour as one number.
 CODE = np.array([1, 256, 65536])

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from toy_shards import pixels, toy_source
 
 from shards.errors import DataError, DataUsageError
+from shards.loader import DecodedImages, TrainStream, evaluation_batches
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
-from shards.stream import DecodedImages, TrainStream, evaluation_batches
 from shards.transforms import TrainAugment, eval_transform
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
@@ -243,7 +243,7 @@ from toy_shards import toy_source
 from shards.pack import pack_source
 from shards.reader import open_dataset
 from shards.records import Record
-from shards.stream import evaluation_batches
+from shards.loader import evaluation_batches
 from shards.transforms import eval_transform
 
 def photos(split):

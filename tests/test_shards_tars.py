@@ -21,11 +21,11 @@ from toy_shards import label as toy_label
 
 from shards import remote
 from shards.errors import DataError
-from shards.layouts import tars
-from shards.layouts.tarlists import working_folder
-from shards.layouts.tars import remove_downloads, tar_source
-from shards.layouts.tarscan import SIDE_LIMIT
 from shards.pack import pack_source
+from shards.raw import tars
+from shards.raw.tarlists import working_folder
+from shards.raw.tars import remove_downloads, tar_source
+from shards.raw.tarscan import SIDE_LIMIT
 from shards.reader import open_dataset
 from shards.records import Record, Source
 
@@ -88,7 +88,7 @@ def test_other_labels_in_tars_of_the_same_counts_are_packed_again(tmp_path):
 
 
 def test_numbers_of_another_script_in_names_of_tars_are_text():
-    from shards.layouts.tarlists import _natural
+    from shards.raw.tarlists import _natural
 
     assert sorted(["t/0\u00b210.tar", "t/0\u00b29.tar"], key=_natural) == ["t/0\u00b29.tar", "t/0\u00b210.tar"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shards.world import FAMILIES, Style, captions, render, sample_seed
+from shards.world.generate import FAMILIES, Style, captions, render, sample_seed
 
 FULL = [name for name, family in FAMILIES.items() if "train" in family.splits]
 STYLES: tuple[Style, ...] = ("own", "plain")

@@ -26,7 +26,7 @@ from runner.config import RunConfig, Target
 from runner.results import find_runs
 
 if TYPE_CHECKING:
-    from benchmarks.commands.plan import PlannedRun
+    from benchmarks.cli.plan import PlannedRun
 
 __all__ = ["CostModel", "Estimate", "Machine", "here", "makespan"]
 
@@ -69,7 +69,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SuiteOptions:
     """A split of some classes of a data set."""
 
     classes: int
@@ -95,7 +95,7 @@ class CostModel:
         self.machine, self.data = machine, data
         self.start = START_SECONDS[machine.device] if start is None else start
         self.paces = Paces(machine, read(), reached)
-        self._choices: dict[tuple[str, str, str], Choice] = {}
+        self._choices: dict[tuple[str, str, str], SuiteOptions] = {}
         self._ratios: dict[tuple[str, str], list[float]] = {}
 
     @classmethod
@@ -158,7 +158,7 @@ class CostModel:
         weight = len(own) / (len(own) + WEIGHT_OF_OTHERS)
         return math.exp(weight * statistics.median(own) + (1 - weight) * shared if own else shared)
 
-    def _estimate(self, config: RunConfig, epochs: float, choices: Sequence[Choice], ranks: int) -> Estimate:
+    def _estimate(self, config: RunConfig, epochs: float, choices: Sequence[SuiteOptions], ranks: int) -> Estimate:
         basis = self.paces.pace(config).basis
         if (config.method, config.backbone) in self._ratios:
             basis = "measured here"
@@ -182,7 +182,7 @@ class CostModel:
             return steps + shots.images * decode[once] / DECODERS
         return steps + shots.images * (decode[once] + epochs * decode[again])
 
-    def _evaluation(self, config: RunConfig, choice: Choice, ranks: int) -> float:
+    def _evaluation(self, config: RunConfig, choice: SuiteOptions, ranks: int) -> float:
         pace, work = self.paces.pace(config), self.paces.work(config)
         text = (work["classes"][0] + work["classes"][1] * choice.classes) * pace.encode
         each = (work["encode"] + work["logits"] * choice.classes) * pace.encode + text * work["conditional"]
@@ -195,21 +195,21 @@ class CostModel:
         each = max(each, read / DECODERS) / ranks if on_gpu else each + read
         return warm_up + text + choice.images * each
 
-    def _shots(self, config: RunConfig) -> Choice:
+    def _shots(self, config: RunConfig) -> SuiteOptions:
         """What an epoch goes through."""
         found = self._choice(config.dataset, config.classes, "train")
         return replace(found, images=min(config.shots * found.classes, found.images)) if config.shots else found
 
-    def _choice(self, dataset: str, classes: str, split: str) -> Choice:
+    def _choice(self, dataset: str, classes: str, split: str) -> SuiteOptions:
         key = (dataset, classes, split)
         if key not in self._choices:
             from shards.fewshot import class_half
-            from shards.known import known
+            from shards.resolve import known
 
             found = known(dataset, self.data)
             chosen = len(class_half(range(found.classes), classes))
             images = found.counts.get(split, 0) * chosen / found.classes
-            self._choices[key] = Choice(chosen, images, found.source in ("folder", "packed"))
+            self._choices[key] = SuiteOptions(chosen, images, found.source in ("folder", "packed"))
         return self._choices[key]
 
     def _learn_from(self, train: Path) -> None:

@@ -1,8 +1,8 @@
-"""What estimates of cost rest on: counted operations, and the measured figures of `benchmarks/results`, as one table.
+"""What estimates of cost rest on: counted operations, and the measured figures of `docs/results`, as one table.
 
     python -m benchmarks.cost.figures        renews benchmarks/cost/figures.json after new figures were recorded
 
-The table is installed with the program, `benchmarks/results` is not. Reading it needs no torch, so that planning is
+The table is installed with the program, `docs/results` is not. Reading it needs no torch, so that planning is
 quick. Shapes: B images, C classes.
 
 counts, of a backbone and a method: operations of a training step are `image` B + (`text`[0] + `text`[1] C), and these
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).with_name("figures.json")
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 RUNTIME = ("runtime-mini.json", "runtime-full-size.json")
 BACKBONES = ("mini", "ViT-B-32", "ViT-B-16", "ViT-L-14")
 METHODS = ("zeroshot", "coop", "cocoop", "maple", "procap")
@@ -113,8 +113,8 @@ def _line(few: float, many: float) -> list[float]:
 
 
 def _clip(backbone: str) -> Any:
-    from benchmarks.scaling.model import VIT_B_16, shapes_of
-    from procap.mini import load_mini
+    from benchmarks.studies.scaling.model import VIT_B_16, shapes_of
+    from procap.weights.mini import load_mini
 
     large = replace(VIT_B_16, vision_width=1024, vision_layers=24, vision_heads=16, text_width=768, text_heads=12)
     geometries = {
@@ -126,7 +126,7 @@ def _clip(backbone: str) -> Any:
 
 
 def _launches(estimates: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    from benchmarks.scaling.benchmark import launched
+    from benchmarks.studies.scaling.benchmark import launched
 
     known = {one["method"]: one["launches"] for one in estimates}
     return {method: known.get(method) or launched(method) for method in METHODS if method != "zeroshot"}

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from procap.clip import Geometry
+from procap.exact_optimizations import Savings
 from procap.methods.method import Method
 from procap.packing import PromptSet
 from procap.plan import INPUT, Plan
-from procap.savings import Savings
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from benchmarks.cluster_simulation.cluster import Job as SimulatedJob
-from benchmarks.commands.plan import plan
+from benchmarks.cli.plan import plan
 from benchmarks.cost.estimate import CostModel, Estimate, Machine, here, makespan
-from cluster.job import Job, Piece
-from cluster.site import Node
+from benchmarks.studies.cluster_simulation.cluster import Job as SimulatedJob
+from cluster.job import Job, RunSpec
+from cluster.ray_cluster import Node
 from procap.errors import UserError
-from runner.config import Target, Workplace
+from runner.config import RuntimeConfig, Target
 
 
 class CostForecast:
-    """Implements `cluster.ledger.Forecast`: what was left of a job when it was first looked at."""
+    """Implements `cluster.job_progress.Forecast`: what was left of a job when it was first looked at."""
 
-    def __init__(self, costs: CostModel, at: Workplace, processes: int = 1, *, force: bool = False) -> None:
+    def __init__(self, costs: CostModel, at: RuntimeConfig, processes: int = 1, *, force: bool = False) -> None:
         """processes: that train a run together. force: what is there already is repeated."""
         self.costs, self.at, self.processes, self.force = costs, at, processes, force
         self._first: dict[str, list[Estimate]] = {}
@@ -55,7 +55,7 @@ class CostForecast:
             self._first[job.name] = [self._left_of(piece) for piece in job.pieces]
         return self._first[job.name]
 
-    def _left_of(self, piece: Piece) -> Estimate:
+    def _left_of(self, piece: RunSpec) -> Estimate:
         targets = [Target.recorded(target) for target in piece.targets]
         try:
             [run] = plan([piece.config], self.at, lambda config: targets, force=self.force)
@@ -65,13 +65,13 @@ class CostForecast:
         return self.costs.of_plan(run, self.processes)
 
 
-def forecast(nodes: Sequence[Node], at: Workplace, *, processes: int = 1) -> CostForecast:
+def forecast(nodes: Sequence[Node], at: RuntimeConfig, *, processes: int = 1) -> CostForecast:
     """For runs on `nodes`, or without any on this machine; results that are there correct it from the beginning."""
     gpu = next((node.accelerator for node in nodes if node.gpus), None)
     machine = here(at.device) if gpu is None else Machine(gpu, "cuda")
     return forecast_on(machine, at, processes=processes)
 
 
-def forecast_on(machine: Machine, at: Workplace, *, processes: int = 1, force: bool = False) -> CostForecast:
+def forecast_on(machine: Machine, at: RuntimeConfig, *, processes: int = 1, force: bool = False) -> CostForecast:
     """For runs on machines like `machine`."""
     return CostForecast(CostModel.of(at.results, machine, at.data), at, processes, force=force)

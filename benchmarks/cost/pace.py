@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from runner.config import RunConfig
 
 if TYPE_CHECKING:
-    from benchmarks.scaling.model import Parts
+    from benchmarks.studies.scaling.model import Parts
 
 BACKBONE, METHOD = "ViT-B-16", "maple"
 """What stands in for a backbone and a method whose operations were never counted."""
 GRADIENT_PASSES, FLOAT, OPTIMIZER_BYTES = 3, 4, 28
-"""As in `benchmarks.scaling.model`, which cannot be imported without torch."""
+"""As in `benchmarks.studies.scaling.model`, which cannot be imported without torch."""
 FP32_SHARE = 1 / 15
 """Of a GPU's peak in bfloat16, by the data sheets of A100 and H200, what float32 reaches without TF32."""
 
@@ -103,7 +103,7 @@ class Paces:
     def step(self, config: RunConfig, classes: int, batch: int, ranks: int = 1) -> float:
         """Seconds of a training step of `batch` images, all ranks together."""
         if ranks > 1:
-            from benchmarks.scaling.model import H200, Links, step_cost
+            from benchmarks.studies.scaling.model import H200, Links, step_cost
 
             gpu = self._accelerator()
             links = Links(**gpu["links"]) if gpu else H200.links
@@ -111,8 +111,8 @@ class Paces:
         return max(sum(self._seconds(config, classes, batch)), self._launches(config) * self.pace(config).replay)
 
     def parts(self, config: RunConfig, classes: int, batch: int) -> Parts:
-        """A training step in the parts that `benchmarks.scaling.model` deals out over processes. Imports torch."""
-        from benchmarks.scaling.model import Parts
+        """A training step in the parts that the scaling model deals out over processes. Imports torch."""
+        from benchmarks.studies.scaling.model import Parts
 
         work, pace = self.work(config), self.pace(config)
         image, text, alike = self._seconds(config, classes, batch)

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.figures.style import FAINT, INK, PAGE, styled
-from benchmarks.published.tables import display_name
+from benchmarks.plots.style import FAINT, INK, PAGE, styled
 from benchmarks.qualitative.prompts import RANDOM_STD, LearnedPrompts, Stage
+from benchmarks.results.published.tables import display_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,33 +22,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.command_line.output import note
-from benchmarks.figures import save_figures
-from benchmarks.figures.record import FILE, folder_of, planned_runs
-from benchmarks.published.tables import display_name
+from benchmarks.console.output import note
+from benchmarks.plots import save_figures
+from benchmarks.plots.record import FILE, folder_of, planned_runs
 from benchmarks.qualitative.figures import CAM_LOOK, Picture, draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.picks import PICK_RULE, Pick, kind_of, kinds_of, pick_images
 from benchmarks.qualitative.prompts import LearnedPrompts, learned_prompts, prompts_record, random_prompts
 from benchmarks.qualitative.words import picture_words
+from benchmarks.results.published.tables import display_name
 from procap.classifier import Classifier
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError, UserError
-from runner.assemble import autocast, check_content, label_space
-from runner.collectives import Crew
-from runner.config import RunConfig, Target, Workplace
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import ALONE
 from runner.environment import decoders, environment
 from runner.evaluate import Answers, Trained, load_trained
-from runner.ranks import ALONE
 from runner.results import write_json
+from runner.setup import autocast, check_content, label_space
 from runner.threads import fitting_threads
 from shards.fewshot import Selection, evaluation_split
+from shards.loader import evaluation_batches
 from shards.reader import ShardSet, open_dataset
-from shards.stream import evaluation_batches
 from shards.transfer import to_device
 from shards.transforms import EvalTransform, eval_transform
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import Done
+    from benchmarks.suites.done import SuiteResults
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Comparison:
     record: Mapping[str, Any]
 
 
-def make_pictures(done: Done, place: Workplace) -> Qualitative:
+def make_pictures(done: SuiteResults, place: RuntimeConfig) -> Qualitative:
     """The pictures of a suite, in its folder: of its first data set, with the prompts of its last; its first seed."""
     first, last = done.datasets[0], done.datasets[-1]
     runs: dict[str, dict[str, Trained | RunConfig]] = {first: {}, last: {}}
@@ -85,7 +85,7 @@ def make_pictures(done: Done, place: Workplace) -> Qualitative:
 def make_qualitative(
     trained: Mapping[str, Trained | RunConfig],
     dataset: str | Target,
-    place: Workplace,
+    place: RuntimeConfig,
     folder: Path,
     images: int = 8,
     *,
@@ -133,7 +133,7 @@ def make_qualitative(
     return Qualitative(tuple(written), folder / FILE, record)
 
 
-def compare(runs: Mapping[str, Trained], target: Target, place: Workplace, images: int = 8) -> Comparison:
+def compare(runs: Mapping[str, Trained], target: Target, place: RuntimeConfig, images: int = 8) -> Comparison:
     """What every run, by title, answers on `target`, and the maps of at most `images` images.
 
     Raises as above, and UsageError for fewer than two runs.
@@ -194,12 +194,12 @@ class _Look:
             self.classifier: Classifier = run.method.classifier(space)
         self.transform: EvalTransform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
 
-    def answers(self, wanted: int, place: Workplace) -> NDArray[np.int64]:
+    def answers(self, wanted: int, place: RuntimeConfig) -> NDArray[np.int64]:
         """The class [N] of each of the first `wanted` images, in the batches of an evaluation."""
         config, device = self.run.config, self.run.clip.device
         batch, images = config.recipe.test_batch_size, self.selection.images.subset(range(wanted))
         batches = evaluation_batches(images, self.transform, batch, decoders(place.workers, device))
-        found, alone = Answers(), Crew(ALONE)
+        found, alone = Answers(), ProcessGroup(ALONE)
         with fitting_threads(self.run.clip, min(batch, wanted), "eval"), autocast(config, device):
             for pixels, _, places in to_device(batches, device, moved=(0,)):
                 found.add(self.classifier(pixels), places.numpy())
@@ -249,5 +249,5 @@ def _picked(pick: Pick, selection: Selection, picture: Picture, looks: Mapping[s
     }
 
 
-def _loaded(runs: Mapping[str, Trained | RunConfig], place: Workplace) -> dict[str, Trained]:
+def _loaded(runs: Mapping[str, Trained | RunConfig], place: RuntimeConfig) -> dict[str, Trained]:
     return {title: load_trained(run, place) if isinstance(run, RunConfig) else run for title, run in runs.items()}

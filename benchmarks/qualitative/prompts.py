@@ -14,9 +14,9 @@ from torch import Tensor
 
 from procap.methods.prompts import normal
 from procap.nearest_words import WORD_RULE, Near, Words, first_text_tokens, text_means
-from runner.assemble import make_method
 from runner.evaluate import Trained
-from shards.streams import generator
+from runner.setup import make_method
+from shards.rng import generator
 
 WORDS = 5
 RANDOM_STD = 0.02

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.figures.record import folder_of, pictures_of
+from benchmarks.plots.record import folder_of, pictures_of
 from benchmarks.report.read import Found
 from benchmarks.suites.suite import Drawings
 
@@ -42,7 +42,7 @@ class Picture:
 
 def drawn(drawings: Drawings, failed: Callable[[str, Exception], None]) -> list[Picture]:
     """Every figure that there are numbers for, in the order of `drawings`; `failed` is told of those that fail."""
-    from benchmarks.figures import image_of
+    from benchmarks.plots import image_of
 
     pictures = []
     for name, draw in drawings.items():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.report.read import Found
 from runner.collection import CollectionFolder
-from runner.track_outbox import Delivery, delivery_of
-from runner.track_store import Destination
+from runner.tracking.outbox import Delivery, delivery_of
+from runner.tracking.store import Destination
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def links(found: Found, results: Path, tracking: str) -> list[Link]:
         found_links.append(Link("the suite", f"{address}/#/experiments/{parent.experiment_id}/runs/{parent.run_id}"))
     sent = _sent(found, results, destination)
     if sent:
-        from benchmarks.tracking.ui import Chosen, charts_page, compare_page
+        from benchmarks.cli.ui import Chosen, charts_page, compare_page
 
         chosen = Chosen(sent, f"tags.`{found.collection.tag}` = 'yes'")
         found_links.append(Link(f"charts of {len(sent)} runs", charts_page(address, chosen)))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.figures import Picture
-from benchmarks.sheets.formats import ARROWS, SUFFIXES, legend, render, write_sheets
-from benchmarks.sheets.sheet import Column, Item, Line, Mark, Sheet, Value
-from benchmarks.sheets.text import MINUS, MISSING, rounded
+from benchmarks.tables.formats import ARROWS, SUFFIXES, legend, render, write_sheets
+from benchmarks.tables.table import Column, Item, Line, Mark, Sheet, Value
+from benchmarks.tables.text import MINUS, MISSING, rounded
 from runner.results import write_bytes
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.bench.choice import choice_of
-from benchmarks.scores import Score, listed
+from benchmarks.results.scores import Score, listed
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.done import Done
-from benchmarks.suites.suite import Choice, Entry, Suite
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.recorded import choice_of
+from benchmarks.suites.suite import Entry, Suite, SuiteOptions
 from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, find_collections
 from runner.config import Target
@@ -63,13 +63,13 @@ class Found:
 
     suite: Suite
     collection: Collection
-    done: Done
+    done: SuiteResults
     runs: tuple[Run, ...]
     further: tuple[str, ...] = ()
     guessed: bool = False
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> SuiteOptions:
         return self.done.choice
 
     @cached_property
@@ -127,7 +127,7 @@ def _read(folder: CollectionFolder, called: str, results: Path, data: Path | Non
     for entry in entries:
         targets.setdefault(entry.path, {}).update(dict.fromkeys(entry.piece.targets))
     runs = {path: read_run(results, path, wanted, collection.failed.get(path, "")) for path, wanted in targets.items()}
-    done = Done(suite, choice, tuple(entries), _scores(entries, runs), results)
+    done = SuiteResults(suite, choice, tuple(entries), _scores(entries, runs), results)
     # A command that was stopped or refused has left its plan in the collection, but no runs.
     further = tuple(collection.finished(results, but=runs))
     return Found(suite, collection, done, tuple(runs.values()), further, guessed)

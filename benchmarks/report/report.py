@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.command_line.output import note, plural
+from benchmarks.console.output import note, plural
 from benchmarks.report.figures import Picture, drawn, left_in
 from benchmarks.report.folder import check_replaceable, replace_folder
 from benchmarks.report.links import Link, links
@@ -16,7 +16,7 @@ from benchmarks.report.page import GENERATOR, write_page
 from benchmarks.report.read import STATES, Found, Run, Trouble, read_suites
 from benchmarks.report.suite import caveats, command, description, facts, state
 from benchmarks.report.work import all_extras, all_runs, cost_lines, day, machines_sheet, suites_sheet, versions
-from benchmarks.sheets.sheet import Sheet
+from benchmarks.tables.table import Sheet
 from procap.errors import UserError
 from shards.errors import DataError
 
@@ -262,12 +262,12 @@ def _pictures(found: Found, maker: Maker) -> list[Picture]:
 
 def _published(found: Found) -> list[Sheet]:
     """The paper's table of the suite, where it does not stand in the same table as ours."""
-    from benchmarks.sheets.published import published_sheets
+    from benchmarks.tables.published import published_sheets
 
     return [sheet for sheet in published_sheets() if sheet.name == f"published-{found.suite.name}"]
 
 
 def _audit() -> list[Sheet]:
-    from benchmarks.published.audit import audit_sheet
+    from benchmarks.studies.audit.audit import audit_sheet
 
     return [audit_sheet()]

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.bench.command import suite_command
-from benchmarks.command_line.output import plural
+from benchmarks.console.output import plural
 from benchmarks.report.read import STATES, Found
-from benchmarks.scores import TITLES, variants_of
+from benchmarks.results.scores import TITLES, variants_of
 from benchmarks.suites import SUITES
+from benchmarks.suites.command import suite_command
+from benchmarks.suites.profiles import MINI, PAPER
 from benchmarks.suites.suite import Entry
-from benchmarks.suites.worlds import MINI, PAPER
-from procap.loading import canonical
+from procap.weights.loading import canonical
 from runner.config import RunConfig, plan_run
 
 Changes = dict[str, tuple[str, str]]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks.command_line.output import plural
-from benchmarks.figures.record import pictures_of
+from benchmarks.console.output import plural
+from benchmarks.plots.record import pictures_of
 from benchmarks.report.read import STATES, Found, Run
-from benchmarks.sheets.runtime import newest_report
-from benchmarks.sheets.sheet import Column, Line, Sheet, Value
+from benchmarks.tables.runtime import newest_report
+from benchmarks.tables.table import Column, Line, Sheet, Value
 from runner.results import EvalResult, TrainResult
 
 HOUR = 3600.0

@@ -22,8 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.command_line.flags import Output, Place
-from benchmarks.command_line.output import note, show, show_json
+from benchmarks.cli.flags import Output, Place
+from benchmarks.console.output import note, show, show_json
 from benchmarks.runtime.file import SCHEMA, contests
 from benchmarks.runtime.settings import Flags, Settings, flags_of_choice, settings_of
 from procap.errors import UserError
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from benchmarks.runtime.modes import Models
     from benchmarks.runtime.rounds import Clock
-    from benchmarks.suites.done import Done
-    from runner.config import Workplace
+    from benchmarks.suites.done import SuiteResults
+    from runner.config import RuntimeConfig
 
 __all__ = ["Flags", "Settings", "bench_runtime"]
 
@@ -55,7 +55,7 @@ def bench_runtime(flags: Flags, place: Place, output: Output) -> int:
     return publish(report, settings, flags, place, output)
 
 
-def contest_of_suite(done: Done, at: Workplace, *, budget: float | None, anew: bool) -> None:
+def contest_of_suite(done: SuiteResults, at: RuntimeConfig, *, budget: float | None, anew: bool) -> None:
     """What the suite `runtime` asks for, measured and written below the results, unless it is there and not `anew`.
 
     budget: seconds, None for what `settings_of` takes. Raises UserError where a part failed.
@@ -102,7 +102,7 @@ def measure(
     from benchmarks.runtime.measure import matmul_peak
     from benchmarks.runtime.modes import compile_cache, models
     from benchmarks.runtime.rounds import Clock, contest_rows
-    from procap.loading import load_clip
+    from procap.weights.loading import load_clip
 
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
@@ -136,7 +136,7 @@ def measure(
         report["rows"] += contest_rows(name, root, settings, both, peaks, loading, clock, ends)
     if check:
         with _part(report, "what makes it fast", verbose):
-            from benchmarks.runtime.ways import measure_ways
+            from benchmarks.runtime.acceleration_ablation import measure_ways
 
             report["ways"] = measure_ways(both, settings, peaks, clock.left(), lambda line: note(f"  {line}"))
     with _part(report, "scaling", verbose):
@@ -147,7 +147,7 @@ def measure(
 
             measure_full_size(report, settings, device, note)
     with _part(report, "cross-attention", verbose):
-        from benchmarks.runtime.ways import cross_attention
+        from benchmarks.runtime.acceleration_ablation import cross_attention
 
         report["cross_attention"] = cross_attention()
     report["seconds"] = time.perf_counter() - clock.began
@@ -188,7 +188,7 @@ def write(report: dict[str, Any], settings: Settings, place: Place) -> str:
 
 
 def _figures(report: dict[str, Any], folder: Path) -> list[Path]:
-    from benchmarks.runtime.figures import draw_figures
+    from benchmarks.runtime.plots import draw_figures
 
     try:
         importlib.import_module("matplotlib")

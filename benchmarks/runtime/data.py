@@ -16,17 +16,17 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.commands.data import ensure_packed, pack_one
-from benchmarks.loader import photographs
+from benchmarks.cli.data import ensure_packed, pack_one
+from benchmarks.studies.loader import photographs
 from procap.clip import CLIP
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-from runner.assemble import label_space, train_augment
+from runner.setup import label_space, train_augment
 from shards.fewshot import FewShot, Selection, evaluation_split, pick
-from shards.known import is_packed, known
 from shards.reader import open_dataset
 from shards.records import Record, Source
-from shards.streams import generator
+from shards.resolve import is_packed, known
+from shards.rng import generator
 from shards.transforms import eval_transform
 
 MADE_UP = re.compile(r"photographs-([1-9][0-9]{0,3})")

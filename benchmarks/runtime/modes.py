@@ -21,8 +21,8 @@ from torch import Tensor
 
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
+from procap.exact_optimizations import NO_SAVINGS
 from procap.methods.method import Method
-from procap.savings import NO_SAVINGS
 from runner.acceleration import Acceleration, keep_compiled
 from runner.config import RunConfig
 from runner.engine import Engine
@@ -34,7 +34,7 @@ Classify = Callable[[Tensor], Tensor]
 Models = dict[ModeName, CLIP]
 
 FUSED = "PROCAP_FUSED"
-"""What `procap.fused_refinement` reads."""
+"""What `procap.kernels.refinement` reads."""
 
 
 def towers(clip: CLIP, mode: ModeName) -> CLIP:
@@ -46,7 +46,7 @@ def models(clip: CLIP, ways: Acceleration) -> Models:
     """`clip` for each mode, compiled for fast mode where `ways` says so: reference mode then has a copy of its own."""
     if not ways.compile:
         return {mode: towers(clip, mode) for mode in MODES}
-    from procap.compiled import compile_blocks
+    from procap.kernels.compiled import compile_blocks
 
     plain = copy.deepcopy(clip)
     keep_compiled()

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.published.tables import PUBLISHED
-from benchmarks.sheets.latex_text import escape
-from benchmarks.sheets.latex_text import row as latex_row
-from benchmarks.sheets.pipes import pipes
-from benchmarks.sheets.text import MISSING
+from benchmarks.results.published.tables import PUBLISHED
+from benchmarks.tables.latex_text import escape
+from benchmarks.tables.latex_text import row as latex_row
+from benchmarks.tables.pipes import pipes
+from benchmarks.tables.text import MISSING
 from runner.results import write_bytes
 
 HEADERS = (

@@ -16,15 +16,15 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.command_line.output import note
-from benchmarks.runtime.contest import Contestant, Passes
+from benchmarks.console.output import note
+from benchmarks.runtime.case import Contestant, Passes
 from benchmarks.runtime.data import Contest, open_contest
 from benchmarks.runtime.measure import interleaved, times_on
 from benchmarks.runtime.modes import Models
 from benchmarks.runtime.rows import row
 from benchmarks.runtime.settings import SEED, SHOTS, Settings, run_config
-from runner.assemble import train_augment
-from shards.stream import TrainStream, evaluation_batches
+from runner.setup import train_augment
+from shards.loader import TrainStream, evaluation_batches
 from shards.transforms import eval_transform
 
 FEW_ROUNDS = 3

@@ -10,7 +10,7 @@ from benchmarks.runtime.measure import Spread
 from benchmarks.runtime.settings import TITLES, Settings
 
 if TYPE_CHECKING:
-    from benchmarks.runtime.contest import Contestant, Passes
+    from benchmarks.runtime.case import Contestant, Passes
     from benchmarks.runtime.data import Contest
 
 NO_MEANING = {

@@ -24,7 +24,7 @@ from procap.clip import CLIP
 from procap.methods import build_method
 from procap.methods.method import Method
 from procap.text import LabelSpace
-from shards.streams import generator
+from shards.rng import generator
 
 
 @dataclass(frozen=True)

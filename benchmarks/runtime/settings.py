@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.commands.selection import method_names, names, numbers
+from benchmarks.cli.selection import method_names, names, numbers
 from procap.errors import UsageError
 from runner.acceleration import Acceleration
 from runner.environment import decoders
@@ -17,8 +17,8 @@ from runner.environment import decoders
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.command_line.flags import Place
-    from benchmarks.suites.suite import Choice
+    from benchmarks.cli.flags import Place
+    from benchmarks.suites.suite import SuiteOptions
     from runner.config import RunConfig
 
 SHOTS, SEED, TRAIN_BATCH, TEST_BATCH = 16, 1, 32, 100
@@ -93,7 +93,7 @@ class Flags:
     check: bool = False
 
 
-def flags_of_choice(choice: Choice, budget: float | None) -> Flags:
+def flags_of_choice(choice: SuiteOptions, budget: float | None) -> Flags:
     """What is measured of the suite `runtime` as it was chosen: its table has no sizes."""
     world = choice.world
     return Flags(
@@ -109,7 +109,7 @@ def flags_of_choice(choice: Choice, budget: float | None) -> Flags:
 
 def settings_of(flags: Flags, place: Place, device: torch.device) -> Settings:
     """What the flags and the device stand for. Raises UsageError for what cannot be."""
-    from procap.loading import canonical
+    from procap.weights.loading import canonical
 
     gpu = device.type == "cuda"
     check = flags.check and gpu

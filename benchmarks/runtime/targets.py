@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.command_line.output import columns
+from benchmarks.console.output import columns
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ def measure_full_size(
     from benchmarks.runtime.measure import matmul_peak
     from benchmarks.runtime.modes import models
     from benchmarks.runtime.scaling import Point, measure_points
-    from procap.loading import load_clip
+    from procap.weights.loading import load_clip
 
     if device.type != "cpu":
         return
@@ -187,7 +187,7 @@ def _memory(report: dict[str, Any]) -> Iterator[Target]:
 
 def _attention(report: dict[str, Any]) -> Iterator[Target]:
     """The towers' attention must run in fused kernels, whichever of them torch takes."""
-    from benchmarks.runtime.ways import UNFUSED
+    from benchmarks.runtime.acceleration_ablation import UNFUSED
 
     for one in report["ways"]:
         if one["way"] == "off":

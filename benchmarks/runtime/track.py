@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line.output import note, plural
+from benchmarks.console.output import note, plural
 from procap.errors import UserError
-from runner.track_store import Destination, first_line, open_store, quiet_libraries
+from runner.tracking.store import Destination, first_line, open_store, quiet_libraries
 
 EXPERIMENT_TAG = "procap.benchmark"
 PARAMS = ("dataset", "method", "mode", "precision", "classes", "train_images", "batch", "test_batch", "epochs", "steps",

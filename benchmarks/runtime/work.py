@@ -18,14 +18,14 @@ from benchmarks.runtime.measure import peak_bytes, stretch
 from benchmarks.runtime.modes import Classify, ModeName, at_work, classifier_of, engine_of
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
-from runner.assemble import autocast
 from runner.config import RunConfig
+from runner.cuda_graphs import CudaGraphs, Part, Recorder, Replayed
 from runner.engine import Batch
 from runner.meters import Meter
-from runner.recording import CudaGraphs, Part, Recorder, Replayed
+from runner.setup import autocast
 from runner.step import PHASES, TrainStep
 from runner.threads import fitting_threads
-from shards.streams import generator
+from shards.rng import generator
 from shards.transfer import upload
 
 Kind = Literal["train", "eval"]
@@ -168,7 +168,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RunSpec:
     """Work that is ready to be timed: call `run`."""
 
     run: Callable[[], object]
@@ -178,17 +178,17 @@ class Piece:
 
 def piece_of_work(
     kind: Kind, method: Method, config: RunConfig, mode: ModeName, ways: Acceleration, images: Tensor, labels: Tensor
-) -> Piece:
+) -> RunSpec:
     """A training step or an evaluated batch over always the same images [B, 3, S, S] and labels [B]."""
     if kind == "eval":
         evaluation = Evaluation(method, config, mode, ways)
         started = evaluation.start(images)
-        return Piece(lambda: evaluation(images), started, evaluation.recorded)
+        return RunSpec(lambda: evaluation(images), started, evaluation.recorded)
     training = Training(method, config, mode, ways, Meter(method.clip.device, 0))
     # At a rate of zero the optimizer does all its work and every round starts from the same weights.
     training.engine.set_rate(0.0)
     started = training.start(training.batch(images, labels, 0))
-    return Piece(lambda: training(training.batch(images, labels, 0)), started, training.recorded)
+    return RunSpec(lambda: training(training.batch(images, labels, 0)), started, training.recorded)
 
 
 def warm_ups(ways: Acceleration, device: torch.device) -> int:

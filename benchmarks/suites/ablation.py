@@ -10,8 +10,8 @@ full ProCAP and 79.46 for MaPLe-style, which is MaPLe with as many tokens as Pro
 
 from __future__ import annotations
 
-from benchmarks.sheets.halves import ablation_sheets
-from benchmarks.suites.suite import Arm, Choice, Suite
+from benchmarks.suites.suite import Suite, SuiteOptions, Variant
+from benchmarks.tables.base_novel import ablation_sheets
 
 FULL, MAPLE_STYLE = "Full ProCAP", "MaPLe-style"
 VARIANTS = {
@@ -25,15 +25,15 @@ VARIANTS = {
 }
 
 
-def variants(choice: Choice, method: str) -> list[Arm]:
+def variants(choice: SuiteOptions, method: str) -> list[Variant]:
     """ProCAP without its parts, MaPLe in ProCAP's recipe, and any other method as it is in that recipe."""
     if method == "procap":
         named = VARIANTS.items()
-        return [Arm(method, name, {"variant": name}, options, recipe="procap") for name, options in named]
+        return [Variant(method, name, {"variant": name}, options, recipe="procap") for name, options in named]
     if method == "maple":
-        return [Arm(method, MAPLE_STYLE, {"variant": MAPLE_STYLE}, {"n_ctx": 4}, recipe="procap")]
-    plain = Arm(method, recipe="procap")
-    return [Arm(method, plain.name, {"variant": plain.name}, recipe="procap")]
+        return [Variant(method, MAPLE_STYLE, {"variant": MAPLE_STYLE}, {"n_ctx": 4}, recipe="procap")]
+    plain = Variant(method, recipe="procap")
+    return [Variant(method, plain.name, {"variant": plain.name}, recipe="procap")]
 
 
 SUITE = Suite(

@@ -11,9 +11,9 @@ average; MaPLe 82.28, 75.14, 78.55.
 
 from __future__ import annotations
 
-from benchmarks.figures.halves import halves_figures
-from benchmarks.sheets.halves import base_to_novel_sheets
+from benchmarks.plots.base_novel import halves_figures
 from benchmarks.suites.suite import Suite
+from benchmarks.tables.base_novel import base_to_novel_sheets
 
 SUITE = Suite(
     name="base-to-novel",

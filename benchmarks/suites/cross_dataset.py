@@ -11,13 +11,13 @@ MaPLe 70.72 and 66.30.
 
 from __future__ import annotations
 
-from benchmarks.sheets.targets import cross_dataset_sheets
-from benchmarks.suites.suite import Choice, Quick, Suite
-from benchmarks.suites.worlds import WORLDS
+from benchmarks.suites.profiles import WORLDS
+from benchmarks.suites.suite import Quick, Suite, SuiteOptions
+from benchmarks.tables.targets import cross_dataset_sheets
 from runner.config import Target
 
 
-def other_data_sets(choice: Choice, dataset: str) -> tuple[Target, ...]:
+def other_data_sets(choice: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     """All classes of the source itself and of every other data set of the world."""
     return tuple(Target(name) for name in dict.fromkeys([dataset, *choice.world.datasets]))
 

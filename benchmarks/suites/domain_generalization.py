@@ -10,13 +10,13 @@ Sketch, A and R; MaPLe 70.72 and 60.28.
 
 from __future__ import annotations
 
-from benchmarks.sheets.targets import domain_generalization_sheets
-from benchmarks.suites.suite import Choice, Quick, Suite
-from benchmarks.suites.worlds import WORLDS
+from benchmarks.suites.profiles import WORLDS
+from benchmarks.suites.suite import Quick, Suite, SuiteOptions
+from benchmarks.tables.targets import domain_generalization_sheets
 from runner.config import Target
 
 
-def shifts(choice: Choice, dataset: str) -> tuple[Target, ...]:
+def shifts(choice: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     """The source itself and its shifted test sets."""
     return tuple(Target(name) for name in (dataset, *choice.world.shifts))
 

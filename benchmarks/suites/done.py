@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from benchmarks.scores import Cell, Score, average, cell_of, hm_of, over_seeds, score_of, variants_of
-from benchmarks.suites.suite import Arm, Choice, Entry, Suite
+from benchmarks.results.scores import Cell, Score, average, cell_of, hm_of, over_seeds, score_of, variants_of
+from benchmarks.suites.suite import Entry, Suite, SuiteOptions, Variant
 from procap.errors import UserError
 from runner.config import RunConfig, Target
 from runner.results import RunFolder
 
 
 @dataclass(frozen=True)
-class Done:
+class SuiteResults:
     """A suite as it was chosen, and the scores that there are of it.
 
     paper_rounding: every accuracy is taken with one decimal, as the logs had it that older tables were read from, and
@@ -24,7 +24,7 @@ class Done:
     """
 
     suite: Suite
-    choice: Choice
+    choice: SuiteOptions
     entries: tuple[Entry, ...]
     scores: Mapping[tuple[str, str], Score]
     results: Path
@@ -32,7 +32,7 @@ class Done:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, suite: Suite, choice: Choice, results: Path, *, paper_rounding: bool = False) -> Done:
+    def read(cls, suite: Suite, choice: SuiteOptions, results: Path, *, paper_rounding: bool = False) -> SuiteResults:
         entries = tuple(suite.plan(choice))
         scores: dict[tuple[str, str], Score] = {}
         unreadable: dict[str, str] = {}
@@ -48,9 +48,9 @@ class Done:
         return cls(suite, choice, entries, scores, results, paper_rounding, unreadable)
 
     @cached_property
-    def arms(self) -> list[Arm]:
+    def arms(self) -> list[Variant]:
         """What is compared, in the order of the plan."""
-        found: list[Arm] = []
+        found: list[Variant] = []
         for entry in self.entries:
             if entry.arm not in found:
                 found.append(entry.arm)
@@ -83,12 +83,12 @@ class Done:
         """The data sets that are not as published, and how they differ."""
         return variants_of(self.scores.values())
 
-    def found(self, arm: Arm, dataset: str, target: Target) -> list[Score]:
+    def found(self, arm: Variant, dataset: str, target: Target) -> list[Score]:
         """The scores of an arm that was trained on `dataset`, one for each seed that is there."""
         paths = [entry.path for entry in self.entries if entry.dataset == dataset and entry.arm == arm]
         return [self.scores[path, str(target)] for path in paths if (path, str(target)) in self.scores]
 
-    def cell(self, arm: Arm, dataset: str, target: Target) -> Cell | None:
+    def cell(self, arm: Variant, dataset: str, target: Target) -> Cell | None:
         """The accuracy over seeds; None unless every seed that was chosen is there, all whole or all limited.
 
         Whatever is missing is missing: a mean over fewer seeds than asked for is none.
@@ -102,18 +102,18 @@ class Done:
         means = over_seeds(rounded, limited=cell.limited)
         return means and replace(means, mean=round(means.mean, 2))
 
-    def halves(self, arm: Arm, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
+    def halves(self, arm: Variant, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
         """Base, novel, and their harmonic mean."""
         base, novel = (self.cell(arm, dataset, Target(dataset, half)) for half in ("base", "novel"))
         return base, novel, hm_of(base, novel)
 
-    def average_halves(self, arm: Arm) -> tuple[Cell | None, Cell | None, Cell | None]:
+    def average_halves(self, arm: Variant) -> tuple[Cell | None, Cell | None, Cell | None]:
         """Average base, average novel, and their harmonic mean; nothing where a data set is missing."""
         rows = [self.halves(arm, dataset) for dataset in self.datasets]
         base, novel = average([row[0] for row in rows]), average([row[1] for row in rows])
         return base, novel, hm_of(base, novel)
 
-    def mean_of_hms(self, arm: Arm) -> Cell | None:
+    def mean_of_hms(self, arm: Variant) -> Cell | None:
         """The other reading of an average HM: the mean of the data sets' own."""
         return average([self.halves(arm, dataset)[2] for dataset in self.datasets])
 

@@ -11,25 +11,25 @@ from __future__ import annotations
 
 from statistics import mode
 
-from benchmarks.figures.curves import duration_figures
-from benchmarks.sheets.halves import duration_sheets
-from benchmarks.suites.suite import Arm, Choice, Quick, Suite
+from benchmarks.plots.curves import duration_figures
+from benchmarks.suites.suite import Quick, Suite, SuiteOptions, Variant
+from benchmarks.tables.base_novel import duration_sheets
 
 PARTS = (0.2, 0.5, 1.0)
 
 
-def by_duration(choice: Choice, method: str) -> list[Arm]:
+def by_duration(choice: SuiteOptions, method: str) -> list[Variant]:
     """One arm per part of the epochs; one alone where there are none.
 
     The arms are named by the epochs of most data sets, and say so where a method's own recipe has others elsewhere.
     """
-    epochs = [choice.run(Arm(method), dataset, 1, "base").recipe.epochs for dataset in choice.datasets]
+    epochs = [choice.run(Variant(method), dataset, 1, "base").recipe.epochs for dataset in choice.datasets]
     usual = mode(epochs)
     if not usual:
-        return [Arm(method, key={"epochs": 0})]
-    title = f"{Arm(method).name} (on most data sets)" if len({*epochs}) > 1 else ""
+        return [Variant(method, key={"epochs": 0})]
+    title = f"{Variant(method).name} (on most data sets)" if len({*epochs}) > 1 else ""
     parts = {max(1, round(part * usual)): part for part in reversed(PARTS)}
-    return [Arm(method, title, key={"epochs": count}, part=parts[count]) for count in sorted(parts)]
+    return [Variant(method, title, key={"epochs": count}, part=parts[count]) for count in sorted(parts)]
 
 
 SUITE = Suite(

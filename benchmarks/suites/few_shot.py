@@ -11,9 +11,9 @@ Published: curves only, no figures.
 
 from __future__ import annotations
 
-from benchmarks.figures.shots import shots_figures
-from benchmarks.sheets.grid import few_shot_sheets
-from benchmarks.suites.suite import SHOTS, Arm, Choice, Quick, Suite, everything
+from benchmarks.plots.shots import shots_figures
+from benchmarks.suites.suite import SHOTS, Quick, Suite, SuiteOptions, Variant, everything
+from benchmarks.tables.grid import few_shot_sheets
 from procap.errors import UsageError
 from procap.methods import method_class
 
@@ -21,14 +21,14 @@ CURVE = (1, 2, 4, 8, 16)
 QUICK_CURVE = (1, 4, 16)
 
 
-def by_shots(choice: Choice, method: str) -> list[Arm]:
+def by_shots(choice: SuiteOptions, method: str) -> list[Variant]:
     """One arm per number of shots; one in all for a method that trains nothing. UsageError for all images as shots."""
     curve = choice.shots or (QUICK_CURVE if choice.quick else CURVE)
     if 0 in curve:
         raise UsageError("--shots: a curve is over numbers of shots; for example --shots 1,2,4")
     if not method_class(method).recipe("few-shot").epochs:
-        return [Arm(method, key={"shots": 0}, shots=SHOTS)]
-    return [Arm(method, key={"shots": shots}, shots=shots) for shots in sorted(curve)]
+        return [Variant(method, key={"shots": 0}, shots=SHOTS)]
+    return [Variant(method, key={"shots": shots}, shots=shots) for shots in sorted(curve)]
 
 
 SUITE = Suite(

@@ -10,20 +10,20 @@ Published: a figure only, best at 4 tokens.
 
 from __future__ import annotations
 
-from benchmarks.figures.curves import prompt_length_figures
-from benchmarks.sheets.halves import prompt_length_sheets
-from benchmarks.suites.suite import Arm, Choice, Suite
+from benchmarks.plots.curves import prompt_length_figures
+from benchmarks.suites.suite import Suite, SuiteOptions, Variant
+from benchmarks.tables.base_novel import prompt_length_sheets
 from procap.errors import UsageError
 from procap.methods import method_class, method_options
 
 LENGTHS = (2, 4, 8, 16)
 
 
-def by_length(choice: Choice, method: str) -> list[Arm]:
+def by_length(choice: SuiteOptions, method: str) -> list[Variant]:
     """One arm per number of tokens; a method without tokens has one arm."""
     if "n_ctx" not in method_class(method).Options.model_fields:
-        return [Arm(method)]
-    return [Arm(method, key={"n_ctx": length}, options=tokens(method, length)) for length in LENGTHS]
+        return [Variant(method)]
+    return [Variant(method, key={"n_ctx": length}, options=tokens(method, length)) for length in LENGTHS]
 
 
 def tokens(method: str, length: int) -> dict[str, object]:

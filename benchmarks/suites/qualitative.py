@@ -12,13 +12,13 @@ Published: figures only.
 
 from __future__ import annotations
 
-from benchmarks.sheets.qualitative import qualitative_sheets
-from benchmarks.suites.done import Done
+from benchmarks.suites.done import SuiteResults
 from benchmarks.suites.suite import Suite, everything
-from runner.config import Workplace
+from benchmarks.tables.qualitative import qualitative_sheets
+from runner.config import RuntimeConfig
 
 
-def pictures(done: Done, at: Workplace, anew: bool) -> None:
+def pictures(done: SuiteResults, at: RuntimeConfig, anew: bool) -> None:
     """Made again each time: they take seconds."""
     from benchmarks.qualitative.pictures import make_pictures
 

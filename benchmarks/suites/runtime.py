@@ -14,18 +14,18 @@ MaPLe-style.
 from __future__ import annotations
 
 from benchmarks.runtime.settings import QUICK_BUDGET
-from benchmarks.sheets.runtime import runtime_sheets
-from benchmarks.suites.done import Done
-from benchmarks.suites.suite import Arm, Choice, Suite
-from runner.config import Workplace
+from benchmarks.suites.done import SuiteResults
+from benchmarks.suites.suite import Suite, SuiteOptions, Variant
+from benchmarks.tables.runtime import runtime_sheets
+from runner.config import RuntimeConfig
 
 
-def measured_apart(choice: Choice, method: str) -> list[Arm]:
+def measured_apart(choice: SuiteOptions, method: str) -> list[Variant]:
     """No runs: the contest trains and evaluates by itself."""
     return []
 
 
-def contest(done: Done, at: Workplace, anew: bool) -> None:
+def contest(done: SuiteResults, at: RuntimeConfig, anew: bool) -> None:
     """Measure, unless the same has been measured on such a machine."""
     from benchmarks.runtime.benchmark import contest_of_suite
 

@@ -12,9 +12,9 @@ Published: a figure only.
 
 from __future__ import annotations
 
-from benchmarks.figures.sensitivity import sensitivity_figures
-from benchmarks.sheets.grid import sensitivity_sheets
-from benchmarks.suites.suite import Arm, Choice, Quick, Suite
+from benchmarks.plots.sensitivity import sensitivity_figures
+from benchmarks.suites.suite import Quick, Suite, SuiteOptions, Variant
+from benchmarks.tables.grid import sensitivity_sheets
 
 LAMBDAS, BETAS = (0.0, 0.001, 0.01, 0.1, 1.0), (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
 TEMPERATURES = (0.01, 0.03, 0.07, 0.2, 0.5)
@@ -22,17 +22,17 @@ QUICK_LAMBDAS, QUICK_BETAS, QUICK_TEMPERATURES = (0.0, 0.01, 1.0), (0.0, 1e-5, 1
 LAMBDA, BETA, TEMPERATURE = 0.01, 1e-5, 0.07
 
 
-def grid(choice: Choice, method: str) -> list[Arm]:
+def grid(choice: SuiteOptions, method: str) -> list[Variant]:
     """Every pair of weights at the paper's temperature, and every temperature at the paper's weights, each once."""
     if method != "procap":
-        return [Arm(method)]
+        return [Variant(method)]
     lambdas, betas = (QUICK_LAMBDAS, QUICK_BETAS) if choice.quick else (LAMBDAS, BETAS)
     temperatures = QUICK_TEMPERATURES if choice.quick else TEMPERATURES
     points = [(weight, beta, TEMPERATURE) for weight in lambdas for beta in betas]
     points += [(LAMBDA, BETA, temperature) for temperature in temperatures]
     names = ("nce_weight", "kl_weight", "nce_temperature")
     settings = [dict(zip(names, point, strict=True)) for point in dict.fromkeys(points)]
-    return [Arm(method, key=setting, options=setting) for setting in settings]
+    return [Variant(method, key=setting, options=setting) for setting in settings]
 
 
 SUITE = Suite(

@@ -11,9 +11,9 @@ the mean of the eleven harmonic means, 81.33 in Table 1 is the harmonic mean of 
 
 from __future__ import annotations
 
-from benchmarks.figures.spread import spread_figures
-from benchmarks.sheets.halves import stability_sheets
+from benchmarks.plots.spread import spread_figures
 from benchmarks.suites.suite import Suite
+from benchmarks.tables.base_novel import stability_sheets
 
 SUITE = Suite(
     name="stability",

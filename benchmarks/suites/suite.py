@@ -10,18 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.scores import TITLES
-from benchmarks.suites.worlds import World, world_named
-from cluster.job import Piece
+from benchmarks.results.scores import TITLES
+from benchmarks.suites.profiles import World, world_named
+from cluster.job import RunSpec
 from procap.errors import UsageError, UserError
 from runner.collection import COLLECTION_NAME
-from runner.config import RunConfig, Target, Workplace, plan_run
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from benchmarks.sheets.sheet import Sheet
-    from benchmarks.suites.done import Done
+    from benchmarks.suites.done import SuiteResults
+    from benchmarks.tables.table import Sheet
 
 
 SHOTS = 16
@@ -29,7 +29,7 @@ SHOTS = 16
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One of the things that a suite compares: a method, and what is changed of it.
 
     key: what varies within the suite, by name, as tables and figures look it up: {"n_ctx": 8}. options are the
@@ -59,7 +59,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SuiteOptions:
     """What a person may choose of any suite. recipe: empty for the world's; data: where their own sets are packed.
 
     shots: of all runs, or those of a curve, for a suite that draws one; 0 takes every image. Empty: the suite's own.
@@ -78,7 +78,7 @@ class Choice:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     data: Path | None = None
 
-    def run(self, arm: Arm, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
+    def run(self, arm: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
         """The run of one arm on one data set, as the world wants it.
 
         The world's own changes of the recipe belong to its recipe; another that is asked for stays as published.
@@ -121,7 +121,7 @@ class Choice:
         return json.loads(json.dumps({"world": self.world.name, **said}))
 
     @classmethod
-    def of_plain(cls, said: Mapping[str, Any], data: Path | None = None) -> Choice:
+    def of_plain(cls, said: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
         """What `plain` gave. Raises UserError for what is none."""
         try:
             lists = {name: tuple(said[name]) for name in ("datasets", "methods", "seeds", "shots") if name in said}
@@ -132,17 +132,17 @@ class Choice:
             ) from error
 
 
-def plain(choice: Choice, method: str) -> list[Arm]:
+def plain(choice: SuiteOptions, method: str) -> list[Variant]:
     """The method as it is."""
-    return [Arm(method)]
+    return [Variant(method)]
 
 
-def halves(choice: Choice, dataset: str) -> tuple[Target, ...]:
+def halves(choice: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     """Base and novel test images of the data set that was trained on."""
     return Target(dataset, "base"), Target(dataset, "novel")
 
 
-def everything(choice: Choice, dataset: str) -> tuple[Target, ...]:
+def everything(choice: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     """All test images of the data set that was trained on."""
     return (Target(dataset, "all"),)
 
@@ -151,10 +151,10 @@ def everything(choice: Choice, dataset: str) -> tuple[Target, ...]:
 class Entry:
     """One run of a suite: which arm it is, and what is sent to a machine."""
 
-    arm: Arm
+    arm: Variant
     dataset: str
     seed: int
-    piece: Piece
+    piece: RunSpec
 
     @property
     def path(self) -> str:
@@ -188,15 +188,15 @@ class Suite:
     name: str
     title: str
     methods: tuple[str, ...]
-    sheets: Callable[[Done], list[Sheet]]
+    sheets: Callable[[SuiteResults], list[Sheet]]
     seeds: tuple[int, ...] = (1, 2, 3)
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: str = "base"
     task: str | None = None
-    arms: Callable[[Choice, str], Sequence[Arm]] = plain
-    targets: Callable[[Choice, str], tuple[Target, ...]] = halves
-    figures: Callable[[Done], Drawings] | None = None
-    finish: Callable[[Done, Workplace, bool], None] | None = None
+    arms: Callable[[SuiteOptions, str], Sequence[Variant]] = plain
+    targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
+    figures: Callable[[SuiteResults], Drawings] | None = None
+    finish: Callable[[SuiteResults, RuntimeConfig, bool], None] | None = None
     quick: Quick = Quick()
     published: str = ""
     typed: str = ""
@@ -210,7 +210,7 @@ class Suite:
         """The title, as it begins a line."""
         return self.title[:1].upper() + self.title[1:]
 
-    def choice(self, world: World, *, quick: bool = False, **more: Any) -> Choice:
+    def choice(self, world: World, *, quick: bool = False, **more: Any) -> SuiteOptions:
         """The suite's own choice in `world`; `more` are fields of Choice that are chosen otherwise, None: not."""
         datasets = self.quick.datasets.get(world.name) if quick else None
         own: dict[str, Any] = {
@@ -218,9 +218,11 @@ class Suite:
             "methods": self.methods,
             "seeds": (self.quick.seeds if quick else ()) or self.seeds,
         }
-        return Choice(world, **own | {name: value for name, value in more.items() if value is not None}, quick=quick)
+        return SuiteOptions(
+            world, **own | {name: value for name, value in more.items() if value is not None}, quick=quick
+        )
 
-    def plan(self, choice: Choice) -> list[Entry]:
+    def plan(self, choice: SuiteOptions) -> list[Entry]:
         """Every run, data set by data set; one that two arms share is there twice. UsageError for what cannot be."""
         arms = [arm for method in choice.methods for arm in self.arms(choice, method)]
         if len(choice.shots) > 1 and any(arm.shots is None for arm in arms):
@@ -236,6 +238,6 @@ class Suite:
             for seed in choice.seeds
         ]
 
-    def _piece(self, choice: Choice, arm: Arm, dataset: str, seed: int) -> Piece:
+    def _piece(self, choice: SuiteOptions, arm: Variant, dataset: str, seed: int) -> RunSpec:
         config = choice.run(arm, dataset, seed, self.classes, self.task)
-        return Piece(config=config, targets=tuple(map(str, self.targets(choice, dataset))))
+        return RunSpec(config=config, targets=tuple(map(str, self.targets(choice, dataset))))

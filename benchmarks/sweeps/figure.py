@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.figures import COLOURS, FAINT, GRID, INK, SPARE, save_figures
+from benchmarks.plots import COLOURS, FAINT, GRID, INK, SPARE, save_figures
 from benchmarks.sweeps.table import method_of, winners
 from cluster.space import Dimension
 from cluster.sweep_record import SweepSettings, TrialRecord

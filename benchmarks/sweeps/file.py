@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from benchmarks.command_line.flags import Many, Parallel, Place, Searched, Selection, Training
+from benchmarks.cli.flags import Many, Parallel, Place, Searched, Selection, Training
 from procap.errors import UsageError, unknown_name
 from runner.collection import COLLECTION_NAME
 

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.command_line.output import note
+from benchmarks.console.output import note
 from benchmarks.sweeps.table import SHOWN
+from cluster.background_sender import BackgroundSender
 from cluster.configuration import Configuration
 from cluster.job import Job, Report
-from cluster.ledger import lost
-from cluster.mail import Mail
+from cluster.job_progress import lost
 from cluster.sweep import Sweep
 from cluster.sweep_record import SweepSettings, TrialRecord, best
 from runner.collection import Status
 from runner.progress import ProgressDisplay, duration
-from runner.track_collection import CollectionTracker
+from runner.tracking.suites import CollectionTracker
 
 if TYPE_CHECKING:
     from benchmarks.cost.forecast import CostForecast
@@ -40,7 +40,7 @@ class SweepProgress:
         self._interrupted: set[str] = set()
         self._runs = 1
         self._display = ProgressDisplay("configurations", 0, unit="done", timed=False)
-        self._mail = Mail(tracker.update)
+        self._mail = BackgroundSender(tracker.update)
 
     def follow(self, sweep: Sweep, forecast: CostForecast | None, at_once: int) -> None:
         """Show how far `sweep` is from now on."""

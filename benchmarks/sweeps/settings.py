@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line.flags import Selection, Training
-from benchmarks.commands.selection import (
+from benchmarks.cli.flags import Selection, Training
+from benchmarks.cli.selection import (
     dataset_names,
     method_names,
     names,
@@ -177,7 +177,7 @@ def _classes(given: str, metric: str) -> str:
 
 
 def _picks(text: str, datasets: Sequence[str], shots: int) -> str:
-    from benchmarks.commands.picks import picks_digest
+    from benchmarks.cli.data_few_shot import picks_digest
 
     return picks_digest(text, list(datasets), shots)
 

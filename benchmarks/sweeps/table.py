@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.command_line.flags import Parallel, Place, Selection, Training, command_line
-from benchmarks.command_line.output import columns
+from benchmarks.cli.flags import Parallel, Place, Selection, Training, command_line
+from benchmarks.console.output import columns
 from cluster.space import Values
 from cluster.submit import secret_part
 from cluster.sweep_record import SweepSettings, TrialRecord, best, best_of_each, ordered

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
-from procap.fused_refinement import refine_level
+from procap.kernels.refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods.method import STRICT, Method, Noise, check_task
 from procap.methods.prompts import (

@@ -1,0 +1,294 @@
+"""`procap bench SUITE`: plan, skip what is done, do the rest here or on a cluster, print the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cli.data import ensure_packed
+from benchmarks.cli.flags import Doing, Many, Output, Parallel, Place, Suited
+from benchmarks.cli.selection import workplace
+from benchmarks.cli.train_eval import plan_of, show_plan
+from benchmarks.console.output import SOME_FAILED, note, plural, quoted, show, show_json
+from benchmarks.suites import ALL, suite_named
+from benchmarks.suites.outputs import Made, make
+from benchmarks.suites.planning import Planned, chosen, is_done, merged, plan
+from benchmarks.suites.profiles import MINI
+from benchmarks.suites.ready import check_training_images, check_ways, check_weights
+from benchmarks.tables.formats import as_json, render
+from cluster.job import Job, RunSpec
+from cluster.job_progress import JobProgress, Outcome
+from cluster.launcher import Capacity, Launcher, do_all, gathered
+from cluster.paths import StoragePaths
+from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes
+from procap.errors import UsageError, UserError
+from runner.collection import Status, status_after
+from runner.config import RuntimeConfig, Target
+from runner.environment import library_defaults
+from runner.results import RunFolder
+from runner.results_store import ResultsStore
+from runner.tracking.suites import CollectionTracker
+
+GONE = "its results are not there now that all is done: were they removed, or is the folder not one for all nodes?"
+
+
+def bench(
+    name: str,
+    suited: Suited,
+    many: Many,
+    place: Place,
+    parallel: Parallel,
+    doing: Doing,
+    output: Output,
+    limit: int | None,
+    price: float | None,
+) -> int:
+    """Exit code 3 when some runs failed and 1 when all did; see `procap bench SUITE --help`."""
+    library_defaults()
+    if price is not None and not doing.dry_run:
+        raise UsageError("--price is for the plan: add --dry-run")
+    fleet = Launcher(**vars(many))
+    at = workplace(place, limit, parallel=parallel)
+    plans = [plan(suite_named(one), suited, place, at.data, several=name == ALL) for one in chosen(name)]
+    pieces = merged(plans)
+    check_ways((piece.config for piece in pieces), at, fleet.processes)
+    _note_what_stays(name, plans, suited)
+    if doing.dry_run:
+        check_training_images((piece.config for piece in pieces), at.data)
+        targets = {piece.config: [Target.recorded(target) for target in piece.targets] for piece in pieces}
+        code = show_plan(list(targets), at, targets.__getitem__, replace(output, json=False), force=doing.force)
+        left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
+        _show_outlook(left, at, fleet, price, force=doing.force)
+        if output.json:
+            show_json(plan_of(list(targets), at, targets.__getitem__, force=doing.force))
+        return code
+    store = ResultsStore.of(at)
+    store.pull_all()
+    left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
+    title = plans[0].suite.title if name != ALL else plural(len(plans), "suite")
+    title += f", {plans[0].choice.world.where}"
+    note(f"{title}: {plural(len(pieces), 'run')}, {len(pieces) - len(left)} done already")
+    trackers = Trackers([CollectionTracker(at, one.collection) for one in plans])
+    outcome, jobs = Outcome(), [Job(pieces=(piece,)) for piece in left]
+    made: list[Made] = []
+    try:
+        if jobs:
+            outcome, jobs = _carry_out(jobs, at, place, fleet, trackers, output, force=doing.force)
+        store.pull_all()
+        failed = {jobs[number].pieces[0].config.path: why for number, why in outcome.failed.items()}
+        gone = [piece.config.path for piece in pieces if not is_done(piece, at)]
+        trackers.begun = True
+        # Also those that were finished when an earlier attempt was killed before it sent them, or by others.
+        trackers.update(piece.config.path for piece in pieces)
+        for one, tracker in zip(plans, trackers.each, strict=True):
+            made.append(make(one.suite, one.choice, at, force=doing.force, verbose=output.verbose))
+            failed = {**made[-1].unreadable, **failed}
+            failed |= {run: GONE for run in tracker.collection.runs if run in gone and run not in failed}
+            mine = {run: why for run, why in failed.items() if run in tracker.collection.runs}
+            figures = {**made[-1].figures, "runs_failed": float(len(mine))}
+            tracker.close("failed" if mine or made[-1].failed else "finished", figures, mine)
+    except BaseException as error:
+        if trackers.begun:
+            trackers.close(status_after(error))
+            store.push_left()
+        raise
+    # Also what was noted of each run that MLflow has got.
+    store.push_all()
+    done = [piece.config.path for piece in pieces if piece.config.path not in failed]
+    return _tell(name, made, done, failed, at, place, output)
+
+
+def _tell(
+    name: str,
+    made: Sequence[Made],
+    done: Sequence[str],
+    failed: Mapping[str, str],
+    at: RuntimeConfig,
+    place: Place,
+    output: Output,
+) -> int:
+    """Tables, what failed and why, what to type next, with all suites the report; gives the exit code."""
+    _show_tables(made)
+    failed = {**failed, **{one.suite.name: why for one in made if (why := one.failed)}}
+    report = None
+    try:
+        report = _report(at, place) if name == ALL else None
+    except UserError as error:
+        # What was done is told all the same.
+        failed["procap report"] = str(error)
+    if failed:
+        note(f"procap: {len(done)} done, {len(failed)} failed:")
+        for run, why in failed.items():
+            note(f"  {run}: {why}")
+    else:
+        _show_next(name, made[0].suite.name, place)
+    if report:
+        note(f"report: {report}")
+    if output.json:
+        sheets = [as_json(sheet) for one in made for sheet in one.sheets]
+        show_json({"suite": name, "results": str(at.results), "done": done, "failed": failed, "sheets": sheets})
+    return 0 if not failed else SOME_FAILED if done else 1
+
+
+def _note_what_stays(name: str, plans: Sequence[Planned], suited: Suited) -> None:
+    """What is chosen changes nothing that a suite prescribes."""
+    for one in plans:
+        trained = [entry for entry in one.entries if entry.piece.config.recipe.epochs]
+        if name == ALL and suited.datasets and one.suite.datasets and one.entries:
+            note(f"{one.suite.name} keeps its own data sets: {', '.join(one.choice.datasets)}")
+        if suited.recipe and any(entry.arm.recipe not in ("", suited.recipe) for entry in one.entries):
+            note(f"{one.suite.name} prescribes the recipes of its runs: --recipe {suited.recipe} changes none of them")
+        if suited.shots and any(entry.arm.shots not in (None, *one.choice.shots) for entry in trained):
+            note(f"{one.suite.name} prescribes the shots of some runs: --shots {suited.shots} does not change those")
+
+
+class Trackers:
+    """The trackers of several collections as one: each is told of its own runs.
+
+    begun: whether anything was done; what was refused before leaves everything as it was.
+    """
+
+    def __init__(self, each: Sequence[CollectionTracker]) -> None:
+        self.each = each
+        self.place = each[0].place
+        self.begun = False
+        self._runs = [set(tracker.collection.runs) for tracker in each]
+
+    def update(self, runs: Iterable[str], figures: Mapping[str, float] | None = None) -> None:
+        named = list(runs)
+        for tracker, own in zip(self.each, self._runs, strict=True):
+            if mine := [run for run in named if run in own]:
+                tracker.update(mine, figures)
+
+    def close(self, status: Status) -> None:
+        for tracker in self.each:
+            tracker.close(status)
+
+
+def _carry_out(
+    jobs: list[Job],
+    at: RuntimeConfig,
+    place: Place,
+    fleet: Launcher,
+    tracker: Trackers,
+    output: Output,
+    *,
+    force: bool,
+) -> tuple[Outcome, list[Job]]:
+    """Long ones first; gives what became of them, by their number in the list that is given back."""
+    from benchmarks.cost.forecast import forecast
+    from cluster.ray_cluster import nodes
+
+    # Workers are silent, and the driver alone sends to MLflow: one writer, however many runs.
+    places = StoragePaths.shared(place.data, place.results, replace(at, quiet=True, tracking_uri="off"))
+    configs = [piece.config for job in jobs for piece in job.pieces]
+    ensure_packed(_datasets(jobs), at.data)
+    check_training_images(configs, at.data)
+    if fleet.on == "local":
+        check_weights((config.backbone, config.pretrained) for config in configs)
+    with gathered(fleet, places) as room:
+        there = nodes() if room.ray else []
+        if fleet.on == "ray":
+            check_nodes(_wants(jobs, places), growing=fleet.autoscale)
+        costs = forecast(there, at, processes=fleet.processes)
+        note(_where(fleet, room, len(there)))
+        if force:
+            _forget(jobs, at)
+        jobs = costs.longest_first(jobs)
+        tracker.begun = True
+        with JobProgress(jobs, costs, room.at_once, tracker, trace=note if output.verbose else None) as ledger:
+            do_all(jobs, places, room, ledger)
+    return ledger.outcome, jobs
+
+
+def _forget(jobs: Sequence[Job], at: RuntimeConfig) -> None:
+    """Once, when all is ready, and not by the runs: one that is started again goes on, also with `--force`."""
+    store = ResultsStore.of(at)
+    for job in jobs:
+        for piece in job.pieces:
+            folder = RunFolder(at.results / piece.config.path)
+            with folder.locked():
+                store.clear(piece.config.path)
+                folder.clear()
+
+
+def _wants(jobs: Sequence[Job], places: StoragePaths) -> Wants:
+    """What every node has to have."""
+    configs = [piece.config for job in jobs for piece in job.pieces]
+    return Wants(
+        data=places.data,
+        results=places.results,
+        datasets=_datasets(jobs),
+        backbones=tuple(dict.fromkeys((config.backbone, config.pretrained) for config in configs)),
+        device=places.rest.device,
+    )
+
+
+def _datasets(jobs: Sequence[Job]) -> dict[str, set[str]]:
+    """The data sets that are trained or tested on, each with the splits that are read of it."""
+    found: dict[str, set[str]] = {}
+    for piece in (piece for job in jobs for piece in job.pieces):
+        found.setdefault(piece.config.dataset, set()).update(TRAINING_SPLITS)
+        for target in map(Target.recorded, piece.targets):
+            found.setdefault(target.dataset, set()).add(target.split)
+    return found
+
+
+def _where(fleet: Launcher, room: Capacity, nodes: int) -> str:
+    if not room.ray:
+        return "one run at a time, in this process (--at-once N for more)"
+    where = f"on {plural(nodes, 'node')}" if fleet.on == "ray" else "on this machine"
+    return f"{plural(room.at_once, 'run')} at once {where}, a run has {room.share}"
+
+
+def _show_outlook(
+    pieces: Sequence[RunSpec], at: RuntimeConfig, fleet: Launcher, price: float | None, *, force: bool
+) -> None:
+    """How long clusters of several sizes would take over `pieces`, of machines that suit the backbone."""
+    from benchmarks.cost.estimate import Machine, here
+    from benchmarks.cost.forecast import forecast_on
+    from benchmarks.studies.cluster_simulation.cluster import MTBF_HOURS, PER_NODE, Conditions
+    from benchmarks.studies.cluster_simulation.outlook import SEEDS, outlook
+
+    jobs = [Job(pieces=(piece,)) for piece in pieces]
+    if not jobs:
+        return
+    machine = here(device=at.device)
+    if machine.device == "cpu" and jobs[0].pieces[0].config.backbone != MINI.backbone:
+        machine = Machine("H200", "cuda")
+    costs = forecast_on(machine, at, processes=fleet.processes, force=force)
+    what, per_node = ("GPU", PER_NODE) if machine.device == "cuda" else ("machine", 1)
+    given = Conditions(per_node, MTBF_HOURS)
+    node = f"node of {per_node} GPUs" if per_node > 1 else what
+    show(f"\nOn {machine.name} ({costs.basis(jobs[0])}), mean of {SEEDS} simulations:")
+    show(f"a run starts in {costs.costs.start:g} s, a {node} fails every {MTBF_HOURS:,.0f} hours (assumed)")
+    runs = [run for job in jobs for run in costs.simulated(job)]
+    for line in outlook(runs, given, price=price, what=what):
+        show(line)
+
+
+def _show_tables(made: Sequence[Made]) -> None:
+    """The first table of each suite that has any, and where the others are."""
+    for one in made:
+        if one.sheets:
+            show(render(one.sheets[0], "md") + "\n")
+    folders = [str(one.folder) for one in made]
+    note(f"tables and figures: {folders[0] if len(folders) == 1 else made[0].folder.parent}")
+
+
+def _report(at: RuntimeConfig, place: Place) -> Path:
+    from benchmarks.report.report import write_report
+
+    # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
+    out = Path("report") if at.store else None
+    return write_report(at.results, out, data=at.data, tracking=place.tracking, shown=place.results)
+
+
+def _show_next(typed: str, name: str, place: Place) -> None:
+    results = f"--results {quoted(place.results)}"
+    both = f"--data {quoted(place.data)} {results}" if place.data else results
+    if typed == ALL:
+        note(f"next: procap table SUITE {both}; procap ui {results}")
+    else:
+        note(f"next: procap table {typed} {both}; procap ui {results} --suite {name}; procap report {both}")

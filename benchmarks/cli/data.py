@@ -1,0 +1,192 @@
+"""`procap data pack` and `procap data show`: raw folders to shards, and a look at them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.cli.data_sources import Wanted, raw_sets, wanted_sets
+from benchmarks.cli.flags import Output, Packing
+from benchmarks.cli.plan import data_states
+from benchmarks.console.errors import one_line
+from benchmarks.console.output import columns, note, plural, quoted, show_json, speaks
+from benchmarks.console.output import show as show_text
+from procap.errors import UsageError
+from runner.limits import cores_here
+from shards.dataset import Dataset
+from shards.errors import DataError
+from shards.home import data_root
+from shards.manifest import Manifest, read_manifest
+from shards.mirror import is_mirror, mirrored_url, refuse_packing
+from shards.records import Source, source_of
+from shards.resolve import is_packed, known
+from shards.urls import shown
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
+
+
+def ensure_packed(names: Iterable[str], data_root: Path) -> None:
+    """Pack the generated and the bundled data sets among `names` that are not there yet, and say so.
+
+    Raises DataError that names all those whose raw files only the user has.
+    """
+    missing = [dataset for name in names if not is_packed(data_root, (dataset := known(name, data_root)).name)]
+    if missing and is_mirror(data_root):
+        raise DataError(f"there is no {_listed(missing)} at {shown(mirrored_url(data_root))}")
+    if raw := [dataset for dataset in missing if dataset.source == "folder"]:
+        folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
+        command = f"procap data pack {' '.join(one.name for one in raw)}{folder} --data {quoted(data_root)}"
+        verb, them = ("is", "it") if len(raw) == 1 else ("are", "them")
+        raise DataError(f"{_listed(raw)} {verb} not packed in {data_root}; pack {them}: {command}")
+    for dataset in missing:
+        note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
+        pack_one(source_of(dataset), data_root, quiet=not speaks())
+
+
+def _listed(datasets: Sequence[Dataset]) -> str:
+    return ", ".join(f"'{dataset.name}'" for dataset in datasets)
+
+
+def pack_one(
+    source: Source, data_root: Path, *, force: bool = False, workers: int = 1, quiet: bool = False
+) -> Manifest:
+    """Pack one data set under a progress bar."""
+    from runner.progress import ProgressDisplay
+    from shards.pack import pack_source
+
+    done: dict[str, int] = {}
+    total = sum(source.counts.values())
+    with ProgressDisplay(f"packing {source.name}", total, unit="images", quiet=quiet) as display:
+
+        def progress(split: str, count: int, _: int) -> None:
+            done[split] = count
+            display.update(sum(done.values()), split=split)
+
+        return pack_source(source, data_root, force=force, workers=workers, on_progress=progress)
+
+
+def pack(
+    names: Sequence[str],
+    data: str,
+    packing: Packing,
+    workers: int | None,
+    force: bool,
+    dry_run: bool,
+    output: Output,
+) -> int:
+    """Exit code 3 when some of several could not be packed; see `procap data pack --help`."""
+    root = local_root(data)
+    _refuse_raw_folders(root, packing)
+    wanted = wanted_sets(names, packing, root)
+    if dry_run:
+        return _plan(wanted, root, output)
+    packed: dict[str, Manifest] = {}
+    failed: dict[str, str] = {}
+    for one in wanted:
+        try:
+            there = None if force else one.packed_in(root)
+            if there:
+                note(f"{one.name} is there already from the same published shards; --force fetches them again")
+            before = _digest(root, one.name)
+            packed[one.name] = there or pack_one(one.source(), root, force=force, workers=workers or cores_here())
+            if before not in ("", packed[one.name].digest):
+                note(f"{one.name} replaced what was packed there from other images or lists ({before})")
+            one.tidy()
+            if one.caution:
+                note(f"procap: note: {one.name}: {one.caution}")
+        except DataError as error:
+            if len(wanted) == 1:
+                raise
+            failed[one.name] = str(error)
+            note(f"procap: error: {one_line(str(error))}")
+    rows = [
+        (
+            name,
+            len(manifest.classnames),
+            sum(split.count for split in manifest.splits.values()),
+            sum(len(split.shards) for split in manifest.splits.values()),
+            manifest.digest,
+        )
+        for name, manifest in packed.items()
+    ]
+    if rows:
+        show_text(columns(("data set", "classes", "images", "shards", "digest"), rows))
+        example = f"procap data show {next(iter(packed))} --data {quoted(root)}"
+        note(f"packed in {root}; look at one: {example}")
+    if failed:
+        note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to go on")
+    if output.json:
+        digests = {name: manifest.digest for name, manifest in packed.items()}
+        show_json({"data": str(root), "datasets": digests, "failed": failed})
+    return 0 if not failed else 3 if packed else 1
+
+
+def _digest(root: Path, name: str) -> str:
+    """What is packed under a name, "" for nothing that can be read."""
+    with suppress(DataError):
+        return read_manifest(root / name, name).digest if is_packed(root, name) else ""
+    return ""
+
+
+def _plan(wanted: Sequence[Wanted], root: Path, output: Output) -> int:
+    states = data_states((one.name for one in wanted), root)
+    rows, failed = [], {}
+    for one in wanted:
+        if one.remote:
+            state = states[one.name] if is_packed(root, one.name) else "to be fetched and packed"
+            rows.append((one.name, state, "-", "-"))
+            continue
+        try:
+            source = one.source()
+        except DataError as error:
+            failed[one.name] = str(error)
+            rows.append((one.name, "cannot be packed", "-", "-"))
+            continue
+        counts = "/".join(f"{source.counts[s]:,}" if s in source.counts else "-" for s in ("train", "val", "test"))
+        size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
+        state = states[one.name] if is_packed(root, one.name) else "to be packed"
+        rows.append((one.name, state, counts, size))
+    show_text(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
+    for reason in failed.values():
+        note(f"procap: error: {one_line(reason)}")
+    if output.json:
+        show_json({"data": str(root), "datasets": states, "failed": failed})
+    return 0 if not failed else 3 if len(failed) < len(wanted) else 1
+
+
+def _refuse_raw_folders(root: Path, packing: Packing) -> None:
+    """Raises UsageError where shards would come to lie among raw files, which are only ever read."""
+    given = packing.raw or os.environ.get("PROCAP_RAW")
+    if not given:
+        return
+    folders = {Path(folder).parts[0] for dataset in raw_sets() if dataset.raw for folder in dataset.raw.folders}
+    target, raw = root.resolve(), Path(given).expanduser().resolve()
+    if target == raw or any(target.is_relative_to(raw / folder) for folder in folders):
+        raise UsageError(f"--data {root} lies in the raw data, which are only read: choose another folder for shards")
+
+
+def local_root(data: str) -> Path:
+    """The folder that shards are written to. Raises UsageError for a URL, which is only read from."""
+    if "://" in data:
+        raise UsageError(f"--data {data}: shards are packed into a folder; copy it to where the URL points")
+    root = data_root(data)
+    refuse_packing(root)
+    return root
+
+
+def show(name: str, data: str, split: str, out: Path | None, output: Output) -> int:
+    """See `procap data show --help`."""
+    from shards.contact_sheet import contact_sheet
+
+    root = data_root(data)
+    dataset = known(name, root).name
+    out = out or Path(f"{dataset}-{split}.png")
+    if out.suffix.lower() not in PICTURES:
+        raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
+    picture = contact_sheet(root, dataset, split, out)
+    show_text(str(picture))
+    if output.json:
+        show_json({"dataset": dataset, "split": split, "picture": str(picture)})
+    return 0

@@ -1,0 +1,204 @@
+"""From what a person names to what is packed: groups, data sets of the catalogue, derived ones, and own YAML sheets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.cli.flags import Packing
+from benchmarks.console.output import note, quoted
+from procap.errors import UsageError
+from runner.progress import ProgressDisplay
+from shards.catalogue import CATALOGUE, GROUPS, change_of, derived, find
+from shards.dataset import Dataset
+from shards.errors import DataError, DataUsageError
+from shards.home import cache_home
+from shards.manifest import Manifest
+from shards.reader import open_dataset
+from shards.records import Source, source_of
+from shards.resolve import is_packed, known
+
+SHEETS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One data set to be packed: its name, how its list of images is read, and what is done once it is packed.
+
+    origin: where the images come from, if that is known before they are fetched.
+    location: what images are read from where that is no raw folder: a YAML file, a folder or a URL.
+    remote: reading the list of images downloads them all.
+    caution: what is not proven of the list of images, in one line.
+    """
+
+    name: str
+    source: Callable[[], Source]
+    tidy: Callable[[], None] = lambda: None
+    origin: str = ""
+    location: str = ""
+    remote: bool = False
+    caution: str = ""
+
+    def packed_in(self, data_root: Path) -> Manifest | None:
+        """The manifest of what need not be fetched again, since it was packed from the same place.
+
+        Raises DataUsageError where published test images would take the place of a set that has more than those.
+        """
+        if not self.origin or not is_packed(data_root, self.name):
+            return None
+        try:
+            manifest = open_dataset(data_root, self.name, whole=True).manifest
+        except DataError:
+            return None
+        if manifest.source == self.origin:
+            return manifest
+        if set(manifest.splits) > {"test"}:
+            splits = ", ".join(manifest.splits)
+            where = f"'{self.name}' is packed in {data_root} with {splits}"
+            raise DataUsageError(f"{where}: --from has test images alone; choose another --data folder, or add --force")
+        return None
+
+
+def wanted_sets(names: Iterable[str], packing: Packing, data_root: Path) -> list[Wanted]:
+    """What `names` mean: each a data set, a YAML file, or a group (all, world, paper), each set once.
+
+    A group leaves out the published sets that are not below the raw root, and says so.
+    Raises UsageError or DataUsageError for unknown names and for flags that do not fit them.
+    """
+    wanted: dict[str, Wanted] = {}
+    for name in (part.strip() for text in names for part in text.split(",") if part.strip()):
+        if packing.shards and name in GROUPS:
+            raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
+        for one in _group(name, packing) if name in GROUPS else [_one(name, packing, data_root)]:
+            if wanted.setdefault(one.name, one).location != one.location:
+                raise UsageError(f"{wanted[one.name].location} and {one.location} both describe '{one.name}'")
+    if not wanted:
+        raise UsageError("no data set is named; for example shapes, or all")
+    if packing.shards and len(wanted) > 1:
+        raise UsageError(f"--from {packing.shards} holds one data set, {len(wanted)} are named")
+    return list(wanted.values())
+
+
+def raw_sets() -> list[Dataset]:
+    """The published sets, which are packed from the user's own raw folders."""
+    return [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
+
+
+def _group(name: str, packing: Packing) -> list[Wanted]:
+    from shards.raw.published import find_folder
+
+    drawn = [dataset for dataset in CATALOGUE.values() if dataset.source != "folder"]
+    root = packing.raw_root()
+    if name == "world" and packing.changes:
+        raise UsageError("'world' is drawn as it is: own splits, subsets and sizes are for raw folders")
+    if name == "world" or (name == "all" and root is None):
+        return [_drawn(dataset) for dataset in drawn]
+    if root is None:
+        raise UsageError("'paper' is packed from raw folders: name the folder that holds them with --raw")
+    there = [dataset for dataset in raw_sets() if find_folder(dataset, root)]
+    absent = [dataset.name for dataset in raw_sets() if dataset not in there]
+    if not there:
+        raise UsageError(
+            f"--raw {root} holds none of the published data sets; see: procap data check all --raw {quoted(root)}"
+        )
+    if absent:
+        note(f"not in {root}, left out: {', '.join(absent)}")
+    able = [dataset for dataset in there if packing.own_split is None or (dataset.raw and dataset.raw.own_split)]
+    fixed = [dataset.name for dataset in there if dataset not in able]
+    if fixed and not able:
+        raise UsageError(f"--own-split: {', '.join(fixed)} come with an official split in their folders or lists")
+    if fixed:
+        note(f"official splits in their folders or lists, left out with --own-split: {', '.join(fixed)}")
+    chosen = [_folder(dataset, packing) for dataset in able]
+    return [*chosen, *map(_drawn, drawn)] if name == "all" else chosen
+
+
+def _one(name: str, packing: Packing, data_root: Path) -> Wanted:
+    if name.lower().endswith(SHEETS):
+        return _sheet(Path(name).expanduser(), packing)
+    dataset = known(name, data_root)
+    if dataset.source == "packed":
+        raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
+    if packing.shards:
+        return _public(dataset, packing)
+    if dataset.source == "folder":
+        return _folder(find(name), packing)
+    if packing.changes:
+        derived(dataset, packing.own_split, packing.subset, packing.resize)
+    return _drawn(dataset)
+
+
+def _drawn(dataset: Dataset) -> Wanted:
+    return Wanted(dataset.name, lambda: source_of(dataset))
+
+
+def _sheet(file: Path, packing: Packing) -> Wanted:
+    from shards.raw.own import own_source
+    from shards.raw.sheet import read_sheet
+    from shards.raw.tars import remove_downloads
+
+    if packing.changes or packing.shards:
+        raise UsageError(f"{file} says itself how it is split and where it comes from: leave out the other flags")
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}; name the YAML file of a data set")
+    sheet = read_sheet(file)
+    return Wanted(
+        sheet.name,
+        lambda: own_source(file, cache_home()),
+        partial(remove_downloads, sheet.shards or "", cache_home()),
+        location=str(file),
+        remote=_is_remote(sheet.shards or ""),
+    )
+
+
+def _public(dataset: Dataset, packing: Packing) -> Wanted:
+    from shards.raw.tars import public_origin, public_source, remove_downloads
+
+    if packing.changes or dataset.variant:
+        raise UsageError("--from takes published test images as they are: leave out splits, subsets and sizes")
+
+    def source() -> Source:
+        with ProgressDisplay(f"fetching {dataset.name}", 0, unit="MB") as display:
+            fetched: dict[str, tuple[int, int]] = {}
+
+            def progress(tar: str, here: int, size: int | None) -> None:
+                fetched[tar] = here, size or here
+                display.total = sum(total for _, total in fetched.values()) // 10**6
+                display.update(sum(done for done, _ in fetched.values()) // 10**6, tar=tar)
+
+            return public_source(dataset, packing.shards, cache_home(), on_progress=progress)
+
+    tidy = partial(remove_downloads, packing.shards, cache_home())
+    return Wanted(dataset.name, source, tidy, public_origin(dataset), packing.shards, remote=_is_remote(packing.shards))
+
+
+def _is_remote(location: str) -> bool:
+    from shards.urls import is_url, local_path
+
+    return is_url(location) and local_path(location) is None
+
+
+def _folder(dataset: Dataset, packing: Packing) -> Wanted:
+    """A published set, changed as its name or the flags say."""
+    from shards.raw.published import raw_source, unproven_lists
+
+    named = change_of(dataset.name) if dataset.variant else change_of("")
+    own_split = named.own_split if packing.own_split is None else packing.own_split
+    subset = packing.subset or named.subset
+    resize = named.resize if packing.resize is None else packing.resize
+    plain = find(dataset.base)
+    wanted = derived(plain, own_split=own_split, subset=subset, resize=resize)
+    if dataset.variant and wanted.name != dataset.name:
+        raise DataUsageError(f"'{dataset.name}' and the flags ask for two data sets: leave out the flags")
+    root = packing.raw_root()
+    if root is None:
+        folder = plain.raw.folders[0] if plain.raw else plain.name
+        where = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
+        raise UsageError(f"'{wanted.name}' is packed from raw files: {where}")
+    return Wanted(
+        wanted.name,
+        lambda: raw_source(plain, root, own_split=own_split, subset=subset, resize=resize),
+        caution="" if subset or own_split is not None else unproven_lists(plain),
+    )

@@ -1,0 +1,162 @@
+"""`procap ls`: what can be named in other commands, and the runs that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli.flags import Output
+from benchmarks.console.output import columns, note, quoted, show, show_json
+from procap.errors import UsageError, UserError, unknown_name
+from shards.errors import DataError
+from shards.home import data_root
+
+Listing = tuple[str, list[dict[str, Any]]]
+
+
+def ls(what: str, *, results: str, data: str | Path | None, output: Output) -> int:
+    """See `procap ls --help`."""
+    listings: dict[str, Callable[[], Listing]] = {
+        "methods": _methods,
+        "datasets": lambda: _datasets(data_root(str(data or ""))),
+        "backbones": _backbones,
+        "suites": _suites,
+        "runs": lambda: _runs(results),
+    }
+    if what not in listings:
+        raise unknown_name("list", what, listings)
+    text, rows = listings[what]()
+    show(text)
+    if output.json:
+        show_json(rows)
+    return 0
+
+
+def _methods() -> Listing:
+    from procap.methods import method_class, method_specs
+
+    rows: list[dict[str, Any]] = []
+    for spec in method_specs():
+        row: dict[str, Any] = {"name": spec.name, "summary": spec.summary, "recipe": None, "options": {}}
+        rows.append(row)
+        try:
+            found = method_class(spec.name)
+        except UsageError:
+            # Its summary says why.
+            continue
+        row["recipe"] = found.recipe().model_dump(mode="json")
+        row["options"] = {
+            name: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
+            for name, field in found.Options.model_fields.items()
+        }
+    shown = [(row["name"], _recipe_line(row["recipe"]) if row["recipe"] else "-", row["summary"]) for row in rows]
+    return columns(("method", "published recipe (16 shots)", "what it is"), shown), rows
+
+
+def _suites() -> Listing:
+    from benchmarks.suites import suite_named, suite_paths
+
+    rows: list[dict[str, Any]] = [
+        {"name": suite.name, "title": suite.title, "methods": list(suite.methods), "seeds": list(suite.seeds)}
+        for suite in map(suite_named, suite_paths())
+    ]
+    shown = [(row["name"], row["title"], ",".join(row["methods"]), ",".join(map(str, row["seeds"]))) for row in rows]
+    return columns(("suite", "what it is", "methods", "seeds"), shown), rows
+
+
+def _recipe_line(recipe: dict[str, Any]) -> str:
+    if not recipe["epochs"]:
+        return "no training"
+    return f"{recipe['optimizer']} {recipe['lr']:g}, {recipe['epochs']} epochs, batch {recipe['batch_size']}"
+
+
+def _datasets(root: Path) -> Listing:
+    from shards.catalogue import CATALOGUE
+    from shards.resolve import known
+
+    there = _packed(root)
+    rows: list[dict[str, Any]] = []
+    for name in [*CATALOGUE, *(name for name in there if name not in CATALOGUE)]:
+        try:
+            dataset = known(name, root) if name in there else CATALOGUE[name]
+        except DataError as error:
+            note(f"procap: {error}")
+            continue
+        published = CATALOGUE.get(name)
+        rows.append(
+            {
+                "name": dataset.name,
+                "title": dataset.title,
+                "classes": dataset.classes,
+                "images": dict(dataset.counts),
+                "packed": name in there,
+                "complete": published is None or dict(published.counts) == dict(dataset.counts),
+                "test_only": dataset.test_only,
+                "variant": dataset.variant,
+                "template": dataset.template,
+                "aliases": list(dataset.aliases),
+                "licence": dataset.licence,
+                "description": dataset.description,
+                "get": dataset.raw.get if dataset.raw else "",
+            }
+        )
+    shown = [
+        (
+            row["name"],
+            row["classes"],
+            "/".join(f"{row['images'][s]:,}" if s in row["images"] else "-" for s in ("train", "val", "test")),
+            ("yes" if row["complete"] else "in part") if row["packed"] else "no",
+            row["variant"] or row["description"],
+        )
+        for row in rows
+    ]
+    return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
+
+
+def _packed(root: Path) -> list[str]:
+    """What is packed in a data root; the server of a mirror cannot list its sets, so it is asked for the known ones."""
+    from shards.catalogue import CATALOGUE
+    from shards.mirror import is_mirror
+    from shards.resolve import is_packed, packed_names
+
+    there = packed_names(root)
+    if is_mirror(root):
+        try:
+            there = sorted({*there, *(name for name in CATALOGUE if is_packed(root, name))})
+        except DataError as error:
+            note(f"procap: {error}")
+    return there
+
+
+def _backbones() -> Listing:
+    from procap.weights.loading import backbones
+
+    rows = [{"name": name, "tags": list(tags), "note": remark} for name, tags, remark in backbones()]
+    shown = [(row["name"], row["note"] or "-", _some(row["tags"])) for row in rows]
+    return columns(("backbone", "what it is", "weights"), shown), rows
+
+
+def _some(tags: Sequence[str], most: int = 4) -> str:
+    more = f", and {len(tags) - most} more" if len(tags) > most else ""
+    return ", ".join(tags[:most]) + more or "-"
+
+
+def _runs(results: str) -> Listing:
+    from benchmarks.cli.selection import results_at
+    from benchmarks.results.scores import run_folders
+    from shards.urls import is_url
+
+    root = results_at(results)
+    if not root.is_dir() and not is_url(results):
+        kind = "a file" if root.exists() else "not there"
+        raise UserError(f"the results folder {root} is {kind}; name another with --results, or train into it")
+    rows = []
+    for folder, config in run_folders(root):
+        state = "finished" if folder.train_file.exists() else "unfinished"
+        rows.append({"run": config.path, "state": state, "evaluated": [path.stem for path in folder.eval_files()]})
+    if not rows:
+        command = f"procap train --methods maple --datasets shapes --results {quoted(results)}"
+        note(f"no runs below {results}; make one: {command}")
+    shown = [(row["run"], row["state"], " ".join(row["evaluated"]) or "-") for row in rows]
+    return columns(("run", "state", "evaluated on"), shown), rows

@@ -1,0 +1,137 @@
+"""`procap table`: the results below a folder as one table, or the tables of a suite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.cli.flags import Output, Selection, command_line
+from benchmarks.cli.selection import chooser, dataset_names, method_names, names, numbers, results_at, shot_counts
+from benchmarks.console.output import note, plural, quoted, show, show_json
+from benchmarks.results.scores import read_scores, run_folders
+from benchmarks.tables.formats import FORMATS, as_json, render
+from procap.errors import UsageError, UserError, unknown_name
+
+if TYPE_CHECKING:
+    from benchmarks.suites.suite import SuiteOptions
+    from benchmarks.tables.table import Sheet
+
+FELL_OUTSIDE = 4
+"""Exit code of `--check` unless every published figure is there and agrees."""
+AUDIT, PUBLISHED = "audit", "published"
+"""What can be printed beside suites: the paper's own tables, and what is wrong in them."""
+
+
+@dataclass(frozen=True)
+class SuiteFlags:
+    """What `procap table` may be told beside the selection when a suite is named."""
+
+    data: str = ""
+    world: str = ""
+    paper_rounding: bool = False
+    check: bool = False
+    recipe: str = ""
+
+
+def table(selection: Selection, results: str, form: str, output: Output, suite: str, flags: SuiteFlags) -> int:
+    """See `procap table --help`."""
+    if form not in FORMATS:
+        raise unknown_name("format", form, FORMATS)
+    if suite in (AUDIT, PUBLISHED):
+        if given := command_line(selection, flags):
+            raise UsageError(f"procap table {suite} prints what the paper has, of which no run is chosen: no {given}")
+        _show_sheets(suite, _of_the_paper(suite), form, output)
+        return 0
+    if suite:
+        return _suite_tables(suite, selection, results, form, output, flags)
+    if given := command_line(replace(flags, data="")):
+        raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
+    return _plain_table(selection, results, form, output)
+
+
+def _plain_table(selection: Selection, results: str, form: str, output: Output) -> int:
+    from benchmarks.tables.plain import build_table
+    from benchmarks.tables.runs import run_sheets
+
+    root = results_at(results)
+    scores = read_scores(root, chooser(selection, lambda: (config.dataset for _, config in run_folders(root))))
+    if not scores:
+        listing = f"procap ls runs --results {quoted(results)}"
+        raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
+    _show_sheets(None, run_sheets(build_table(scores)), form, output)
+    return 0
+
+
+def _of_the_paper(word: str) -> list[Sheet]:
+    from benchmarks.studies.audit.audit import audit_sheet
+    from benchmarks.tables.published import published_sheets
+
+    return [audit_sheet()] if word == AUDIT else published_sheets()
+
+
+def _suite_tables(name: str, selection: Selection, results: str, form: str, output: Output, flags: SuiteFlags) -> int:
+    from benchmarks.suites import suite_named
+    from benchmarks.suites.command import suite_command
+    from benchmarks.suites.done import SuiteResults
+    from benchmarks.suites.recorded import choice_of
+    from benchmarks.tables.check import agrees, check_sheet, checks_of
+    from runner.collection import COLLECTIONS, CollectionFolder
+    from shards.home import data_root
+
+    root, data = results_at(results), data_root(flags.data)
+    if not root.is_dir():
+        raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quoted(results)}")
+    suite = suite_named(name)
+    collection = CollectionFolder(root / COLLECTIONS / "suite" / suite.name).collection()
+    recorded, _ = choice_of(suite, collection, root, data, world=flags.world)
+    choice = _chosen(recorded, selection, flags.recipe, data)
+    done = SuiteResults.read(suite, choice, root, paper_rounding=flags.paper_rounding)
+    for path, why in done.unreadable.items():
+        note(f"procap: {path} is left out: {why}")
+    if flags.check:
+        checks = checks_of(done)
+        _show_sheets(name, [check_sheet(done, checks)], form, output)
+        return 0 if agrees(checks) else FELL_OUTSIDE
+    sheets = suite.sheets(done) if done.scores or not done.entries else []
+    planned = {entry.path for entry in done.entries}
+    further = collection.finished(root, but=planned) if collection else []
+    if not sheets:
+        command = suite_command(suite, choice, results)
+        others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
+        raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
+    _show_sheets(name, sheets, form, output)
+    if further:
+        note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
+    return 1 if done.unreadable else 0
+
+
+def _chosen(choice: SuiteOptions, selection: Selection, recipe: str, data: Path) -> SuiteOptions:
+    """`choice` with what flags say otherwise. Raises UsageError for flags that suites decide themselves."""
+    if selection.classes:
+        raise UsageError("--classes is for tables without a suite: a suite has its own")
+    said: dict[str, object] = {
+        "methods": tuple(method_names(selection.methods)) if names(selection.methods) else None,
+        "datasets": tuple(dataset_names(selection.datasets, data)) if names(selection.datasets) else None,
+        "seeds": tuple(numbers(selection.seeds, "--seeds")) or None,
+        "shots": shot_counts(selection.shots) or None,
+        "recipe": recipe or None,
+        "backbone": selection.backbone or None,
+        "pretrained": selection.pretrained or None,
+        "precision": selection.precision or None,
+    }
+    return replace(choice, **{name: value for name, value in said.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _show_sheets(name: str | None, sheets: Sequence[Sheet], form: str, output: Output) -> None:
+    document = {"suite": name, "sheets": [as_json(sheet) for sheet in sheets]}
+    if form == "json":
+        show_json(document)
+        return
+    show("\n\n".join(render(sheet, form) for sheet in sheets))
+    if form == "csv":
+        for line in dict.fromkeys(line for sheet in sheets for line in sheet.notes):
+            note(line)
+    if output.json:
+        show_json(document)

@@ -1,0 +1,1 @@
+"""Terminal output, exit codes and one-line errors."""

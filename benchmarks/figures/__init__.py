@@ -1,5 +1,0 @@
-"""Figures, a file per kind; what they have in common is in `benchmarks.figures.style`."""
-
-from benchmarks.figures.style import COLOURS, FAINT, FORMATS, GRID, INK, MARKERS, SPARE, grid, image_of, save_figures
-
-__all__ = ["COLOURS", "FAINT", "FORMATS", "GRID", "INK", "MARKERS", "SPARE", "grid", "image_of", "save_figures"]

@@ -1,0 +1,305 @@
+"""Base-to-novel figures: harmonic means as bars and as a radar, training curves, accuracy against speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plots.series import RADAR, Series, of_paper, of_suite, of_table
+from benchmarks.plots.style import (
+    COLUMN,
+    FAINT,
+    GRID,
+    INK,
+    PAGE,
+    Look,
+    canvas,
+    dagger,
+    grid,
+    heading,
+    ink_on,
+    legend,
+    looks_of,
+    panels,
+    said_seeds,
+    save_figures,
+    styled,
+)
+from benchmarks.results.published.tables import AVERAGE, display_name
+from benchmarks.results.scores import Cell, Score, dataset_order
+from benchmarks.tables.helpers import hindrance, is_control
+from benchmarks.tables.plain import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from benchmarks.suites.done import SuiteResults
+    from benchmarks.suites.suite import Drawings
+
+BARS_IN_ROW = 27
+"""As many as still have room for their figures."""
+
+
+def halves_figures(done: SuiteResults) -> Drawings:
+    """The figures of base-to-novel: of the paper's methods that did not run, the radar shows the published values.
+
+    It shows none beside results that do not compare with them.
+    """
+    entrants = of_suite(done)
+    absent = [method for method in RADAR if method not in {entrant.method for entrant in entrants}]
+    alike = not hindrance(done) and not any(is_control(done, arm) for arm in done.arms)
+    return _drawings(entrants, of_paper(done.datasets, absent) if alike else [])
+
+
+def draw_figures(table: Table, scores: Sequence[Score], folder: Path) -> list[Path]:
+    """Write every figure that `table` has the numbers for, as PNG and PDF, and give the PNGs' paths."""
+    return save_figures(folder, _drawings(of_table(table, scores)))
+
+
+def _drawings(entrants: Sequence[Series], beside: Sequence[Series] = ()) -> Drawings:
+    return {
+        "hm-bars": partial(hm_bars, entrants),
+        "hm-radar": partial(hm_radar, entrants, beside),
+        "learning-curves": partial(learning_curves, entrants),
+        "accuracy-speed": partial(accuracy_speed, entrants),
+    }
+
+
+@styled
+def hm_bars(entrants: Sequence[Series]) -> Figure | None:
+    """A bar of HM for every method on every data set and the average; triangles show base and novel."""
+    from matplotlib.patches import Patch
+
+    shown = [entrant for entrant in entrants if any(entrant.hm(name) for name in entrant.halves)]
+    groups = [name for name in _datasets(shown) if any(entrant.hm(name) for entrant in shown)]
+    if not shown:
+        return None
+    looks = _looks(shown)
+    rows = math.ceil(len(groups) * len(shown) / BARS_IN_ROW)
+    across = math.ceil(len(groups) / rows)
+    rows = math.ceil(len(groups) / across)
+    figure, axes = panels(rows, 2.1, "", "accuracy, %", across=1)
+    figure.set_figwidth(max(COLUMN, min(PAGE, 0.9 + 0.34 * across * len(shown))))
+    for number, panel in enumerate(axes):
+        here = groups[number * across : (number + 1) * across]
+        _bar_row(panel, here, across, shown, looks)
+    cells = [entrant.hm(name) for entrant in shown for name in groups]
+    heading(figure, f"Harmonic mean of base and novel accuracy ({said_seeds(cells)})", cells)
+    handles: list[Any] = [Patch(**looks[entrant.title].fill(label=entrant.title)) for entrant in shown]
+    handles.append(axes[0].scatter([], [], marker="^", s=13, color=INK, linewidths=0, label="base"))
+    handles.append(
+        axes[0].scatter([], [], marker="v", s=13, facecolor="white", edgecolor=INK, linewidths=0.7, label="novel")
+    )
+    legend(figure, handles)
+    return figure
+
+
+def _bar_row(
+    axes: Axes, groups: Sequence[str], across: int, entrants: Sequence[Series], looks: dict[str, Look]
+) -> None:
+    from matplotlib.colors import to_rgb
+
+    width = 0.84 / len(entrants)
+    for at, name in enumerate(groups):
+        if name == AVERAGE:
+            axes.axvspan(at - 0.5, at + 0.5, color=GRID, alpha=0.55, zorder=0, linewidth=0)
+        for place, entrant in enumerate(entrants):
+            base, novel, hm = entrant.halves.get(name, (None, None, None))
+            x = at + (place - (len(entrants) - 1) / 2) * width
+            if base is None or novel is None or hm is None:
+                axes.text(x, 2, "–", ha="center", va="bottom", fontsize=7, color=FAINT)
+                continue
+            colour = looks[entrant.title].colour
+            axes.bar(x, hm.mean, 0.9 * width, zorder=2, **looks[entrant.title].fill())
+            axes.plot([x, x], [base.mean, novel.mean], color=INK, linewidth=0.6, zorder=3)
+            whole: dict[str, Any] = {"s": 13, "zorder": 4, "clip_on": False}
+            axes.scatter(x, base.mean, marker="^", color=INK, linewidths=0, **whole)
+            axes.scatter(x, novel.mean, marker="v", facecolor="white", edgecolor=INK, linewidths=0.7, **whole)
+            if hm.std is not None:
+                axes.errorbar(x + 0.3 * width, hm.mean, hm.std, color=INK, capsize=1.2, linewidth=0.6, zorder=3)
+            text = axes.text(x, 2, f"{hm.mean:.0f}{'†' * hm.limited}", ha="center", va="bottom", fontsize=7, zorder=5)
+            text.set(color=ink_on(*to_rgb(colour)), bbox={"facecolor": colour, "linewidth": 0, "pad": 0.6})
+    cells = {name: [entrant.hm(name) for entrant in entrants] for name in groups}
+    axes.set_xticks(range(len(groups)), [display_name(name) + dagger(cells[name]) for name in groups])
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.5, across - 0.5)
+    axes.set_ylim(0, 100)
+    grid(axes, "y")
+
+
+@styled
+def hm_radar(entrants: Sequence[Series], beside: Sequence[Series] = ()) -> Figure | None:
+    """HM of every method on an axis per data set, published ones `beside` hollow; None for fewer than three data sets.
+
+    Where a method has no HM its line is broken.
+    """
+    from matplotlib.figure import Figure
+
+    shown = [*(entrant for entrant in entrants if any(map(entrant.hm, entrant.halves))), *beside]
+    datasets = [name for name in _datasets(entrants) if name != AVERAGE and any(e.hm(name) for e in entrants)]
+    if len(datasets) < 3:
+        return None
+    figure = Figure(figsize=(4.9, 4.4), layout="constrained")
+    axes: Any = figure.add_subplot(projection="polar")
+    angles = [2 * math.pi * i / len(datasets) for i in range(len(datasets))]
+    looks = _looks(shown)
+    cells = {(entrant.title, name): entrant.hm(name) for entrant in shown for name in datasets}
+    means = {key: cell.mean for key, cell in cells.items() if cell}
+    for entrant in shown:
+        values = [means.get((entrant.title, name), math.nan) for name in datasets]
+        look = looks[entrant.title]
+        faint = {"markerfacecolor": "white", "linewidth": 0.9} if entrant.published else {"linewidth": 1.6}
+        axes.plot([*angles, 0], [*values, values[0]], label=entrant.title, **look.line(markersize=4, **faint))
+    low = max(0, 10 * math.floor(min(means.values()) / 10 - 1))
+    step = 10 if low >= 40 else 20
+    axes.set_ylim(low, min(100, max(low + 10, 10 * math.ceil(max(means.values()) / 10))))
+    ticks = [tick for tick in range(step * (low // step + 1), 101, step) if tick <= axes.get_ylim()[1]]
+    axes.set_theta_offset(math.pi / 2)
+    axes.set_theta_direction(-1)
+    names = [display_name(name) + dagger(cells[entrant.title, name] for entrant in shown) for name in datasets]
+    axes.set_xticks(angles, names, color=INK)
+    axes.set_yticks(ticks)
+    axes.set_rlabel_position(180 / len(datasets))
+    axes.tick_params(axis="y", labelsize=6.5, labelcolor=FAINT)
+    axes.tick_params(axis="x", pad=2, labelsize=8)
+    for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
+        side = math.sin(angle)
+        label.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
+    for label in axes.get_yticklabels():
+        label.set_bbox({"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.8})
+    axes.grid(color="#d1d5db", linewidth=0.6)
+    axes.spines["polar"].set_color("#d1d5db")
+    seeds = said_seeds([entrant.hm(name) for entrant in entrants for name in datasets], std=False)
+    heading(figure, f"Harmonic mean in % ({seeds}; the centre is {low})", cells.values())
+    legend(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+@styled
+def learning_curves(entrants: Sequence[Series]) -> Figure | None:
+    """Cross-entropy per epoch on the training images: one panel per data set, one line per method, seeds averaged."""
+    from matplotlib.ticker import LogFormatter, MaxNLocator
+
+    shown = [entrant for entrant in entrants if entrant.losses]
+    datasets = sorted({name for entrant in shown for name in entrant.losses}, key=dataset_order)
+    if not datasets:
+        return None
+    looks = _looks(entrants)
+    figure, axes = panels(len(datasets), 1.5 if len(datasets) > 1 else 1.9, "epoch", "cross-entropy")
+    counts = [len(runs) for entrant in shown for runs in entrant.losses.values()]
+    lengths = [len(losses) for entrant in shown for runs in entrant.losses.values() for losses in runs]
+    for panel, name in zip(axes, datasets, strict=True):
+        for entrant in shown:
+            runs = entrant.losses.get(name)
+            if not runs:
+                continue
+            columns = list(zip(*runs, strict=False))
+            epochs = range(1, len(columns) + 1)
+            mean = [sum(column) / len(column) for column in columns]
+            places = [0, *(len(mean) * (part + 1) // 3 - 1 for part in range(3))]
+            look = looks[entrant.title].line(markersize=3.5, markevery=sorted(set(places)))
+            panel.plot(epochs, mean, label=entrant.title, **look)
+            if len(runs) > 1:
+                low, high = list(map(min, columns)), list(map(max, columns))
+                panel.fill_between(epochs, low, high, color=looks[entrant.title].colour, alpha=0.18, linewidth=0)
+        panel.set_title(display_name(name), loc="left")
+        panel.set_ylim(0, 1.08 * panel.dataLim.ymax)
+        panel.yaxis.set_major_locator(MaxNLocator(4))
+        if max(lengths) > 4 * min(lengths):
+            panel.set_xscale("log")
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter(LogFormatter())
+        if panel.dataLim.xmax == 1:
+            # Around one point every locator falls back to parts of an epoch.
+            panel.set_xticks([1])
+            panel.minorticks_off()
+        elif max(lengths) <= 4 * min(lengths):
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        grid(panel, "y")
+    many = str(max(counts)) if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+    several = f" (mean of {many} seeds, band from lowest to highest)" if max(counts) > 1 else " (one seed)"
+    heading(figure, f"Cross-entropy on the training images{several}")
+    legend(figure, _handles(shown, looks))
+    return figure
+
+
+@styled
+def accuracy_speed(entrants: Sequence[Series]) -> Figure | None:
+    """HM against evaluated images per second: the average where there is one, else every data set."""
+
+    def points_of(entrant: Series, names: Iterable[str]) -> list[tuple[Series, str, Cell, float]]:
+        found = [(name, entrant.hm(name), entrant.speeds.get(name)) for name in names]
+        return [(entrant, name, hm, rate) for name, hm, rate in found if hm and rate]
+
+    points = [point for entrant in entrants for point in points_of(entrant, [AVERAGE])]
+    averaged = bool(points)
+    points = points or [point for entrant in entrants for point in points_of(entrant, entrant.halves)]
+    if not points:
+        return None
+    from matplotlib.ticker import LogLocator
+
+    looks = _looks(entrants)
+    figure, axes = canvas(COLUMN, 2.8)
+    for entrant, name, hm, rate in points:
+        look = looks[entrant.title]
+        axes.errorbar(
+            rate,
+            hm.mean,
+            hm.std,
+            color=look.colour,
+            marker=look.marker,
+            markersize=7,
+            markeredgecolor="white",
+            elinewidth=0.9,
+            zorder=3,
+            # 0 and 100 lie on the edge.
+            clip_on=False,
+        )
+        if not averaged and len({point[1] for point in points}) > 1:
+            axes.annotate(
+                display_name(name), (rate, hm.mean), (5, 0), textcoords="offset points", fontsize=6, va="center"
+            )
+    rates, heights = [point[3] for point in points], [point[2].mean for point in points]
+    if max(rates) > 10 * min(rates):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_xlim(min(rates) / 1.3, 1.3 * max(rates))
+    else:
+        axes.set_xlim(0, 1.12 * max(rates))
+    margin = max(2.0, 0.25 * (max(heights) - min(heights)))
+    axes.set_ylim(max(0, min(heights) - margin), min(100, max(heights) + margin))
+    axes.set_xlabel("evaluated images per second, decoding included")
+    cells = [hm for _, _, hm, _ in points]
+    axes.set_ylabel(f"harmonic mean, %{dagger(cells)}")
+    names = list(dict.fromkeys(point[1] for point in points))
+    sets = len(_datasets(entrants)) - averaged
+    over = f"average of {sets} data sets" if averaged else display_name(names[0]) if len(names) == 1 else "by data set"
+    heading(figure, f"Accuracy against speed, {over}\n({said_seeds(cells)})", cells)
+    grid(axes, "both")
+    legend(
+        figure, _handles([entrant for entrant in entrants if any(p[0] is entrant for p in points)], looks, line=False)
+    )
+    return figure
+
+
+def _looks(entrants: Iterable[Series]) -> dict[str, Look]:
+    return looks_of({entrant.title: entrant.method for entrant in entrants})
+
+
+def _handles(entrants: Iterable[Series], looks: dict[str, Look], *, line: bool = True) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    keep: dict[str, Any] = {} if line else {"linestyle": "none", "markersize": 6}
+    return [Line2D([], [], **{**looks[entrant.title].line(label=entrant.title), **keep}) for entrant in entrants]
+
+
+def _datasets(entrants: Iterable[Series]) -> list[str]:
+    """The data sets in order, the average last."""
+    found = dict.fromkeys(name for entrant in entrants for name in entrant.halves)
+    return [name for name in found if name != AVERAGE] + [AVERAGE] * (AVERAGE in found)

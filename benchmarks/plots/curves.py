@@ -1,0 +1,144 @@
+"""Accuracy over something that was varied, the number of prompt tokens or of epochs: on average, and by data set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plots.series import Halves
+from benchmarks.plots.style import (
+    BASE,
+    NOVEL,
+    PAGE,
+    Look,
+    dagger,
+    grid,
+    heading,
+    looks_of,
+    looks_of_sets,
+    said_seeds,
+    styled,
+)
+from benchmarks.results.published import tables as published
+from benchmarks.results.published.tables import display_name
+from benchmarks.results.scores import Cell
+from benchmarks.tables.helpers import hindrance
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from benchmarks.suites.done import SuiteResults
+    from benchmarks.suites.suite import Drawings, Variant
+
+Points = Mapping[float, Halves]
+
+
+def prompt_length_figures(done: SuiteResults) -> Drawings:
+    """As the paper's: averages over the data sets on the left, harmonic means of each on the right."""
+    return _drawings(done, "prompt-length", "n_ctx", "prompt tokens", log=True)
+
+
+def duration_figures(done: SuiteResults) -> Drawings:
+    """The same over epochs; in the paper's world with its figures beside ours."""
+    printed: dict[str, Points] = {}
+    if not hindrance(done) and set(done.datasets) == set(done.choice.world.datasets):
+        for line in published.duration():
+            cells = tuple(Cell(figure, (figure,), ()) for figure in (line.base, line.novel, line.hm))
+            printed[line.key] = {**printed.get(line.key, {}), line.epochs: cells}  # type: ignore[dict-item]
+    return _drawings(done, "duration", "epochs", "epochs of training", printed=printed)
+
+
+def _drawings(
+    done: SuiteResults,
+    name: str,
+    key: str,
+    label: str,
+    *,
+    log: bool = False,
+    printed: Mapping[str, Points] | None = None,
+) -> Drawings:
+    """A figure for each method in which `key` varies."""
+    arms: dict[str, dict[float, Variant]] = {}
+    for arm in done.arms:
+        if arm.key.get(key):
+            arms.setdefault(arm.method, {})[arm.key[key]] = arm
+    several = len(arms) > 1
+    return {
+        f"{name}-{method}" if several else name: partial(
+            two_panels, done, own, label, log=log, printed=(printed or {}).get(method, {})
+        )
+        for method, own in arms.items()
+    }
+
+
+@styled
+def two_panels(
+    done: SuiteResults, arms: Mapping[float, Variant], label: str, *, log: bool, printed: Points
+) -> Figure | None:
+    """Left: base, novel and harmonic mean, averaged over the data sets. Right: the harmonic mean of each data set.
+
+    A point that is missing leaves a gap. `printed` is hollow.
+    """
+    from matplotlib.figure import Figure
+
+    places = sorted(arms)
+    averages: Points = {
+        place: done.average_halves(arms[place])
+        if len(done.datasets) > 1
+        else done.halves(arms[place], done.datasets[0])
+        for place in places
+    }
+    hms = {name: {place: done.halves(arms[place], name)[2] for place in places} for name in done.datasets}
+    every = [cell for halves in averages.values() for cell in halves] + [
+        c for own in hms.values() for c in own.values()
+    ]
+    if not any(every):
+        return None
+    method = arms[places[0]].name
+    hm = looks_of({method: arms[places[0]].method})[method]
+    figure = Figure(figsize=(PAGE, 2.75), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    kinds = (("base", BASE), ("novel", NOVEL), ("harmonic mean", hm))
+    for kind, (title, look) in enumerate(kinds):
+        _line(left, {place: halves[kind] for place, halves in averages.items()}, look, title)
+        if printed:
+            paper = {place: halves[kind] for place, halves in sorted(printed.items())}
+            _line(left, paper, look, f"{title}\n(published)", hollow=True)
+    looks = looks_of_sets(done.datasets)
+    for name, own in hms.items():
+        _line(right, own, looks[name], display_name(name) + dagger(own.values()))
+    some = f"average over {len(done.datasets)} data sets" if len(done.datasets) > 1 else display_name(done.datasets[0])
+    left.set_title(f"(a) {some}{dagger(cell for halves in averages.values() for cell in halves)}", loc="left")
+    right.set_title("(b) harmonic mean by data set", loc="left")
+    left.set_ylabel("accuracy, %")
+    right.set_ylabel("harmonic mean, %")
+    for panel in (left, right):
+        if log:
+            panel.set_xscale("log", base=2)
+        panel.set_xticks(places, [f"{place:g}" for place in places])
+        panel.minorticks_off()
+        panel.set_xlabel(label)
+        grid(panel, "y")
+    heading(figure, f"{method}: accuracy by {label} ({said_seeds(every)})", every)
+    _legends(left, right)
+    return figure
+
+
+def _line(axes: Axes, points: Mapping[float, Cell | None], look: Look, label: str, *, hollow: bool = False) -> None:
+    mean = [cell.mean if cell else math.nan for cell in points.values()]
+    bars = [cell.std if cell and cell.std is not None else math.nan for cell in points.values()]
+    more: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.7} if hollow else {}
+    axes.plot(list(points), mean, zorder=2 if hollow else 3, **look.line(label=label, **more))
+    if not all(map(math.isnan, bars)):
+        axes.errorbar(
+            list(points), mean, bars, color=look.colour, linestyle="none", capsize=2, elinewidth=0.8, zorder=3
+        )
+
+
+def _legends(left: Axes, right: Axes) -> None:
+    """The left panel's inside or below it would cover lines or crowd: both stand to the right of their panels."""
+    for panel in (left, right):
+        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, handlelength=2.6)

@@ -1,0 +1,115 @@
+"""Few-shot curves: accuracy over the number of shots, a panel for the average and one for each data set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plots.style import (
+    FAINT,
+    INK,
+    Look,
+    dagger,
+    grid,
+    heading,
+    legend,
+    looks_of,
+    panels,
+    said_seeds,
+    styled,
+)
+from benchmarks.results.published.tables import AVERAGE, display_name
+from benchmarks.results.scores import Cell, average
+from benchmarks.tables.helpers import rows_of
+from runner.config import Target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from benchmarks.suites.done import SuiteResults
+    from benchmarks.suites.suite import Drawings
+
+
+def shots_figures(done: SuiteResults) -> Drawings:
+    """The curves of the suite few-shot."""
+    return {"few-shot": partial(few_shot_curves, done)}
+
+
+@styled
+def few_shot_curves(done: SuiteResults) -> Figure | None:
+    """A line per method with a band of one standard deviation over seeds; what trains nothing is a level line.
+
+    A point that is missing leaves a gap. The average of a number of shots is there where every data set is.
+    """
+    from matplotlib.lines import Line2D
+
+    lines = {
+        title: {int(arm.key.get("shots", 0)): arm for arm in arms} for title, arms in rows_of(done, "shots").items()
+    }
+    ticks = sorted({shots for arms in lines.values() for shots in arms if shots})
+    cells = {
+        (name, title, shots): done.cell(arm, name, Target(name))
+        for name in done.datasets
+        for title, arms in lines.items()
+        for shots, arm in arms.items()
+    }
+    names = list(done.datasets)
+    if len(names) > 1:
+        sums = {(title, shots): [cells[name, title, shots] for name in names] for _, title, shots in cells}
+        cells |= {(AVERAGE, title, shots): average(found) for (title, shots), found in sums.items()}
+        names = [AVERAGE, *names]
+    if not ticks or not any(cell for (_, _, shots), cell in cells.items() if shots):
+        return None
+    looks = looks_of({title: arm.method for title, arms in lines.items() for arm in arms.values()})
+    figure, axes = panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
+    for panel, name in zip(axes, names, strict=True):
+        for title, arms in lines.items():
+            _line(panel, [(shots, cells[name, title, shots]) for shots in sorted(arms)], looks[title])
+        _frame(panel, name, ticks, [cell for (where, _, _), cell in cells.items() if where == name])
+    heading(figure, f"Accuracy on all classes by number of shots ({said_seeds(cells.values())})", cells.values())
+    legend(figure, [Line2D([], [], **_drawn(looks[title], arms).line(label=title)) for title, arms in lines.items()])
+    return figure
+
+
+def _line(axes: Axes, points: Sequence[tuple[int, Cell | None]], look: Look) -> None:
+    level = dict(points).get(0)
+    if level is not None:
+        axes.axhline(level.mean, color=look.colour, linestyle=look.dashes, linewidth=1.2, zorder=1.5)
+    curve = [(shots, cell) for shots, cell in points if shots]
+    if not curve:
+        return
+    mean = [cell.mean if cell else math.nan for _, cell in curve]
+    spread = [cell.std or 0.0 if cell else math.nan for _, cell in curve]
+    shots = [shots for shots, _ in curve]
+    axes.plot(shots, mean, zorder=3, **look.line(markersize=4))
+    if any(spread):
+        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+        axes.fill_between(shots, low, high, color=look.colour, alpha=0.2, linewidth=0, zorder=2)
+
+
+def _frame(axes: Axes, name: str, ticks: Sequence[int], cells: Sequence[Cell | None]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    room = 2**0.25
+    axes.set_xlim(ticks[0] / room, ticks[-1] * room)
+    axes.yaxis.get_major_locator().set_params(nbins=5)  # type: ignore[call-arg]
+    axes.set_title(display_name(name) + dagger(cells), loc="left", fontweight="bold" if name == AVERAGE else "normal")
+    grid(axes, "y")
+    if name == AVERAGE:
+        axes.set_facecolor("#f6f7f9")
+        for spine in axes.spines.values():
+            spine.set(visible=True, color=INK, linewidth=1.1)
+    if not any(cells):
+        axes.text(
+            0.5, 0.5, "not all there", transform=axes.transAxes, ha="center", va="center", color=FAINT, fontsize=7
+        )
+        axes.set_yticks([])
+
+
+def _drawn(look: Look, arms: Any) -> Look:
+    """A level line has no markers."""
+    return look if any(arms) else Look(look.colour, "", look.dashes)

@@ -1,0 +1,125 @@
+"""Spread over seeds: how far each seed is from the mean, with one standard deviation to both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plots.series import Halves
+from benchmarks.plots.style import FAINT, GRID, INK, MARKERS, PAGE, dagger, grid, heading, legend, looks_of, styled
+from benchmarks.results.published import tables as published
+from benchmarks.results.published.tables import AVERAGE, display_name
+from benchmarks.results.scores import Cell
+from benchmarks.tables.helpers import hindrance, whole_paper
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from benchmarks.suites.done import SuiteResults
+    from benchmarks.suites.suite import Drawings, Variant
+
+KINDS = ("base", "novel", "harmonic mean")
+
+
+def spread_figures(done: SuiteResults) -> Drawings:
+    """A figure for each method; in the paper's world ProCAP's has the published deviations beside."""
+    several = len(done.arms) > 1
+    return {
+        f"seed-spread-{number}-{arm.method}" if several else "seed-spread": partial(seed_spread, done, arm)
+        for number, arm in enumerate(done.arms, 1)
+    }
+
+
+@styled
+def seed_spread(done: SuiteResults, arm: Variant) -> Figure | None:
+    """A panel each for base, novel and HM, a row for each data set; None where no data set has several seeds.
+
+    Accuracies of data sets lie far apart and seeds close together, so that each row is drawn around its own mean, which
+    stands beside it.
+    """
+    from matplotlib.figure import Figure
+
+    rows: dict[str, Halves] = {name: done.halves(arm, name) for name in done.datasets}
+    if len(done.datasets) > 1:
+        # Of the harmonic mean the mean over data sets, as the paper's table of stability has it.
+        rows[AVERAGE] = (*done.average_halves(arm)[:2], done.mean_of_hms(arm))
+    cells = [cell for halves in rows.values() for cell in halves if cell]
+    if not any(cell.std is not None for cell in cells):
+        return None
+    printed = {} if hindrance(done) else _printed(done, arm)
+    figure = Figure(figsize=(PAGE, 0.25 * len(rows) + 1.15), layout="constrained")
+    axes: Any = figure.subplots(1, 3, sharey=True, sharex=True)
+    colour = looks_of({arm.name: arm.method})[arm.name].colour
+    for kind, panel in enumerate(axes):
+        for place, (name, halves) in enumerate(rows.items()):
+            if name == AVERAGE:
+                panel.axhspan(place - 0.5, place + 0.5, color=GRID, alpha=0.55, zorder=0, linewidth=0)
+            _row(panel, place, halves[kind], colour, printed.get(name, (None,) * 3)[kind])
+        panel.axvline(0, color=FAINT, linewidth=0.8, zorder=1)
+        panel.set_title(KINDS[kind], loc="left")
+        grid(panel, "x")
+        panel.tick_params(axis="y", length=0)
+        panel.spines["left"].set_visible(False)
+    # Seeds that are all alike reach nowhere.
+    reach = 1.12 * max(abs(x) for panel in axes for line in panel.lines for x in line.get_xdata()) or 1.0
+    axes[0].set_xlim(-reach, reach)
+    names = [display_name(name) + dagger(halves) for name, halves in rows.items()]
+    axes[0].set_yticks(range(len(rows)), names)
+    axes[0].set_ylim(len(rows) - 0.4, -0.6)
+    axes[1].set_xlabel("distance from the mean over seeds, percentage points")
+    seeds = cells[0].seeds
+    heading(figure, f"{arm.name}: accuracy of {len(seeds)} seeds, mean ± sample standard deviation (n − 1) in %", cells)
+    legend(figure, _handles(seeds, colour, bool(printed)))
+    return figure
+
+
+def _row(axes: Axes, place: int, cell: Cell | None, colour: str, printed: float | None) -> None:
+    at = axes.get_yaxis_transform()
+    if cell is None:
+        axes.text(1.0, place, "–", transform=at, ha="left", va="center", fontsize=7, color=FAINT)
+        return
+    std = cell.std
+    if std is not None:
+        axes.plot([-std, std], [place, place], color=colour, linewidth=6, alpha=0.35, solid_capstyle="butt", zorder=2)
+    if printed is not None:
+        axes.plot([-printed, printed], [place + 0.3] * 2, color=INK, linewidth=0.8, marker="|", markersize=4, zorder=2)
+    for number, value in enumerate(cell.values):
+        marker = MARKERS[number % len(MARKERS)]
+        axes.plot(
+            value - cell.mean,
+            place,
+            marker=marker,
+            color=colour,
+            markeredgecolor=INK,
+            markeredgewidth=0.5,
+            markersize=4,
+            zorder=3,
+        )
+    text = f"{cell.mean:.2f}" + (f" ± {std:.2f}" if std is not None else "")
+    axes.text(1.0, place, text, transform=at, ha="left", va="center", fontsize=6.5)
+
+
+def _printed(done: SuiteResults, arm: Variant) -> Mapping[str, tuple[float, float, float]]:
+    """By data set as published, and of the average where it is over the same ones."""
+    if arm.method != "procap" or arm.changed:
+        return {}
+    alike = {*done.datasets} - done.changed_sets.keys()
+    alike |= {AVERAGE} if whole_paper(list(alike)) else set()
+    spreads = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
+    return {name: spread for name, spread in spreads.items() if name in alike}
+
+
+def _handles(seeds: Sequence[int], colour: str, printed: bool) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    edge: dict[str, Any] = {"color": colour, "markeredgecolor": INK, "markeredgewidth": 0.5, "linestyle": "none"}
+    found = [
+        Line2D([], [], marker=MARKERS[number % len(MARKERS)], label=f"seed {seed}", **edge)
+        for number, seed in enumerate(seeds)
+    ]
+    found.append(Line2D([], [], color=colour, linewidth=6, alpha=0.35, label="± std"))
+    if printed:
+        found.append(Line2D([], [], color=INK, linewidth=0.8, marker="|", markersize=4, label="± std, published"))
+    return found

@@ -1,0 +1,1 @@
+"""One table of all results, statistics over it, and the paper's published figures."""

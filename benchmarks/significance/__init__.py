@@ -1,1 +1,0 @@
-"""Whether one line of results is better than another, or lucky."""

@@ -1,0 +1,1 @@
+"""Measurements of this program itself, each runnable by hand. Not part of the wheel."""

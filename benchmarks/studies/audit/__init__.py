@@ -1,0 +1,1 @@
+"""Audit of the arithmetic of the paper's printed tables."""

@@ -1,0 +1,279 @@
+"""Audit of the paper's tables: every printed figure that follows from other printed ones is computed again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.results.published.tables import (
+    AVERAGE,
+    PUBLISHED,
+    PublishedHalves,
+    PublishedSpread,
+    PublishedTransfer,
+    ablation,
+    base_to_novel,
+    cross_dataset,
+    dataset_sizes,
+    display_name,
+    domain_generalization,
+    duration,
+    runtime,
+    stability,
+)
+from benchmarks.studies.audit.checks import (
+    Check,
+    Finding,
+    Kind,
+    Reading,
+    check_average_hm,
+    check_count,
+    check_hm,
+    check_mean,
+    check_same,
+)
+from benchmarks.tables.table import Column, Item, Line, Sheet, Value
+from shards.catalogue import CATALOGUE
+
+MAIN = "base-to-novel"
+IN_MAIN = f"see {MAIN}"
+NAMES: Mapping[Kind, str] = {
+    "HM": "harmonic means",
+    "average": "averages",
+    "average HM": "harmonic means of averages",
+    "target mean": "means over targets",
+    "other table": "figures that stand in two tables",
+    "data set": "sizes of data sets",
+}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All that was checked of the tables in `folder`."""
+
+    checks: tuple[Check, ...]
+    folder: Path
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What disagrees, in the order of the tables."""
+        return [check.finding for check in self.checks if check.finding]
+
+    @property
+    def checked(self) -> Mapping[Kind, int]:
+        """How many figures were checked, of each kind."""
+        return Counter(check.kind for check in self.checks)
+
+    @property
+    def readings(self) -> Mapping[tuple[str, str], tuple[Reading, ...]]:
+        """How each average harmonic mean is to be read, by table and place; empty where no reading gives it."""
+        return {(check.table, check.where): check.readings for check in self.checks if check.kind == "average HM"}
+
+
+def audit(folder: Path = PUBLISHED) -> Audit:
+    """Check every harmonic mean, average, target mean, repeated figure and data set size of the tables in `folder`."""
+    tables = (_base_to_novel, _stability, _duration, _cross_dataset, _domain_generalization, _ablation, _sizes)
+    return Audit(tuple(check for table in tables for check in table(folder)), folder)
+
+
+def audit_sheet(folder: Path = PUBLISHED) -> Sheet:
+    """What disagrees as a table, the largest difference first; the notes say the rule and what was not checked."""
+    done = audit(folder)
+    found = sorted(done.findings, key=lambda finding: -abs(finding.printed - finding.recomputed))
+    return Sheet(
+        name="audit",
+        title="Printed figures of the paper that disagree with the figures they follow from",
+        labels=("Table", "Figure"),
+        columns=(
+            Column("Printed", ""),
+            Column("Recomputed", "", digits=3),
+            Column("Lowest", "", digits=3),
+            Column("Highest", "", digits=3),
+            Column("Difference", "", digits=3),
+            Column("Remark", ""),
+        ),
+        lines=tuple(Line((finding.table, _figure(finding)), _items(finding), "published") for finding in found),
+        notes=_notes(done),
+        wide=True,
+    )
+
+
+def by_method(lines: Iterable[PublishedHalves]) -> Mapping[str, list[PublishedHalves]]:
+    """The lines of the main table by method as printed, in the order of first appearance."""
+    found: dict[str, list[PublishedHalves]] = {}
+    for line in lines:
+        found.setdefault(line.method, []).append(line)
+    return found
+
+
+def _base_to_novel(folder: Path) -> Iterator[Check]:
+    for method, lines in by_method(base_to_novel(folder)).items():
+        yield from _halves(MAIN, method, lines)
+
+
+def _stability(folder: Path) -> Iterator[Check]:
+    table, main = "stability", _main(folder)
+    yield from _halves(table, "ProCAP", stability(folder))
+    for line in stability(folder):
+        where, other, remark = f"ProCAP, {display_name(line.dataset)}", main[line.dataset], IN_MAIN
+        if line.dataset == AVERAGE:
+            remark = f"{MAIN}: {_average_reading(_halves(MAIN, 'ProCAP', main.values()))}"
+        yield check_same(table, f"{where}, base", line.base, other.base, IN_MAIN)
+        yield check_same(table, f"{where}, novel", line.novel, other.novel, IN_MAIN)
+        yield check_same(table, f"{where}, HM", line.hm, other.hm, remark)
+
+
+def _duration(folder: Path) -> Iterator[Check]:
+    table, lines, main = "duration", duration(folder), _main(folder)[AVERAGE]
+    for line in lines:
+        where = f"{line.method}, {line.epochs} epochs"
+        yield check_average_hm(table, where, line.base, line.novel, line.hm)
+        if line.epochs == max(each.epochs for each in lines):
+            yield check_same(table, f"{where}, base", line.base, main.base, IN_MAIN)
+            yield check_same(table, f"{where}, novel", line.novel, main.novel, IN_MAIN)
+            yield check_same(table, f"{where}, HM", line.hm, main.hm, IN_MAIN)
+
+
+def _cross_dataset(folder: Path) -> Iterator[Check]:
+    return _target_means("cross-dataset", cross_dataset(folder))
+
+
+def _domain_generalization(folder: Path) -> Iterator[Check]:
+    table, lines = "domain-generalization", domain_generalization(folder)
+    yield from _target_means(table, lines)
+    sources = {line.method: line.source for line in cross_dataset(folder)}
+    for line in lines:
+        plain = line.method.rstrip("*")
+        if plain in sources:
+            remark = "see cross-dataset" if plain == line.method else f"cross-dataset: {plain}, no star"
+            yield check_same(table, f"{line.method}, ImageNet", line.source, sources[plain], remark)
+
+
+def _ablation(folder: Path) -> Iterator[Check]:
+    table, main = "ablation", _main(folder)
+    for line in ablation(folder):
+        yield check_mean(table, f"{line.variant}, Average", "average", [*line.hm.values()], line.average)
+        if all(line.components.values()):
+            for dataset, hm in line.hm.items():
+                where = f"{line.variant}, {display_name(dataset)}"
+                yield check_same(table, where, hm, main[dataset].hm, IN_MAIN)
+
+
+def _sizes(folder: Path) -> Iterator[Check]:
+    for size in dataset_sizes(folder):
+        ours, where = CATALOGUE[size.dataset], display_name(size.dataset)
+        yield check_count("data sets", f"{where}, classes", size.classes, ours.classes, 0, "counted in our lists")
+        for split, printed in size.counts.items():
+            count = ours.counts.get(split, 0)
+            yield check_count(
+                "data sets", f"{where}, {split}", printed, count, size.within[split], "counted in our lists"
+            )
+
+
+def _halves(table: str, method: str, lines: Iterable[PublishedHalves | PublishedSpread]) -> Iterator[Check]:
+    """The lines of one method: each data set's harmonic mean, then the averages over them."""
+    every = list(lines)
+    sets = [line for line in every if line.dataset != AVERAGE]
+    for line in sets:
+        yield check_hm(table, f"{method}, {display_name(line.dataset)}", line.base, line.novel, line.hm)
+    where = f"{method}, {display_name(AVERAGE)}"
+    for line in every:
+        if line.dataset == AVERAGE and sets:
+            yield check_mean(table, f"{where}, base", "average", [each.base for each in sets], line.base)
+            yield check_mean(table, f"{where}, novel", "average", [each.novel for each in sets], line.novel)
+        if line.dataset == AVERAGE:
+            yield check_average_hm(table, where, line.base, line.novel, line.hm, [each.hm for each in sets])
+
+
+def _target_means(table: str, lines: Sequence[PublishedTransfer]) -> Iterator[Check]:
+    for line in lines:
+        where = f"{line.method}, {display_name(AVERAGE)}"
+        yield check_mean(table, where, "target mean", [*line.targets.values()], line.target_mean)
+
+
+def _main(folder: Path) -> dict[str, PublishedHalves]:
+    """ProCAP's lines of the main table, by data set."""
+    return {line.dataset: line for line in base_to_novel(folder) if line.key == "procap"}
+
+
+def _average_reading(checks: Iterable[Check]) -> str:
+    readings = next(check.readings for check in checks if check.kind == "average HM")
+    return " or ".join(readings) or "no reading"
+
+
+def _figure(finding: Finding) -> str:
+    return f"{finding.where}, HM" if finding.kind in ("HM", "average HM") else finding.where
+
+
+def _items(finding: Finding) -> tuple[Item, ...]:
+    figures = (finding.printed, finding.recomputed, finding.low, finding.high, finding.printed - finding.recomputed)
+    if finding.kind == "data set":
+        return (*(f"{figure:,.0f}" for figure in figures), finding.remark)
+    return (*(Value(figure) for figure in figures), finding.remark)
+
+
+def _notes(done: Audit) -> tuple[str, ...]:
+    counts = ", ".join(f"{count} of {NAMES[kind]}" for kind, count in done.checked.items())
+    return (
+        f"{len(done.checks)} checks of printed figures ({counts}); {len(done.findings)} find one that disagrees.",
+        "Rule: a printed percentage is known to ±0.005. Lowest and Highest are the ends of what such figures can give; "
+        "a printed result disagrees only if it cannot be a rounding of anything between them. A figure that stands in "
+        "two tables has to be the same in both. Difference: printed minus recomputed.",
+        *_reading_notes(done),
+        "The mean over seeds of a harmonic mean is never above the harmonic mean of the means: it can explain only an "
+        "HM with a difference below zero.",
+        *_whole_notes(done.folder),
+        *_maple_notes(done.folder),
+        *_unchecked_notes(done.folder),
+    )
+
+
+def _reading_notes(done: Audit) -> Iterator[str]:
+    """For each table, which reading of an average harmonic mean gives what is printed, and how often."""
+    tables: dict[str, Counter[str]] = {}
+    for (table, _), readings in done.readings.items():
+        tables.setdefault(table, Counter())[" or ".join(readings) or "neither reading"] += 1
+    for table, counter in tables.items():
+        told = "; ".join(f"{reading} in {count} of {counter.total()}" for reading, count in counter.items())
+        yield f"Average HM of {table}: {told}."
+
+
+def _whole_notes(folder: Path) -> Iterator[str]:
+    """An accuracy of 100.00 breaks no rule, but a reader wants to know of it, and of what the others have there."""
+    lines = base_to_novel(folder)
+    for line in lines:
+        for half in ("base", "novel"):
+            if getattr(line, half) == 100:
+                others = [getattr(each, half) for each in lines if each.dataset == line.dataset and each != line]
+                yield (
+                    f"{line.method} has 100.00 as its {half} accuracy of {display_name(line.dataset)}; "
+                    f"the other methods have {min(others):.2f} to {max(others):.2f} there."
+                )
+
+
+def _maple_notes(folder: Path) -> Iterator[str]:
+    maple = {line.dataset: line.hm for line in base_to_novel(folder) if line.key == "maple"}
+    for line in ablation(folder):
+        equal = [display_name(name) for name, hm in line.hm.items() if hm == maple[name]]
+        if not any(line.components.values()) and equal:
+            yield (
+                f"{line.variant} of the ablation has the very HM of MaPLe in {MAIN} on {' and '.join(equal)}, "
+                f"{len(equal)} of {len(line.hm)} data sets, though it is trained by another recipe."
+            )
+
+
+def _unchecked_notes(folder: Path) -> Iterator[str]:
+    for method, lines in by_method(base_to_novel(folder)).items():
+        if all(line.dataset == AVERAGE for line in lines):
+            yield f"Not checked: the average base and novel accuracy of {method}, of which no data set is printed."
+    tables = (cross_dataset(folder), domain_generalization(folder))
+    rows = Counter(line.method.rstrip("*") for table in tables for line in table)
+    once = ", ".join(method for method, count in rows.items() if count == 1)
+    yield (
+        "Not checked, since nothing else that is printed gives them: base and novel accuracies of single data sets, "
+        f"accuracies on single targets, that of {once} on ImageNet, {3 * len(stability(folder))} standard deviations, "
+        "base and novel averages of the shorter durations, single HMs of the reduced variants, "
+        f"{3 * len(runtime(folder))} figures of runtime."
+    )

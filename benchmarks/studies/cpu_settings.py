@@ -1,0 +1,311 @@
+"""Which settings of a CPU pay off on this machine, by measurement: precision, threads, and how images become patches.
+
+The parts of the training step that do not depend on the batch, refinement and optimizer, stand beside the whole step.
+
+    python -m benchmarks.studies.cpu_settings                                 mini, batches of 4 and 32; under a minute
+    python -m benchmarks.studies.cpu_settings --backbone ViT-B/16 --random    full size, random weights; ten minutes
+
+Every setting does the same work in one process, in interleaved rounds; a time beside another one is the median of the
+rounds' own ratios, so that whatever else the machine does falls on both. Prints a table and leaves no file, unless
+`--out` names one. How threads wait for each other is fixed when OpenMP starts: compare runs of this command under
+OMP_WAIT_POLICY=active and passive.
+
+Shapes: B images, C classes, D vision width, L patches, W image size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.console.output import columns, show, show_json
+from runner.environment import library_defaults
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from procap.clip import CLIP
+
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of running everything: threads of a product, and whether autocast rounds products to bfloat16."""
+
+    name: str
+    threads: int
+    bf16: bool
+
+    def run(self, work: Work) -> object:
+        """`work` on that many threads; it asks for `autocast` itself, around its forward pass alone."""
+        import torch
+
+        torch.set_num_threads(self.threads)
+        return work(self)
+
+    def autocast(self) -> torch.autocast:
+        import torch
+
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
+
+
+Work = Callable[[Setting], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: milliseconds (median), and how many times as fast as the first setting of the same work."""
+
+    work: str
+    batch: int
+    setting: str
+    milliseconds: float
+    gain: float
+
+
+def settings_here() -> list[Setting]:
+    """All cores in float32, which everything is compared with; bfloat16; and one thread, where there are more cores."""
+    cores = os.cpu_count() or 1
+    every = f"{cores} threads" if cores > 1 else "1 thread"
+    found = [Setting(f"fp32, {every}", cores, False), Setting(f"bf16, {every}", cores, True)]
+    if cores > 1:
+        found += [Setting("fp32, 1 thread", 1, False), Setting("bf16, 1 thread", 1, True)]
+    return found
+
+
+def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> list[Row]:
+    """Rows of the training step, its constant parts, the evaluated batch and the patches of every batch size."""
+    settings, rows = settings_here(), []
+    for batch in batches:
+        for name, work in _works(clip, batch, classes).items():
+            rows += _compare(name, batch, [(setting.name, setting, work) for setting in settings], rounds)
+        ways = [(way, settings[0], work) for way, work in _patch_ways(clip, batch)]
+        rows += _compare("patches alone", batch, ways, rounds, times=10)
+    return rows
+
+
+def _compare(
+    name: str, batch: int, ways: Sequence[tuple[str, Setting, Work]], rounds: int, times: int = 1
+) -> list[Row]:
+    import torch
+
+    from benchmarks.runtime.measure import interleaved
+
+    works = [partial(setting.run, work) for _, setting, work in ways]
+    for work in works:
+        work()
+    seconds = interleaved(works, rounds, torch.device("cpu"), times)
+    return [
+        Row(
+            name,
+            batch,
+            way,
+            1e3 * statistics.median(own),
+            statistics.median(first / mine for first, mine in zip(seconds[0], own, strict=True)),
+        )
+        for (way, _, _), own in zip(ways, seconds, strict=True)
+    ]
+
+
+def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
+    """ProCAP's whole training step, two parts of it, and its classification of as many images."""
+    import torch
+
+    from benchmarks.runtime.data import class_names
+    from procap.methods import build_method
+    from procap.methods.procap import PROCAP_RECIPE, ProCAP
+    from procap.text import LabelSpace
+    from runner.setup import make_optimizer
+    from shards.rng import generator
+
+    method = build_method("procap", clip, LabelSpace(class_names(classes)), {}, generator(SEED, "init"))
+    assert isinstance(method, ProCAP)
+    optimizer = make_optimizer(method, PROCAP_RECIPE)
+    # At a rate of zero the optimizer does all its work and every round starts from the same weights.
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    images, labels = _images(clip, batch), torch.arange(batch) % classes
+    noise, classify = method.draw(generator(SEED, "noise")), method.classifier()
+
+    def step(setting: Setting) -> None:
+        with setting.autocast():
+            loss = torch.stack(list(method.loss(images, labels, noise).values())).sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    def evaluate(setting: Setting) -> Tensor:
+        with setting.autocast():
+            return classify(images)
+
+    def refine(setting: Setting) -> None:
+        with setting.autocast():
+            vision, text = method.refine(*method.tokens(noise))
+        optimizer.zero_grad(set_to_none=True)
+        torch.cat([tokens.flatten() for tokens in (*vision, *text)]).sum().backward()
+
+    def update(setting: Setting) -> None:
+        optimizer.step()
+
+    # In this order: the update takes the gradients that the refinement leaves, and those are nearly all there are.
+    return {"training step": step, "of it refinement": refine, "of it optimizer": update, "evaluated batch": evaluate}
+
+
+def _patch_ways(clip: CLIP, batch: int) -> list[tuple[str, Work]]:
+    """Images to rows of patches [B, L, D]: as the tower does it, and as the convolution that it stands for."""
+    import torch
+
+    tower, images = clip.visual, _images(clip, batch)
+    weight, stride = tower.conv1.weight, tower.conv1.stride
+
+    def rows(x: Tensor, kernel: Tensor) -> Tensor:
+        # Contiguous, as the rows of the product are.
+        return torch.conv2d(x, kernel, stride=stride).flatten(2).transpose(1, 2).contiguous()
+
+    def last(x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    turned = last(weight)
+
+    def without_graph(way: Callable[[], Tensor], setting: Setting) -> Tensor:
+        with torch.inference_mode():
+            return way()
+
+    ways: dict[str, Callable[[], Tensor]] = {
+        "convolution": lambda: rows(images, weight),
+        "convolution, channels last": lambda: rows(last(images), turned),
+        "one product (as the tower does)": lambda: tower.embed(images),
+    }
+    return [(name, partial(without_graph, way)) for name, way in ways.items()]
+
+
+def _images(clip: CLIP, batch: int) -> torch.Tensor:
+    import torch
+
+    from shards.rng import generator
+
+    size = clip.geometry.image_size
+    return torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
+
+
+def read_speed() -> float:
+    """Bytes read per second by a sum over more than caches hold."""
+    import torch
+
+    from benchmarks.runtime.measure import stretch
+
+    data, fastest = torch.zeros(2**27), float("inf")
+    for _ in range(4):
+        with stretch(data.device) as timed:
+            data.sum()
+        fastest = min(fastest, timed.seconds)
+    return data.nbytes / fastest
+
+
+def flags() -> list[str]:
+    """What this processor says it has for lower precision; empty where the system does not tell."""
+    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    line = next((line for line in text.splitlines() if line.lower().startswith(("flags", "features"))), "")
+    return [flag for flag in wanted if flag in line.split()]
+
+
+def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dict[str, Any]:
+    """Everything that was measured, as plain JSON, and on what."""
+    import torch
+
+    from benchmarks.runtime.measure import matmul_peak
+    from runner.environment import environment
+
+    before, device = torch.get_num_threads(), torch.device("cpu")
+    try:
+        torch.set_num_threads(os.cpu_count() or 1)
+        peaks = {precision: matmul_peak(device, precision) / 1e9 for precision in ("fp32", "bf16")}
+        speed = read_speed() / 1e9
+        rows = measure(clip, batches, classes, rounds)
+    finally:
+        torch.set_num_threads(before)
+    return {
+        "backbone": clip.name,
+        "classes": classes,
+        "rounds": rounds,
+        "environment": environment(device),
+        "flags": flags(),
+        "wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
+        "load_average": round(os.getloadavg()[0], 2),
+        "gflops": peaks,
+        "gbytes": speed,
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The report as a plain table."""
+    cpu, peaks = found["environment"]["cpu"], found["gflops"]
+    head = [
+        f"{cpu['name']}, {cpu['cores']} cores ({', '.join(found['flags']) or 'flags unknown'}), "
+        f"OMP_WAIT_POLICY={found['wait_policy'] or 'unset'}, load {found['load_average']}",
+        f"matrix products: fp32 {peaks['fp32']:.0f}, bf16 {peaks['bf16']:.0f} GFLOP/s; "
+        f"memory read at {found['gbytes']:.0f} GB/s",
+        f"{found['backbone']}, {found['classes']} classes, {found['rounds']} rounds; gain: on the work's first line",
+        "",
+    ]
+    lines = [
+        (row["work"], row["batch"], row["setting"], f"{row['milliseconds']:.2f}", f"{row['gain']:.2f}")
+        for row in found["rows"]
+    ]
+    return "\n".join(head) + columns(("work", "batch", "setting", "ms", "gain"), lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, measure, print."""
+    library_defaults()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.studies.cpu_settings", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--backbone", default="mini")
+    parser.add_argument("--random", action="store_true", help="random weights, for speed without a download")
+    parser.add_argument("--batches", default="4,32", help="images at once")
+    parser.add_argument("--classes", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout, and no table")
+    parser.add_argument("--out", type=Path, help="also write the report as JSON to this file")
+    arguments = parser.parse_args(argv)
+    try:
+        batches = [int(part) for part in arguments.batches.split(",")]
+    except ValueError:
+        parser.error(f"--batches {arguments.batches}: give numbers of images such as 4,32")
+    if min(*batches, arguments.classes, arguments.rounds, 1) < 1:
+        parser.error("batches, classes and rounds must be at least 1")
+
+    from procap.errors import UserError
+    from procap.weights.loading import load_clip
+    from runner.results import write_json
+
+    try:
+        clip = load_clip(arguments.backbone, "random" if arguments.random else None)
+    except UserError as error:
+        sys.exit(str(error))
+    found = report(clip, batches, arguments.classes, arguments.rounds)
+    if arguments.out:
+        write_json(arguments.out, found)
+    if arguments.json:
+        show_json(found)
+    else:
+        show(table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""Kill ranks of trainings with SIGKILL at random moments, go on until they finish, and compare with no kill at all.
+
+    python -m benchmarks.studies.faults                       30 seeds, two ranks each; a few minutes on two cores
+    python -m benchmarks.studies.faults --seeds 3 --json      a short form, as the test suite has it
+
+Of each seed a training of a few seconds and the evaluation of it are started on several ranks. A random rank is killed
+during a stage that the seed draws (all stages come up equally often); the others are left alone with that, or get a
+SIGTERM at once as torchrun sends it. The command is then repeated, on another number of ranks, until it finishes.
+
+Wrong is: a rank that neither ends nor says why in one line; a result file that cannot be read at any moment; steps
+repeated that were done before the last state was saved, or for longer than the interval of states; other few-shot
+picks, steps or images than an undisturbed run of one process; loss terms or weights beyond the rounding of fp32 sums;
+another count of right images of any class; a file that is left over. Exit code 1 when anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.console.output import show, show_json
+from benchmarks.studies.faults.checks import TERMS, WEIGHTS, Difference, Watcher, compared, newest_state, overdue
+from benchmarks.studies.faults.ranks import (
+    EVALUATING,
+    FINISHING,
+    JOINING,
+    LOADING,
+    STAGES,
+    START_UP,
+    STEPS,
+    WRITING,
+    Attempt,
+    Job,
+)
+from benchmarks.studies.faults.table import table
+from runner.config import RunConfig, Target, plan_run
+from runner.environment import environment, library_defaults
+from runner.progress import ProgressDisplay
+
+METHODS = ("procap", "maple")
+SIZES = (1, 2, 4)
+KILLABLE = (STEPS, WRITING, FINISHING, START_UP, JOINING, LOADING, EVALUATING)
+# Seconds at most that a kill waits after its stage has begun: about as long as the stage lasts.
+WAITS = {START_UP: 0.04, JOINING: 0.06, LOADING: 0.4, STEPS: 0.1, WRITING: 0.001, FINISHING: 0.03, EVALUATING: 0.3}
+EPOCHS, STEPS_PER_EPOCH = 4, 5
+STATE_SECONDS = 0.3
+TIMEOUT_SECONDS = 6.0
+MOST_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL: the stage it hit, the rank of how many, what became of the others and how much was lost."""
+
+    stage: str
+    rank: int
+    size: int
+    terminated: bool
+    others_seconds: float
+    lost_steps: int = 0
+
+
+@dataclass
+class Story:
+    """What happened under one seed."""
+
+    seed: int
+    method: str
+    sizes: list[int] = field(default_factory=list)
+    kills: list[Kill] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)
+    repeated: int = 0
+    looks: int = 0
+    difference: Difference | None = None
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def config_of(method: str) -> RunConfig:
+    """A training of some 20 steps at the method's own recipe but for its length and batch; SGD, since AdamW turns a
+    gradient that is nearly zero into a whole step of either sign, which rounding decides."""
+    overrides = {"epochs": EPOCHS, "batch_size": 4, "optimizer": "sgd", "lr": 0.002, "warmup": "none"}
+    return plan_run(method=method, dataset="digits", shots=4, overrides=overrides)
+
+
+def pack_digits(root: Path) -> None:
+    """Some of the digit scans, as all trainings here read them."""
+    from shards.catalogue import find
+    from shards.pack import pack_source
+    from shards.records import source_of
+
+    source = source_of(find("digits"))
+    pack_source(replace(source, counts={"train": 120, "val": 40, "test": 60}), root)
+
+
+def job_of(method: str, data: Path, results: Path) -> Job:
+    targets = (Target("digits", "base"), Target("digits", "novel"))
+    return Job(config_of(method), targets, data, results, EPOCHS * STEPS_PER_EPOCH, STATE_SECONDS, TIMEOUT_SECONDS)
+
+
+def undisturbed(job: Job) -> None:
+    """The run that all others are compared with: one process that nobody kills."""
+    with Attempt(job, 1) as attempt:
+        if not attempt.wait(300.0, lambda: None) or attempt.code(0) != 0:
+            sys.exit(f"the undisturbed run failed: {attempt.said(0)}")
+
+
+class Campaign:
+    """One seed: attempts with kills, then attempts without until one finishes."""
+
+    def __init__(self, seed: int, job: Job, processes: int) -> None:
+        self.job, self.processes = job, processes
+        self.draw = random.Random(f"faults {seed}")
+        self.story = Story(seed, job.config.method)
+        self.watcher = Watcher(job, self.story.wrong)
+        self.stages = [KILLABLE[seed % len(KILLABLE)]]
+        if self.draw.random() < 0.5:
+            self.stages.append(self.draw.choice(KILLABLE))
+        # Steps that were done and are not yet known to be kept.
+        self._reached = 0
+
+    def run(self, reference: Job) -> Story:
+        began, story = time.monotonic(), self.story
+        for stage in self.stages:
+            self._attempt(stage)
+        failures = 0
+        while not self._attempt(None):
+            failures += 1
+            if failures == MOST_FAILURES:
+                story.wrong.append(f"does not finish: {story.unasked[-1]}")
+                break
+        else:
+            story.difference = compared(reference, self.job, story.wrong)
+        story.looks, story.seconds = self.watcher.looks, time.monotonic() - began
+        return story
+
+    def _attempt(self, stage: int | None) -> bool:
+        """Repeat the command; whether it finished."""
+        story, draw = self.story, self.draw
+        size = self.processes if not story.sizes else draw.choice(SIZES)
+        story.sizes.append(size)
+        kept = newest_state(self.job.folder)
+        with Attempt(self.job, size) as attempt:
+            killed = None if stage is None else self._strike(attempt, stage)
+            terminated, began = killed is not None and draw.random() < 0.5, time.monotonic()
+            if terminated:
+                for rank in attempt.alive():
+                    attempt.signal(rank, signal.SIGTERM)
+            if not attempt.wait(TIMEOUT_SECONDS + 60.0, self.watcher.look):
+                story.wrong.append(f"rank {attempt.alive()} of {size} hung: {killed}")
+            seconds = time.monotonic() - began
+            self.watcher.look(at_once=True)
+            self._follow_up(attempt, kept)
+            codes = [attempt.code(rank) for rank in range(size)]
+            said = [attempt.said(rank) for rank in range(size)]
+            if killed is not None:
+                rank, hit = killed
+                lost = self._reached - newest_state(self.job.folder) if hit <= WRITING else 0
+                story.kills.append(Kill(STAGES[hit], rank, size, terminated, seconds, max(lost, 0)))
+                others = [(codes[r], said[r]) for r in range(size) if r != rank]
+                story.wrong += [_shown(STAGES[hit], end) for end in others if _unclear(end, terminated)]
+                return False
+        if any(codes):
+            story.unasked += [text.strip() for text in said if text.strip()] or [f"exit codes {codes}"]
+            story.wrong += [f"{text!r}" for text in said if "internal error" in text or "Traceback" in text]
+            return False
+        return True
+
+    def _strike(self, attempt: Attempt, stage: int) -> tuple[int, int] | None:
+        """Kill a rank in a stage: the rank, and the stage it was in; None where it had ended before."""
+        draw = self.draw
+        rank = draw.randrange(attempt.size)
+        if stage == WRITING and draw.random() < 0.75:
+            rank = 0
+        after = self._reached + draw.random() * (self.job.steps - 1 - self._reached) if stage in (STEPS, WRITING) else 0
+        while (now := attempt.stage(rank)) < stage or (stage in (STEPS, WRITING) and attempt.signs.reached() < after):
+            if attempt.code(rank) is not None or (stage == WRITING and now > WRITING):
+                break
+            self.watcher.look()
+            time.sleep(0.0003 if stage == WRITING else 0.002)
+        time.sleep(draw.uniform(0, WAITS[stage]))
+        if attempt.code(rank) is not None:
+            return None
+        attempt.signal(rank, signal.SIGKILL)
+        return rank, attempt.stage(rank)
+
+    def _follow_up(self, attempt: Attempt, kept: int) -> None:
+        """What an attempt made of the state it found, and whether it saved its own in time."""
+        story, job = self.story, self.job
+        resumed = attempt.signs.resumed_from()
+        if resumed is None:
+            return
+        if resumed != kept:
+            story.wrong.append(f"went on from step {resumed}, the newest state was of step {kept}")
+        story.repeated += max(self._reached - resumed, 0)
+        self._reached = attempt.signs.reached()
+        late = overdue(job, attempt.signs)
+        if late:
+            story.wrong.append(f"{late} steps were done after a state was due")
+
+
+def _unclear(end: tuple[int | None, str], terminated: bool) -> bool:
+    """Whether a rank that was not killed ended in another way than with one line that says why."""
+    code, said = end
+    if "internal error" in said or "Traceback" in said or said.count("\n") > 1:
+        return True
+    if terminated:
+        return code not in (0, 1, 128 + signal.SIGTERM, -signal.SIGTERM)
+    # A run that was finished when the rank was killed loses nothing and says so by its code.
+    return not (code == 0 or (code == 1 and ("gone without a word" in said or "did not get to" in said)))
+
+
+def _shown(stage: str, end: tuple[int | None, str]) -> str:
+    """Such an end in one line: what a rank said may be pages of frames."""
+    code, said = end
+    lines = said.strip().splitlines() or [""]
+    return f"after a kill during {stage} a rank ended with {code} and {len(lines)} lines, the last: {lines[-1]}"
+
+
+def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False) -> dict[str, Any]:
+    """All seeds, one after the other; gives the report."""
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-") as root,
+        ProgressDisplay("faults", seeds, unit="seeds", quiet=quiet) as display,
+    ):
+        folder = Path(root)
+        data = folder / "data"
+        pack_digits(data)
+        methods = METHODS[:seeds]
+        references = {method: job_of(method, data, folder / "undisturbed") for method in methods}
+        for job in references.values():
+            undisturbed(job)
+        stories = []
+        for seed in range(seeds):
+            method = methods[seed % len(methods)]
+            job = job_of(method, data, folder / f"seed-{seed}")
+            stories.append(Campaign(seed, job, processes).run(references[method]))
+            killed = sum(len(story.kills) for story in stories)
+            display.update(len(stories), kills=killed, wrong=sum(len(story.wrong) for story in stories))
+    return {
+        "command": f"python -m benchmarks.studies.faults --seeds {seeds} --processes {processes}",
+        "note": note,
+        "seconds": round(time.monotonic() - began, 1),
+        "environment": environment(),
+        "steps": EPOCHS * STEPS_PER_EPOCH,
+        "state_seconds": STATE_SECONDS,
+        "timeout_seconds": TIMEOUT_SECONDS,
+        "sizes": SIZES,
+        "tolerance": {"weights": WEIGHTS, "terms": TERMS},
+        "wrong": sum(len(story.wrong) for story in stories),
+        "seeds": [asdict(story) for story in stories],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line, run the campaign, print the table; 1 when anything was wrong."""
+    library_defaults()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.faults", description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=30, help="3 for a quick look")
+    parser.add_argument("--processes", type=int, default=2, choices=SIZES, help="of the first start of each seed")
+    parser.add_argument("--json", action="store_true", help="the report as JSON on stdout, and no table")
+    parser.add_argument("--out", type=Path, help="also write the report to this .json file, and the table beside it")
+    parser.add_argument("--note", default="", help="a remark kept in the record")
+    arguments = parser.parse_args(argv)
+    if arguments.seeds < 1:
+        parser.error("seeds must be at least 1")
+    from runner.results import write_bytes, write_json
+
+    report = campaign(arguments.seeds, arguments.processes, note=arguments.note)
+    if arguments.out:
+        write_json(arguments.out, report)
+        write_bytes(arguments.out.with_suffix(".md"), f"{table(report)}\n".encode())
+    if arguments.json:
+        show_json(report)
+    else:
+        show(table(report))
+    return 1 if report["wrong"] else 0

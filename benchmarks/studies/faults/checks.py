@@ -1,0 +1,161 @@
+"""What must hold of a run whose ranks were killed: always readable, little lost, the same results, nothing left."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.studies.faults.ranks import Job, Signs
+from procap.errors import UserError
+from runner.checkpoint import STATE_NAME, read_prompts
+from runner.results import RunFolder, TrainResult
+
+WEIGHTS = 1e-3
+"""How far a weight may be off, of the largest of its tensor: sums in fp32 in another order."""
+
+TERMS = 1e-4
+"""How far the mean of a loss term over an epoch may be off, relatively."""
+
+LOOK_SECONDS = 0.03
+LATE_STEPS = 3
+"""Steps that may end after a state was due: the one that sees it, the one all agree in, and one that is under way."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two runs: the worst relative difference of loss terms and of weights, and counts of classes that differ."""
+
+    terms: float
+    weights: float
+    counts: int
+
+
+class Watcher:
+    """Reads all result files of a run again and again, as somebody who looks at them meanwhile."""
+
+    def __init__(self, job: Job, wrong: list[str]) -> None:
+        self.job, self.looks = job, 0
+        self._wrong = wrong
+        self._last = 0.0
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Read everything, unless that was done a moment ago; what cannot be read is wrong."""
+        if not at_once and time.monotonic() - self._last < LOOK_SECONDS:
+            return
+        folder = self.job.folder
+        try:
+            folder.config()
+            folder.progress()
+            if (done := folder.train()) is not None:
+                read_prompts(folder.checkpoint_file, done.checkpoint_sha256)
+            folder.evaluations()
+            newest_state(folder)
+        except (UserError, ValueError) as error:
+            if str(error) not in self._wrong:
+                self._wrong.append(str(error))
+        self.looks, self._last = self.looks + 1, time.monotonic()
+
+
+def newest_state(folder: RunFolder) -> int:
+    """The step of the newest state, 0 without one. Raises ValueError for a file that is not what its name says."""
+    newest = 0
+    for path in folder.state.glob("step-*"):
+        with suppress(FileNotFoundError):
+            match, data = STATE_NAME.fullmatch(path.name), path.read_bytes()
+            if match is None or hashlib.sha256(data).hexdigest()[:16] != match[2]:
+                raise ValueError(f"{path} is no whole state")
+            newest = max(newest, int(match[1]))
+    return newest
+
+
+def overdue(job: Job, signs: Signs) -> int:
+    """Steps of an attempt that were done although a state was long due, beyond those that agreeing on it takes."""
+    written = [job.folder.progress_file, *job.folder.state.glob("step-*")]
+    moments = []
+    for path in written:
+        with suppress(FileNotFoundError):
+            moments.append(path.stat().st_mtime)
+    if not moments or job.folder.train_file.exists():
+        return 0
+    late = sum(moment > max(moments) + job.every for moment in signs.ticks)
+    return max(late - LATE_STEPS, 0)
+
+
+def compared(reference: Job, job: Job, wrong: list[str]) -> Difference:
+    """Compare a finished run with the undisturbed one, and note what may not differ and what may not lie there."""
+    wanted, found = _results(reference), _results(job)
+    for name in ("steps", "images", "fewshot", "backbone_digest", "manifest_digest"):
+        if getattr(wanted, name) != getattr(found, name):
+            wrong.append(f"{name}: {getattr(found, name)}, undisturbed {getattr(wanted, name)}")
+    difference = Difference(_terms(wanted, found, wrong), _weights(reference, job), _counts(reference, job))
+    if difference.terms > TERMS:
+        wrong.append(f"a loss term is off by {difference.terms:.1e}")
+    if difference.weights > WEIGHTS:
+        wrong.append(f"a weight is off by {difference.weights:.1e}")
+    if difference.counts:
+        wrong.append(f"{difference.counts} counts of right images differ")
+    wrong += litter(job)
+    return difference
+
+
+def litter(job: Job) -> list[str]:
+    """What a finished run leaves besides its results, and a lock that is still held."""
+    folder = job.folder
+    for partial in (folder.path / "eval").glob(".*.tmp"):
+        # It could be somebody's for a minute and is then removed by whoever comes by; that minute is skipped here.
+        os.utime(partial, (0, 0))
+        folder.tidy()
+    files = [folder.config_file, folder.train_file, folder.checkpoint_file, folder.path / ".lock"]
+    known = {*files, *(folder.eval_file(target) for target in job.targets)}
+    found = [f"{path} was left over" for path in _files(job.results) if path not in known]
+    with (folder.path / ".lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found.append(f"{folder.path} is still held")
+    return found
+
+
+def _files(root: Path) -> Iterable[Path]:
+    return (path for path in sorted(root.rglob("*")) if not path.is_dir())
+
+
+def _results(job: Job) -> TrainResult:
+    result = job.folder.train()
+    assert result is not None
+    return result
+
+
+def _terms(wanted: TrainResult, found: TrainResult, wrong: list[str]) -> float:
+    rates = [[(log.epoch, log.lr, sorted(log.terms)) for log in result.epochs] for result in (wanted, found)]
+    if rates[0] != rates[1]:
+        wrong.append(f"epochs differ: {rates[1]}, undisturbed {rates[0]}")
+        return 0.0
+    pairs = [
+        (log.terms[name], other.terms[name])
+        for log, other in zip(wanted.epochs, found.epochs, strict=True)
+        for name in log.terms
+    ]
+    return max((abs(one - other) / max(abs(one), 1e-6) for one, other in pairs), default=0.0)
+
+
+def _weights(reference: Job, job: Job) -> float:
+    wanted, found = (read_prompts(each.folder.checkpoint_file)[0] for each in (reference, job))
+    assert wanted.keys() == found.keys()
+    return max(float((one - found[name]).abs().max() / one.abs().max()) for name, one in wanted.items())
+
+
+def _counts(reference: Job, job: Job) -> int:
+    differ = 0
+    for target in job.targets:
+        wanted, found = (each.folder.evaluation(target) for each in (reference, job))
+        assert wanted is not None and found is not None
+        pairs = zip(wanted.per_class.correct, found.per_class.correct, strict=True)
+        differ += sum(one != other for one, other in pairs) + (wanted.total != found.total)
+    return differ

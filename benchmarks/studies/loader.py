@@ -1,0 +1,311 @@
+"""How fast images are packed, streamed and augmented, beside bare loops of Pillow over the same bytes in the same run.
+
+    python -m benchmarks.studies.loader                 about eight minutes on 2 CPU cores
+    python -m benchmarks.studies.loader --images 100    half a minute, to see that it works
+
+The images are photographs to a decoder: 1/f noise of 500 x 375 pixels, JPEG of quality 90, about 110 kB, ImageNet's
+mean. Every round runs every row once, so that whatever else the machine does falls on all of them; figures are medians
+over the rounds. It prints a Markdown table and writes that and all figures to `docs/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.tables.pipes import pipes
+from runner.environment import environment
+from runner.results import write_bytes, write_json
+from shards.pack import pack_source
+from shards.raw.folders import FolderPart
+from shards.reader import Split, open_dataset
+from shards.records import Source
+
+# torch is imported in functions: packing starts processes that import this file, and never need it.
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+SIZE, EVAL_BATCH, TRAIN_BATCH = 224, 100, 32
+CACHED_IMAGES = 256
+CLASSES = 10
+HEADERS = (
+    "", "with", "cores", "images/s", "lowest-highest", "per core", "cores used", "of decoding", "of CoOp's transform"
+)  # fmt: skip
+DECODE, TRANSFORM = "Pillow decodes", "and CoOp's transform"
+
+
+@dataclass
+class Row:
+    """One thing that is timed: `run` handles `images` images on `cores` cores; a number for each round."""
+
+    name: str
+    what: str
+    cores: int
+    images: int
+    run: Callable[[], object]
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+
+    def round(self) -> None:
+        """Time it once; the CPU time is that of all threads and processes."""
+        cpu, start = sum(os.times()[:4]), time.perf_counter()
+        self.run()
+        self.seconds.append(time.perf_counter() - start)
+        self.cpu_seconds.append(sum(os.times()[:4]) - cpu)
+
+    @property
+    def rates(self) -> list[float]:
+        """Images per second in each round."""
+        return [self.images / seconds for seconds in self.seconds]
+
+    def share_of(self, loop: Row) -> float:
+        """Median over the rounds of this rate divided by the rate of a bare loop on as many cores."""
+        pairs = zip(self.rates, loop.rates, strict=True)
+        return statistics.median(rate / (bare * self.cores) for rate, bare in pairs)
+
+    def report(self, decode: Row, transform: Row) -> dict[str, Any]:
+        """Its figures as plain JSON."""
+        rate = statistics.median(self.rates)
+        used = statistics.median(cpu / wall for cpu, wall in zip(self.cpu_seconds, self.seconds, strict=True))
+        return {
+            "name": self.name,
+            "what": self.what,
+            "cores": self.cores,
+            "images": self.images,
+            "images_per_second": round(rate, 1),
+            "lowest": round(min(self.rates), 1),
+            "highest": round(max(self.rates), 1),
+            "images_per_second_per_core": round(rate / self.cores, 1),
+            "cores_used": round(used, 2),
+            "of_decoding": round(self.share_of(decode), 3),
+            "of_transform": round(self.share_of(transform), 3),
+            "seconds": [round(seconds, 4) for seconds in self.seconds],
+        }
+
+
+def photographs(count: int, seed: int = 0) -> list[bytes]:
+    """JPEGs whose spectrum falls as that of photographs does, two of three in landscape."""
+    draw = np.random.default_rng(seed)
+    noise = [_one_over_f(draw) for _ in range(min(count, 60))]
+    images = []
+    for i in range(count):
+        shift = draw.integers(0, 375, 2)
+        pixels = np.roll(noise[i % len(noise)], shift, (0, 1))
+        buffer = io.BytesIO()
+        Image.fromarray(pixels if i % 3 else pixels.swapaxes(0, 1)).save(buffer, "JPEG", quality=90)
+        images.append(buffer.getvalue())
+    return images
+
+
+def _one_over_f(draw: np.random.Generator, width: int = 500, height: int = 375) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width)
+    frequency[0, 0] = 1
+    shape = (3, *frequency.shape)
+    spectrum = (draw.normal(size=shape) + 1j * draw.normal(size=shape)) / frequency**1.05
+    planes = np.fft.irfft2(spectrum, s=(height, width)).transpose(1, 2, 0)
+    planes /= planes.std((0, 1))
+    # Colours of a photograph differ less than its brightness, and its sensor adds a little noise.
+    pixels = 110 + 50 * planes[..., :1] + 12 * planes + 4 * draw.normal(size=(height, width, 1))
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def folder_source(root: Path, images: list[bytes]) -> Source:
+    """The images as files in class folders, and how they are packed."""
+    paths = tuple(f"{i % CLASSES}/{i:05d}.jpg" for i in range(len(images)))
+    for path, data in zip(paths, images, strict=True):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    labels = tuple(i % CLASSES for i in range(len(images)))
+    return Source(
+        name="photographs",
+        classnames=tuple(f"class {label}" for label in range(CLASSES)),
+        template="a photo of a {}.",
+        templates=("a photo of a {}.",),
+        origin="loader benchmark",
+        counts={"test": len(images)},
+        part=partial(_folder_part, root, paths, labels),
+    )
+
+
+def _folder_part(
+    root: Path, paths: tuple[str, ...], labels: tuple[int, ...], split: str, start: int, stop: int
+) -> FolderPart:
+    return FolderPart(root, paths[start:stop], labels[start:stop])
+
+
+def rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
+    """Everything that is timed, the bare loops first; packs the images once to have something to stream."""
+    from torchvision import transforms
+    from torchvision.transforms import InterpolationMode
+
+    from shards.transforms import eval_transform
+
+    count, source = len(images), folder_source(folder / "raw", images)
+    pack = partial(pack_source, source, folder / "data", force=True, per_shard=max(1, count // 20))
+    pack(workers=workers)
+    split = open_dataset(folder / "data", source.name).split("test")
+    coop = transforms.Compose(
+        [
+            transforms.Resize(SIZE, InterpolationMode.BICUBIC),
+            transforms.CenterCrop(SIZE),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
+    crop = eval_transform(SIZE, MEAN, STD).crop
+
+    def decode() -> None:
+        for data in images:
+            Image.open(io.BytesIO(data)).load()
+
+    def resize() -> None:
+        for data in images:
+            np.asarray(crop(Image.open(io.BytesIO(data)).convert("RGB")))
+
+    def transform() -> None:
+        for data in images:
+            coop(Image.open(io.BytesIO(data)).convert("RGB"))
+
+    counts = sorted({1, workers})
+    return [
+        Row(DECODE, "a loop over bytes in memory", 1, count, decode),
+        Row("and resizes and crops", "the same, to 224 x 224 bytes", 1, count, resize),
+        Row(TRANSFORM, "the same, to floats, by torchvision", 1, count, transform),
+        *(Row("packing", f"{_some(n, 'process', 'es')}", n, count, partial(pack, workers=n)) for n in counts),
+        *(
+            Row("streaming evaluation", _some(n, "thread"), max(1, n), count, partial(_evaluate, split, n))
+            for n in (0, *counts)
+        ),
+        *(_training(split, n, count) for n in (0, *counts)),
+    ]
+
+
+def _some(workers: int, unit: str, plural: str = "s") -> str:
+    return f"{workers} worker {unit}{'' if workers == 1 else plural}" if workers else "no workers"
+
+
+def _evaluate(split: Split, workers: int) -> None:
+    from shards.loader import evaluation_batches
+    from shards.transforms import eval_transform
+
+    batches = evaluation_batches(split, eval_transform(SIZE, MEAN, STD), EVAL_BATCH, workers)
+    if sum(len(indices) for _, _, indices in batches) != len(split):
+        raise RuntimeError("not every image was streamed")
+
+
+def _training(split: Split, workers: int, images: int) -> Row:
+    """Epochs after the first, over images that are in the cache, as many as the other rows handle images."""
+    from shards.loader import TrainStream
+    from shards.transforms import TrainAugment
+
+    few = split.subset(range(min(CACHED_IMAGES, len(split))))
+    stream = TrainStream(few, min(TRAIN_BATCH, len(few)), TrainAugment(SIZE, MEAN, STD), seed=1, workers=workers)
+    per_epoch = sum(len(labels) for _, labels in stream.epoch(0))
+    epochs = max(1, images // per_epoch)
+
+    def train() -> None:
+        for epoch in range(1, 1 + epochs):
+            for _ in stream.epoch(epoch):
+                pass
+
+    # One epoch leaves out the images of its incomplete last batch; another few see them too.
+    for epoch in range(1, 4):
+        list(stream.epoch(epoch))
+    return Row("cached training", _some(workers, "thread"), max(1, workers), epochs * per_epoch, train)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    images, machine = report["images"], report["environment"]
+    before, after = report["load_average"]
+    lines = [
+        "# Packing and streaming beside bare loops of Pillow",
+        "",
+        f"{images['count']:,} JPEGs of 500 x 375 pixels, {images['mean_bytes'] / 1000:.0f} kB on average; medians of "
+        f"{report['rounds']} interleaved rounds on {machine['cpu']['name']}, {report['cores']} cores; Pillow "
+        f"{report['pillow']}, torch {machine['packages']['torch']}.",
+        f"Load of the machine before and after: {before:.1f} and {after:.1f}.{' ' if report['note'] else ''}"
+        f"{report['note']}",
+        "",
+        f"    {report['command']}",
+        "",
+        pipes(HEADERS, [_line(row) for row in report["rows"]], left=2),
+        "",
+        "- of decoding, of CoOp's transform: images per second divided by those of the bare single-threaded loop, in",
+        "  the same round, times the cores. The first loop only decodes; CoOp's transform also resizes (bicubic),",
+        "  crops and normalises, as evaluation has to.",
+        "- packing reads files, proves that each decodes, and writes and hashes shards; starting its processes counts.",
+        f"- cached training: epochs after the first over {min(CACHED_IMAGES, images['count'])} images, random crop and "
+        "flip; nothing is read or decoded.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    return [
+        row["name"],
+        row["what"],
+        str(row["cores"]),
+        f"{row['images_per_second']:.0f}",
+        f"{row['lowest']:.0f}-{row['highest']:.0f}",
+        f"{row['images_per_second_per_core']:.0f}",
+        f"{row['cores_used']:.2f}",
+        f"{row['of_decoding']:.0%}",
+        f"{row['of_transform']:.0%}",
+    ]
+
+
+def main() -> None:
+    """Parse the command line, measure, print the table and write it beside the figures."""
+    parser = argparse.ArgumentParser(description="Time packing and streaming beside bare loops of Pillow.")
+    parser.add_argument("--images", type=int, default=1500, help="100 for a quick look")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="default: one per core")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/loader.json"), help="and .md beside it")
+    parser.add_argument("--note", default="", help="a remark kept in the record")
+    arguments = parser.parse_args()
+    import torch
+
+    # A core is a core: torchvision's tensor operations would use them all.
+    torch.set_num_threads(1)
+    before = os.getloadavg()[0]
+    images = photographs(arguments.images)
+    with tempfile.TemporaryDirectory(prefix="loader-") as folder:
+        timed = rows(images, Path(folder), arguments.workers)
+        for number in range(arguments.rounds):
+            for row in timed:
+                row.round()
+            print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
+    decode, transform = timed[0], next(row for row in timed if row.name == TRANSFORM)
+    report = {
+        "command": f"python -m benchmarks.studies.loader --images {arguments.images} --rounds {arguments.rounds} "
+        f"--workers {arguments.workers}",
+        "note": arguments.note,
+        "environment": environment(),
+        "pillow": Image.__version__,
+        "cores": os.cpu_count() or 1,
+        "load_average": [round(before, 2), round(os.getloadavg()[0], 2)],
+        "images": {"count": len(images), "mean_bytes": round(statistics.mean(map(len, images)))},
+        "rounds": arguments.rounds,
+        "rows": [row.report(decode, transform) for row in timed],
+    }
+    write_json(arguments.out, report)
+    write_bytes(arguments.out.with_suffix(".md"), table(report).encode())
+    print(table(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""MLflow with many runs: time per call and pictures of its pages."""

@@ -1,0 +1,317 @@
+"""Groups of processes that take training steps when they are asked to, and sleep in between.
+
+A group is started once and keeps its libraries, its frozen model and its connections. So groups of different sizes can
+take turns, round by round, and what else the machine does falls on all of them. A process of a group runs this file: a
+line of JSON on standard input is a request, one on standard output the answer.
+
+Shapes: W processes, B images of the global batch, C classes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from procap.errors import UserError
+
+if TYPE_CHECKING:
+    from procap.clip import CLIP
+    from runner.config import RunConfig
+    from runner.distributed.collectives import ProcessGroup
+
+MODULE = "benchmarks.studies.scaling.ranks"
+WAIT_SECONDS = 600.0
+END_SECONDS = 60.0
+WARM_UPS = 3
+"""DDP lays its buckets out anew, and says so to all processes, in the third step at the latest."""
+PINGS = 10
+
+
+@dataclass(frozen=True)
+class Way:
+    """How steps are taken. dealt: classes are dealt out to the processes, otherwise each encodes all of them."""
+
+    name: str
+    processes: int = 1
+    engine: str = "ddp"
+    zero_stage: int | None = None
+    dealt: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """The step to take: of a method on a global batch of made-up images and that many made-up classes."""
+
+    method: str
+    classes: int
+    batch: int
+
+
+class Group:
+    """The processes of a way, one thread each. Raises UserError when one of them is gone."""
+
+    def __init__(self, way: Way, backbone: str, pretrained: str | None) -> None:
+        self.way = way
+        setting = json.dumps({"way": asdict(way), "backbone": backbone, "pretrained": pretrained})
+        environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+        environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environ |= {"WORLD_SIZE": str(way.processes), "LOCAL_WORLD_SIZE": str(way.processes)}
+        self._folder = tempfile.TemporaryDirectory(prefix="scaling-")
+        self._processes = []
+        for rank in range(way.processes):
+            said = os.open(self._said(rank), os.O_WRONLY | os.O_CREAT)
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", MODULE, setting],
+                    env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    text=True,
+                )
+            )
+            os.close(said)
+
+    def ask(self, request: str, job: Job | None = None, **details: Any) -> list[dict[str, Any]]:
+        """What every process answers, in order of the ranks; they work on it at the same time."""
+        about = {"job": asdict(job)} if job else {}
+        line = json.dumps({"request": request, **about, **details}) + "\n"
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.write(line)
+                process.stdin.flush()
+        answers = []
+        for rank, process in enumerate(self._processes):
+            assert process.stdout is not None
+            answer = process.stdout.readline()
+            if not answer:
+                raise UserError(f"process {rank} of {self.way.name} is gone: {self._last_words(rank)}")
+            answers.append(json.loads(answer))
+        return answers
+
+    def close(self) -> None:
+        """End the processes; those that do not end by themselves are killed."""
+        for process in self._processes:
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        self._folder.cleanup()
+
+    def _said(self, rank: int) -> Path:
+        return Path(self._folder.name) / str(rank)
+
+    def _last_words(self, rank: int) -> str:
+        self._processes[rank].wait(END_SECONDS)
+        lines = self._said(rank).read_text().strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._processes[rank].returncode}"
+
+
+def started(ways: Sequence[Way], backbone: str, pretrained: str | None, stack: ExitStack) -> list[Group]:
+    """A group for each of `ways`, all ready; `stack` closes them."""
+    groups = []
+    for way in ways:
+        groups.append(Group(way, backbone, pretrained))
+        stack.callback(groups[-1].close)
+    for group in groups:
+        group.ask("clear")
+    return groups
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+class Steps:
+    """Steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
+
+    def __init__(self, job: Job, way: Way, crew: ProcessGroup, clip: CLIP) -> None:
+        from benchmarks.runtime.scaling import made_up
+        from runner.config import RuntimeConfig
+        from runner.engine import Batch, make_engine
+        from runner.meters import Meter
+        from runner.step import TrainStep
+        from shards.rng import generator
+
+        method, images, labels = made_up(clip, job.method, job.classes, job.batch)
+        if crew.size > 1:
+            method.team = crew
+        place = RuntimeConfig(Path(), Path(), "cpu", engine=way.engine, zero_stage=way.zero_stage)
+        config = run_config(job)
+        self.crew, self.counted = crew, way.engine == "ddp"
+        self.meter = Meter(clip.device, 0)
+        self.engine = make_engine(method, config, place, crew)
+        self.engine.set_rate(0.0)
+        self.batch = Batch(images[crew.rank :: crew.size], labels, method.draw(generator(config.seed, "noise", 0)))
+        self._step = TrainStep(self.engine, self.meter)
+
+    def take(self, times: int) -> dict[str, Any]:
+        """Means of `times` steps in a row: seconds, those of the processor, those in messages where they are seen."""
+        self.crew.meet()
+        waited, worked, began = self.crew.seconds, time.process_time(), time.perf_counter()
+        for _ in range(times):
+            self._step(self.batch)
+        seconds, worked = time.perf_counter() - began, time.process_time() - worked
+        waited = self.crew.seconds - waited
+        self.meter.settle()
+        return {"seconds": seconds / times, "cpu": worked / times, "waited": waited / times if self.counted else None}
+
+    def look(self) -> dict[str, Any]:
+        """What a step sends and holds, and how large the process has become."""
+        from benchmarks.runtime.measure import peak_bytes
+        from runner.meters import Machine
+
+        for _ in range(WARM_UPS):
+            self._step(self.batch)
+        machine = Machine(self.meter.device)
+        sent, messages = sent_bytes(lambda: self._step(self.batch), self.crew.size)
+        process = machine.peak_memory().process
+        tensors = peak_bytes(lambda: self._step(self.batch), self.meter.device)
+        loss = float(self._step(self.batch)[-1])
+        learned = sum(parameter.numel() for parameter in self.engine.method.parameters())
+        return {
+            "loss": loss,
+            "sent_bytes": sent,
+            "messages": messages,
+            "tensor_bytes": tensors,
+            "process_bytes": process,
+            "learnables": learned,
+        }
+
+
+def run_config(job: Job) -> RunConfig:
+    """A run under ProCAP's recipe, so that methods differ in nothing else."""
+    from benchmarks.runtime.settings import OPTIONS
+    from runner.config import plan_run
+
+    return plan_run(
+        method=job.method,
+        dataset="shapes",
+        classes="all",
+        recipe="procap",
+        overrides={"epochs": 1, "batch_size": job.batch},
+        options=OPTIONS.get(job.method, {}),
+    )
+
+
+def sent_bytes(work: Any, size: int) -> tuple[float, int]:
+    """Bytes that one of `size` processes sends while `work` is done, and in how many messages.
+
+    Counted from the tensors of the messages, as rings send them: a gather W - 1 parts of W, an all-reduce twice that.
+    """
+    from torch import Tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    found: list[float] = []
+
+    class Messages(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function.namespace == "c10d" and function._opname not in ("barrier", "monitored_barrier_"):
+                # Of gathers the first argument is what they fill, of scatters the second is what they read.
+                whole = args[1] if function._opname.startswith(("reduce_scatter", "_reduce_scatter")) else args[0]
+                size_of = sum(leaf.nbytes for leaf in tree_leaves(whole) if isinstance(leaf, Tensor))
+                found.append(size_of * (2 if "allreduce" in function._opname else 1))
+            return function(*args, **(kwargs or {}))
+
+    with Messages():
+        work()
+    return sum(found) * (size - 1) / size, len(found)
+
+
+def ping(crew: ProcessGroup, size: int) -> float:
+    """Seconds of an all-reduce of `size` float32 numbers."""
+    import torch
+
+    numbers = torch.zeros(size)
+    crew.average([numbers])
+    began = time.perf_counter()
+    for _ in range(PINGS):
+        crew.average([numbers])
+    return (time.perf_counter() - began) / PINGS
+
+
+def serve(way: Way, clip: CLIP, crew: ProcessGroup, requests: Any, answer: Any) -> None:
+    """Do what is asked for until there is nothing any more."""
+    steps: dict[Job, Steps] = {}
+
+    def clear() -> None:
+        for one in steps.values():
+            one.engine.close()
+        steps.clear()
+        gc.collect()
+        # What glibc keeps for later would count as the next job's memory.
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+    for line in requests:
+        asked = json.loads(line)
+        job = Job(**asked.pop("job")) if "job" in asked else None
+        match asked.pop("request"):
+            case "build" if job:
+                steps[job] = Steps(job, way, crew, clip)
+                answer(steps[job].look())
+            case "step" if job:
+                answer(steps[job].take(**asked))
+            case "ping":
+                answer({"seconds": ping(crew, **asked)})
+            case "clear":
+                clear()
+                answer({})
+    clear()
+
+
+def main() -> None:
+    """Be one process of a group."""
+    setting = json.loads(sys.argv[1])
+    way = Way(**setting["way"])
+    # Libraries print; the answers have a place of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    from runner.environment import library_defaults
+
+    library_defaults()
+    import torch
+
+    from procap import parallel
+    from procap.weights.loading import load_clip
+    from runner.distributed.process_group import joined
+    from runner.distributed.ranks import announced_ranks
+
+    torch.set_num_threads(1)
+    parallel.SHARED_FROM = 1 if way.dealt else sys.maxsize
+    ranks = announced_ranks()
+
+    def answer(words: dict[str, Any]) -> None:
+        answers.write(json.dumps(words) + "\n")
+        answers.flush()
+
+    clip = load_clip(setting["backbone"], setting["pretrained"])
+    with joined(ranks, torch.device("cpu"), WAIT_SECONDS) as crew:
+        serve(way, clip, crew, sys.stdin, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The paper's tables as it prints them, for results that stand apart from them because their data are others."""
+
+from __future__ import annotations
+
+from benchmarks.results.published import tables as published
+from benchmarks.results.published.tables import AVERAGE, display_name
+from benchmarks.tables.helpers import HALVES
+from benchmarks.tables.table import Column, Line, Sheet, Value
+
+SOURCE = "As printed in the paper: CLIP ViT-B/16 with OpenAI's weights, 16 shots."
+MARKS = {True: "yes", False: "-"}
+
+
+def published_sheets() -> list[Sheet]:
+    """The tables with figures, in the order of the suites; each is called published-<suite>."""
+    return [
+        _base_to_novel(),
+        _stability(),
+        _transfer("cross-dataset", "Cross-dataset transfer", published.cross_dataset()),
+        _transfer("domain-generalization", "Domain generalization", published.domain_generalization()),
+        _ablation(),
+        _duration(),
+        _runtime(),
+    ]
+
+
+def _base_to_novel() -> Sheet:
+    """Data set by data set, the average last as everywhere here."""
+    table = published.base_to_novel()
+    order = [*(name for name in published.DATASETS if any(line.dataset == name for line in table)), AVERAGE]
+    lines = [
+        Line(
+            (display_name(dataset), f"{line.method} ({line.venue})"),
+            tuple(map(Value, (line.base, line.novel, line.hm))),
+            "published",
+            dataset,
+            dataset == AVERAGE,
+        )
+        for dataset in order
+        for line in table
+        if line.dataset == dataset
+    ]
+    title = "Published: base-to-novel generalisation of eighteen methods"
+    average = f"{AVERAGE}: its HM is that of average base and average novel accuracy, of which the audit says more."
+    notes = (SOURCE, average, "ProCAP: means over seeds 1, 2, 3.")
+    return Sheet("published-base-to-novel", title, ("Data set", "Method"), HALVES, tuple(lines), notes)
+
+
+def _stability() -> Sheet:
+    lines = [
+        Line(
+            (display_name(line.dataset),),
+            (Value(line.base, line.base_std), Value(line.novel, line.novel_std), Value(line.hm, line.hm_std)),
+            "published",
+            average=line.dataset == AVERAGE,
+        )
+        for line in sorted(published.stability(), key=lambda line: line.dataset == AVERAGE)
+    ]
+    columns = tuple(Column(column.title, "") for column in HALVES)
+    notes = (
+        SOURCE,
+        "Mean ± standard deviation over seeds 1, 2, 3; the paper does not say of which kind.",
+        f"{AVERAGE}: its HM is the mean of the data sets' HMs.",
+    )
+    title = "Published: stability of ProCAP over seeds"
+    return Sheet("published-stability", title, ("Data set",), columns, tuple(lines), notes)
+
+
+def _transfer(name: str, title: str, table: tuple[published.PublishedTransfer, ...]) -> Sheet:
+    targets = list(table[0].targets)
+    columns = ("ImageNet (source)", *map(display_name, targets), "Target mean")
+    lines = tuple(
+        Line(
+            (f"{line.method} ({line.venue})",),
+            tuple(map(Value, (line.source, *(line.targets[target] for target in targets), line.target_mean))),
+            "published",
+        )
+        for line in table
+    )
+    notes = (SOURCE, "Trained on all classes of ImageNet; the mean is without it.")
+    return Sheet(
+        f"published-{name}", f"Published: {title.lower()}", ("Method",), tuple(map(Column, columns)), lines, notes, True
+    )
+
+
+def _ablation() -> Sheet:
+    table = published.ablation()
+    sets = list(table[0].hm)
+    parts = tuple(Column(name, "") for name in ("Cross-Attn", "Gaussian", "KL", "L2", "InfoNCE"))
+    lines = tuple(
+        Line(
+            (line.variant,),
+            (
+                *(MARKS[line.components[part]] for part in published.COMPONENTS),
+                *(Value(line.hm[name]) for name in sets),
+                Value(line.average),
+            ),
+            "published",
+        )
+        for line in table
+    )
+    columns = (*parts, *(Column(display_name(name)) for name in sets), Column(AVERAGE))
+    notes = (SOURCE, f"Figures are HM of seed 1; {AVERAGE} is their mean.")
+    title = "Published: ablation of ProCAP's parts"
+    return Sheet("published-ablation", title, ("Variant",), columns, lines, notes, wide=True)
+
+
+def _duration() -> Sheet:
+    lines = tuple(
+        Line((line.method, str(line.epochs)), tuple(map(Value, (line.base, line.novel, line.hm))), "published")
+        for line in published.duration()
+    )
+    notes = (SOURCE, "On average over the eleven data sets.")
+    return Sheet("published-duration", "Published: training duration", ("Method", "Epochs"), HALVES, lines, notes)
+
+
+def _runtime() -> Sheet:
+    lines = tuple(
+        Line(
+            (display_name(line.dataset), line.method),
+            tuple(map(Value, (line.train_seconds, line.images_per_second, line.accuracy))),
+            "published",
+            line.dataset,
+        )
+        for line in published.runtime()
+    )
+    columns = (Column("training s", "low", digits=1), Column("FPS", digits=1), Column("Accuracy"))
+    notes = (
+        SOURCE,
+        "Ten epochs on all classes, seed 1, on one A100 with mixed precision, with the authors' code; the paper does "
+        "not say whether FPS includes decoding.",
+    )
+    title = "Published: training time and speed of inference"
+    return Sheet("published-runtime", title, ("Data set", "Method"), columns, lines, notes)

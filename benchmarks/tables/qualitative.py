@@ -1,0 +1,79 @@
+"""Tables of the qualitative suite: how methods agree on the test images, and the words nearest to learned prompts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.plots.record import pictures_of
+from benchmarks.tables.table import Column, Line, Sheet, Value
+
+if TYPE_CHECKING:
+    from benchmarks.suites.done import SuiteResults
+
+
+def qualitative_sheets(done: SuiteResults) -> list[Sheet]:
+    """Read from what the pictures were made with; nothing where none were made of these runs yet."""
+    record = pictures_of(done)
+    try:
+        return [*_words(record, done.suite.name), *_agreement(record, done.suite.name)] if record else []
+    except (KeyError, TypeError):
+        # Another version of this program wrote it; the suite writes it anew each time.
+        return []
+
+
+def _words(record: dict[str, Any], name: str) -> list[Sheet]:
+    """A line for every learned token of every method."""
+    prompts = record["prompts"]
+    lines = [
+        Line(
+            (method["title"], stage["name"], str(number + 1)),
+            (
+                _near([token["started"]]),
+                Value(100 * token["moved"]),
+                _near(token["cosine"]),
+                _near(token["euclid"]),
+            ),
+            group=f"{method['title']} {stage['name']}",
+        )
+        for method in prompts["methods"]
+        for stage in method["stages"]
+        for number, token in enumerate(stage["tokens"])
+    ]
+    columns = (
+        Column("Nearest at the start", ""),
+        Column("Moved, %", "", digits=1),
+        Column("Nearest by cosine", ""),
+        Column("Nearest by distance", ""),
+    )
+    runs = "; ".join(f"{method['title']}: {method['run']}" for method in prompts["methods"])
+    notes = (
+        f"Of the rule: {prompts['word_rule']}.",
+        "In brackets the cosine, in the last column the Euclidean distance. Moved is the length of what training added "
+        "to the token, over the length that the token had at the start.",
+        f"Runs: {runs}.",
+    )
+    title = "Words of the vocabulary nearest to learned text prompts of the first layer"
+    labels = ("Method", "Tokens", "No.")
+    return [Sheet(name, title, labels, columns, tuple(lines), notes, wide=True)] if lines else []
+
+
+def _agreement(record: dict[str, Any], name: str) -> list[Sheet]:
+    """On how many images of the test split which methods were right; of one method alone nothing."""
+    if "agreement" not in record:
+        return []
+    seen, of = record["images"]["seen"], record["images"]["of"]
+    lines = tuple(
+        Line((kind,), (Value(count), Value(100 * count / seen, limited=seen < of)))
+        for kind, count in record["agreement"].items()
+    )
+    columns = (Column("Images", "", digits=0), Column("Share, %", "", digits=1))
+    # As the pictures were picked: those that methods disagree on, where there are any.
+    some = any(count for kind, count in record["agreement"].items() if kind.startswith("only"))
+    shown = "some where the methods disagree" if some else "the first, as no method is right where another is wrong"
+    said = f"{seen:,} of {of:,} images of {record['target']}; the pictures show {shown}."
+    title = "Where the methods are right"
+    return [Sheet(f"{name}-agreement", title, ("Right",), columns, lines, (said,))] if seen else []
+
+
+def _near(nearest: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{one['word']} ({one['value']:.2f})" for one in nearest)

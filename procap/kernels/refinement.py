@@ -1,0 +1,299 @@
+"""One level of ProCAP's cross-attention, both directions: eager by default, in fused kernels where they measure faster.
+
+The eager way is the truth; `tests/test_procap_triton.py` holds the kernels to it in values and gradients. They are
+used on a CUDA device alone, for shapes they cover, and only where they are faster: both ways are timed there, once per
+process and shape, launched one by one and as a CUDA graph, which saves the launches that make eager slow.
+PROCAP_FUSED=off keeps everything eager, PROCAP_FUSED=on takes the kernels wherever they can run, unmeasured.
+Under autocast the kernels stay in float32, where eager rounds its products to bfloat16. They have no second derivative.
+
+Shapes: P prompt tokens, Dv vision width, Dt text width, I inner width (H heads).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, library, nn
+
+log = logging.getLogger(__name__)
+
+MOST_TOKENS = 32
+"""More prompt tokens than this would not fit the kernels' tiles of all keys."""
+
+WIDEST = 2048
+"""Widest row that a program of the kernels holds as one tile."""
+
+
+class Attention(Protocol):
+    """What a level reads of each direction's module (`procap.methods.procap.CrossAttention`)."""
+
+    heads: int
+    norm: str
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+    norm_query: nn.LayerNorm
+    norm_other: nn.LayerNorm
+    norm_output: nn.LayerNorm
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor: ...
+
+
+def refine_level(
+    v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module
+) -> tuple[Tensor, Tensor]:
+    """Tokens v [P, Dv] and t [P, Dt] one level up; both directions read the level below."""
+    to_v, to_t = cast(Attention, vision), cast(Attention, text)
+    fused = covers(v, t, projection, to_v, to_t) and choose(
+        v.device.index, v.dtype, len(v), v.shape[1], t.shape[1], to_v.heads, to_v.query.out_features, to_v.norm,
+        torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None,
+        torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing(),
+    )  # fmt: skip
+    return (fused_level if fused else eager_level)(v, t, projection, to_v, to_t)
+
+
+def eager_level(
+    v: Tensor, t: Tensor, projection: nn.Linear, vision: Attention, text: Attention
+) -> tuple[Tensor, Tensor]:
+    return vision(v, t), text(t, projection(v))
+
+
+def fused_level(
+    v: Tensor, t: Tensor, projection: nn.Linear, vision: Attention, text: Attention
+) -> tuple[Tensor, Tensor]:
+    """The same by the kernels; a LayerNorm behind the residual stays torch's own, one kernel a direction."""
+    new_v, new_t, _, _ = level_op(
+        v.contiguous(), t.contiguous(), [projection.weight, projection.bias],
+        parameters(vision), parameters(text), vision.heads, epsilon(vision),
+    )  # fmt: skip
+    if vision.norm == "post":
+        return vision.norm_output(new_v), text.norm_output(new_t)
+    return new_v, new_t
+
+
+def parameters(attention: Attention) -> list[Tensor]:
+    """In the order of `procap.kernels.launch.Direction`."""
+    a = attention
+    tensors = [a.query.weight, a.query.bias, a.key.weight, a.value.weight, a.value.bias, a.output.weight, a.output.bias]
+    if a.norm == "pre":
+        tensors += [a.norm_query.weight, a.norm_query.bias, a.norm_other.weight, a.norm_other.bias]
+    return tensors
+
+
+def epsilon(attention: Attention) -> float:
+    return attention.norm_query.eps if attention.norm == "pre" else 0.0
+
+
+# --- the operator -----------------------------------------------------------------------------------------------------
+
+
+# Operators, not a plain autograd.Function: torch.compile takes them as they are, and CUDA graphs record them.
+@library.custom_op("procap::cross_attention_level", mutates_args=())
+def level_op(
+    v: Tensor, t: Tensor, projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """v' and t'; and for the backward pass z = W_p v [P, Dt] and the inner rows [8, P, I]."""
+    from procap.kernels.launch import Direction, forward
+
+    return forward(v, t, projection, Direction(*vision), Direction(*text), heads, eps)
+
+
+@level_op.register_fake
+def _(
+    v: Tensor, t: Tensor, projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tokens, inner = v.shape[0], vision[0].shape[0]
+    z, rows = ((tokens, t.shape[1]), (8, tokens, inner))
+    new = torch.empty_like(v), torch.empty_like(t)
+    return *new, v.new_empty(z, dtype=torch.float32), v.new_empty(rows, dtype=torch.float32)
+
+
+@library.custom_op("procap::cross_attention_level_backward", mutates_args=())
+def level_backward_op(
+    g_v: Tensor, g_t: Tensor, v: Tensor, t: Tensor, z: Tensor, rows: Tensor,
+    projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of v, t and all parameters, in the order of the inputs."""
+    from procap.kernels.launch import Direction, backward
+
+    dv, dt, projections, *directions = backward(
+        (g_v, g_t), v, t, z, rows, projection, Direction(*vision), Direction(*text), heads, eps
+    )
+    return [dv, dt, *projections, *(g for direction in directions for g in direction if g is not None)]
+
+
+@level_backward_op.register_fake
+def _(
+    g_v: Tensor, g_t: Tensor, v: Tensor, t: Tensor, z: Tensor, rows: Tensor,
+    projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(x) for x in (v, t, *projection, *vision, *text)]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    v, t, projection, vision, text, ctx.heads, ctx.eps = inputs
+    ctx.save_for_backward(v, t, output[2], output[3], *projection, *vision, *text)
+    ctx.directions = len(vision)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, g_v: Tensor | None, g_t: Tensor | None, *_: None) -> tuple[Any, ...]:
+    v, t, z, rows, *weights = ctx.saved_tensors
+    projection, vision, text = weights[:2], weights[2 : 2 + ctx.directions], weights[2 + ctx.directions :]
+    g_v, g_t = (torch.zeros_like(x) if g is None else g.contiguous() for g, x in ((g_v, v), (g_t, t)))
+    dv, dt, *rest = level_backward_op(g_v, g_t, v, t, z, rows, projection, vision, text, ctx.heads, ctx.eps)
+    return dv, dt, rest[:2], rest[2 : 2 + ctx.directions], rest[2 + ctx.directions :], None, None
+
+
+level_op.register_autograd(_backward, setup_context=_keep)
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+class Timings(NamedTuple):
+    """Milliseconds of one level forward and backward, infinite where it did not run."""
+
+    eager: float
+    fused: float
+    eager_graph: float
+    fused_graph: float
+
+
+_measured: dict[tuple[Any, ...], Timings] = {}
+
+
+def covers(v: Tensor, t: Tensor, projection: nn.Linear, vision: Attention, text: Attention) -> bool:
+    """Whether the kernels can run this level: on CUDA, few tokens, rows that fit a tile, float32 or bfloat16."""
+    if not v.is_cuda or v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MOST_TOKENS:
+        return False
+    if max(v.shape[1], t.shape[1], vision.query.out_features) > WIDEST or vision.heads != text.heads:
+        return False
+    weights = [projection.weight, projection.bias, *parameters(vision), *parameters(text)]
+    # Empty: sharded parameters are gathered around calls of their modules, which the kernels go past.
+    usable = (x.numel() and x.is_contiguous() and x.dtype == v.dtype and x.device == v.device for x in weights)
+    return t.dtype == v.dtype and all(usable)
+
+
+def choose(
+    device: int, dtype: torch.dtype, tokens: int, vision_width: int, text_width: int, heads: int, inner: int, norm: str,
+    autocast: torch.dtype | None, graphed: bool,
+) -> bool:  # fmt: skip
+    """Whether the kernels are to run a level of this shape; `graphed` where launches cost nothing on the host."""
+    wish = os.environ.get("PROCAP_FUSED", "auto")
+    if wish == "off" or importlib.util.find_spec("triton") is None:
+        return False
+    if wish == "on":
+        return True
+    key = (device, dtype, tokens, vision_width, text_width, heads, inner, norm, autocast)
+    if key not in _measured:
+        if torch.cuda.is_current_stream_capturing():
+            # Nothing can be timed inside a capture; the steps that warm up before it have done so.
+            return False
+        _measured[key] = measure(*key)
+    timings = _measured[key]
+    return timings.fused_graph < timings.eager_graph if graphed else timings.fused < timings.eager
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: the choice is made while a
+# graph is made, by ordinary code.
+choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def measured() -> dict[tuple[Any, ...], Timings]:
+    """What was timed in this process so far, by shape."""
+    return dict(_measured)
+
+
+def measure(
+    device: int, dtype: torch.dtype, tokens: int, vision_width: int, text_width: int, heads: int, inner: int, norm: str,
+    autocast: torch.dtype | None,
+) -> Timings:  # fmt: skip
+    """Time one level with random weights on CUDA device `device`; touches no global random state."""
+    from procap.methods.procap import CrossAttention, ProCAPOptions
+    from procap.methods.prompts import linear, normal
+
+    generator = torch.Generator().manual_seed(0)
+    options = ProCAPOptions.model_validate({"heads": heads, "head_width": inner // heads, "norm": norm})
+    with torch.inference_mode(False), torch.enable_grad(), torch.cuda.device(device):
+        modules = (
+            linear(vision_width, text_width, generator),
+            CrossAttention(vision_width, text_width, options, generator),
+            CrossAttention(text_width, text_width, options, generator),
+        )
+        for module in modules:
+            module.to("cuda", dtype)
+        tokens_in = [
+            normal((tokens, width), generator).to("cuda", dtype).requires_grad_()
+            for width in (vision_width, text_width)
+        ]
+        inputs = [*tokens_in, *(p for module in modules for p in module.parameters())]
+
+        def step(level: Callable[..., tuple[Tensor, Tensor]]) -> None:
+            # Casts are kept until the outermost autocast ends, which is the caller's: without its cache every run makes
+            # its own, as steps do, and no capture meets a node of the graph that another stream made.
+            with torch.autocast("cuda", autocast, enabled=autocast is not None, cache_enabled=False):
+                v, t = level(*tokens_in, *modules)
+            torch.autograd.grad((v, t), inputs, (v.detach(), t.detach()))
+
+        def eager() -> None:
+            step(eager_level)
+
+        def fused() -> None:
+            step(fused_level)
+
+        ways = eager, fused
+        plain = [milliseconds(way) for way in ways]
+        # What failed outright is not tried in a capture, which it would leave broken.
+        graphs = [milliseconds(captured(way) if ms < math.inf else None) for way, ms in zip(ways, plain, strict=True)]
+    return Timings(*plain, *graphs)
+
+
+def milliseconds(step: Callable[[], object] | None, repeats: int = 20, rounds: int = 5) -> float:
+    """Median over rounds of the time per step on the clock, launches included; infinite where it cannot run."""
+    if step is None:
+        return math.inf
+    times = []
+    try:
+        for _ in range(rounds + 1):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                step()
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - start) / repeats)
+    # Triton's own errors are no RuntimeErrors; whatever it is, eager still runs.
+    except Exception as error:
+        log.warning("cross-attention: %s does not run here: %s", getattr(step, "__name__", "a graph"), error)
+        return math.inf
+    return statistics.median(times[1:])
+
+
+def captured(step: Callable[[], object]) -> Callable[[], object] | None:
+    """The step as a CUDA graph, or None where it cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Warmed up on a side stream, as captures ask for.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        # Up to torch 2.11 a capture that fails leaves its stream the current one. Other threads may go on with CUDA.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
+            step()
+    except RuntimeError:
+        return None
+    return graph.replay

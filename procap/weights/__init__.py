@@ -1,0 +1,1 @@
+"""Find, read and check the weights of a frozen CLIP. Nothing in a file is executed."""

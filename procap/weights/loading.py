@@ -1,0 +1,349 @@
+"""Find and load a frozen CLIP by name: the embedded one, any ViT of open_clip's list, or a local file.
+
+Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights come only by the name "random".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD, Geometry
+from procap.errors import UsageError, UserError, unknown_name
+from procap.weights.files import SUFFIXES, Weights, check_file, geometry_of, read_weights
+from procap.weights.mini import load_mini
+
+EXAMPLES = "mini, ViT-B-16, ViT-B-32, ViT-L-14"
+OPENAI = ("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
+COMPARED = ("image_size", "patch_size", "vision_width", "vision_layers", "text_width", "text_layers", "context_length",
+            "vocab_size", "embed_dim", "vision_mlp", "text_mlp")  # fmt: skip
+
+
+def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
+    """A frozen CLIP, float32, on the CPU.
+
+    name: "mini" (embedded), an architecture of open_clip ("ViT-B-16", also written "ViT-B/16"), or a checkpoint's path.
+    pretrained: a tag of that architecture (default "openai" where there is one), a checkpoint's path, or "random".
+    seed: only for "random".
+
+    The activation follows the weights: OpenAI's need QuickGELU under either name of their architecture; elsewhere tag
+    and name must agree, and for a plain state dict the name alone decides.
+    Raises UsageError for names and files that do not go together, UserError for weights that cannot be had or read.
+    """
+    if name.lower() == "mini":
+        return _load_mini(pretrained, seed)
+    architecture = _named_architecture(name, pretrained)
+    if architecture is None:
+        return _load_unnamed(Path(name).expanduser())
+    config = _config(architecture)
+    if pretrained == "random":
+        return CLIP.random(_geometry(config), seed, name=architecture, pretrained="random")
+    tag = _tag(architecture, pretrained)
+    if tag is not None:
+        return _load_tag(architecture, config, tag)
+    assert pretrained is not None
+    return _load_file(architecture, config, Path(pretrained).expanduser())
+
+
+def weights_file(name: str, pretrained: str | None = None) -> Path | None:
+    """The file that `load_clip` would read; None where it needs none.
+
+    Raises UserError where weights are not on this machine, naming where they were looked for, UsageError for a name
+    that is unknown. What is in the file is not looked at.
+    """
+    if name.lower() == "mini" or pretrained == "random":
+        return None
+    architecture = _named_architecture(name, pretrained)
+    tag = None if architecture is None else _tag(architecture, pretrained)
+    if architecture is None or tag is None:
+        file = Path(name if architecture is None else str(pretrained)).expanduser()
+        check_file(file)
+        return file
+    from open_clip.pretrained import get_pretrained_cfg
+
+    return _find_weights(architecture, tag, get_pretrained_cfg(architecture, tag))
+
+
+def canonical(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
+    """One spelling of backbone and weights for all that `load_clip` reads alike; nothing is imported or checked.
+
+    A backbone's own weights, those it has when none are named, are None; the path of a file is absolute.
+    """
+    backbone = _spelling(name, ["mini", *_listed()])
+    if backbone is None:
+        return (_absolute(name) if _names_file(name) else name), pretrained
+    if pretrained is None or _tag_spelling(pretrained) == ("embedded" if backbone == "mini" else "openai"):
+        # OpenAI's weights bring QuickGELU under either name of their architecture.
+        plain = backbone.removesuffix("-quickgelu")
+        return (plain if plain in OPENAI else backbone), None
+    # A folder that happens to be called like a tag is not meant.
+    is_file = _is_path(pretrained) or Path(pretrained).is_file()
+    return backbone, _absolute(pretrained) if is_file else _tag_spelling(pretrained)
+
+
+def backbones() -> list[tuple[str, tuple[str, ...], str]]:
+    """(name, weight tags, note) of everything that `load_clip` takes by name."""
+    rows: list[tuple[str, tuple[str, ...], str]] = [("mini", ("embedded",), "tiny, inside the package, works offline")]
+    for name in supported_architectures():
+        g = _geometry(_config(name))
+        note = f"{g.image_size} px, patch {g.patch_size}, widths {g.vision_width}/{g.text_width}"
+        rows.append((name, _tags(name), note + (", QuickGELU" if g.quick_gelu else "")))
+    return rows
+
+
+def supported_architectures() -> list[str]:
+    """The architectures of open_clip whose two towers are plain CLIP transformers."""
+    import open_clip
+
+    return [name for name in open_clip.list_models() if _obstacle(_config(name)) is None]
+
+
+def procap_home() -> Path:
+    """The cache folder: $PROCAP_HOME, else $XDG_CACHE_HOME/procap, else ~/.cache/procap."""
+    if home := os.environ.get("PROCAP_HOME"):
+        return Path(home).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "procap"
+
+
+def _load_mini(pretrained: str | None, seed: int) -> CLIP:
+    if pretrained in (None, "embedded"):
+        return load_mini()
+    if pretrained == "random":
+        return CLIP.random(load_mini().geometry, seed, name="mini", pretrained="random")
+    if not _names_file(pretrained):
+        raise unknown_name("weights of mini", pretrained, ["embedded", "random", "or a file's path"])
+    return load_mini(Path(pretrained).expanduser())
+
+
+def _load_unnamed(path: Path) -> CLIP:
+    weights = read_weights(path)
+    if weights.quick_gelu is None:
+        raise UsageError(
+            f"{path} does not say which activation it was trained with: name the architecture beside the file, "
+            f"such as ViT-B-16 (GELU) or ViT-B-16-quickgelu (QuickGELU)"
+        )
+    return _build(weights, geometry_of(weights, weights.quick_gelu, path), path.stem, path, OPENAI_MEAN, OPENAI_STD)
+
+
+def _load_file(architecture: str, config: Mapping[str, Any], path: Path) -> CLIP:
+    weights = read_weights(path)
+    geometry = _geometry(config)
+    if weights.openai_format:
+        geometry = _geometry(config, quick_gelu=True)
+    elif weights.quick_gelu not in (None, geometry.quick_gelu):
+        raise UsageError(f"{path} was trained with the other activation: name the backbone {_twin(architecture)}")
+    return _build(weights, geometry, architecture, path, OPENAI_MEAN, OPENAI_STD)
+
+
+def _load_tag(architecture: str, config: Mapping[str, Any], tag: str) -> CLIP:
+    from open_clip.pretrained import get_pretrained_cfg
+
+    entry = get_pretrained_cfg(architecture, tag)
+    path = _find_weights(architecture, tag, entry)
+    geometry = _geometry(config, quick_gelu=bool(entry.get("quick_gelu", False)))
+    return _build(read_weights(path), geometry, architecture, path, entry["mean"], entry["std"], tag)
+
+
+def _build(
+    weights: Weights,
+    geometry: Geometry,
+    name: str,
+    path: Path,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    tag: str | None = None,
+) -> CLIP:
+    found = geometry_of(weights, geometry.quick_gelu, path)
+    differ = [f"{key} {getattr(found, key)} instead of {getattr(geometry, key)}" for key in COMPARED
+              if getattr(found, key) != getattr(geometry, key)]  # fmt: skip
+    if differ:
+        raise UsageError(f"{path} does not fit {name}: it has {', '.join(differ)}")
+    try:
+        return CLIP.from_state(
+            weights.state, geometry, name=name, pretrained=tag or str(path), image_mean=mean, image_std=std
+        )
+    except ValueError as error:
+        raise UserError(f"{path} does not fit {name}: it {error}") from None
+
+
+def _named_architecture(name: str, pretrained: str | None) -> str | None:
+    """The architecture, None where `name` is a file with its own; UsageError for what is neither, or both."""
+    architecture = None if _is_path(name) else _architecture(name)
+    if architecture is None and not _names_file(name):
+        raise unknown_name("backbone", name, ["mini", *supported_architectures()])
+    if architecture is None and pretrained is not None:
+        raise UsageError(f"'{name}' is a file already: name an architecture beside '{pretrained}', or drop it")
+    return architecture
+
+
+def _architecture(name: str) -> str | None:
+    """open_clip's spelling of `name`, None where there is none such; UsageError for one that does not fit."""
+    import open_clip
+
+    found = _spelling(name, open_clip.list_models())
+    if found is None:
+        return None
+    if obstacle := _obstacle(_config(found)):
+        raise UsageError(f"backbone '{found}' {obstacle}: prompts go into plain ViT CLIPs, such as {EXAMPLES}")
+    return found
+
+
+def _listed() -> list[str]:
+    """The architectures that open_clip ships, without the seconds that importing it takes."""
+    package = importlib.util.find_spec("open_clip")
+    folders = package.submodule_search_locations if package else None
+    return [file.stem for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
+
+
+def _spelling(name: str, known: Iterable[str]) -> str | None:
+    """`name` as `known` has it, None where it is not among them."""
+    return {model.lower(): model for model in known}.get(_dashed(name).lower())
+
+
+def _dashed(name: str) -> str:
+    """OpenAI's "ViT-L/14@336px" with open_clip's dashes."""
+    return name.replace("/", "-").replace("@336px", "-336")
+
+
+def _tag_spelling(tag: str) -> str:
+    return tag.lower().replace("-", "_")
+
+
+def _obstacle(config: Mapping[str, Any]) -> str | None:
+    """Why an open_clip architecture is not two plain CLIP transformers, None if it is."""
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    plain_vision = {"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"}
+    plain_text = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
+    if "multimodal_cfg" in config:
+        return "is a captioning model (CoCa)"
+    if "timm_model_name" in vision:
+        return "has an image tower from timm"
+    if "patch_size" not in vision or not isinstance(vision["layers"], int):
+        return "has a ResNet image tower"
+    if "hf_model_name" in text:
+        return "has a text tower from transformers"
+    if "hf_tokenizer_name" in text:
+        return "has another tokenizer than CLIP's"
+    other = sorted((vision.keys() - plain_vision) | (text.keys() - plain_text))
+    return f"differs from CLIP in {', '.join(other)}" if other else None
+
+
+def _config(architecture: str) -> Mapping[str, Any]:
+    import open_clip
+
+    config = open_clip.get_model_config(architecture)
+    assert config is not None, architecture
+    return config
+
+
+def _geometry(config: Mapping[str, Any], quick_gelu: bool | None = None) -> Geometry:
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    return Geometry(
+        image_size=vision["image_size"],
+        patch_size=vision["patch_size"],
+        vision_width=vision["width"],
+        vision_layers=vision["layers"],
+        vision_heads=vision["width"] // vision.get("head_width", 64),
+        text_width=text["width"],
+        text_layers=text["layers"],
+        text_heads=text["heads"],
+        context_length=text["context_length"],
+        vocab_size=text["vocab_size"],
+        embed_dim=config["embed_dim"],
+        quick_gelu=config.get("quick_gelu", False) if quick_gelu is None else quick_gelu,
+        vision_mlp=int(vision["width"] * vision.get("mlp_ratio", 4.0)),
+        text_mlp=int(text["width"] * text.get("mlp_ratio", 4.0)),
+    )
+
+
+def _twin(architecture: str) -> str:
+    """The same towers with the other activation, as open_clip names them."""
+    plain = architecture.removesuffix("-quickgelu")
+    return plain if plain != architecture else f"{plain}-quickgelu"
+
+
+def _tags(architecture: str) -> tuple[str, ...]:
+    """The tags that fit: trained with this activation, on images resized by their shorter side and cropped."""
+    from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
+
+    quick_gelu = bool(_config(architecture).get("quick_gelu", False))
+    entries = {tag: get_pretrained_cfg(architecture, tag) for tag in list_pretrained_tags_by_model(architecture)}
+    return tuple(
+        tag
+        for tag, entry in entries.items()
+        # OpenAI's weights need QuickGELU, and everyone calls them by the architecture's plain name all the same.
+        if entry["resize_mode"] == "shortest" and (tag == "openai" or entry.get("quick_gelu", False) == quick_gelu)
+    )
+
+
+def _tag(architecture: str, pretrained: str | None) -> str | None:
+    """The tag that `pretrained` names, None where it is a path."""
+    from open_clip.pretrained import list_pretrained_tags_by_model
+
+    tags = _tags(architecture)
+    if pretrained is None:
+        if "openai" in tags:
+            return "openai"
+        have = f"no OpenAI weights: name one of {', '.join(tags)}," if tags else "no published weights: name"
+        raise UsageError(f"backbone '{architecture}' has {have} a checkpoint's path, or 'random'")
+    tag = _tag_spelling(pretrained)
+    if tag in tags:
+        return tag
+    if _names_file(pretrained):
+        return None
+    if tag in list_pretrained_tags_by_model(_twin(architecture)) and tag in _tags(_twin(architecture)):
+        raise UsageError(f"weights '{tag}' need the other activation: name the backbone {_twin(architecture)}")
+    if tag in list_pretrained_tags_by_model(architecture):
+        raise UsageError(f"weights '{tag}' of {architecture} need images squashed to a square; here they are cropped")
+    raise unknown_name(f"weights of {architecture}", pretrained, [*tags, "random", "or a checkpoint's path"])
+
+
+def _names_file(text: str) -> bool:
+    return _is_path(text) or Path(text).exists()
+
+
+def _absolute(file: str) -> str:
+    # A link stays a link: in Hugging Face's cache only the link has the ending that names the format.
+    return os.path.abspath(Path(file).expanduser())
+
+
+def _is_path(text: str) -> bool:
+    return text.endswith(SUFFIXES) or text.startswith((".", "~", os.sep))
+
+
+def _find_weights(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
+    """The file of a tag from this project's cache, OpenAI's or Hugging Face's; UserError says where it looked."""
+    folder = procap_home() / "weights"
+    candidates = [folder / f"{architecture}-{tag}{suffix}" for suffix in SUFFIXES]
+    if url := entry.get("url"):
+        candidates += [folder / Path(url).name, Path.home() / ".cache" / "clip" / Path(url).name]
+    for path in candidates:
+        if path.is_file():
+            return path
+    places = [f"{folder}/{architecture}-{tag}.safetensors (or .pt)"]
+    if hub := entry.get("hf_hub"):
+        if found := _hugging_face_file(hub):
+            return found
+        places.append(f"the Hugging Face cache ({hub.rstrip('/')})")
+    raise UserError(
+        f"weights '{tag}' of {architecture} are not on this machine; looked for {' and '.join(places)}: put the "
+        f"file there, name a local file with --pretrained PATH, or allow the download with HF_HUB_OFFLINE=0"
+    )
+
+
+def _hugging_face_file(hub: str) -> Path | None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from open_clip.constants import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
+
+    repository, file = os.path.split(hub)
+    online = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("0", "false", "no", "off")
+    for name in [file] if file else [HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME]:
+        try:
+            return Path(hf_hub_download(repository, name, local_files_only=not online))
+        except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
+            continue
+    return None

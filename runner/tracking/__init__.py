@@ -1,0 +1,1 @@
+"""Export runs to MLflow."""

@@ -1,0 +1,1 @@
+"""Random crops on the training device, equal to Pillow's bit for bit."""

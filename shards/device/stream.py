@@ -1,0 +1,164 @@
+"""Training batches that are decoded once, kept on the device as uint8 pixels and augmented there.
+
+The batches are those of `TrainStream`, bit for bit. Threads decode and draw; whatever concerns the device is done by
+the thread that asks for batches, because CUDA refuses much of it to other threads while a graph is recorded.
+Shapes: B images, S image size, H and W pixels of an image.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from shards.device.images import DeviceCrops, augments_on_device
+from shards.device.pillow_resize import fits
+from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
+from shards.reader import Split
+from shards.transfer import Handover, SideStream, early, upload
+from shards.transforms import TrainAugment, View
+
+__all__ = ["DeviceTrainStream", "augments_on_device"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image of a batch: its view and, unless they are on the device, pixels [H, W, 3] uint8 that it is a view of.
+
+    keep: leave these pixels on the device.
+    """
+
+    i: int
+    view: View
+    pixels: Tensor | None = None
+    keep: bool = False
+
+
+Prepared = list[Callable[[], list[Seen]]]
+
+
+class DeviceTrainStream(TrainStream):
+    """`TrainStream` on `device`: the same batches of the same draws, where `augments_on_device` allows it.
+
+    The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
+    what `TrainStream` keeps). Images beyond that are kept as `TrainStream` keeps them, and their crops are uploaded.
+    On CUDA the work on a batch is issued on a side stream up to `BATCHES_AHEAD` batches before its turn.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        augment: TrainAugment,
+        seed: int,
+        workers: int = 0,
+        *,
+        device: torch.device,
+        device_bytes: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        if not augments_on_device(augment):
+            raise ValueError("jitter and rotation are done by TrainStream alone")
+        super().__init__(
+            split, batch_size, augment, seed, workers, rank=rank, world_size=world_size, cache_bytes=cache_bytes
+        )
+        self._side = SideStream(device)
+        self.device = self._side.device
+        self._room = _default_room(self.device) if device_bytes is None else device_bytes
+        self._promised: set[int] = set()
+        self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
+        self._lock = threading.Lock()
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """What `TrainStream.epoch` gives, on the device."""
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images") if self.workers else None
+        try:
+            prepared = early(self.batches(epoch, start_step), partial(self._prepare, pool, epoch), BATCHES_AHEAD)
+            with closing(early(prepared, self._issue, BATCHES_AHEAD)) as issued:
+                for handover in issued:
+                    images, labels = handover.take()
+                    yield images, labels
+        finally:
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _prepare(self, pool: ThreadPoolExecutor | None, epoch: int, batch: list[int]) -> tuple[list[int], Prepared]:
+        """Let threads see this process's images of `batch`, or leave it to whoever wants to know what they saw."""
+        share = self.share(batch)
+        # Drawing alone is not worth a task for each image.
+        there = [i for i in share if i in self._on_device]
+        parts = [there, *([i] for i in share if i not in self._on_device)]
+        tasks = [partial(self._see, epoch, part) for part in parts]
+        return batch, [task if pool is None else pool.submit(task).result for task in tasks]
+
+    def _see(self, epoch: int, part: list[int]) -> list[Seen]:
+        return [self._see_one(i, self.draws(epoch, i)) for i in part]
+
+    def _see_one(self, i: int, draws: torch.Generator) -> Seen:
+        there = self._on_device.get(i)
+        if there is not None:
+            height, _, width = there.shape
+            return Seen(i, self.augment.draw(width, height, draws))
+        image = self._images.read(i)
+        view = self.augment.draw(image.width, image.height, draws)
+        size = self.augment.image_size
+        if fits(image.width, image.height, size) and self._promise(i, 3 * image.width * image.height):
+            return Seen(i, view, _pixels(image), keep=True)
+        self._images.keep(i, image)
+        if not fits(view.width, view.height, size):
+            return Seen(i, View(0, 0, size, size, flip=False), _pixels(self.augment.look(image, view)))
+        crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
+        return Seen(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
+
+    def _promise(self, i: int, size: int) -> bool:
+        """Whether image `i` may stay on the device; once it may, it always may, though its batch be never issued."""
+        with self._lock:
+            if i not in self._promised:
+                if size > self._room:
+                    return False
+                self._room -= size
+                self._promised.add(i)
+        return True
+
+    def _issue(self, prepared: tuple[list[int], Prepared]) -> Handover:
+        batch, tasks = prepared
+        seen = {one.i: one for task in tasks for one in task()}
+        return self._side.run(partial(self._augmented, batch, [seen[i] for i in self.share(batch)]))
+
+    def _augmented(self, batch: list[int], seen: list[Seen]) -> tuple[Tensor, Tensor]:
+        images = self._crops([self._image(one) for one in seen], [one.view for one in seen])
+        return images, upload(self.labels[batch], self.device)
+
+    def _image(self, seen: Seen) -> Tensor:
+        """[H, 3, W] uint8 on the device."""
+        if seen.pixels is None:
+            return self._on_device[seen.i]
+        image = upload(seen.pixels, self.device).transpose(1, 2)
+        if seen.keep:
+            # Rows of one colour are copied several times faster than every third byte of a row, epoch after epoch.
+            image = self._on_device[seen.i] = image.contiguous()
+        return image
+
+    @cached_property
+    def _crops(self) -> DeviceCrops:
+        # Not in the constructor: what the side stream works with must be allocated on the side stream.
+        return DeviceCrops(self.augment, self.device)
+
+
+def _default_room(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
+
+
+def _pixels(image: Image) -> Tensor:
+    """[H, W, 3] uint8."""
+    return torch.from_numpy(np.array(image))

@@ -1,0 +1,188 @@
+"""Batches for training and evaluation, read by position: seeded, resumable, each test image exactly once.
+
+What a batch holds depends on (seed, epoch, position) alone, never on the number of workers or processes. Workers are
+threads: decoding and resizing release the interpreter lock, and threads share the decoded images and start at once.
+Shapes: B images, W = processes, S = image size, N = images of a split.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from shards.errors import DataUsageError
+from shards.reader import Split
+from shards.rng import generator
+from shards.transforms import EvalTransform, TrainAugment
+
+CACHE_BYTES = 2**30
+BATCHES_AHEAD = 2
+
+
+class DecodedImages:
+    """The images of a split, kept decoded once read until `limit_bytes` are in memory (4 bytes a pixel)."""
+
+    def __init__(self, split: Split, limit_bytes: int = CACHE_BYTES) -> None:
+        self.split = split
+        self._room = limit_bytes
+        self._kept: dict[int, Image] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, i: int) -> Image:
+        image = self.read(i)
+        self.keep(i, image)
+        return image
+
+    def read(self, i: int) -> Image:
+        """Image `i`, which is not kept for that."""
+        kept = self._kept.get(i)
+        return self.split.image(i) if kept is None else kept
+
+    def keep(self, i: int, image: Image) -> None:
+        """Keep what was read if there is room."""
+        size = 4 * image.width * image.height
+        with self._lock:
+            if i not in self._kept and size <= self._room:
+                self._room -= size
+                self._kept[i] = image
+
+
+class TrainStream:
+    """The training images in a new seeded order and augmentation each epoch.
+
+    batch_size is the global batch. With `world_size` processes each gets every world_size-th image of it, from its rank
+    on, so that their union is the batch of a single process. The last incomplete batch is dropped only when there is a
+    complete one (Dassl's rule), so an epoch has max(1, N // batch_size) steps.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        augment: TrainAugment,
+        seed: int,
+        workers: int = 0,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        if not len(split):
+            raise DataUsageError("there are no training images of these classes")
+        self.split, self.batch_size, self.augment = split, batch_size, augment
+        self.seed, self.workers, self.rank, self.world_size = seed, workers, rank, world_size
+        self.labels = torch.from_numpy(split.labels)
+        self._images = DecodedImages(split, cache_bytes)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.split) // self.batch_size)
+
+    def order(self, epoch: int) -> list[int]:
+        """The permutation of the N images that `epoch` walks through."""
+        return torch.randperm(len(self.split), generator=generator(self.seed, "order", epoch)).tolist()
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """(this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
+
+        Steps before `start_step` are left out: resuming in the middle gives exactly the batches that the uninterrupted
+        epoch would have given.
+        """
+
+        def prepare(i: int, out: Tensor) -> None:
+            self.augment(self._images[i], self.draws(epoch, i), out)
+
+        shares = (self.share(batch) for batch in self.batches(epoch, start_step))
+        prepared = _batches(shares, prepare, self.augment.image_size, self.workers)
+        for (_, images), batch in zip(prepared, self.batches(epoch, start_step), strict=True):
+            yield images, self.labels[batch]
+
+    def batches(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
+        """The images [B] of every global batch from `start_step` on."""
+        order = self.order(epoch)
+        for step in range(start_step, self.steps_per_epoch):
+            yield order[step * self.batch_size : (step + 1) * self.batch_size]
+
+    def share(self, batch: list[int]) -> list[int]:
+        """This process's images of a global batch."""
+        return batch[self.rank :: self.world_size]
+
+    def draws(self, epoch: int, i: int) -> torch.Generator:
+        """What the augmentation of image `i` in `epoch` is drawn from."""
+        return generator(self.seed, "augment", epoch, i)
+
+
+def evaluation_batches(
+    split: Split,
+    transform: EvalTransform,
+    batch_size: int,
+    workers: int = 0,
+    limit: int | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(images [B, 3, S, S] float32, labels [B] int64, indices [B] int64), list order, each image exactly once.
+
+    `limit` stops after that many images. With `world_size` processes each gets a block of consecutive images, and all
+    get equally many batches of equal sizes: where a block is one image short, an image of zeros with label -1 and
+    index -1 fills it. Whoever counts must leave out every index below 0.
+    """
+    count = len(split) if limit is None else min(limit, len(split))
+    block = range(rank * count // world_size, (rank + 1) * count // world_size)
+    mine = torch.full((math.ceil(count / world_size),), -1)
+    mine[: len(block)] = torch.arange(block.start, block.stop)
+    labels = torch.from_numpy(split.labels)
+
+    def prepare(i: int, out: Tensor) -> None:
+        if i < 0:
+            out.numpy()[:] = 0
+        else:
+            transform(split.image(i), out)
+
+    shares = (batch.tolist() for batch in mine.split(batch_size) if len(batch))
+    for share, images in _batches(shares, prepare, transform.image_size, workers):
+        indices = torch.tensor(share)
+        yield images, torch.where(indices < 0, -1, labels[indices]), indices
+
+
+def _batches(
+    shares: Iterable[list[int]], prepare: Callable[[int, Tensor], object], size: int, workers: int
+) -> Iterator[tuple[list[int], Tensor]]:
+    """Each list of indices with its images [B, 3, S, S], which `prepare(index, out)` writes one by one.
+
+    Threads prepare up to `BATCHES_AHEAD` batches early; what one of them raises is raised here, in list order.
+    """
+    if not workers:
+        for share in shares:
+            images = torch.empty(len(share), 3, size, size)
+            for i, out in zip(share, images, strict=True):
+                prepare(i, out)
+            yield share, images
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
+    ahead: deque[tuple[list[int], Tensor, list[Future[object]]]] = deque()
+
+    def oldest() -> tuple[list[int], Tensor]:
+        share, images, futures = ahead.popleft()
+        for future in futures:
+            future.result()
+        return share, images
+
+    try:
+        for share in shares:
+            images = torch.empty(len(share), 3, size, size)
+            ahead.append((share, images, [pool.submit(prepare, *pair) for pair in zip(share, images, strict=True)]))
+            if len(ahead) > BATCHES_AHEAD:
+                yield oldest()
+        while ahead:
+            yield oldest()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

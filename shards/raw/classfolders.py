@@ -1,0 +1,140 @@
+"""Data sets whose labels are their class folders: ImageNet and its four shifts.
+
+A label is a position in the published class list, never in what happens to lie on the disk. CoOp takes the files of a
+class folder in the order the disk gives them; here they are sorted by name, so that few-shot draws repeat.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from shards.dataset import Dataset
+from shards.raw.classnames import published_classnames
+from shards.raw.folders import Listing, RawProblem, Rows, entries, image_names, is_folder
+from shards.raw.places import Place, sheet, wnids
+
+NAMED = 3
+
+
+def scan_imagenet(place: Place) -> Listing:
+    """`train` and `val` of class folders; val is the test split. Paths start with `train/` or `val/`."""
+    images = place.require_images()
+    labels = {wnid: label for label, wnid in enumerate(wnids(place.dataset))}
+    problems: list[RawProblem] = []
+    splits = {}
+    for split, folder in (("train", "train"), ("test", "val")):
+        # Plain files are ignored, as in CoOp; but a folder of nothing else is a mistake with a name.
+        found = entries(images / folder) if os.path.isdir(images / folder) else []
+        folders = [entry.name for entry in found if is_folder(entry)]
+        files = [entry.name for entry in found if not is_folder(entry)]
+        problems += [_flat(place, images / folder, files)] if files and not folders else []
+        splits[split], strays = _scan(images, {name: labels[name] for name in folders if name in labels}, f"{folder}/")
+        strays = [f"{folder}/{name}" for name in folders if name not in labels] + strays
+        problems += strays_among(place.raw_root, images, strays)
+    return Listing(
+        images,
+        published_classnames(place.dataset),
+        splits,
+        "ImageNet folders, files sorted by name",
+        True,
+        tuple(problems),
+    )
+
+
+def scan_wnid_folders(place: Place) -> Listing:
+    """Test images in folders named by WordNet id."""
+    labels = {wnid: label for label, wnid in enumerate(wnids(place.dataset))}
+    return _scan_test(place, labels, "class folders, files sorted by name")
+
+
+def scan_numbered_folders(place: Place) -> Listing:
+    """Test images in folders named by label; `10` comes after `2`."""
+    return _scan_test(
+        place, {str(label): label for label in range(place.dataset.classes)}, "numbered folders, files sorted by name"
+    )
+
+
+def _scan_test(place: Place, labels: Mapping[str, int], origin: str) -> Listing:
+    dataset, images = place.dataset, place.require_images()
+    # The class list that CoOp wants beside the images lies among the classes where both are one folder.
+    besides = {*sheet(dataset).ignored, *(("classnames.txt",) if images == place.folder else ())}
+    found = [entry for entry in entries(images) if entry.name not in besides]
+    classes = {entry.name: labels[entry.name] for entry in found if entry.name in labels and is_folder(entry)}
+    rows, strays = _scan(images, classes)
+    strays = [entry.name for entry in found if entry.name not in classes] + strays
+    problems = tuple(strays_among(place.raw_root, images, strays))
+    return Listing(images, published_classnames(dataset), {"test": rows}, origin, True, problems)
+
+
+def _scan(images: Path, classes: Mapping[str, int], prefix: str = "") -> tuple[Rows, list[str]]:
+    """The images of class folders in label order, and what else lies in those folders."""
+    paths: list[str] = []
+    labels: list[int] = []
+    strays: list[str] = []
+    for folder, label in sorted(classes.items(), key=lambda item: item[1]):
+        names, others = image_names(images / prefix / folder)
+        paths += [f"{prefix}{folder}/{name}" for name in names]
+        labels += [label] * len(names)
+        strays += [f"{prefix}{folder}/{name}" for name in others]
+    return Rows(paths, labels), strays
+
+
+def strays_among(raw_root: Path, images: Path, strays: Sequence[str]) -> list[RawProblem]:
+    if not strays:
+        return []
+    named = [_quoted(images / stray) for stray in strays[:NAMED]]
+    more = f" and {len(strays) - NAMED:,} more" if len(strays) > NAMED else ""
+    what = f"{', '.join(named)}{more} lie among the classes and are neither class folders nor images"
+    if len(strays) == 1:
+        what = f"{named[0]} lies among the classes and is neither a class folder nor an image"
+    return [RawProblem(what, f"move it out of there: mv -i {' '.join(named)} {shlex.quote(str(raw_root))}/")]
+
+
+def _quoted(path: Path) -> str:
+    """A path as a shell takes it, in one line whatever its name."""
+    if str(path).isprintable():
+        return shlex.quote(str(path))
+    # Byte by byte: a name that is no UTF-8 has no letters to write.
+    letters = {10: r"\n", 9: r"\t"} | {byte: chr(byte) for byte in range(32, 127) if byte not in b"'\\"}
+    plain = (letters.get(byte, f"\\x{byte:02x}") for byte in os.fsencode(path))
+    return f"$'{''.join(plain)}'"
+
+
+def _flat(place: Place, folder: Path, files: Sequence[str]) -> RawProblem:
+    there = shlex.quote(str(folder))
+    tars = [file for file in files if file.endswith(".tar")]
+    if tars:
+        unpack = 'for f in *.tar; do mkdir -p "${f%.tar}" && tar -xf "$f" -C "${f%.tar}" && rm "$f"; done'
+        return RawProblem(
+            f"{folder} holds {len(tars):,} class archives that are not unpacked", f"cd {there} && {unpack}"
+        )
+    what = f"{folder} holds {len(files):,} files and no class folder: its images must be moved into class folders"
+    if folder.name == "train":
+        return RawProblem(what, "unpack ILSVRC2012_img_train.tar there again: it holds an archive for each class")
+    solution = next((found for found in _solutions(place) if os.path.isfile(found)), None)
+    if solution:
+        # The command goes to another folder first.
+        pairs = f"tail -n +2 {shlex.quote(os.path.abspath(solution))} | tr ',' ' '"
+        move = 'mkdir -p "$class" && mv "$image.JPEG" "$class/"'
+        return RawProblem(what, f"cd {there} && {pairs} | while read -r image class rest; do {move}; done")
+    archives = "ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz"
+    root = shlex.quote(str(folder.parent))
+    # torchvision unpacks and sorts only where no folder of that name is.
+    aside = f"mv -i {there} {shlex.quote(f'{folder}-unsorted')}"
+    sort = f"""python -c "import sys; from torchvision.datasets import ImageNet; ImageNet(sys.argv[1], 'val')" {root}"""
+    remedy = f"with the script valprep.sh of soumith/imagenetloader.torch run inside it, or anew from {archives}"
+    return RawProblem(what, f"{remedy} in {root}: {aside} && {sort}")
+
+
+def _solutions(place: Place) -> list[Path]:
+    """Where Kaggle's list of validation classes may lie: beside the images or above them."""
+    above = [place.require_images(), place.folder, *place.lists]
+    return [folder / "LOC_val_solution.csv" for folder in (*above, *place.require_images().parents[:3])]
+
+
+def absent_classes(dataset: Dataset, rows: Rows) -> list[int]:
+    """Labels that have no image."""
+    return sorted(set(range(dataset.classes)) - set(rows.labels))

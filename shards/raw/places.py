@@ -1,0 +1,137 @@
+"""Where raw files of a published data set lie below the raw root: CoOp's folder, or names that archives unpack to."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from shards.dataset import Dataset, RawSheet
+from shards.raw.classnames import imagenet_wnids, published_classnames
+from shards.raw.folders import RawProblem, entries, is_folder
+
+# By what a folder of images is known where that is neither its class folders nor images that lie in it flat.
+_TOP_FOLDERS: Mapping[str, tuple[str, ...]] = {
+    "imagenet": ("train", "val"),
+    "stanford-cars": ("cars_train", "cars_test"),
+    "sun397": tuple(string.ascii_lowercase),
+}
+# Images that lie flat are known by their names: trimaps and segmentations of the same sets have others.
+_FLAT: Mapping[str, re.Pattern[str]] = {
+    "oxford-pets": re.compile(r"[^.].*_[0-9]+\.jpg"),
+    "oxford-flowers": re.compile(r"image_[0-9]{5}\.jpg"),
+    "fgvc-aircraft": re.compile(r"[0-9]{7}\.jpg"),
+}
+
+# How deep a folder is searched for images that were unpacked too deep, and how many folders are looked at.
+_DEPTH = 4
+_FOLDERS_SEARCHED = 500
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data set found below a raw root.
+
+    folder: the data set's own. images: what paths are relative to, None when no images were found.
+    lists: the folders where a list may lie, in the order they are looked at.
+    """
+
+    dataset: Dataset
+    raw_root: Path
+    folder: Path
+    images: Path | None
+    lists: tuple[Path, ...]
+
+    def find_list(self, name: str) -> Path | None:
+        return next((folder / name for folder in self.lists if os.path.isfile(folder / name)), None)
+
+    def require_images(self) -> Path:
+        if self.images is None:
+            raise ValueError(f"{self.folder} was found without images")
+        return self.images
+
+
+def sheet(dataset: Dataset) -> RawSheet:
+    if dataset.raw is None:
+        raise ValueError(f"{dataset.name} has no raw files")
+    return dataset.raw
+
+
+def find_place(dataset: Dataset, raw_root: Path) -> Place | None:
+    """The folder that holds the images, CoOp's names first; else the first folder that is there; else None."""
+    raw = sheet(dataset)
+    folders = [raw_root / folder for folder in raw.folders if os.path.isdir(raw_root / folder)]
+    found = (
+        (folder, folder / images) for folder in folders for images in raw.images if holds(dataset, folder / images)
+    )
+    folder, images = next(found, (folders[0] if folders else None, None))
+    if folder is None:
+        return None
+    return Place(dataset, raw_root, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root))))
+
+
+def holds(dataset: Dataset, folder: Path) -> bool:
+    """Whether images of the data set lie in `folder` as its layout has them, be it a few of them."""
+    try:
+        with os.scandir(folder) as found:
+            if dataset.base in _FLAT:
+                return any(_FLAT[dataset.base].fullmatch(entry.name) for entry in found)
+            tops = class_folders(dataset)
+            return any(entry.name in tops and is_folder(entry) for entry in found)
+    except OSError:
+        return False
+
+
+@cache
+def _wnids(indices: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(imagenet_wnids()[index] for index in indices) or imagenet_wnids()
+
+
+def wnids(dataset: Dataset) -> tuple[str, ...]:
+    """WordNet ids of the classes in label order."""
+    return _wnids(sheet(dataset).indices)
+
+
+def class_folders(dataset: Dataset) -> tuple[str, ...] | frozenset[str]:
+    """Names of the folders right inside the images' folder."""
+    raw = sheet(dataset)
+    if dataset.base in _TOP_FOLDERS:
+        return _TOP_FOLDERS[dataset.base]
+    if raw.layout == "wnid-folders":
+        return frozenset(wnids(dataset))
+    if raw.layout == "numbered-folders":
+        return frozenset(map(str, range(dataset.classes)))
+    return frozenset(folder_names(dataset))
+
+
+def folder_names(dataset: Dataset) -> dict[str, str]:
+    """Class folder -> class name of the sets that have a folder for each class; the folder's name may be another."""
+    names = published_classnames(dataset)
+    original = {new: old for old, new in sheet(dataset).renamed.items()}
+    return {original.get(name, name): name for name in names}
+
+
+def too_deep(dataset: Dataset, folder: Path) -> Path | None:
+    """Images of the data set somewhere below `folder` where nobody looks for them."""
+    return next((inner for inner in inner_folders(folder) if holds(dataset, inner)), None)
+
+
+def inner_folders(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """The folders below one, the nearest first, and not more than a reader would wait for; links are not followed."""
+    level, seen = [folder], 0
+    for _ in range(depth):
+        inner: list[Path] = []
+        for outer in level:
+            try:
+                inner += [Path(entry.path) for entry in entries(outer) if is_folder(entry) and not entry.is_symlink()]
+            except RawProblem:
+                continue
+            seen += 1
+            if seen >= _FOLDERS_SEARCHED:
+                return
+        yield from inner
+        level = inner

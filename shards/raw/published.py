@@ -1,0 +1,227 @@
+"""The published data sets as sources for packing, read from raw folders of the user: exactly CoOp's lists, or an error.
+
+Three ways off that road, each by request and each under another name: a split of one's own, a subset of the images,
+smaller images.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from shards.catalogue import derived
+from shards.dataset import Dataset
+from shards.errors import DataError
+from shards.manifest import lines_digest
+from shards.raw.advice import unpack_advice
+from shards.raw.classfolders import absent_classes, scan_imagenet, scan_numbered_folders, scan_wnid_folders
+from shards.raw.folders import FolderPart, Listing, RawProblem, Rows, entries, there, total_size
+from shards.raw.ownsplit import own_split as split_of_ones_own
+from shards.raw.places import Place, find_place, holds, sheet
+from shards.raw.splitfile import read_split_file
+from shards.raw.variantlists import read_variant_lists
+from shards.records import Source
+
+NAMED = 3
+
+
+def raw_source(
+    dataset: Dataset,
+    raw_root: Path,
+    *,
+    own_split: int | None = None,
+    subset: bool = False,
+    resize: int | None = None,
+) -> Source:
+    """A published data set below `raw_root` as CoOp lists it: paths, labels, class names and order.
+
+    own_split: split the images that are there with this seed, by CoOp's rule. subset: pack only the files that are
+    there, unchanged in labels and class list. resize: pixels of the shorter side. Each makes a set of another name.
+    Raises DataError, in one line, when files or lists are missing, broken, or not the published ones.
+    """
+    target = derived(dataset, own_split=own_split, subset=subset, resize=resize)
+    try:
+        listing = list_images(dataset, raw_root, own_split)
+        for problem in listing.problems if subset or own_split is not None else published_problems(dataset, listing):
+            raise problem
+        splits = dict(_splits_there(dataset, listing, subset))
+        if not splits:
+            raise RawProblem(f"none of its images is in {listing.images}", f"get {sheet(dataset).get}")
+        if "test" not in splits:
+            raise RawProblem(f"none of its test images is in {listing.images}", f"get {sheet(dataset).get}")
+    except RawProblem as problem:
+        raise DataError(f"'{dataset.name}': {problem}") from problem
+    paths = [path for rows in splits.values() for path in rows.paths]
+    return Source(
+        name=target.name,
+        classnames=listing.classnames,
+        template=target.template,
+        templates=target.templates,
+        origin=f"{listing.origin}, lists {Listing(listing.images, listing.classnames, splits, '').digest()}",
+        counts={split: len(rows) for split, rows in splits.items()},
+        part=partial(_part, listing.images, splits),
+        size=total_size(listing.images, paths),
+        variant=_variant(dataset, target, listing, len(paths)),
+        resize=resize,
+    )
+
+
+def _splits_there(dataset: Dataset, listing: Listing, subset: bool) -> Iterator[tuple[str, Rows]]:
+    for split, rows in listing.splits.items():
+        is_there = present(listing, split)
+        problem = missing_images(dataset, split, rows, is_there)
+        if problem and not subset:
+            raise problem
+        kept = rows.only(is_there)
+        if len(kept):
+            yield split, kept
+
+
+def _variant(dataset: Dataset, target: Dataset, listing: Listing, count: int) -> str:
+    """How the source differs from the published set, with the figures that only its files tell."""
+    published = sum(dataset.counts.values())
+    figures = f"{count:,} of {published:,} images"
+    if target.variant.startswith("subset"):
+        foreign = not listing.scanned and any(published_problems(dataset, listing))
+        figures += ", by lists that are not the published ones" if foreign else ""
+        return target.variant.replace("subset of the images", f"subset: {figures}")
+    return f"{target.variant}, {figures}" if target.variant and count != published else target.variant
+
+
+def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
+    """The folder of a published data set below `raw_root`, or None."""
+    place = find_place(dataset, raw_root)
+    return place.folder if place else None
+
+
+def list_images(dataset: Dataset, raw_root: Path, own_split: int | None = None) -> Listing:
+    """The lists of a data set as they are. Raises RawProblem when there is no folder, no images or no readable list."""
+    place = require_place(dataset, raw_root)
+    place.require_images()
+    if own_split is not None:
+        return split_of_ones_own(place, own_split)
+    readers = {
+        "split-file": _split_file,
+        "imagenet": scan_imagenet,
+        "wnid-folders": scan_wnid_folders,
+        "numbered-folders": scan_numbered_folders,
+        "variant-lists": read_variant_lists,
+    }
+    return readers[sheet(dataset).layout](place)
+
+
+def require_place(dataset: Dataset, raw_root: Path) -> Place:
+    """Where the data set's images are. Raises RawProblem that says where they should be, and what would bring them."""
+    place = find_place(dataset, raw_root)
+    raw = sheet(dataset)
+    if place is not None and place.images is not None:
+        return place
+    what = f"there is no folder {raw.folders[0]} in {raw_root}"
+    if place is not None:
+        what = f"no images in {' or '.join(str(place.folder / images) for images in raw.images[:2])}"
+    elif not os.path.isdir(raw_root):
+        raise RawProblem(f"{raw_root} is no folder", f"name the folder that holds {raw.folders[0]}/")
+    elif raw_root.resolve().name in raw.folders or any(holds(dataset, raw_root / images) for images in raw.images):
+        raise RawProblem(what, f"name the folder above it: {shlex.quote(str(raw_root.resolve().parent))}")
+    # A folder that may not be read looks as if nothing were in it.
+    entries(place.folder if place else raw_root)
+    raise RawProblem(what, unpack_advice(dataset, raw_root, place) or f"get {raw.get}")
+
+
+def _split_file(place: Place) -> Listing:
+    raw = sheet(place.dataset)
+    file = place.find_list(raw.split_file)
+    if file is None:
+        own = "or split the images yourself with --own-split SEED, which no published figure compares with"
+        raise RawProblem(f"the official split file {place.folder / raw.split_file} is missing", f"get {raw.get}; {own}")
+    content = read_split_file(file)
+    return Listing(place.require_images(), content.classnames, content.splits, f"CoOp split {raw.split_file}")
+
+
+def unproven_lists(dataset: Dataset) -> str:
+    """What cannot be told of the lists of a published set, in one line; "" where digests tell any change."""
+    raw = sheet(dataset)
+    if not raw.split_file or raw.split_digests:
+        return ""
+    return (
+        f"no digest of {raw.split_file} is known: it is held to the published class names and sizes, and a private "
+        "split of the same sizes, as CoOp writes when the file is missing, cannot be told from it"
+    )
+
+
+def published_problems(dataset: Dataset, listing: Listing) -> Iterator[RawProblem]:
+    """What keeps the lists from being the published ones; presence on the disk is another question."""
+    yield from listing.problems
+    raw = sheet(dataset)
+    named = lines_digest(listing.classnames) == raw.classnames_digest
+    listed = named and all(lines_digest(listing.lines(split)) == digest for split, digest in raw.split_digests.items())
+    counts = {split: len(rows) for split, rows in listing.splits.items()}
+    if listing.scanned:
+        for split, rows in listing.splits.items():
+            if len(rows) != dataset.counts[split]:
+                yield _wrong_count(dataset, listing, split, rows)
+    elif not named or not listed or counts != dict(dataset.counts) or not _balanced(dataset, listing):
+        yield _not_published(dataset, listing, named)
+
+
+def _balanced(dataset: Dataset, listing: Listing) -> bool:
+    """Whether classes are equally large in split files without a known digest: Food101's and SUN397's are."""
+    raw = sheet(dataset)
+    if not raw.split_file or raw.split_digests:
+        return True
+    sizes = {split: set(Counter(rows.labels).values()) for split, rows in listing.splits.items()}
+    return all(sizes[split] == {count // dataset.classes} for split, count in dataset.counts.items())
+
+
+def _not_published(dataset: Dataset, listing: Listing, named: bool) -> RawProblem:
+    raw = sheet(dataset)
+    differs = "the lists are others" if named else "the class names are others"
+    for split, count in dataset.counts.items():
+        if len(listing.splits.get(split, ())) != count:
+            differs = f"{len(listing.splits.get(split, ())):,} {split} images are listed, published {count:,}"
+            break
+    if not raw.split_file:
+        return RawProblem(
+            f"{listing.origin} in {listing.images.parent} are not the published ones: {differs}", f"get {raw.get}"
+        )
+    return RawProblem(
+        f"{raw.split_file} is not the published split: {differs} (CoOp writes a private one under that name when it is "
+        "missing)",
+        f"get {raw.get}; or use --own-split SEED, or --subset when the file is a part of the published one",
+    )
+
+
+def _wrong_count(dataset: Dataset, listing: Listing, split: str, rows: Rows) -> RawProblem:
+    published = dataset.counts[split]
+    what = f"{split}: {len(rows):,} images in {listing.images}, published {published:,}"
+    absent = absent_classes(dataset, rows)
+    if 0 < len(absent) < dataset.classes:
+        names = ", ".join(repr(listing.classnames[label]) for label in absent[:NAMED])
+        what += f"; {len(absent)} classes have none: {names}{', ...' if len(absent) > NAMED else ''}"
+    if len(rows) > published:
+        return RawProblem(what, "take out what was added, or pack all that is there with --subset")
+    return RawProblem(what, f"get the rest ({sheet(dataset).get}), or pack what is there with --subset")
+
+
+def present(listing: Listing, split: str) -> list[bool]:
+    """Whether each image of a split is on the disk."""
+    rows = listing.splits[split]
+    return [True] * len(rows) if listing.scanned else list(there(listing.images, rows.paths))
+
+
+def missing_images(dataset: Dataset, split: str, rows: Rows, is_there: list[bool]) -> RawProblem | None:
+    missing = [path for path, here in zip(rows.paths, is_there, strict=True) if not here]
+    if not missing:
+        return None
+    named = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
+    what = f"{split}: {len(missing):,} of {len(rows):,} images are missing: {named}"
+    return RawProblem(what, f"get the rest ({sheet(dataset).get}), or pack what is there with --subset")
+
+
+def _part(images: Path, splits: Mapping[str, Rows], split: str, start: int, stop: int) -> FolderPart:
+    rows = splits[split]
+    return FolderPart(images, tuple(rows.paths[start:stop]), tuple(rows.labels[start:stop]))

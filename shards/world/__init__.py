@@ -1,0 +1,1 @@
+"""Generated images: small labelled data sets that need no download."""

@@ -1,0 +1,176 @@
+"""Painters of things: shapes, coloured shapes, surfaces, flowers and characters. A painter takes one class, draws and a
+look and gives a picture [B, 3, H, W] with the mask [B, H, W] of what the class name speaks about.
+
+Shapes: B images, H = W = SIZE pixels."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from shards.world.draws import Draws, Floats
+from shards.world.fields import PALETTE, SHAPES, colours, cover, flat, grid, nearby, over, polygons, spread
+from shards.world.looks import Look, backdrop, frame
+from shards.world.textures import texture
+
+Picture = tuple[Floats, Floats]
+
+FORMS = ("circle", "square", "triangle", "star", "cross")
+# Colour of the thing and of its ground: never two of one brightness.
+PAIRS = (
+    ("black", "white"), ("blue", "white"), ("red", "white"), ("purple", "yellow"),
+    ("green", "white"), ("brown", "white"), ("white", "black"), ("yellow", "blue"),
+    ("orange", "black"), ("pink", "purple"), ("yellow", "green"), ("white", "red"),
+)  # fmt: skip
+HUES = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black")
+PETAL_HUES = ("white", "yellow", "pink", "purple", "red", "blue")
+BLOOMS = ("four round petals", "five pointed petals", "many thin petals", "a big dark center")
+FONTS = (
+    "DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono",
+    "STIXGeneral", "cmss10", "cmr10", "STIXGeneralBol",
+)  # fmt: skip
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+LETTERS = ("A", "E", "F", "H", "K", "M", "R", "T", "X", "Y")
+
+
+def pair(draw: Draws) -> tuple[Floats, Floats]:
+    """Two colours that differ in brightness, each [B, 3]."""
+    which = draw.pick("pair", len(PAIRS))
+    first = np.array([PALETTE[a] for a, _ in PAIRS], np.float32)[which]
+    second = np.array([PALETTE[b] for _, b in PAIRS], np.float32)[which]
+    return nearby(draw, "first", first), nearby(draw, "second", second)
+
+
+def _object(distance: Floats, size: Floats, colour: Floats, ground: Floats, draw: Draws, look: Look) -> Picture:
+    """One object of signed `distance` (local units) on its backdrop, in whatever way the look wants it drawn."""
+    scale = spread(size)
+    mask = cover(distance, scale)
+    if look.odd:
+        colour, ground = draw.uniform("odd-ink", 0, 1, (3,)), draw.uniform("odd-ground", 0, 1, (3,))
+        # Pushed apart in brightness, or a person could not see the object either.
+        flip = np.sign(colour.sum(-1) - ground.sum(-1))[:, None]
+        colour, ground = np.clip(colour + 0.25 * flip, 0, 1), np.clip(ground - 0.25 * flip, 0, 1)
+    if look.outline:
+        ground = np.full_like(ground, 0.96)
+        width = spread(draw.uniform("pencil", 0.03, 0.06))
+        stroke = cover(np.abs(distance) * scale - width) * (0.65 + 0.35 * draw.clouds("pressure", 12))
+        return over(flat(ground), np.full_like(colour, 0.12), stroke), mask
+    image = over(backdrop(flat(ground), draw, look), colour, mask)
+    if look.surface:
+        x, y = grid()
+        names = ("diagonal stripes", "polka dots", "checkerboard", "zigzag")
+        chosen = draw.pick("surface", len(names))
+        for k, name in enumerate(names):
+            pattern = texture(name, np.repeat(x[None], len(draw), 0) * 4, np.repeat(y[None], len(draw), 0) * 4, draw)
+            image = over(image, 1 - colour, pattern * mask * 0.55 * spread((chosen == k).astype(np.float32)))
+    if look.occlude:
+        x, y = grid()
+        tilt = draw.uniform("bar-turn", 0, np.pi)
+        across = x * spread(np.cos(tilt)) + y * spread(np.sin(tilt))
+        bar = np.abs(across - spread(draw.uniform("bar", -0.3, 0.3))) - 0.07
+        image = over(image, draw.uniform("bar-colour", 0, 1, (3,)), cover(bar))
+    return image, mask
+
+
+def paint_shape(kind: str, draw: Draws, look: Look) -> Picture:
+    """A shape of any colour on a light, grey or dark ground."""
+    x, y, size = frame(draw, look)
+    colour, ground = pair(draw)
+    return _object(SHAPES[kind](x, y), size, colour, ground, draw, look)
+
+
+def paint_coloured_shape(kind: str, draw: Draws, look: Look) -> Picture:
+    """Paint "red circle": the first word is the colour."""
+    hue, form = kind.split(" ")
+    x, y, size = frame(draw, look)
+    level = draw.uniform("ground", 0.72, 0.98)[:, None]
+    ground = np.clip(level + draw.uniform("ground-tint", -0.03, 0.03, (3,)), 0, 1)
+    return _object(SHAPES[form](x, y), size, colours(draw, "ink", [hue]), ground, draw, look)
+
+
+def paint_texture(kind: str, draw: Draws, look: Look) -> Picture:
+    """A surface in two colours that fills the picture; one period is about a fifth of it."""
+    x, y = grid()
+    turn = draw.uniform("turn", -look.turn, look.turn) * (np.pi / 180)
+    c, s = spread(np.cos(turn)), spread(np.sin(turn))
+    rate, phase = spread(draw.uniform("rate", 2.1, 2.9)), draw.uniform("phase", 0, 1, (2,))
+    u = (x * c + y * s) * rate + spread(phase[:, 0])
+    v = (y * c - x * s) * rate + spread(phase[:, 1])
+    mask = texture(kind, u, v, draw)
+    colour, ground = pair(draw)
+    return over(flat(ground), colour, mask), mask
+
+
+def paint_flower(kind: str, draw: Draws, look: Look) -> Picture:
+    """Paint "red flower with four round petals" on leaves."""
+    hue, bloom = kind.split(" flower with ")
+    x, y, size = frame(draw, look)
+    ground = nearby(draw, "leaf", (0.16, 0.42, 0.16), 0.06)
+    image = backdrop(flat(ground), draw, look)
+    radius, angle = np.sqrt(x * x + y * y), np.arctan2(y, x) + spread(draw.uniform("spin", 0, 2 * np.pi))
+    if bloom == "four round petals":
+        edge = 0.3 + 0.52 * np.sqrt(np.abs(np.cos(2 * angle)))
+    elif bloom == "five pointed petals":
+        lobe = np.abs(angle * (5 / (2 * np.pi)) - np.floor(angle * (5 / (2 * np.pi)) + 0.5))
+        edge = 0.3 + 0.58 * (1 - 2 * lobe)
+    elif bloom == "many thin petals":
+        edge = 0.55 + 0.3 * np.clip(np.cos(13 * angle) * 2, -1, 1)
+    else:
+        edge = 0.72 + 0.07 * np.cos(6 * angle)
+    distance = (radius - edge) * 0.7
+    mask = cover(distance, spread(size))
+    petal = colours(draw, "petal", [hue])
+    shaded = petal[:, :, None, None] * (0.78 + 0.25 * np.clip(radius, 0, 1))[:, None]
+    image = over(image, np.clip(shaded, 0, 1), mask)
+    dark = bloom == "a big dark center"
+    heart = nearby(draw, "heart", (0.12, 0.08, 0.06) if dark else (0.93, 0.72, 0.12))
+    return over(image, heart, cover(radius - (0.36 if dark else 0.17), spread(size))), mask
+
+
+@cache
+def _glyph_table(character: str, font: str) -> Floats:
+    """Signed distance of one character on a 96 x 96 grid over [-1.2, 1.2]^2, centred, 1.3 tall."""
+    import matplotlib
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    file = f"{matplotlib.get_data_path()}/fonts/ttf/{font}.ttf"
+    outline = TextPath((0, 0), character, size=100, prop=FontProperties(fname=file))
+    loops = [np.asarray(loop)[:-1] for loop in outline.to_polygons(closed_only=True)]
+    points = np.concatenate(loops)
+    low, high = points.min(0), points.max(0)
+    scale = 1.3 / float(high[1] - low[1])
+    placed = [((loop - (low + high) / 2) * (scale, -scale)).tolist() for loop in loops]
+    line = np.linspace(-1.2, 1.2, 96, dtype=np.float32)
+    x, y = np.meshgrid(line, line)
+    return polygons(x, y, placed)
+
+
+def _sample(table: Floats, x: Floats, y: Floats) -> Floats:
+    """Bilinear lookup in per-image tables [B, 96, 96] at canvas coordinates."""
+    u, v = np.clip((x + 1.2) * (95 / 2.4), 0, 94.99), np.clip((y + 1.2) * (95 / 2.4), 0, 94.99)
+    i, j = v.astype(np.int64), u.astype(np.int64)
+    a, b = v - np.floor(v), u - np.floor(u)
+    flat_table = table.reshape(len(table), -1)
+    start = (i * 96 + j).reshape(len(table), -1)
+
+    def corner(offset: int) -> Floats:
+        return np.take_along_axis(flat_table, start + offset, 1).reshape(x.shape)
+
+    top = corner(0) * (1 - b) + corner(1) * b
+    return top * (1 - a) + (corner(96) * (1 - b) + corner(97) * b) * a
+
+
+def paint_glyph(kind: str, draw: Draws, look: Look) -> Picture:
+    """Paint "digit three" or "letter A" in one of several fonts, thinned or thickened a little."""
+    word = kind.split(" ")[1]
+    character = str(DIGITS.index(word)) if word in DIGITS else word
+    x, y, size = frame(draw, look)
+    tables = np.stack([_glyph_table(character, font) for font in FONTS])
+    slant = spread(draw.uniform("slant", -0.15, 0.15))
+    stretch = spread(draw.uniform("stretch", 0.9, 1.1))
+    distance = _sample(tables[draw.pick("font", len(FONTS))], (x + slant * y) * stretch, y)
+    distance = distance - spread(draw.uniform("weight", -0.015, 0.06))
+    colour, ground = pair(draw)
+    return _object(distance, size, colour, ground, draw, look)
