@@ -30,14 +30,14 @@ INSTALLED = Path(sys.executable).parent / "procap"
 PROCAP = (
     [str(INSTALLED)]
     if INSTALLED.exists()
-    else [sys.executable, "-c", "import sys; from benchmarks.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+    else [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
 )
 RUNNING_SECONDS = 1800.0
 TYPED = """
 import functools, signal, sys, ray
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ray.init = functools.partial(ray.init, _node_ip_address=sys.argv.pop(1))
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 """`procap` on a host of its own. Ray seeks the node of a command among the processes of the machine, which hosts share

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from made_results import put_config, put_score
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, PublishedSpread
 from benchmarks.results.published.tolerances import LEAST, Tolerance, expected, of_means

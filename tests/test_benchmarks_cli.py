@@ -15,7 +15,7 @@ import pytest
 from made_results import put_halves, put_run
 from started import started
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.console.errors import unforced
 from procap.weights.loading import procap_home
 from runner.results import RunFolder
@@ -59,7 +59,7 @@ def test_help_answers_at_once_without_heavy_libraries():
     """Its time is that of its imports, about a millisecond each, and their number is the same on every machine."""
     program = (
         "import sys;"
-        "from benchmarks.cli.main import main; code = main(['--help']);"
+        "from benchmarks.cli import main; code = main(['--help']);"
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules];"
         "print(); print(repr((code, len(sys.modules), loaded)))"
     )
@@ -265,7 +265,7 @@ def test_dry_runs_write_nothing_and_load_no_tracker(capsys, tmp_path, shards):
     assert [target["done"] for target in states["base/digits/coop/mini/16shot"]["targets"]] == [True, True]
     assert run(capsys, "data", "pack", "tiles", "--dry-run")[0] == 0
     assert snapshot(tmp_path) == before
-    program = "import sys; from benchmarks.cli.main import main; main(sys.argv[1:]); print('mlflow' in sys.modules)"
+    program = "import sys; from benchmarks.cli import main; main(sys.argv[1:]); print('mlflow' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program, "train", *map(str, common)],
         cwd=ROOT,
@@ -350,7 +350,7 @@ def test_an_untrained_run_is_answered_with_the_command_that_trains_it(capsys, tm
 def test_sigterm_outside_training_is_said_and_has_its_code(tmp_path):
     """Many data sets are asked for, so that it is not over before it is stopped."""
     data = tmp_path / "data"
-    command = [sys.executable, "-m", "benchmarks.cli.main", "data", "pack", "world", "--data", data]
+    command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "world", "--data", data]
     deadline = time.monotonic() + 300
     with started(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as packing:
         while not (data.exists() and any(data.iterdir())):
@@ -378,6 +378,6 @@ def test_one_failed_run_of_several_does_not_stop_the_others(capsys, shards):
 
 
 def test_a_pipe_that_closes_early_is_no_error():
-    command = f"{sys.executable} -m benchmarks.cli.main ls datasets | head -1"
+    command = f"{sys.executable} -m benchmarks.cli ls datasets | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stdout.startswith("data set") and "Traceback" not in done.stderr and "internal" not in done.stderr

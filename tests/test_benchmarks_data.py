@@ -15,8 +15,8 @@ import pytest
 from miniature_roots import build, build_all
 from toy_shards import toy_source
 
+from benchmarks.cli import main
 from benchmarks.cli.data_sources import Wanted
-from benchmarks.cli.main import main
 from shards.catalogue import CATALOGUE
 from shards.pack import pack_source
 from shards.reader import open_dataset

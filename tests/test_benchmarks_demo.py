@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 from started import started
 
+from benchmarks.cli import main
 from benchmarks.cli.demo import FULL, METHODS, demo_configs
-from benchmarks.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["demo", "--quick", "--limit", "16"]
 PROGRAM = (
-    "import signal, sys; from benchmarks.cli.main import main;"
+    "import signal, sys; from benchmarks.cli import main;"
     "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main(sys.argv[1:]))"
 )
 """Ctrl-C counts also where the tests run in the background of a shell, which ignores it."""
@@ -117,10 +117,10 @@ def test_stopped_anywhere_the_demo_goes_on_and_ends_the_same(tmp_path, undisturb
 @pytest.mark.slow
 def test_the_demo_records_its_runs_in_mlflow(tmp_path):
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "benchmarks.cli.main", *QUICK, "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.cli", *QUICK, "--out", str(out)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     done = subprocess.run(command, cwd=ROOT, check=True, env=environment, capture_output=True, text=True)
     assert (out / "results" / "mlflow.db").exists() and f"procap ui --results {out / 'results'}" in done.stdout
-    status = [sys.executable, "-m", "benchmarks.cli.main", "track", "status", "--results", str(out / "results")]
+    status = [sys.executable, "-m", "benchmarks.cli", "track", "status", "--results", str(out / "results")]
     said = subprocess.run(status, cwd=ROOT, check=True, env=environment, capture_output=True, text=True).stdout
     assert said == "everything was sent\n"

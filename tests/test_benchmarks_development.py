@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from shards.catalogue import find
 from shards.fewshot import CHOICES, class_half
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_results import put_halves
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.results.scores import read_scores
 from benchmarks.tables.formats import as_json, render
 from benchmarks.tables.plain import build_table

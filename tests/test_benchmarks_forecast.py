@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_results import put_config, put_score
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.cost.estimate import CostModel, Machine, here
 from benchmarks.cost.forecast import CostForecast, forecast_on
 from benchmarks.studies.cluster_simulation.cluster import Conditions

@@ -18,7 +18,7 @@ from made_results import put_score
 from PIL import Image
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.qualitative.words import picture_words
 from benchmarks.report.page import write_page
 from benchmarks.report.read import read_suites

@@ -9,10 +9,10 @@ import tracked_runs
 from test_cluster_space import sweep_settings
 
 from benchmarks.cli import bench as suite_commands
+from benchmarks.cli import main
 from benchmarks.cli import sweep as sweep_commands
 from benchmarks.cli import track as track_commands
 from benchmarks.cli.flags import Parallel, Place
-from benchmarks.cli.main import main
 from benchmarks.sweeps.table import commands
 from cluster.launcher import do_all
 from cluster.sweep import carry_out

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.cli import main
 from benchmarks.cli.flags import Place
-from benchmarks.cli.main import main
 from benchmarks.runtime.benchmark import contest_of_suite, write
 from benchmarks.runtime.data import class_names, open_contest, prepare
 from benchmarks.runtime.measure import Stretch, matmul_peak
@@ -361,7 +361,7 @@ def test_it_runs_where_ray_mlflow_and_deepspeed_are_not_installed(few_digits, tm
         "sys.meta_path.insert(0, Absent())\n"
         "import benchmarks.runtime.measure\n"
         "benchmarks.runtime.measure.PEAK_SECONDS = 0.01\n"
-        "from benchmarks.cli.main import main\n"
+        "from benchmarks.cli import main\n"
         f"sys.exit(main(['bench', 'runtime', *{QUICK!r}, '--methods', 'maple', '--modes', 'fast', '--steps', '1',"
         f" '--scaling', 'off', '--data', {str(few_digits)!r}, '--results', {str(tmp_path)!r}]))\n"
     )
@@ -373,7 +373,7 @@ def test_it_runs_where_ray_mlflow_and_deepspeed_are_not_installed(few_digits, tm
 
 def test_help_needs_no_torch():
     program = (
-        "import sys; from benchmarks.cli.main import main; main(['bench', 'runtime', '--help']);"
+        "import sys; from benchmarks.cli import main; main(['bench', 'runtime', '--help']);"
         "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'matplotlib')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=600)

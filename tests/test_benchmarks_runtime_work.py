@@ -16,8 +16,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from benchmarks.cli import main
 from benchmarks.cli.flags import Place
-from benchmarks.cli.main import main
 from benchmarks.cost.flops import evaluation, training_step
 from benchmarks.runtime.acceleration_ablation import measure_ways, possible, title
 from benchmarks.runtime.data import class_names, prepare

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from benchmarks.cli import bench as suite_commands
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.done import SuiteResults
 from benchmarks.suites.outputs import short_names

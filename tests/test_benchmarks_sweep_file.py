@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import typer
 
+from benchmarks.cli import main
+from benchmarks.cli.app import app
 from benchmarks.cli.flags import typed_names
-from benchmarks.cli.main import app, main
 from benchmarks.cli.sent_command import read_command
 from benchmarks.sweeps.file import Asked, read_yaml, with_file
 from procap.errors import UsageError

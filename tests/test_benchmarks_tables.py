@@ -16,7 +16,7 @@ import pytest
 from made_results import put_halves, put_run, put_score
 from toy_shards import toy_source
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.results.scores import read_scores
 from benchmarks.tables.formats import FORMATS, as_json, render
 from benchmarks.tables.plain import Table, build_table

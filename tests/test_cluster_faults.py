@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fault_site import facts, tracked
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 
 
 def test_what_a_killed_attempt_had_finished_and_not_sent_is_in_mlflow_after_the_next(

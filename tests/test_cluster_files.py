@@ -17,7 +17,7 @@ import yaml
 from jsonschema import ValidationError
 from jsonschema import validate as validate_by_schema
 
-from benchmarks.cli.main import app
+from benchmarks.cli.app import app
 from procap import __version__
 
 ROOT = Path(__file__).parents[1]

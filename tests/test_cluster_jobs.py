@@ -20,7 +20,7 @@ import pytest
 from ports import free_port
 from ray_nodes import Nodes
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from cluster.address import Dashboard
 from cluster.follow import Follower, stopped
 from cluster.ray_jobs import RayCluster, Unreachable

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from ray_nodes import Nodes
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from cluster.address import Dashboard
 from cluster.follow import Follower
 from cluster.ray_jobs import RayCluster, RayJob, Unreachable
@@ -49,7 +49,7 @@ def test_a_cluster_with_a_token_is_used_with_it_and_refuses_others_in_one_line(t
     plain |= {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
 
     def procap(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "benchmarks.cli.main", *words]
+        command = [sys.executable, "-m", "benchmarks.cli", *words]
         return subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, timeout=600)
 
     settings = {"PATH": PATH, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}

@@ -229,7 +229,7 @@ def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, 
     words += ["--seeds", "1", "--epochs", "1", "--device", "cpu", "--tracking", "off", "--json"]
 
     def counts(*more: str) -> list[list[object]]:
-        code = "from benchmarks.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
+        code = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
         environment = {**os.environ, "PROCAP_HOME": str(tmp_path / "driver"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", code, *words, *more]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.cli.sent_command import read_command
 from cluster import source_archive as parcels
 from cluster.address import dashboard, ray_address, settle_auth
@@ -370,7 +370,7 @@ def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(capsys: pytest.Capt
     words = ["submit", "--address", "127.0.0.1:9", "--name", "n1", "--dry-run", "--json", "--", "train", *SHARED]
     assert main(words) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["entrypoint"] == f"exec python -m benchmarks.cli.main train {' '.join(SHARED)}"
+    assert plan["entrypoint"] == f"exec python -m benchmarks.cli train {' '.join(SHARED)}"
     assert plan["job"] == "n1" and "procap/weights/mini.safetensors" in plan["files"] and plan["bytes"] > 6e6
     assert plan["metadata"]["procap_code"] == code_digest(ROOT)
     assert main([*words[:5], "--installed", *words[5:]]) == 0

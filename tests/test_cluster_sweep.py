@@ -14,7 +14,7 @@ import pytest
 from ray_nodes import REPOSITORY, without_settings
 from test_cluster_space import ended, sweep_settings
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.cli.sweep import _title, _wants
 from benchmarks.sweeps.progress import SweepProgress, failed_runs
 from benchmarks.sweeps.table import summary as summarised
@@ -188,7 +188,7 @@ def test_tpe_has_a_ray_of_its_own_where_nobody_said_whether_with_a_token(where, 
     results = tmp_path / "results"
     words = [*ASKED, "--name", "t", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--trials", "1", *where]
     process = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cli.main", "sweep", *words, "--at-once", "2", "--results", str(results)],
+        [sys.executable, "-m", "benchmarks.cli", "sweep", *words, "--at-once", "2", "--results", str(results)],
         env=without_settings(home=tmp_path),
         cwd=REPOSITORY,
         capture_output=True,

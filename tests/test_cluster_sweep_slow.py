@@ -18,7 +18,7 @@ from object_server import object_server
 from ray_nodes import REPOSITORY, Nodes, without_settings
 from started import started
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from cluster.sweep_record import SweepFolder, TrialRecord
 from runner.results import RunFolder, find_runs
 
@@ -28,7 +28,7 @@ ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots
 TPE = ["--name", "tpe", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--epochs", "12"]
 HALVED = ["--name", "asha", "--vary", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--stop", "asha", "--grace", "1",
           "--reduction", "2", "--epochs", "5", "--recipe-field", "warmup=none"]  # fmt: skip
-PROGRAM = [sys.executable, "-c", "import sys; from benchmarks.cli.main import main; sys.exit(main(sys.argv[1:]))"]
+PROGRAM = [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import pytest
 from local_server import Answer, LocalServer
 from ranked import SECONDS, Ended, run_ranks
 
-from benchmarks.cli import main as cli
+from benchmarks.cli import main
 from benchmarks.cli import train_eval as commands_run
 from runner import checkpointer as journal
 from runner.checkpoint import TrainState, read_prompts
@@ -115,7 +115,7 @@ def procap(
             (remote, "WAITS", (0.1,)),
         ):
             stack.enter_context(patch.object(where, name, value))
-        code = cli.main(arguments)
+        code = main(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

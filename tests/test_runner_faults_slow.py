@@ -15,7 +15,7 @@ import psutil
 import pytest
 from ports import free_port
 
-from benchmarks.cli import main as cli
+from benchmarks.cli import main
 from runner.checkpoint import read_prompts
 from runner.results import RunFolder
 
@@ -36,7 +36,7 @@ def straight(few_digits, tmp_path_factory) -> RunFolder:
     """The run of one process that nobody kills."""
     results = tmp_path_factory.mktemp("straight")
     for command in ("train", "eval"):
-        assert cli.main(words(command, few_digits, results)) == 0
+        assert main(words(command, few_digits, results)) == 0
     return only_run(results)
 
 
@@ -53,7 +53,7 @@ class Agents:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, launcher: list[str], work: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "benchmarks.cli.main", *work]
+        command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "benchmarks.cli", *work]
         with self.log.open("ab") as log:
             agent = subprocess.Popen(command, cwd=ROOT, env=os.environ | ENVIRONMENT, stdout=log, stderr=log)
         self.started.append(agent)
@@ -133,7 +133,7 @@ def test_two_agents_start_again_when_a_worker_of_one_is_killed(agents, straight,
     (worker,) = agents.workers(1)
     worker.send_signal(signal.SIGKILL)
     assert [agents.wait(0), agents.wait(1)] == [0, 0], agents.log.read_text()
-    assert cli.main(words("eval", few_digits, results)) == 0
+    assert main(words("eval", few_digits, results)) == 0
     assert_same(straight, results)
 
 
@@ -147,5 +147,5 @@ def test_one_agent_goes_on_alone_when_the_other_machine_is_lost(agents, straight
     for worker in workers:
         worker.kill()
     assert agents.wait(0) == 0, agents.log.read_text()
-    assert cli.main(words("eval", few_digits, results)) == 0
+    assert main(words("eval", few_digits, results)) == 0
     assert_same(straight, results, ranks=1)

@@ -17,8 +17,8 @@ import torch
 from ranked import SECONDS, Ended, Processes, run_ranks
 from toy_shards import toy_source
 
+from benchmarks.cli import main
 from benchmarks.cli.data import ensure_packed
-from benchmarks.cli.main import main
 from runner import stop_signals as signals
 from runner.checkpoint import TrainState
 from runner.distributed.network import choose_network

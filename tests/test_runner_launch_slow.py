@@ -35,7 +35,7 @@ SECONDS = 240
 def shell(few_digits, tiny_checkpoint, tmp_path) -> dict[str, str]:
     """The environment of an activated installation: its programs by name, its data, a small CLIP as $TINY."""
     programs = {
-        "procap": "-m benchmarks.cli.main",
+        "procap": "-m benchmarks.cli",
         "torchrun": "-m torch.distributed.run",
         "deepspeed": "-c 'from deepspeed.launcher.runner import main; main()'",
     }

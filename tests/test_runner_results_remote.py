@@ -15,7 +15,7 @@ import pytest
 from object_server import ObjectServer, object_server
 from started import started
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from runner.config import RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.results import Progress, RunFolder
@@ -129,7 +129,7 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
     assert not list((tmp_path / "three").rglob("*.safetensors")), "a table needs no weights"
 
 
-COMMAND = "from benchmarks.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"
+COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
 # Is stopped when its first state is sent, so that it cannot be done before it is killed.
 STOPPED = """
 import os, signal

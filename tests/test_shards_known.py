@@ -9,7 +9,7 @@ import pytest
 from local_server import LocalServer
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from benchmarks.cli.selection import dataset_names
 from procap.errors import UsageError
 from runner.config import Target, plan_run

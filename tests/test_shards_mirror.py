@@ -19,7 +19,7 @@ import pytest
 from local_server import Answer, LocalServer
 from toy_shards import COUNTS, let_time_pass, pixels, toy_records, toy_source
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from shards import mirror, remote
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import pick

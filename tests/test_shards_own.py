@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from shards.errors import DataError
 from shards.fewshot import pick
 from shards.pack import pack_source

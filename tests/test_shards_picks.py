@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from toy_shards import CLASSNAMES, toy_source
 
-from benchmarks.cli.main import main
+from benchmarks.cli import main
 from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE
@@ -481,7 +481,7 @@ def test_wrong_requests_for_picks_are_answered_in_one_line(packed, tmp_path, cap
 
 def test_picks_need_no_torch(packed):
     program = (
-        "import sys; from benchmarks.cli.main import main;"
+        "import sys; from benchmarks.cli import main;"
         f"code = main(['data', 'picks', 'digits', '--shots', '2', '--data', {str(packed[0])!r}]);"
         "print(code, 'torch' in sys.modules, 'open_clip' in sys.modules)"
     )

@@ -1,1 +1,10 @@
-"""The command line: one file per command, its flags beside its body."""
+"""The command line `procap`: one file per command, with its flags beside its body."""
+
+from __future__ import annotations
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line with `argv` (default: the arguments of this process) and return the exit code."""
+    from benchmarks.cli.app import run
+
+    return run(argv)

@@ -19,7 +19,7 @@ from cluster.submit import Submission, submission, travelling
 from procap import __version__
 from runner.stop_signals import StopRequest
 
-MODULE = "benchmarks.cli.main"
+MODULE = "benchmarks.cli"
 
 
 @dataclass(frozen=True)

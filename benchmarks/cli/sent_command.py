@@ -63,7 +63,7 @@ def _parse(words: Sequence[str]) -> tuple[tuple[str, ...], Any]:
     """The names of the command, and typer's context of its parameters; nothing is run."""
     import typer
 
-    from benchmarks.cli.main import app
+    from benchmarks.cli.app import app
 
     command: Any = typer.main.get_command(app)
     path: list[str] = []

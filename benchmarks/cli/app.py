@@ -461,8 +461,8 @@ def notes_for_people() -> Iterator[None]:
         warnings.formatwarning = plain
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line; gives the exit code.
+def run(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code.
 
     0 done, 1 failed, 2 wrong usage, 3 some runs failed, 4 outside of what is published, 128 + signal.
     """
@@ -494,7 +494,3 @@ def main(argv: list[str] | None = None) -> int:
                 traceback.print_exc()
             print(f"procap: {message}", file=sys.stderr)
         return exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

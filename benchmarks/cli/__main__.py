@@ -1,0 +1,9 @@
+"""`python -m benchmarks.cli`: the command line without an installed `procap` script."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.cli import main
+
+sys.exit(main())
