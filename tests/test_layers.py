@@ -1,0 +1,205 @@
+"""Layers: a module imports lower layers only, no imports form a cycle, heavy libraries are imported in functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"procap": 0, "shards": 1, "runner": 2, "cluster": 3, "benchmarks": 4}
+INSIDE = {
+    "console": 0,
+    "results": 1,
+    "tables": 2,
+    "plots": 3,
+    "suites": 4,
+    "runtime": 5,
+    "qualitative": 5,
+    "cost": 5,
+    "sweeps": 5,
+    "report": 6,
+    "cli": 7,
+    "studies": 8,
+}
+"""The layers of `benchmarks/`; packages of one layer do not import each other, and studies are imported by nothing."""
+HEAVY = {"ray", "mlflow", "deepspeed", "matplotlib", "optuna", "sklearn", "scipy", "pandas"}
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+STILL_UPWARD = {
+    ("benchmarks.cli", "benchmarks.studies"),
+    ("benchmarks.cost", "benchmarks.cli"),
+    ("benchmarks.cost", "benchmarks.runtime"),
+    ("benchmarks.cost", "benchmarks.studies"),
+    ("benchmarks.plots", "benchmarks.suites"),
+    ("benchmarks.report", "benchmarks.cli"),
+    ("benchmarks.report", "benchmarks.studies"),
+    ("benchmarks.results", "benchmarks.tables"),
+    ("benchmarks.runtime", "benchmarks.cli"),
+    ("benchmarks.runtime", "benchmarks.cost"),
+    ("benchmarks.runtime", "benchmarks.studies"),
+    ("benchmarks.suites", "benchmarks.cli"),
+    ("benchmarks.suites", "benchmarks.qualitative"),
+    ("benchmarks.suites", "benchmarks.runtime"),
+    ("benchmarks.sweeps", "benchmarks.cli"),
+    ("benchmarks.sweeps", "benchmarks.cost"),
+    ("benchmarks.tables", "benchmarks.plots"),
+    ("benchmarks.tables", "benchmarks.runtime"),
+    ("benchmarks.tables", "benchmarks.suites"),
+}
+"""Upward imports that are still there, (importing package, imported package): to be emptied."""
+STILL_IN_CYCLES = {"procap", "shards", "runner", "benchmarks"}
+"""Packages in which some modules still import each other: to be emptied."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[str, int, bool]]:
+    """Every imported name of a file, as a dotted path, with its line and whether it is imported with the file."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, at_top
+        elif isinstance(node, ast.ImportFrom):
+            # A relative import hides its layer and is reported as an import of ".".
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}" if node.level == 0 else ".", node.lineno, at_top
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types(node)
+            yield from imports(node, at_top and not lazy)
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+@cache
+def imported_modules(name: str) -> set[str]:
+    """The modules of this program that a module imports, at its top, inside functions or for type checking."""
+    found = set()
+    for imported, _, _ in imports(parse(MODULES[name])):
+        module = imported if imported in MODULES else imported.rpartition(".")[0]
+        if module in MODULES and module != name:
+            found.add(module)
+    return found
+
+
+def folder(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def layer(module: str) -> tuple[int, int]:
+    """The layer of a module and, in `benchmarks`, the one of its package; its own files belong to the lowest."""
+    package, _, rest = module.partition(".")
+    return PACKAGES[package], INSIDE.get(rest.partition(".")[0], 0) if package == "benchmarks" else 0
+
+
+def is_allowed(importing: str, imported: str) -> bool:
+    here, there = importing.split(".")[:2], imported.split(".")[:2]
+    if here[0] != there[0]:
+        return layer(imported) < layer(importing) and (here[0], there[0]) != ("shards", "procap")
+    if here[0] != "benchmarks" or here == there:
+        return True
+    return layer(imported) < layer(importing)
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that reach each other (strongly connected components of more than one, by Tarjan)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in order:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], order[other])
+        if lowest[node] == order[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return found
+
+
+def early(tree: ast.Module) -> list[str]:
+    """Heavy libraries that are imported with the file."""
+    return [f"line {line}: {name}" for name, line, at_top in imports(tree) if at_top and name.split(".")[0] in HEAVY]
+
+
+def unsafe(tree: ast.Module) -> list[str]:
+    """Calls that may run code from a file."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    loads = [call for call in calls if ast.unparse(call.func) in ("torch.load", "pickle.load", "pickle.loads")]
+    return [f"line {c.lineno}" for c in loads if "weights_only=True" not in {ast.unparse(word) for word in c.keywords}]
+
+
+def test_modules_import_lower_layers_only() -> None:
+    assert len(FILES) > 200
+    found = {(name, other) for name in MODULES for other in imported_modules(name) if not is_allowed(name, other)}
+    found |= {(name, ".") for name, path in MODULES.items() if "." in {module for module, _, _ in imports(parse(path))}}
+    new = [f"{a} -> {b}" for a, b in sorted(found) if (folder(a), folder(b)) not in STILL_UPWARD]
+    assert not new, "\n".join(new)
+
+
+def test_no_modules_import_each_other_in_a_cycle() -> None:
+    found = cycles({name: imported_modules(name) for name in MODULES})
+    new = [
+        " <> ".join(group) for group in found if not STILL_IN_CYCLES.issuperset(name.split(".")[0] for name in group)
+    ]
+    assert not new, "\n".join(new)
+
+
+def test_every_folder_of_benchmarks_has_a_layer() -> None:
+    folders = {path.parent.relative_to(ROOT / "benchmarks").parts[0] for path in (ROOT / "benchmarks").glob("*/*.py")}
+    assert folders <= set(INSIDE)
+
+
+def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+    assert not {name: found for name, path in MODULES.items() if (found := early(parse(path)))}
+
+
+def test_nothing_is_unpickled_freely() -> None:
+    assert not {name: found for name, path in MODULES.items() if (found := unsafe(parse(path)))}
+
+
+def test_the_rules_catch_what_they_should() -> None:
+    assert not is_allowed("shards.pack", "procap.clip") and not is_allowed("runner.train", "cluster.launcher")
+    assert is_allowed("runner.train", "shards.pack") and is_allowed("benchmarks.cli.demo", "cluster.launcher")
+    assert not is_allowed("benchmarks.tables.plain", "benchmarks.suites.suite")
+    assert not is_allowed("benchmarks.runtime.case", "benchmarks.qualitative.words")
+    assert not is_allowed("benchmarks.cli.demo", "benchmarks.studies.loader")
+    assert is_allowed("benchmarks.studies.loader", "benchmarks.cli.demo")
+    assert [name for name, *_ in imports(ast.parse("from .site import nodes"))] == ["."]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert early(ast.parse("import ray")) and early(ast.parse("if here:\n    from ray import tune"))
+    assert not early(ast.parse("def work():\n    import ray"))
+    assert not early(ast.parse("if TYPE_CHECKING:\n    import ray"))
+    assert unsafe(ast.parse("torch.load(file)")) and unsafe(ast.parse("pickle.load(file)"))
+    assert not unsafe(ast.parse("torch.load(file, weights_only=True)"))
+
+
+def test_every_folder_of_code_is_installed() -> None:
+    """A folder without __init__.py can be imported here, where the working tree is, and from no wheel."""
+    for folder in {path.parent for path in FILES}:
+        assert (folder / "__init__.py").is_file(), f"{folder.relative_to(ROOT)} has no __init__.py"
