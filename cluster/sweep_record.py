@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,6 +19,7 @@ from cluster.space import Dimension, Space, dimension
 from procap.errors import UsageError, UserError
 from runner.collection import COLLECTION_NAME
 from runner.results import read_document, write_json
+from shards.locks import LockHeld, file_lock, owner_name
 
 SWEEPS = "sweeps"
 REPAIR = "move it away and type the sweep again, its runs are kept"
@@ -176,26 +174,16 @@ class SweepFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the sweep against other processes; a lock dies with its process. Raises UserError when it is held."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {self.path}: {error.strerror or error}; name another --results"
-            ) from error
-        try:
+        """Hold the sweep against other processes. Raises UserError, which names the holder, when it is held."""
+        with ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise held(self.path.name, os.pread(handle, 320, 0).decode(errors="replace").strip()) from None
-            # Whose it is, is a courtesy: a full disk is told by what is written next, with its name.
-            with suppress(OSError):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, holder().encode(), 0)
+                stack.enter_context(file_lock(self.path / ".lock", timeout=0))
+            except LockHeld as error:
+                raise held(self.path.name, error.owner) from None
+            except OSError as error:
+                reason = error.strerror or error
+                raise UserError(f"cannot write to {self.path}: {reason}; name another --results") from error
             yield
-        finally:
-            os.close(handle)
 
 
 @contextmanager
@@ -215,7 +203,7 @@ def held_on_cluster(name: str, results: str) -> Iterator[None]:
 
     key = f"sweep:{name}:{hashlib.sha256(results.encode()).hexdigest()[:12]}"
     try:
-        actor: Any = ray.remote(Holder).options(name=key, num_cpus=0).remote(holder())
+        actor: Any = ray.remote(Holder).options(name=key, num_cpus=0).remote(owner_name())
     except ValueError:
         owner: Any = ""
         with suppress(Exception):
@@ -226,10 +214,6 @@ def held_on_cluster(name: str, results: str) -> Iterator[None]:
     finally:
         with suppress(Exception):
             ray.kill(actor)
-
-
-def holder() -> str:
-    return f"pid {os.getpid()} on {platform.node()}"
 
 
 def held(name: str, owner: str) -> UserError:

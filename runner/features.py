@@ -28,7 +28,7 @@ from torch import Tensor
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
-from shards.fetch import alone
+from shards.locks import file_lock
 from shards.manifest import Manifest, write_bytes
 from shards.transforms import EvalTransform
 
@@ -122,7 +122,7 @@ class FeatureStore:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Who evaluates the other half of the split right now adds to the same file.
-            with alone(self.path.parent / ".lock"):
+            with file_lock(self.path.parent / ".lock"):
                 rows = _merged(self._read(quiet=True), (positions[sound], features[sound]))
                 write_bytes(self.path, _pack(self.key, rows))
         except OSError as error:

@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import platform
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from procap.errors import UserError
 from runner.config import RunConfig, Target
 from runner.correctness import unpack_bits
-from shards.fetch import NO_LOCKS
+from shards.locks import LockHeld, file_lock
 
 SCHEMA: Literal[1] = 1
 WRITING_SECONDS = 60.0
@@ -397,34 +395,19 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run against other processes; a lock dies with its process. Raises RunHeld when it is held."""
-        lock = self.path / ".lock"
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"cannot write to {self.path}: {reason}; name another folder with --results") from error
-        try:
+        """Hold the run against other processes. Raises RunHeld, which names the holder, when it is held."""
+        with ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = os.pread(handle, 320, 0).decode(errors="replace").strip()
+                stack.enter_context(file_lock(self.path / ".lock", timeout=0))
+            except LockHeld as error:
                 raise RunHeld(
-                    f"the run {self.path} is held by another process ({owner or 'unknown'}); wait for it or stop it"
+                    f"the run {self.path} is held by another process ({error.owner}); wait for it or stop it"
                 ) from None
             except OSError as error:
-                # Some network disks have no locks: there, whoever hands runs out sees to it that each is done once.
-                if error.errno not in NO_LOCKS:
-                    raise UserError(f"cannot lock {lock}: {error.strerror or error}") from error
+                reason = error.strerror or error
+                raise UserError(f"cannot write to {self.path}: {reason}; name another folder with --results") from error
             self._sweep()
-            # Whose it is, is a courtesy: a full disk is told by what is written next, with its name.
-            with suppress(OSError):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"pid {os.getpid()} on {platform.node()}\n".encode(), 0)
             yield
-        finally:
-            os.close(handle)
 
 
 def find_runs(results_root: Path) -> list[RunFolder]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shards.errors import DataError
+from shards.locks import file_lock
 from shards.manifest import FILE
 
 PICKS = "picks"
@@ -18,36 +17,9 @@ PICKS = "picks"
 
 @contextmanager
 def only_packer(folder: Path) -> Iterator[None]:
-    """Wait until no other process packs the data set `folder`; the lock dies with its process."""
-    descriptor = _locked(folder.with_name(f".{folder.name}.lock"))
-    try:
+    """Wait until no other process packs the data set `folder`, then keep others waiting."""
+    with file_lock(folder.with_name(f".{folder.name}.lock"), remove=True):
         yield
-    finally:
-        # Removed while it is still held: whoever waits for it sees that it is gone and makes a new one.
-        folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _locked(file: Path) -> int:
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            # Some network file systems have no locks; a lone packer is the usual case there.
-            if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS):
-                return descriptor
-            os.close(descriptor)
-            raise
-        except BaseException:
-            os.close(descriptor)
-            raise
-        try:
-            if os.path.samestat(os.fstat(descriptor), file.stat()):
-                return descriptor
-        except FileNotFoundError:
-            pass
-        os.close(descriptor)
 
 
 def partial_of(folder: Path) -> Path:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import socket
 import sqlite3
-import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
+from shards.locks import LockHeld, file_lock
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -143,25 +142,15 @@ def check_answers(destination: Destination) -> None:
 
 @contextmanager
 def held(lock: Path) -> Iterator[None]:
-    """Hold the file `lock` against other processes; it dies with its holder. Raises TrackingError after a minute."""
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise TrackingError(f"cannot write to {lock.parent}: {first_line(error)}") from error
-    try:
-        patience = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > patience:
-                    raise TrackingError(f"another process holds {lock} and does not let go") from None
-                time.sleep(0.05)
+    """Hold the file `lock` against other processes. Raises TrackingError after LOCK_SECONDS."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(file_lock(lock, timeout=LOCK_SECONDS))
+        except LockHeld as error:
+            raise TrackingError(f"another process ({error.owner}) holds {lock} and does not let go") from None
+        except OSError as error:
+            raise TrackingError(f"cannot write to {lock.parent}: {first_line(error)}") from error
         yield
-    finally:
-        os.close(handle)
 
 
 def first_line(error: BaseException) -> str:

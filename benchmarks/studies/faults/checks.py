@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from benchmarks.studies.faults.ranks import Job, Signs
 from procap.errors import UserError
 from runner.checkpoint import STATE_NAME, read_prompts
-from runner.results import RunFolder, TrainResult
+from runner.results import RunFolder, RunHeld, TrainResult
 
 WEIGHTS = 1e-3
 """How far a weight may be off, of the largest of its tensor: sums in fp32 in another order."""
@@ -114,11 +113,11 @@ def litter(job: Job) -> list[str]:
     files = [folder.config_file, folder.train_file, folder.checkpoint_file, folder.path / ".lock"]
     known = {*files, *(folder.eval_file(target) for target in job.targets)}
     found = [f"{path} was left over" for path in _files(job.results) if path not in known]
-    with (folder.path / ".lock").open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            found.append(f"{folder.path} is still held")
+    try:
+        with folder.locked():
+            pass
+    except RunHeld:
+        found.append(f"{folder.path} is still held")
     return found
 
 
