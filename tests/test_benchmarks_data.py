@@ -221,11 +221,11 @@ def test_wrong_input_is_answered_in_one_line(capsys, raw, line, code, says):
     assert len(err.strip().splitlines()) == 1 and says in err, err
 
 
-def test_the_readme_names_every_raw_folder_and_list():
-    readme = (ROOT / "README.md").read_text()
+def test_the_data_page_names_every_raw_folder_and_list():
+    page = (ROOT / "docs" / "data.md").read_text()
     for dataset in RAW_SETS:
         assert dataset.raw
-        row = next(line for line in readme.splitlines() if line.startswith(f"| `{dataset.name}` "))
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{dataset.name}` "))
         assert f"`{dataset.raw.folders[0]}`" in row
         assert dataset.raw.split_file in row
         assert dataset.raw.images[0].strip(".") in row
