@@ -8,43 +8,18 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from procap.exact_optimizations import Savings
+from procap.geometry import Geometry
 from procap.packing import PromptSet
 from procap.plan import Plan
 from procap.towers import TextTower, VisionTower
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The sizes of a ViT CLIP and its activation; everything that decides the shape of the computation."""
-
-    image_size: int
-    patch_size: int
-    vision_width: int
-    vision_layers: int
-    vision_heads: int
-    text_width: int
-    text_layers: int
-    text_heads: int
-    context_length: int
-    vocab_size: int
-    embed_dim: int
-    quick_gelu: bool
-    vision_mlp: int = 0
-    text_mlp: int = 0
-
-    def __post_init__(self) -> None:
-        for mlp, width in (("vision_mlp", self.vision_width), ("text_mlp", self.text_width)):
-            if not getattr(self, mlp):
-                object.__setattr__(self, mlp, 4 * width)
 
 
 class CLIP(nn.Module):

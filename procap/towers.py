@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from procap.attention import Block, LayerNorm, on_live_rows
 from procap.errors import UserError
 from procap.exact_optimizations import Savings
+from procap.geometry import Geometry
 from procap.packing import Layout, PackedTrack, PromptSet
 from procap.plan import INPUT, Plan, Track, check_layers
-
-if TYPE_CHECKING:
-    from procap.clip import Geometry
 
 EXACT = Savings()
 """All shortcuts, the default of both towers."""

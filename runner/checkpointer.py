@@ -12,7 +12,7 @@ from runner.checkpoint import StateKeeper, TrainState
 from runner.checkpoint_upload import CheckpointUploader
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.engine import make_engine
+from runner.engines import make_engine
 from runner.meters import Meter
 from runner.results import Progress, RunFolder, RunStatus, write_json
 from runner.results_store import ResultsStore

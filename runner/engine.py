@@ -18,9 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 from procap.methods.method import Method, Noise
 from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
-from runner.config import RunConfig, RuntimeConfig
+from runner.config import RunConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.ranks import Ranks
 from runner.setup import autocast, make_optimizer
 
 
@@ -42,29 +41,6 @@ class Batch:
     def takes(self, other: Batch) -> bool:
         """Whether `other` can be copied into this one."""
         return [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
-
-
-def make_engine(method: Method, config: RunConfig, place: RuntimeConfig, crew: ProcessGroup) -> Engine:
-    """The engine that `place` names; it has to be closed.
-
-    Raises UsageError where DeepSpeed's configuration contradicts the run, UserError where DeepSpeed is not installed.
-    """
-    settings = engine_settings(config, place, crew.ranks)
-    if settings is None:
-        return Engine(method, config, crew)
-    from runner.deepspeed_engine import DeepSpeedEngine
-
-    return DeepSpeedEngine(method, config, settings)
-
-
-def engine_settings(config: RunConfig, place: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
-    """DeepSpeed's configuration for a run, None where DDP averages. Raises UsageError where it contradicts the run."""
-    if place.engine == "ddp":
-        return None
-    from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
-
-    user = read_deepspeed_json(place.deepspeed_json) if place.deepspeed_json else None
-    return deepspeed_config(config, ranks.size, place.zero_stage, user)
 
 
 class Objective(nn.Module):

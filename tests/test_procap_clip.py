@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from procap.clip import CLIP, Geometry, trim
+from procap.clip import CLIP, trim
 from procap.errors import UserError
 from procap.exact_optimizations import NO_SAVINGS
+from procap.geometry import Geometry
 
 TEXTS = ["a photo of a dog.", "hi", "three small red circles on the left and a blue one", "a photo of a cat."]
 

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from procap.attention import CAUSAL, EVERY
-from procap.clip import CLIP, Geometry
+from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.exact_optimizations import NO_SAVINGS, Savings
+from procap.geometry import Geometry
 from procap.methods import METHODS, build_method, method_class, method_options, method_specs
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace

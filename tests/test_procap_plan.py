@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from procap import reference
-from procap.clip import CLIP, Geometry
+from procap.clip import CLIP
 from procap.errors import UserError
 from procap.exact_optimizations import NO_SAVINGS, Savings
+from procap.geometry import Geometry
 from procap.plan import INPUT, Plan, TokenOp
 
 LAYERS = 4

@@ -19,9 +19,10 @@ from torch.utils.flop_counter import flop_registry
 
 from procap import reference
 from procap.attention import MLP
-from procap.clip import CLIP, Geometry
+from procap.clip import CLIP
 from procap.errors import UserError
 from procap.exact_optimizations import NO_SAVINGS, Savings
+from procap.geometry import Geometry
 from procap.methods import build_method
 from procap.packing import PromptSet, fill_groups
 from procap.plan import INPUT, Plan, TokenOp
@@ -420,7 +421,8 @@ def test_chunks_bound_what_is_kept_for_the_backward_pass(models):
 
 IMAGENET_STEP = """
 import resource, torch
-from procap.clip import CLIP, Geometry
+from procap.clip import CLIP
+from procap.geometry import Geometry
 from procap.methods import build_method
 from procap.text import LabelSpace
 torch.set_num_threads(2)

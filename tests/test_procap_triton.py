@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import library, nn
 
 import procap.kernels.refinement as fused
-from procap.methods.procap import CrossAttention, ProCAPOptions
+from procap.cross_attention import CrossAttention
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {"tokens": 3, "widths": (33, 20), "heads": 3, "head_width": 5}
@@ -34,9 +34,9 @@ TINY = {"tokens": 2, "widths": (9, 7), "heads": 1, "head_width": 3}
 def level(tokens, widths, heads, head_width, norm="pre", zero=False, dtype="float32", device="cpu", seed=0):
     """Tokens and modules of one level; all away from their start, but for output projections that are to be zero."""
     generator = torch.Generator().manual_seed(seed)
-    options = ProCAPOptions(heads=heads, head_width=head_width, norm=norm, zero_output=zero)
+    options = {"heads": heads, "head_width": head_width, "norm": norm, "zero_output": zero}
     vision, text = widths
-    modules = nn.Linear(vision, text), *(CrossAttention(w, text, options, generator) for w in widths)
+    modules = nn.Linear(vision, text), *(CrossAttention(w, text, generator, **options) for w in widths)
     for name, parameter in nn.ModuleList(modules).named_parameters():
         if not (zero and "output" in name and "norm" not in name):
             drawn = torch.randn(parameter.shape, generator=generator)

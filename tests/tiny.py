@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procap.clip import Geometry
+from procap.geometry import Geometry
 
 GEOMETRY = Geometry(
     image_size=32,

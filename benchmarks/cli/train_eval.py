@@ -97,7 +97,7 @@ def _chosen(selection: Selection, training: Training, at: RuntimeConfig) -> list
     """Every run that the flags describe, and that the engine can do."""
     chosen = configs(selection, training, at.data)
     if at.engine != "ddp":
-        from runner.engine import engine_settings
+        from runner.engines import engine_settings
 
         for config in chosen:
             engine_settings(config, at, announced_ranks())

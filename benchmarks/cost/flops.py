@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from procap.clip import Geometry
 from procap.exact_optimizations import Savings
+from procap.geometry import Geometry
 from procap.methods.method import Method
 from procap.packing import PromptSet
 from procap.plan import INPUT, Plan

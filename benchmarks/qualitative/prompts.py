@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from procap.methods.prompts import normal
+from procap.initialisation import normal
 from procap.nearest_words import WORD_RULE, Near, Words, first_text_tokens, text_means
 from runner.evaluate import Trained
 from runner.setup import make_method

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from benchmarks.runtime.measure import synchronize
 from benchmarks.tables.pipes import pipes
+from procap.cross_attention import CrossAttention
+from procap.initialisation import linear, normal
 from procap.kernels.refinement import captured, eager_level, fused_level
-from procap.methods.procap import CrossAttention, ProCAPOptions
-from procap.methods.prompts import linear, normal
 from runner.environment import environment, resolve_device
 from runner.results import write_bytes, write_json
 
@@ -65,13 +65,17 @@ class Stack:
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
-        inner = {"heads": arguments.heads, "head_width": arguments.head_width, "norm": arguments.norm}
-        options = ProCAPOptions.model_validate(inner | {"zero_output": False})
+        options: dict[str, Any] = {
+            "heads": arguments.heads,
+            "head_width": arguments.head_width,
+            "norm": arguments.norm,
+            "zero_output": False,
+        }
         self.device, self.autocast = device, arguments.autocast
         self.projection = linear(arguments.vision, arguments.text, generator).to(device)
         self.vision, self.text = (
             nn.ModuleList(
-                CrossAttention(width, arguments.text, options, generator) for _ in range(arguments.levels)
+                CrossAttention(width, arguments.text, generator, **options) for _ in range(arguments.levels)
             ).to(device)
             for width in (arguments.vision, arguments.text)
         )

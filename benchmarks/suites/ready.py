@@ -31,7 +31,7 @@ def check_ways(configs: Iterable[RunConfig], at: RuntimeConfig, processes: int) 
         Acceleration.of(at.accelerate, torch.device("cpu"))
     if at.engine == "ddp":
         return
-    from runner.engine import engine_settings
+    from runner.engines import engine_settings
 
     refused: UsageError | None = None
     for config in configs:

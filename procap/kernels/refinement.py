@@ -18,10 +18,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, library, nn
+
+from procap.cross_attention import CrossAttention
+from procap.initialisation import linear, normal
 
 log = logging.getLogger(__name__)
 
@@ -32,27 +35,11 @@ WIDEST = 2048
 """Widest row that a program of the kernels holds as one tile."""
 
 
-class Attention(Protocol):
-    """What a level reads of each direction's module (`procap.methods.procap.CrossAttention`)."""
-
-    heads: int
-    norm: str
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
-    norm_query: nn.LayerNorm
-    norm_other: nn.LayerNorm
-    norm_output: nn.LayerNorm
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor: ...
-
-
 def refine_level(
     v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module
 ) -> tuple[Tensor, Tensor]:
     """Tokens v [P, Dv] and t [P, Dt] one level up; both directions read the level below."""
-    to_v, to_t = cast(Attention, vision), cast(Attention, text)
+    to_v, to_t = cast(CrossAttention, vision), cast(CrossAttention, text)
     fused = covers(v, t, projection, to_v, to_t) and choose(
         v.device.index, v.dtype, len(v), v.shape[1], t.shape[1], to_v.heads, to_v.query.out_features, to_v.norm,
         torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None,
@@ -62,13 +49,13 @@ def refine_level(
 
 
 def eager_level(
-    v: Tensor, t: Tensor, projection: nn.Linear, vision: Attention, text: Attention
+    v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention
 ) -> tuple[Tensor, Tensor]:
     return vision(v, t), text(t, projection(v))
 
 
 def fused_level(
-    v: Tensor, t: Tensor, projection: nn.Linear, vision: Attention, text: Attention
+    v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention
 ) -> tuple[Tensor, Tensor]:
     """The same by the kernels; a LayerNorm behind the residual stays torch's own, one kernel a direction."""
     new_v, new_t, _, _ = level_op(
@@ -80,7 +67,7 @@ def fused_level(
     return new_v, new_t
 
 
-def parameters(attention: Attention) -> list[Tensor]:
+def parameters(attention: CrossAttention) -> list[Tensor]:
     """In the order of `procap.kernels.launch.Direction`."""
     a = attention
     tensors = [a.query.weight, a.query.bias, a.key.weight, a.value.weight, a.value.bias, a.output.weight, a.output.bias]
@@ -89,7 +76,7 @@ def parameters(attention: Attention) -> list[Tensor]:
     return tensors
 
 
-def epsilon(attention: Attention) -> float:
+def epsilon(attention: CrossAttention) -> float:
     return attention.norm_query.eps if attention.norm == "pre" else 0.0
 
 
@@ -172,7 +159,7 @@ class Timings(NamedTuple):
 _measured: dict[tuple[Any, ...], Timings] = {}
 
 
-def covers(v: Tensor, t: Tensor, projection: nn.Linear, vision: Attention, text: Attention) -> bool:
+def covers(v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention) -> bool:
     """Whether the kernels can run this level: on CUDA, few tokens, rows that fit a tile, float32 or bfloat16."""
     if not v.is_cuda or v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MOST_TOKENS:
         return False
@@ -219,16 +206,13 @@ def measure(
     autocast: torch.dtype | None,
 ) -> Timings:  # fmt: skip
     """Time one level with random weights on CUDA device `device`; touches no global random state."""
-    from procap.methods.procap import CrossAttention, ProCAPOptions
-    from procap.methods.prompts import linear, normal
-
     generator = torch.Generator().manual_seed(0)
-    options = ProCAPOptions.model_validate({"heads": heads, "head_width": inner // heads, "norm": norm})
+    options: dict[str, Any] = {"heads": heads, "head_width": inner // heads, "norm": norm}
     with torch.inference_mode(False), torch.enable_grad(), torch.cuda.device(device):
         modules = (
             linear(vision_width, text_width, generator),
-            CrossAttention(vision_width, text_width, options, generator),
-            CrossAttention(text_width, text_width, options, generator),
+            CrossAttention(vision_width, text_width, generator, **options),
+            CrossAttention(text_width, text_width, generator, **options),
         )
         for module in modules:
             module.to("cuda", dtype)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from procap.classifier import Classifier, unit
 from procap.clip import CLIP
+from procap.initialisation import linear
 from procap.methods.method import Method, Noise, check_task
-from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, linear, tokenize_classes
+from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, tokenize_classes
 from procap.packing import PromptSet
 from procap.parallel import whole_batch
 from procap.plan import INPUT, Plan, TokenOp

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError
+from procap.initialisation import normal
 from procap.methods.method import Method, Noise, check_task
 from procap.methods.prompts import (
     PLACEHOLDER,
@@ -23,7 +24,6 @@ from procap.methods.prompts import (
     ContextOptions,
     context_op,
     initial_context,
-    normal,
     tokenize_classes,
 )
 from procap.plan import Plan

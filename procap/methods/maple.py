@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.errors import UsageError
+from procap.initialisation import linear, normal
 from procap.methods.method import STRICT, Method, Noise, check_task
 from procap.methods.prompts import (
     PLACEHOLDER,
     ClassPrompts,
     check_depth,
     deep_plans,
-    linear,
-    normal,
     phrase_tokens,
     tokenize_classes,
     words_of,

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
+from procap.cross_attention import CrossAttention
+from procap.initialisation import linear, normal
 from procap.kernels.refinement import refine_level
 from procap.losses import info_nce, kl_to_standard_normal, l2
 from procap.methods.method import STRICT, Method, Noise, check_task
@@ -29,8 +31,6 @@ from procap.methods.prompts import (
     ClassPrompts,
     check_depth,
     deep_plans,
-    linear,
-    normal,
     phrase_tokens,
     tokenize_classes,
 )
@@ -147,7 +147,13 @@ class ProCAP(Method):
             self.vision_to_text = linear(g.vision_width, g.text_width, attention)
             widths = (g.vision_width, g.text_width), (g.text_width, g.text_width)
             self.vision_attention, self.text_attention = (
-                nn.ModuleList(CrossAttention(*pair, o, attention) for _ in range(o.depth)) for pair in widths
+                nn.ModuleList(
+                    CrossAttention(
+                        *pair, attention, heads=o.heads, head_width=o.head_width, norm=o.norm, zero_output=o.zero_output
+                    )
+                    for _ in range(o.depth)
+                )
+                for pair in widths
             )
         if o.infonce:
             self.image_head = contrastive_head(g.embed_dim, o, heads)
@@ -247,45 +253,6 @@ class ProCAP(Method):
 
     def _text_normal(self, generator: torch.Generator) -> Tensor:
         return normal((self.options.n_ctx, self.clip.geometry.text_width), generator, self.options.init_std)
-
-
-class CrossAttention(nn.Module):
-    """One residual multi-head cross-attention: x [P, Dq] is updated from y [P, Dk].
-
-    Keys have no bias: it would add the same to all scores of a query and vanish in the softmax.
-    """
-
-    def __init__(self, width: int, other: int, options: ProCAPOptions, generator: torch.Generator) -> None:
-        super().__init__()
-        inner = options.heads * options.head_width
-        self.heads = options.heads
-        self.norm = options.norm
-        self.query = linear(width, inner, generator)
-        self.key = linear(other, inner, generator, bias=False)
-        self.value = linear(other, inner, generator)
-        self.output = linear(inner, width, generator)
-        if options.zero_output:
-            nn.init.zeros_(self.output.weight)
-            nn.init.zeros_(self.output.bias)
-        if options.norm == "pre":
-            self.norm_query, self.norm_other = nn.LayerNorm(width), nn.LayerNorm(other)
-        elif options.norm == "post":
-            self.norm_output = nn.LayerNorm(width)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.norm == "pre":
-            return x + self.attend(self.norm_query(x), self.norm_other(y))
-        updated = x + self.attend(x, y)
-        return self.norm_output(updated) if self.norm == "post" else updated
-
-    def attend(self, x: Tensor, y: Tensor) -> Tensor:
-        """Multi-head attention of queries from x to keys and values from y, [P, Dq]."""
-        # With a batch of one, for fused kernels take four dimensions only.
-        q, k, v = (
-            projected.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None]
-            for projected in (self.query(x), self.key(y), self.value(y))
-        )
-        return self.output(F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1))
 
 
 def contrastive_head(width: int, options: ProCAPOptions, generator: torch.Generator) -> nn.Sequential:

@@ -12,10 +12,11 @@ from typing import Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
+from procap.initialisation import normal
 from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
 
@@ -128,17 +129,3 @@ def initial_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Genera
 def words_of(phrase: str) -> list[str]:
     """The words of a phrase, in which underscores count as spaces."""
     return phrase.replace("_", " ").split()
-
-
-def normal(shape: Sequence[int], generator: torch.Generator, std: float = 0.02) -> Tensor:
-    """A draw of N(0, std^2) from `generator`."""
-    return std * torch.randn(tuple(shape), generator=generator)
-
-
-def linear(inputs: int, outputs: int, generator: torch.Generator, bias: bool = True) -> nn.Linear:
-    """A linear layer with torch's default initialisation, drawn from `generator` and not from the global state."""
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.uniform_(-(inputs**-0.5), inputs**-0.5, generator=generator)
-    return layer

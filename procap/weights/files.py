@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from procap.clip import Geometry
 from procap.errors import UserError
+from procap.geometry import Geometry
 from procap.weights.torchscript import is_torchscript, read_torchscript
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD, Geometry
+from procap.clip import CLIP, OPENAI_MEAN, OPENAI_STD
 from procap.errors import UsageError, UserError, unknown_name
+from procap.geometry import Geometry
 from procap.weights.files import SUFFIXES, Weights, check_file, geometry_of, read_weights
 from procap.weights.mini import load_mini
 

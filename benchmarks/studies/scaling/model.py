@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.cost.flops import image_work, logit_work, own_work, text_work
-from procap.clip import CLIP, Geometry
+from procap.clip import CLIP
+from procap.geometry import Geometry
 from procap.methods.method import Method
 
 VIT_B_16 = Geometry(

@@ -150,7 +150,8 @@ class Steps:
     def __init__(self, job: Job, way: Way, crew: ProcessGroup, clip: CLIP) -> None:
         from benchmarks.runtime.scaling import made_up
         from runner.config import RuntimeConfig
-        from runner.engine import Batch, make_engine
+        from runner.engine import Batch
+        from runner.engines import make_engine
         from runner.meters import Meter
         from runner.step import TrainStep
         from shards.rng import generator

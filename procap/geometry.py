@@ -1,0 +1,30 @@
+"""The sizes of a ViT CLIP: everything that decides the shape of the computation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a ViT CLIP and its activation; everything that decides the shape of the computation."""
+
+    image_size: int
+    patch_size: int
+    vision_width: int
+    vision_layers: int
+    vision_heads: int
+    text_width: int
+    text_layers: int
+    text_heads: int
+    context_length: int
+    vocab_size: int
+    embed_dim: int
+    quick_gelu: bool
+    vision_mlp: int = 0
+    text_mlp: int = 0
+
+    def __post_init__(self) -> None:
+        for mlp, width in (("vision_mlp", self.vision_width), ("text_mlp", self.text_width)):
+            if not getattr(self, mlp):
+                object.__setattr__(self, mlp, 4 * width)

@@ -1,0 +1,34 @@
+"""The choice between plain torch with DDP and DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from procap.methods.method import Method
+from runner.config import RunConfig, RuntimeConfig
+from runner.distributed.collectives import ProcessGroup
+from runner.distributed.ranks import Ranks
+from runner.engine import Engine
+
+
+def make_engine(method: Method, config: RunConfig, place: RuntimeConfig, crew: ProcessGroup) -> Engine:
+    """The engine that `place` names; it has to be closed.
+
+    Raises UsageError where DeepSpeed's configuration contradicts the run, UserError where DeepSpeed is not installed.
+    """
+    settings = engine_settings(config, place, crew.ranks)
+    if settings is None:
+        return Engine(method, config, crew)
+    from runner.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(method, config, settings)
+
+
+def engine_settings(config: RunConfig, place: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
+    """DeepSpeed's configuration for a run, None where DDP averages. Raises UsageError where it contradicts the run."""
+    if place.engine == "ddp":
+        return None
+    from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
+
+    user = read_deepspeed_json(place.deepspeed_json) if place.deepspeed_json else None
+    return deepspeed_config(config, ranks.size, place.zero_stage, user)
