@@ -110,8 +110,8 @@ def _data(given: str, datasets: dict[str, list[str]]) -> dict[str, str]:
 def _dataset(root: Path, name: str, wanted: list[str]) -> str:
     from shards.catalogue import CATALOGUE
     from shards.errors import DataError
-    from shards.manifest import read_manifest
     from shards.mirror import is_mirror
+    from shards.reader import open_dataset
     from shards.resolve import is_packed
 
     drawn = name in CATALOGUE and CATALOGUE[name].source != "folder"
@@ -119,7 +119,7 @@ def _dataset(root: Path, name: str, wanted: list[str]) -> str:
         above = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
         if os.access(above, os.W_OK):
             return ""
-    manifest = read_manifest(root / name, name)
+    manifest = open_dataset(root, name).manifest
     for shard in (shard for split, entry in manifest.splits.items() if split in wanted for shard in entry.shards):
         file = root / name / shard.file
         if not is_mirror(root) and not (os.access(file, os.R_OK) and file.stat().st_size == shard.size):

@@ -26,7 +26,7 @@ from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.few_shot_samples import kept
 from shards.fewshot import FewShot, evaluation_labels, pick
 from shards.loader import TrainStream
-from shards.manifest import FILE, Manifest, read_manifest
+from shards.manifest import FILE, Manifest
 from shards.reader import Split, open_dataset
 from shards.resolve import base_name
 from shards.rng import generator
@@ -109,7 +109,7 @@ def check_content(result: str, dataset: str, digest: str, data: Path, again: str
     Where the data set is absent there is nothing to compare: results are read without it.
     """
     folder = data / dataset
-    if (folder / FILE).exists() and (here := read_manifest(folder).digest) != digest:
+    if (folder / FILE).exists() and (here := open_dataset(data, dataset).manifest.digest) != digest:
         raise UserError(
             f"{result} on other content of {dataset} ({digest}) than is in {data} ({here}): "
             f"pack that again, or {again} again with --force"

@@ -17,6 +17,7 @@ from shards.errors import DataError
 
 SCHEMA = 2
 FILE = "manifest.json"
+MIRROR_FILE = "mirror.json"
 
 # A temporary file that is this old (seconds) was left by a process that was killed while it wrote.
 ABANDONED = 3600
@@ -129,9 +130,13 @@ def _one_line(text: str) -> bool:
     return len(text.splitlines()) == 1 and text == text.strip()
 
 
-def repack_hint(folder: Path) -> str:
-    from shards.mirror import is_mirror
+def is_mirror(root: Path) -> bool:
+    """Whether a data root is the local copy of one behind a URL; `shards.mirror` makes such roots."""
+    return (root / MIRROR_FILE).is_file()
 
+
+def repack_hint(folder: Path) -> str:
+    """Say how to replace a broken data set: by packing it again, or by deleting the copy of a remote one."""
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
     from shards.catalogue import find
@@ -145,14 +150,11 @@ def repack_hint(folder: Path) -> str:
 
 
 def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
-    """The manifest of a packed data set; `dataset` is the name it must have (default: the folder's).
+    """Read the manifest of a packed data set on the disk, whose name must be `dataset` (default: that of the folder).
 
     Raises DataError when there is none, when it is not readable by this version, or when it is another data set's.
     """
-    from shards.mirror import refresh
-
     wanted = dataset or folder.name
-    refresh(folder, wanted)
     mend = repack_hint(folder.with_name(wanted))
     try:
         text = (folder / FILE).read_text(encoding="utf-8")

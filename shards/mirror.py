@@ -20,12 +20,11 @@ from pathlib import Path
 from shards.errors import DataError, DataUsageError
 from shards.fetch import alone, download
 from shards.hash_cache import Stamps
-from shards.manifest import FILE, Manifest, Shard, convention_texts, parse_manifest, write_text
+from shards.manifest import FILE, MIRROR_FILE, Manifest, Shard, convention_texts, is_mirror, parse_manifest, write_text
 from shards.remote import NotThere, Unreachable, open_url
 from shards.tar import file_sha256
 from shards.urls import canonical, folder_name, has_secrets, is_url, join, local_path, shown, tells_absence
 
-MIRROR_FILE = "mirror.json"
 ASKED_FILE = ".asked"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -55,10 +54,6 @@ def mirror_root(url: str, cache: Path) -> Path:
         reason = f"({error.strerror}); choose another cache with PROCAP_HOME"
         raise DataError(f"{root} cannot be written {reason}") from error
     return root
-
-
-def is_mirror(root: Path) -> bool:
-    return (root / MIRROR_FILE).is_file()
 
 
 def mirrored_url(root: Path) -> str:

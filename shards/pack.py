@@ -37,8 +37,9 @@ from shards.pack_lock import only_packer, partial_of, put_back, refuse_foreign, 
 from shards.pack_progress import Progress, SplitProgress
 from shards.process_pool import in_order
 from shards.reader import open_dataset
-from shards.records import Source, source_of
+from shards.records import Source
 from shards.shard import ShardTask, note_file, pack_shard, read_note
+from shards.sources import builtin_source
 
 # Images of a shard, fewer where they are so large that a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
@@ -60,7 +61,7 @@ def pack(
 
     Raises DataUsageError for an unknown name.
     """
-    source = source_of(find(dataset))
+    source = builtin_source(find(dataset))
     return pack_source(source, data_root, force=force, per_shard=per_shard, workers=workers, on_progress=on_progress)
 
 

@@ -19,7 +19,7 @@ from shards.errors import DataError, DataUsageError
 from shards.files import ShardFiles
 from shards.index import Paths
 from shards.manifest import Manifest, read_manifest
-from shards.mirror import mirrored_shards
+from shards.mirror import mirrored_shards, refresh
 from shards.tar import sample_key
 
 if TYPE_CHECKING:
@@ -146,12 +146,14 @@ class ShardSet:
 
 
 def open_dataset(data_root: Path, name: str, *, whole: bool = False) -> ShardSet:
-    """Open the packed data set in `data_root/<name>/`; a split that is never asked for need not be there.
+    """Open the packed data set in `data_root/<name>/`; only splits that are read need to be present.
 
     whole: every split is to be there. Raises DataError when the set is not packed, was packed for another version, or,
     of a whole one, a shard is missing or of the wrong size.
     """
     folder = data_root / name
+    # Does nothing unless the data root mirrors a URL.
+    refresh(folder, name)
     manifest = read_manifest(folder, name)
     for split in manifest.splits if whole else ():
         check_files(folder, manifest, split)

@@ -5,18 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from shards.dataset import Dataset
-
-# Enough for the renderer to work on whole arrays, few enough for a progress bar to move.
-RENDER_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -65,66 +57,6 @@ class Source:
     size: int | None = None
     variant: str = ""
     resize: int | None = None
-
-
-def source_of(dataset: Dataset) -> Source:
-    """How a generated or bundled data set is packed; sets of the user's own folders have readers in `layouts`."""
-    from shards.world.generate import VERSION
-
-    generated = dataset.source == "world"
-    return Source(
-        dataset.name,
-        dataset.classnames,
-        dataset.template,
-        dataset.templates,
-        f"world {VERSION}" if generated else dataset.source,
-        dict(dataset.counts),
-        partial(WorldPart, dataset.name, dataset.classnames) if generated else ScansPart,
-    )
-
-
-@dataclass(frozen=True)
-class WorldPart:
-    """Generated images as PNG, the classes taking turns: the first images of a split show every class."""
-
-    family: str
-    classnames: tuple[str, ...]
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[Record]:
-        from shards.world.generate import render, sample_seed
-
-        for start in range(self.start, self.stop, RENDER_BATCH):
-            index = np.arange(start, min(start + RENDER_BATCH, self.stop))
-            labels = index % len(self.classnames)
-            seeds = np.array([sample_seed(self.family, self.split, int(i)) for i in index], np.int64)
-            for i, label, pixels in zip(index, labels, render(self.family, labels, seeds), strict=True):
-                folder = self.classnames[label].replace(" ", "_")
-                yield Record(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
-
-    def stamp(self) -> str:
-        from shards.world.generate import VERSION
-
-        return str(VERSION)
-
-
-@dataclass(frozen=True)
-class ScansPart:
-    """Scans that ship with scikit-learn."""
-
-    split: str
-    start: int
-    stop: int
-
-    def records(self) -> Iterator[Record]:
-        from shards.digits import digit_records
-
-        return islice(digit_records(self.split), self.start, self.stop)
-
-    def stamp(self) -> str:
-        return ""
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:

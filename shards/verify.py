@@ -11,12 +11,12 @@ import numpy as np
 
 from shards.checks import hash_problem, read_paths, size_problem
 from shards.errors import DataError
-from shards.manifest import Manifest, Shard, convention_texts, read_manifest
+from shards.manifest import Manifest, Shard, convention_texts
 from shards.mirror import present
 from shards.pack_progress import Progress, SplitProgress
 from shards.process_pool import Report as Told
 from shards.process_pool import in_order
-from shards.reader import ShardSet, Split
+from shards.reader import ShardSet, Split, open_dataset
 from shards.tar import read_samples
 
 # A broken shard of thousands of images is told by a few of them.
@@ -77,16 +77,17 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
     """
     folder = data_root / name
     try:
-        manifest = read_manifest(folder, name)
+        shards = open_dataset(data_root, name)
     except DataError as error:
         return Report(name, (), (str(error),))
+    manifest = shards.manifest
     problems = [
         f"{folder / file} differs from the manifest"
         for file, text in convention_texts(manifest).items()
         if not _holds(folder / file, text)
     ]
     faults: dict[str, list[str]] = {split: [] for split in manifest.splits}
-    tasks = _tasks(folder, manifest, faults)
+    tasks = _tasks(shards, faults)
     split_of_task = [
         split for split, entry in manifest.splits.items() for shard in entry.shards if present(folder, shard)
     ]
@@ -102,12 +103,13 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
     return Report(name, tuple(reports), tuple(problems))
 
 
-def _tasks(folder: Path, manifest: Manifest, faults: dict[str, list[str]]) -> Iterator[_Task]:
+def _tasks(shards: ShardSet, faults: dict[str, list[str]]) -> Iterator[_Task]:
     """A task per shard; what is wrong with the index and the paths of a split is added to `faults`."""
+    folder, manifest = shards.folder, shards.manifest
     for split, entry in manifest.splits.items():
         images = None
         try:
-            images = ShardSet(folder, manifest).unproven(split)
+            images = shards.unproven(split)
             read_paths(folder, manifest, split)
         except DataError as error:
             faults[split].append(str(error))

@@ -77,10 +77,10 @@ def few_digits(tmp_path_factory) -> Path:
 
     from shards.catalogue import find
     from shards.pack import pack_source
-    from shards.records import source_of
+    from shards.sources import builtin_source
 
     root = tmp_path_factory.mktemp("data")
-    source, counts = source_of(find("digits")), {"train": 120, "val": 40, "test": 60}
+    source, counts = builtin_source(find("digits")), {"train": 120, "val": 40, "test": 60}
     pack_source(replace(source, counts=counts), root)
     return root
 

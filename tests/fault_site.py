@@ -24,7 +24,7 @@ from ray_nodes import REPOSITORY, Node, Nodes
 from runner.results import RunFolder, find_runs
 from shards.catalogue import find
 from shards.pack import pack_source
-from shards.records import source_of
+from shards.sources import builtin_source
 
 INSTALLED = Path(sys.executable).parent / "procap"
 PROCAP = (
@@ -156,7 +156,7 @@ def until(what: Callable[[], Found], seconds: float = 600.0) -> Found:
 
 def environment(folder: Path) -> dict[str, str]:
     """Of nodes and commands: a few digits in `folder` are their data."""
-    digits = replace(source_of(find("digits")), counts={"train": 120, "val": 40, "test": 60})
+    digits = replace(builtin_source(find("digits")), counts={"train": 120, "val": 40, "test": 60})
     pack_source(digits, folder / "data")
     settings = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     return settings | {"PROCAP_HOME": str(folder / "home"), "PROCAP_DATA": str(folder / "data")}

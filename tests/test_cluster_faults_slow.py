@@ -24,7 +24,7 @@ from runner.results import find_runs
 from runner.results_store import results_root
 from shards.catalogue import find
 from shards.pack import pack_source
-from shards.records import source_of
+from shards.sources import builtin_source
 
 pytestmark = pytest.mark.slow
 
@@ -217,7 +217,7 @@ def test_a_broken_shard_fails_its_runs_alone(cluster: Site, tmp_path: Path) -> N
     words = ["bench", "base-to-novel", "--datasets", "digits,tiles", "--methods", "coop", "--seeds", "1,2", "--epochs"]
     words += ["1", "--world", "mini", "--data", str(data), "--results", str(results), *cluster.cluster]
     for name in ("digits", "tiles"):
-        pack_source(source_of(find(name)), data)
+        pack_source(builtin_source(find(name)), data)
     shard = next((data / "tiles" / "test").glob("*.tar"))
     whole = shard.read_bytes()
     broken = bytearray(whole)

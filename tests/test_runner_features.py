@@ -28,7 +28,7 @@ from shards.errors import DataError
 from shards.loader import evaluation_batches
 from shards.pack import pack_source
 from shards.reader import Split
-from shards.records import source_of
+from shards.sources import builtin_source
 
 ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
 TEXT_ONLY = ("zeroshot", "coop", "cocoop")
@@ -224,7 +224,7 @@ def test_what_was_encoded_before_a_broken_image_is_kept(plan, place, answer, mon
 
 
 def test_other_images_of_the_same_name_are_other_features(plan, place, answer, tmp_path):
-    source = source_of(find("digits"))
+    source = builtin_source(find("digits"))
     there = dataclasses.replace(place, data=tmp_path)
     for count in (30, 31):
         pack_source(dataclasses.replace(source, name="scans", counts={"test": count}), tmp_path, force=True)

@@ -24,7 +24,7 @@ from shards.errors import DataError
 from shards.fewshot import evaluation_split
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.records import source_of
+from shards.sources import builtin_source
 from shards.transforms import eval_transform
 
 BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
@@ -331,7 +331,7 @@ def test_other_weights_under_the_same_name_are_refused(plan, place, tiny_geometr
 
 def pack_digits(data: Path, seen: int, name: str = "digits") -> None:
     """The first digit scans: `seen` to train on, 40 for val, 60 for test."""
-    source, counts = source_of(find("digits")), {"train": seen, "val": 40, "test": 60}
+    source, counts = builtin_source(find("digits")), {"train": seen, "val": 40, "test": 60}
     part = dataclasses.replace(source, name=name, counts=counts)
     pack_source(part, data, force=True)
 

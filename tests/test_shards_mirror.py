@@ -23,7 +23,6 @@ from benchmarks.cli import main
 from shards import mirror, remote
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import pick
-from shards.manifest import read_manifest
 from shards.mirror import has_dataset, is_mirror, mirror_root, mirrored_url, refuse_packing
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
@@ -257,7 +256,7 @@ def test_what_is_no_manifest_at_all_is_one_line_and_the_last_one_stays(server, r
 def test_names_of_data_sets_stay_inside(server, root, name):
     assert not has_dataset(root, name)
     with pytest.raises(DataUsageError, match="cannot be the name"):
-        read_manifest(root / "toy", name)
+        open_dataset(root, name)
     assert not server.asked
 
 

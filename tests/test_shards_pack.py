@@ -26,7 +26,8 @@ from shards.manifest import lines_digest
 from shards.pack import pack, pack_source
 from shards.pack_lock import only_packer
 from shards.reader import open_dataset
-from shards.records import Record, png, source_of
+from shards.records import Record, png
+from shards.sources import builtin_source
 from shards.verify import verify
 from shards.world.generate import FAMILIES, VERSION, render, sample_seed
 
@@ -52,7 +53,7 @@ def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process_and_wi
     code = (
         "import sys, shards.fewshot; from pathlib import Path; from toy_shards import *\n"
         f"pack_some_shapes(Path({str(tmp_path / 'b')!r}))\n"
-        "next(source_of(find('digits')).part('test', 0, 1).records())\n"
+        "next(builtin_source(find('digits')).part('test', 0, 1).records())\n"
         "assert not {'torch', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**SAME_PATH, "PYTHONHASHSEED": "7"})
@@ -157,7 +158,7 @@ def appearance(family: str) -> tuple[float, ...]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_changed_renderer_has_a_new_version(family):
     """Without one, sets that were packed by the old renderer would be kept."""
-    assert source_of(find(family)).origin == f"world {VERSION}"
+    assert builtin_source(find(family)).origin == f"world {VERSION}"
     mend = f"raise VERSION in shards/world/generate.py and pin in RENDERED what it draws now: {appearance(family)}"
     assert appearance(family) == pytest.approx(RENDERED.get(VERSION, {}).get(family), abs=0.01), mend
 
@@ -400,7 +401,7 @@ def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
 def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
     monkeypatch.setattr("shards.records.RENDER_BATCH", 1)
     for dataset in (dataset for dataset in CATALOGUE.values() if dataset.source != "folder"):
-        source = source_of(dataset)
+        source = builtin_source(dataset)
         assert len(source.classnames) == dataset.classes == len(set(source.classnames))
         assert dataset.template.count("{}") == 1 and dataset.template.endswith(".")
         assert len(dataset.templates) == 2

@@ -15,7 +15,8 @@ from PIL import Image
 
 from shards.catalogue import find
 from shards.pack import pack_source
-from shards.records import Record, Source, png, source_of
+from shards.records import Record, Source, png
+from shards.sources import builtin_source
 
 CLASSNAMES = ("red_ball", "left-handed teapot", "crane (floating)", "potter's wheel", "kite")
 COUNTS = {"train": 23, "val": 21, "test": 17}
@@ -137,4 +138,4 @@ def let_time_pass(folder: Path) -> None:
 
 def pack_some_shapes(root: Path) -> None:
     """The first 40 test images of a generated family."""
-    pack_source(replace(source_of(find("shapes-v2")), counts={"test": 40}), root)
+    pack_source(replace(builtin_source(find("shapes-v2")), counts={"test": 40}), root)

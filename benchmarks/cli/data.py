@@ -20,8 +20,9 @@ from shards.errors import DataError
 from shards.home import data_root
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import is_mirror, mirrored_url, refuse_packing
-from shards.records import Source, source_of
+from shards.records import Source
 from shards.resolve import is_packed, known
+from shards.sources import builtin_source
 from shards.urls import shown
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
@@ -42,7 +43,7 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         raise DataError(f"{_listed(raw)} {verb} not packed in {data_root}; pack {them}: {command}")
     for dataset in missing:
         note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
-        pack_one(source_of(dataset), data_root, quiet=not speaks())
+        pack_one(builtin_source(dataset), data_root, quiet=not speaks())
 
 
 def _listed(datasets: Sequence[Dataset]) -> str:

@@ -17,8 +17,9 @@ from shards.errors import DataError, DataUsageError
 from shards.home import cache_home
 from shards.manifest import Manifest
 from shards.reader import open_dataset
-from shards.records import Source, source_of
+from shards.records import Source
 from shards.resolve import is_packed, known
+from shards.sources import builtin_source
 
 SHEETS = (".yaml", ".yml")
 
@@ -131,7 +132,7 @@ def _one(name: str, packing: Packing, data_root: Path) -> Wanted:
 
 
 def _drawn(dataset: Dataset) -> Wanted:
-    return Wanted(dataset.name, lambda: source_of(dataset))
+    return Wanted(dataset.name, lambda: builtin_source(dataset))
 
 
 def _sheet(file: Path, packing: Packing) -> Wanted:

@@ -95,9 +95,9 @@ def pack_digits(root: Path) -> None:
     """Some of the digit scans, as all trainings here read them."""
     from shards.catalogue import find
     from shards.pack import pack_source
-    from shards.records import source_of
+    from shards.sources import builtin_source
 
-    source = source_of(find("digits"))
+    source = builtin_source(find("digits"))
     pack_source(replace(source, counts={"train": 120, "val": 40, "test": 60}), root)
 
 
