@@ -81,7 +81,7 @@ def has_dataset(root: Path, name: str) -> bool:
     if not NAME.fullmatch(name):
         return False
     try:
-        refresh(root / name, name)
+        refresh(root, name)
     except NotThere:
         return False
     except Unreachable:
@@ -91,16 +91,17 @@ def has_dataset(root: Path, name: str) -> bool:
     return True
 
 
-def refresh(folder: Path, name: str) -> None:
+def refresh(root: Path, name: str) -> None:
     """Bring the manifest of a mirrored data set up to date; does nothing in a data root that is no mirror.
 
     While the server cannot be reached the manifest of the last time is used, with a warning. Raises DataError when
     there is none, or when the server's is not usable: the one of the last time then stays.
     """
-    if not is_mirror(folder.parent):
+    if not is_mirror(root):
         return
     if not NAME.fullmatch(name):
         raise DataUsageError(f"'{name}' cannot be the name of a data set")
+    folder = root / name
     with alone(folder.with_name(f".{name}.lock")):
         kept = (folder / FILE).read_text(encoding="utf-8") if (folder / FILE).is_file() else None
         note = _asked_lately(folder) if kept is not None else None

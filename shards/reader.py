@@ -153,7 +153,7 @@ def open_dataset(data_root: Path, name: str, *, whole: bool = False) -> ShardSet
     """
     folder = data_root / name
     # Does nothing unless the data root mirrors a URL.
-    refresh(folder, name)
+    refresh(data_root, name)
     manifest = read_manifest(folder, name)
     for split in manifest.splits if whole else ():
         check_files(folder, manifest, split)

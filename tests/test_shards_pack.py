@@ -399,7 +399,7 @@ def test_a_source_that_gives_another_number_of_images_is_refused(tmp_path):
 
 
 def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
-    monkeypatch.setattr("shards.records.RENDER_BATCH", 1)
+    monkeypatch.setattr("shards.sources.RENDER_BATCH", 1)
     for dataset in (dataset for dataset in CATALOGUE.values() if dataset.source != "folder"):
         source = builtin_source(dataset)
         assert len(source.classnames) == dataset.classes == len(set(source.classnames))
