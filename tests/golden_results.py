@@ -1,0 +1,88 @@
+"""The results of `procap bench all --profile mini --quick`, frozen: without weights, as one archive of JSON documents.
+
+The tables that they give lie beside it in tests/golden/. After a deliberate change of a table write them anew:
+`python tests/golden_results.py`, and read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import lzma
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli import main
+from runner.config import RunConfig
+
+GOLDEN = Path(__file__).with_name("golden")
+SUITES = (
+    "base-to-novel",
+    "stability",
+    "cross-dataset",
+    "domain-generalization",
+    "few-shot",
+    "ablation",
+    "prompt-length",
+    "sensitivity",
+    "duration",
+    "runtime",
+    "qualitative",
+)
+COMMANDS = {
+    **{name: [name] for name in SUITES},
+    "runs": [],
+    "published": ["published"],
+    "rounding": ["stability", "--paper-rounding"],
+}
+"""The arguments of `procap table` that print the table of each golden file."""
+RUN = re.compile(r"\w+/[\w-]+/\w+/[\w-]+/\w+/seed\d+-[0-9a-f]{8}")
+"""The path of a run, which ends with the hash of its configuration."""
+
+
+def write_results(folder: Path) -> dict[str, str]:
+    """Write the frozen runs to `folder`, each where its configuration belongs now; gives new paths by old ones."""
+    documents = _documents()
+    paths = {}
+    for name, document in documents.items():
+        if name.endswith("/config.json"):
+            paths[name.removesuffix("/config.json")] = RunConfig.model_validate(document)
+    text = {old: config.path for old, config in paths.items()}
+    for name, document in documents.items():
+        found = RUN.match(name)
+        if found:
+            config = paths[found[0]]
+            name = config.path + name.removeprefix(found[0])
+            document = {**document, **({"config_hash": config.hash} if "config_hash" in document else {})}
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(RUN.sub(lambda path: text.get(path[0], path[0]), json.dumps(document)))
+    return text
+
+
+def print_table(results: Path, name: str, form: str) -> str:
+    """What `procap table` prints for a golden file."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        place = [] if name == "published" else ["--results", str(results)]
+        assert main(["table", *COMMANDS[name], *place, "--format", form]) == 0, (name, form)
+    return printed.getvalue()
+
+
+@functools.cache
+def _documents() -> dict[str, Any]:
+    return json.loads(lzma.decompress((GOLDEN / "quick_results.json.xz").read_bytes()))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        back = {new: old for old, new in write_results(Path(place)).items()}
+        for golden in sorted(GOLDEN.glob("*.*")):
+            if golden.suffix != ".xz" and golden.stem in (sys.argv[1:] or COMMANDS):
+                text = print_table(Path(place), golden.stem, golden.suffix[1:])
+                golden.write_text(RUN.sub(lambda path: back.get(path[0], path[0]), text).replace(place, "RESULTS"))
