@@ -43,8 +43,8 @@ LIBRARY_DEFAULTS = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
-SOURCE_RECORD = ".procap-source.json"
-"""Beside the packages of a tree that was sent somewhere: its commit and cleanliness."""
+SOURCE_VARIABLE = "PROCAP_SOURCE"
+"""The state of a source tree that was submitted to a cluster, as JSON."""
 
 MOST_DECODERS = 12
 """Threads beyond which one interpreter hands out images no faster."""
@@ -120,11 +120,11 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:
     """Commit and cleanliness of the source tree this program runs from; None when it is an installed copy.
 
-    A tree that was sent to a cluster has no history: what is known of it came along as `SOURCE_RECORD`.
+    A tree that was submitted to a cluster has no history: `SOURCE_VARIABLE` holds its state as JSON.
     """
     root = folder or Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
-        return _source_record(root / SOURCE_RECORD)
+        return _read_source_state(os.environ.get(SOURCE_VARIABLE, ""))
     try:
         commit = _git(root, "rev-parse", "HEAD")
         return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no"))}
@@ -132,11 +132,11 @@ def source_state(folder: Path | None = None) -> dict[str, Any] | None:
         return None
 
 
-def _source_record(file: Path) -> dict[str, Any] | None:
+def _read_source_state(text: str) -> dict[str, Any] | None:
     try:
-        recorded = json.loads(file.read_text(encoding="utf-8"))
+        recorded = json.loads(text)
         return {"commit": str(recorded["commit"]), "dirty": bool(recorded["dirty"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -13,9 +13,7 @@ import typer
 from benchmarks.cli import main
 from benchmarks.cli.app import app
 from benchmarks.cli.flags import typed_names
-from benchmarks.cli.sent_command import read_command
 from benchmarks.sweeps.file import Asked, read_yaml, with_file
-from procap.errors import UsageError
 
 
 @pytest.fixture
@@ -108,23 +106,3 @@ def test_help_says_which_flags_are_no_keys_and_which_classes_there_are(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "with the flags below as keys, but for --dry-run, --json and -v" in said
     assert "--classes base|all " in said and "ended [default: 1]" in said
-
-
-def test_submit_reads_the_file_as_the_cluster_will(sheet, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "weights.pt").touch()
-    (tmp_path / "own.pt").touch()
-    text = "data: /d\nresults: /r\non: ray\nvary: {lr: [0.1], pretrained: [weights.pt, openai]}"
-    sheet(text)
-    command = read_command(["sweep", "mine.yaml"], {})
-    assert set(command.files) == {"mine.yaml", "weights.pt"} and not command.alone
-    assert read_command(["sweep", "mine.yaml", "--on", "local"], {}).alone
-    typed = read_command(["sweep", "mine.yaml", "--vary", "pretrained=own.pt,openai"], {})
-    assert set(typed.files) == {"mine.yaml", "weights.pt", "own.pt"}
-    sheet(text.replace("/r", "res"))
-    with pytest.raises(UsageError, match="--results res would be sent, but it is relative"):
-        read_command(["sweep", "mine.yaml"], {})
-    sheet(f"{text}\ntracking: http://me:hush@mlflow.example:5000")
-    with pytest.raises(UsageError, match="the password of") as caught:
-        read_command(["sweep", "mine.yaml"], {})
-    assert "hush" not in str(caught.value)

@@ -1,287 +1,131 @@
-"""`procap submit`: what travels to a cluster, what must not, and what is said of commands that would not work there."""
+"""`procap submit`: the request that is sent, the secrets that are not, and a job on a real head node."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
-import socket
+import shlex
 import subprocess
 import sys
 import zipfile
-from contextlib import closing
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ports import free_port
+from ray_nodes import Nodes
 
 from benchmarks.cli import main
-from benchmarks.cli.sent_command import read_command
-from cluster import source_archive as parcels
 from cluster.address import dashboard, ray_address, settle_auth
-from cluster.source_archive import code_digest, pack, working_tree
-from cluster.submit import secret_part, submission, travelling
-from procap.errors import UsageError, UserError
-from runner.environment import source_state
+from cluster.submit import (
+    EXCLUDES,
+    RAY_SETTINGS,
+    check_command,
+    connect,
+    find_secret,
+    follow,
+    job_environment,
+    make_request,
+)
+from procap.errors import UsageError
+from runner.environment import SOURCE_VARIABLE, source_state
+from runner.results import RunFolder, find_runs
 
 ROOT = Path(__file__).parent.parent
-SHARED = ("--data", "/shared/data", "--results", "s3://lab/results")
-
-
-@pytest.fixture(autouse=True)
-def no_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "PROCAP_DATA", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small source tree with a history, something that git ignores, and something new."""
-    # Whoever runs the tests may have signatures, hooks and files to ignore of their own.
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    root = tmp_path / "tree"
-    for package in parcels.PACKAGES:
-        (root / package).mkdir(parents=True)
-        (root / package / "__init__.py").write_text(f"# {package}\n")
-    (root / "pyproject.toml").write_text("[project]\n")
-    (root / ".gitignore").write_text("*.secret\n__pycache__/\n")
-    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "1"]):
-        subprocess.run(["git", "-C", str(root), *command], check=True)
-    (root / "procap/new.py").write_text("NEW = 1\n")
-    (root / "procap/my.secret").write_text("hush")
-    for litter in ("results/x", ".venv/x", "procap/__pycache__/a.pyc", "notes.txt"):
-        (root / litter).parent.mkdir(parents=True, exist_ok=True)
-        (root / litter).write_text("x")
-    return root
-
-
-def test_the_source_travels_without_what_git_ignores_and_what_is_no_source(tree: Path) -> None:
-    expected = {f"{package}/__init__.py" for package in parcels.PACKAGES} | {"procap/new.py", "pyproject.toml"}
-    assert set(pack(tree).files) == expected
-    shutil.rmtree(tree / ".git")
-    assert set(pack(tree).files) == expected | {"procap/my.secret"}
-
-
-def test_this_tree_travels_with_its_data_files_and_weights() -> None:
-    sent = pack(working_tree()).files
-    assert {
-        "pyproject.toml",
-        "procap/weights/mini.safetensors",
-        "benchmarks/cli/main.py",
-        "cluster/source_archive.py",
-    } <= set(sent)
-    assert {name.split("/")[0] for name in sent} == {*parcels.PACKAGES, "pyproject.toml"}
-
-
-def test_the_archive_of_the_same_files_is_the_same_and_knows_its_commit(tree: Path, tmp_path: Path) -> None:
-    digests = set()
-    for name in ("a.zip", "b.zip"):
-        pack(tree).write(tmp_path / name)
-        digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
-        os.utime(tree / "procap/new.py", (1, 1))
-    assert len(digests) == 1
-    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
-        archive.extractall(tmp_path / "there")
-    known = source_state(tree)
-    assert known is not None and source_state(tmp_path / "there") == known
-
-
-def test_too_big_a_tree_is_refused_with_its_biggest_file(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tree / "shards/heap.bin").write_bytes(b"0" * 30_000)
-    monkeypatch.setattr(parcels, "MOST_BYTES", 20_000)
-    with pytest.raises(UserError, match=r"biggest: shards/heap\.bin \(0\.0 MB\), "):
-        pack(tree)
-
-
-def test_the_digest_of_the_code_follows_every_package_and_nothing_else(tree: Path) -> None:
-    before = code_digest(tree)
-    (tree / "notes.txt").write_text("other")
-    assert code_digest(tree) == before
-    seen = {before}
-    for package in parcels.PACKAGES:
-        (tree / package / "__init__.py").write_text("# changed\n")
-        seen.add(code_digest(tree))
-    assert len(seen) == 1 + len(parcels.PACKAGES)
-
-
-def test_files_that_a_command_names_travel_under_their_names(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("plans").mkdir()
-    Path("plans/zero.json").write_text("{}")
-    Path("w.safetensors").write_text("w")
-    words = [
-        "train",
-        "--methods",
-        "coop",
-        "--deepspeed-config",
-        "plans/zero.json",
-        "--pretrained=w.safetensors",
-        *SHARED,
-    ]
-    command = read_command(words, {})
-    assert set(command.files) == {"plans/zero.json", "w.safetensors"}
-    assert set(pack(None, command.files).files) == set(command.files) <= set(pack(tree, command.files).files)
-    Path("outside.json").write_text("{}")
-    monkeypatch.chdir(tmp_path / "plans")
-    with pytest.raises(UsageError, match=r"\.\./outside\.json is not below the current folder"):
-        pack(None, read_command(["train", "--deepspeed-config", "../outside.json", *SHARED], {}).files)
+SHARED = ["--data", "/shared/data", "--results", "/shared/results"]
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+HUSH = "hush-hush-hush"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "--methods", "coop"], "--data is missing"),
         (["train", "--data", "/d"], "--results is missing"),
-        (["table"], "--results is missing"),
-        (["demo"], "--out is missing"),
-        (["train", *SHARED, "--results", "results"], "--results results .* relative to a folder of this machine"),
-        (["train", *SHARED, "--data=~/data"], "--data ~/data .* relative to a home folder"),
-        (["eval", *SHARED, "--data", "file://data"], "another machine"),
-        (["train", *SHARED, "--tracking", "sqlite:///mlflow.db"], "--tracking .* sqlite:////FILE would work"),
-        (["eval", *SHARED, "tests"], "tests is a folder of this machine.*below --results"),
-        (["train", *SHARED, "--deepspeed-config", "zero.json"], "zero.json is not here to be sent along"),
-        (["track", "sync"], "--results is missing"),
-        (["trian"], "did you mean train"),
-        (["ui"], "cannot be sent"),
-        (["submit", "--", "ls", "methods"], "cannot be sent"),
-        (["data", "pack", "digits"], "--data is missing"),
-        (["data", "check", "digits"], "--data is missing"),
-        (["data", "show", "digits", "--out", "/shared/sheet.png"], "--data is missing"),
-        (["bench"], "which command"),
-        (["data", "pakc"], "did you mean pack"),
-        ([], "which command"),
+        (["bench", "all", "--data", "/d"], "--results is missing"),
+        (["train", *SHARED, "--results", "results"], "--results results is a folder of this machine"),
+        (["train", *SHARED, "--data=~/data"], "--data ~/data is a folder of this machine"),
+        (["sweep", "mine.yaml", *SHARED], "the password of .* in mine.yaml would be readable"),
+        (["sweep", "other.yaml", *SHARED], "other.yaml is not below .*, which is sent"),
+        (["ls", "postgresql://me:hush@db/mlflow"], "would be readable"),
+        (["ls", "--tracking=mysql+pymysql://me:hush@db/mlflow"], "would be readable"),
+        (["ls", "https://hush@host/data"], "would be readable"),
+        (["ls", "https://host/data?X-Amz-Signature=hush"], "would be readable"),
+        (["ls", "postgresql://db/mlflow?user=me&password=hush"], "would be readable"),
     ],
 )
-def test_what_would_not_work_on_a_cluster_is_refused_in_one_line(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+def test_secrets_and_storage_of_this_machine_are_refused_in_one_line(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(Exception, match=message) as caught:
-        read_command(words, {})
-    assert "\n" not in str(caught.value)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for folder in (tmp_path, tree):
+        (folder / "mine.yaml").write_text("tracking: http://me:hush@mlflow.example:5000")
+    (tmp_path / "other.yaml").write_text("methods: coop")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message) as caught:
+        check_command(words, tree)
+    assert "\n" not in str(caught.value) and "hush" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["/shared", "s3://lab/x", "gs://lab/x", "file:///shared/x", "https://host/x"])
-def test_places_that_all_nodes_can_mean_are_sent(place: str) -> None:
-    words = ("train", "--methods", "coop", "--data", place, "--results", place)
-    assert read_command(words, {}).words == words
-
-
-def test_data_named_by_the_environment_need_not_be_named_again() -> None:
-    assert read_command(["train", "--results", "/r"], {"PROCAP_DATA": "/d"}).path == ("train",)
-
-
-def test_mistakes_in_the_sent_command_end_it_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", "--address", "http://127.0.0.1:9", "--", "train", "--epohcs", "3"]) == 2
-    assert "No such option: --epohcs" in capsys.readouterr().err
+def test_shared_storage_and_plain_words_are_accepted() -> None:
+    for place in ("/shared", "s3://lab/x", "file:///shared/x", "https://host/x?versionId=3"):
+        check_command(["train", "--methods", "coop", "--data", place, "--results", place], None)
+    for word in ("postgresql://db/mlflow", "a=b", "infonce=false", "password=", "the bearer"):
+        assert find_secret(word) == ""
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "AWS_ACCESS_KEY_ID",
-        "AWS_SECRET_ACCESS_KEY",
-        "MLFLOW_TRACKING_PASSWORD",
-        "PGPASSWORD",
-        "DB_PWD",
-        "AZURE_STORAGE_CONNECTION_STRING",
-        "MY_PAT",
-    ],
-)
-def test_a_variable_that_looks_like_a_secret_is_refused_with_the_way_to_do_it(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"{name} looks like a secret.*set it on the nodes.*Kubernetes secret"):
-        travelling([f"{name}=hush-hush"], print)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "DefaultEndpointsProtocol=https;AccountName=lab;AccountKey=hush;EndpointSuffix=core.windows.net",
-        "Endpoint=sb://lab.net/;SharedAccessKeyName=all;SharedAccessKey=hush",
-        "host=db user=me password='hush'",
-        "Driver={SQL};UID=me;PWD=hush",
-        "Authorization: Bearer hush",
-        "authorization=Basic%20hush",
-        "x-api: bearer%20hush",
-    ],
-)
-def test_a_secret_in_the_value_of_a_variable_with_a_harmless_name_is_refused(value: str) -> None:
-    with pytest.raises(UsageError, match=r"--env SETTING holds the .* readable by all; set it on") as caught:
-        travelling([f"SETTING={value}"], print)
+    "asked",
+    ["HF_TOKEN=hush", "AWS_ACCESS_KEY_ID=hush", "AWS_SECRET_ACCESS_KEY=hush", "PGPASSWORD=hush", "DB_PWD=hush",
+     "AZURE_STORAGE_CONNECTION_STRING=hush", "MY_PAT=hush",
+     "SETTING=DefaultEndpointsProtocol=https;AccountName=lab;AccountKey=hush;EndpointSuffix=core.windows.net",
+     "SETTING=host=db user=me password='hush'", "SETTING=Driver={SQL};UID=me;PWD=hush",
+     "SETTING=Authorization: Bearer hush", "SETTING=x-api: bearer%20hush", "SETTING=postgresql://me:hush@db/mlflow"],
+)  # fmt: skip
+def test_a_variable_that_holds_a_secret_is_refused(asked: str) -> None:
+    with pytest.raises(UsageError, match=r"readable by all; set it on the nodes.*Kubernetes secret") as caught:
+        job_environment([asked])
     assert "hush" not in str(caught.value)
 
 
-def test_variables_asked_for_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_variables_that_are_named_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    sent = travelling(["NCCL_DEBUG", "TOKENIZERS_PARALLELISM=false", "HF_HUB_OFFLINE=0", "MY_PATH=/a b"], print)
-    others = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "0", "MY_PATH": "/a b"}
-    assert sent == {"NCCL_DEBUG": "INFO", **others}
+    assert job_environment(["NCCL_DEBUG", "MY_PATH=/a b"]) == {"NCCL_DEBUG": "INFO", "MY_PATH": "/a b"}
     with pytest.raises(UsageError, match="it is not set here"):
-        travelling(["SURELY_UNSET"], print)
+        job_environment(["SURELY_UNSET"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("PROCAP_DATA", "data", "relative"),
-        ("PROCAP_DATA", "https://me:hush-hush@host/data", "password"),
-        ("MLFLOW_TRACKING_URI", "sqlite:////home/me/x.db", "place on this machine"),
-        ("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000", "this machine's own address"),
-        ("MLFLOW_TRACKING_URI", "postgresql://me:hush-hush@db/mlflow", "password"),
-    ],
-)
-def test_variables_that_mean_nothing_there_stay_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, reason: str
-) -> None:
-    said: list[str] = []
-    monkeypatch.setenv(name, value)
-    assert name not in travelling([], said.append)
-    assert len(said) == 1 and reason in said[0] and "hush" not in said[0]
+def test_ray_packs_the_source_and_its_data_files_and_no_keys(tmp_path: Path) -> None:
+    from ray._private.runtime_env.packaging import create_package
 
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "postgresql://me:hush@db/mlflow",
-        "--tracking=mysql+pymysql://me:hush@db/mlflow",
-        "https://hush@host/data",
-        "https://host/data?X-Amz-Signature=hush",
-        "https://host/data?sv=1&sig=hush",
-        "postgresql://db/mlflow?user=me&password=hush",
-    ],
-)
-def test_secrets_in_the_command_are_refused_and_not_repeated(word: str) -> None:
-    with pytest.raises(UsageError, match="would be readable") as caught:
-        submission(["ls", word], "m", pack(None), name="", environment={}, facts={})
-    assert "hush" not in str(caught.value)
-
-
-def test_words_without_secrets_pass() -> None:
-    urls = ("s3://bucket/key", "postgresql://db/mlflow", "https://host/data?versionId=3")
-    for word in (*urls, "a=b", "infonce=false", "password=", "the bearer"):
-        assert secret_part(word) == ""
+    tree = tmp_path / "tree"
+    names = ["procap/a.py", "procap/mini.safetensors", "benchmarks/results/b.py", "pyproject.toml"]
+    for name in [*names, ".env", "id_rsa", "lab.pem", "my-secret.txt", "results/c.json", "tests/d.py", ".git/x"]:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    create_package(str(tree), tmp_path / "sent.zip", include_gitignore=True, excludes=list(EXCLUDES))
+    with zipfile.ZipFile(tmp_path / "sent.zip") as archive:
+        assert sorted(name for name in archive.namelist() if not name.endswith("/")) == sorted(names)
 
 
 def test_a_command_is_sent_word_by_word(tmp_path: Path) -> None:
     words = ["train", "--option", "name=two words; $(touch x) 'quoted'", "--results", "/shared/my results"]
-    job = submission(words, "printer", pack(None), name="", environment={}, facts={})
-    (tmp_path / "printer.py").write_text("import sys, json; print(json.dumps(sys.argv[1:]))")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    request = make_request(words, name="", environment={}, working_dir=None)
+    (tmp_path / "benchmarks/cli").mkdir(parents=True)
+    (tmp_path / "benchmarks/cli/__main__.py").write_text("import sys, json; print(json.dumps(sys.argv[1:]))")
     printed = subprocess.run(
-        job.entrypoint, shell=True, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, check=True
+        request["entrypoint"],
+        shell=True,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": PATH},
+        capture_output=True,
+        check=True,
     )
     assert json.loads(printed.stdout) == words
-
-
-@pytest.mark.parametrize("name", ["a b", "../x", "-x", "x" * 81, "a/b"])
-def test_an_id_that_cannot_be_a_file_name_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="--name"):
-        submission(["ls"], "m", pack(None), name=name, environment={}, facts={})
+    for wrong in ("a b", "../x", "-x", "x" * 81):
+        with pytest.raises(UsageError, match="--name"):
+            make_request(["ls"], name=wrong, environment={}, working_dir=None)
 
 
 @pytest.mark.parametrize(
@@ -352,32 +196,93 @@ def test_settling_too_late_is_no_settling(monkeypatch: pytest.MonkeyPatch) -> No
         settle_auth(private=True)
 
 
-def test_no_cluster_at_an_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        for words in (
-            ["submit", "--address", f"127.0.0.1:{port}", "--", "ls", "methods"],
-            ["jobs", "--address", f"127.0.0.1:{port}"],
-        ):
-            assert main(words) == 1
-            said = capsys.readouterr().err
-            assert said.startswith(f"procap: error: no Ray cluster at http://127.0.0.1:{port}: connection refused")
-            assert said.count("\n") == 1 and "ray[default]" in said
-
-
-def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_request_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["submit", "--address", "127.0.0.1:9", "--name", "n1", "--dry-run", "--json", "--", "train", *SHARED]
     assert main(words) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["entrypoint"] == f"exec python -m benchmarks.cli train {' '.join(SHARED)}"
-    assert plan["job"] == "n1" and "procap/weights/mini.safetensors" in plan["files"] and plan["bytes"] > 6e6
-    assert plan["metadata"]["procap_code"] == code_digest(ROOT)
+    assert plan["submission_id"] == "n1" and plan["runtime_env"]["working_dir"] == str(ROOT)
+    assert json.loads(plan["runtime_env"]["env_vars"][SOURCE_VARIABLE]) == source_state()
     assert main([*words[:5], "--installed", *words[5:]]) == 0
-    assert json.loads(capsys.readouterr().out)["files"] == []
+    assert "working_dir" not in json.loads(capsys.readouterr().out)["runtime_env"]
 
 
-def test_a_command_that_is_not_set_apart_is_told_how(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["submit", "bench", "base-to-novel", "--on", "ray"]) == 2
-    said = capsys.readouterr().err
-    assert "put -- before the command" in said and said.count("\n") == 1
+def test_no_cluster_at_an_address_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    assert main(["submit", "--address", f"127.0.0.1:{port}", "ls", "methods", "--json"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"procap: error: no Ray cluster at http://127.0.0.1:{port}: name its dashboard")
+    assert error.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The dashboard of a head node."""
+    with (
+        Nodes(tmp_path_factory.mktemp("nodes"), environment={"PATH": PATH}) as nodes,
+        pytest.MonkeyPatch.context() as p,
+    ):
+        p.setenv("RAY_AUTH_MODE", "disabled")
+        p.delenv("RAY_ADDRESS", raising=False)
+        nodes.head(cpus=2, dashboard=True)
+        p.setenv("RAY_API_SERVER_ADDRESS", nodes.dashboard)
+        yield nodes.dashboard
+
+
+def test_a_job_runs_this_tree_and_its_description_holds_no_secret(
+    cluster: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "SOME_SETTING"):
+        monkeypatch.setenv(name, HUSH)
+    assert main(["submit", "--name", "listing", "--env", "NCCL_DEBUG=INFO", "--", "ls", "methods"]) == 0
+    assert "ProCAP (Abbas et al. 2026)" in capsys.readouterr().out
+    client = connect(dashboard(cluster))
+    details = client.get_job_info("listing")
+    assert HUSH not in f"{details} {client.get_job_logs('listing')}"
+    assert set(details.runtime_env["env_vars"]) == {*RAY_SETTINGS, "NCCL_DEBUG", SOURCE_VARIABLE}
+    assert main(["submit", "--name", "listing", "--", "ls", "methods"]) == 2
+    assert "there is a job of this --name already" in capsys.readouterr().err
+
+
+def test_a_broken_connection_loses_and_repeats_nothing_of_the_log(cluster: str) -> None:
+    client = connect(dashboard(cluster))
+    program = (
+        "import sys, time; [(print(f'line {n:02}', flush=True), time.sleep(0.05)) for n in range(60)]; sys.exit(3)"
+    )
+    client.submit_job(entrypoint=f"exec {sys.executable} -c {shlex.quote(program)}", submission_id="talker")
+    tail, breaks = client.tail_job_logs, 2
+
+    async def breaking(name: str) -> object:
+        nonlocal breaks
+        async for text in tail(name):
+            yield text
+            if breaks and "line 1" in text:
+                breaks -= 1
+                raise ConnectionError("reset by peer")
+
+    client.tail_job_logs = breaking
+    written: list[str] = []
+    assert follow(client, "talker", written.append).driver_exit_code == 3
+    assert "".join(written) == client.get_job_logs("talker") and breaks < 2
+
+
+@pytest.mark.slow
+def test_runs_of_a_job_equal_those_of_this_machine_and_a_failed_one_is_exit_code_3(
+    cluster: str, few_digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "2", "--epochs", "1", "--seeds", "1,2"]
+    words += ["--data", str(few_digits), "--tracking", "off", "--device", "cpu"]
+    assert main([*words, "--results", str(tmp_path / "here")]) == 0
+    first, second = sorted(run.path for run in find_runs(tmp_path / "here"))
+    there = tmp_path / "there"
+    spoilt = there / second.relative_to(tmp_path / "here")
+    spoilt.mkdir(parents=True)
+    for name, text in (("config.json", (second / "config.json").read_text()), ("train.json", "{}")):
+        (spoilt / name).write_text(text)
+    capsys.readouterr()
+    assert main(["submit", "--", *words, "--results", str(there)]) == 3
+    assert "1 done, 1 failed" in capsys.readouterr().out
+    results = [RunFolder(run).train() for run in (first, there / first.relative_to(tmp_path / "here"))]
+    assert results[0] is not None and results[1] is not None
+    assert results[0].checkpoint_sha256 == results[1].checkpoint_sha256
+    assert results[1].environment["git"] == source_state()

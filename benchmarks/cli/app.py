@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.cli import bench_flags as cli_suites
-from benchmarks.cli import jobs_flags as cli_jobs
 from benchmarks.cli import report_flags as cli_report
+from benchmarks.cli import submit as cli_submit
 from benchmarks.cli import sweep_flags as cli_sweep
 from benchmarks.cli.flags import Doing, Output, Packing, Parallel, Place, Selection, Training, flat
 from benchmarks.console.errors import explain, unforced
@@ -206,7 +206,7 @@ def table(
 # Here, as the help lists commands in the order in which they are added.
 cli_report.add(app)
 cli_sweep.add(app)
-cli_jobs.add(app)
+cli_submit.add(app)
 
 
 @app.command(
@@ -470,7 +470,6 @@ def run(argv: list[str] | None = None) -> int:
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
         with sigterm_as_interrupt() as terminated, notes_for_people():
-            cli_jobs.refuse_undivided(arguments)
             command = typer.main.get_command(app)
             code = command.main(args=arguments or ["--help"], prog_name="procap", standalone_mode=False)
         sys.stdout.flush()

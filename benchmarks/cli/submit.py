@@ -1,0 +1,133 @@
+"""`procap submit`: run a command on a Ray cluster, follow its log, end with its exit code."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from benchmarks.cli.flags import Output, flat
+from benchmarks.console.help import examples
+from benchmarks.console.output import note, show, show_json
+from procap.errors import UsageError
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+    from cluster.address import Dashboard
+
+
+def add(app: typer.Typer) -> None:
+    """Add the command of this file to `app`."""
+    settings = examples(
+        "procap submit -- bench base-to-novel --launcher ray --data /shared/data --results /shared/results",
+        "procap submit --address http://head:8265 --no-wait -- sweep space.yaml --results s3://lab/results",
+        "procap submit --env NCCL_DEBUG=INFO --dry-run -- table --results /shared/results",
+    )
+    # Flags behind the first word belong to the command that is sent.
+    settings["context_settings"] = {**settings.get("context_settings", {}), "allow_interspersed_args": False}
+    app.command(**settings)(submit)
+
+
+@flat
+def submit(
+    output: Output,
+    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="the command to run, without `procap`")],
+    address: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="the dashboard [default: $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else http://127.0.0.1:8265]",
+        ),
+    ] = "",
+    name: Annotated[str, typer.Option(metavar="ID", help="of the job [default: from command and time]")] = "",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="print the job's ID and exit")] = False,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="run what is installed on the cluster instead of this working tree")
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY[=VALUE]", help="environment variable of the job, repeatable; no secrets"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the request, send nothing")] = False,
+) -> int:
+    """Run a command on a Ray cluster, follow its log, and end with its exit code.
+
+    Ray packs the working tree; data and results are not sent: name them by an absolute path that all nodes see, or a
+    URL. Ctrl-C leaves the job running; `ray job list`, `ray job logs -f ID` and `ray job stop ID` do the rest.
+    """
+    from cluster.address import dashboard
+    from cluster.submit import check_command, connect, explained, job_environment, make_request
+    from cluster.submit import submit as send
+
+    words = words[1:] if words[0] == "procap" else words
+    if words[:1] == ["submit"]:
+        raise UsageError("submit cannot submit itself: name the command to run on the cluster")
+    tree = _working_tree()
+    if tree is None and not installed:
+        raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")
+    working_dir = None if installed else tree
+    check_command(words, working_dir)
+    request = make_request(words, name=name, environment=job_environment(env or ()), working_dir=working_dir)
+    where, job = dashboard(address), request["submission_id"]
+    if dry_run:
+        show_json({"address": where.url, **request}) if output.json else show(_format_plan(where.url, request))
+        return 0
+    client = connect(where)
+    with explained(where):
+        send(client, request)
+    note(f"job {job} sent to {where.url}")
+    if not no_wait:
+        return _follow(client, job, where, output)
+    show_json({"job": job}) if output.json else show(job)
+    return 0
+
+
+def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: Output) -> int:
+    from cluster.submit import exit_code, explained, follow
+    from runner.stop_signals import interrupted
+
+    # With --json stdout holds the one line at the end.
+    stream = sys.stderr if output.json else sys.stdout
+
+    def write(text: str) -> None:
+        stream.write(text)
+        stream.flush()
+
+    flag = f"--address {shlex.quote(where.url)}"
+    try:
+        with explained(where):
+            details = follow(client, job, write)
+    except KeyboardInterrupt:
+        running = f"job {job} keeps running: `ray job logs -f {flag} {job}`, `ray job stop {flag} {job}`"
+        raise interrupted(signal.SIGINT, running) from None
+    code = exit_code(details)
+    failure = (
+        f": {' '.join((details.message or '').split())[:500]}" if details.driver_exit_code is None and code else ""
+    )
+    note(f"job {job}: {details.status.value.lower()}, exit code {code}{failure}")
+    if output.json:
+        show_json({"job": job, "status": details.status.value, "exit_code": code})
+    return code
+
+
+def _working_tree() -> Path | None:
+    """The source tree this program runs from, None for an installed copy."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def _format_plan(address: str, request: dict[str, Any]) -> str:
+    environment = request["runtime_env"]["env_vars"]
+    rows = [
+        ("to", address),
+        ("job", request["submission_id"]),
+        ("runs", request["entrypoint"]),
+        ("files", request["runtime_env"].get("working_dir", "none: the cluster's own installation runs")),
+        ("environment", " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())),
+    ]
+    return "\n".join(f"{name:<13}{value}" for name, value in rows)
