@@ -90,9 +90,10 @@ def check_command(words: Sequence[str], working_dir: Path | None) -> None:
                 raise UsageError(
                     f"{word} is not below {working_dir}, which is sent: name an absolute path on the nodes"
                 )
-            # Settings are small; weights need no look.
+            # Settings are small files; weights are not read.
             small = Path(word).stat().st_size < 2**20
-            if secret := small and find_secret(Path(word).read_text(encoding="utf-8", errors="replace")):
+            secret = find_secret(Path(word).read_text(encoding="utf-8", errors="replace")) if small else ""
+            if secret:
                 raise UsageError(f"{secret} in {word} would be readable on the cluster; {MEND}")
     for flag in STORAGE_FLAGS:
         given = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
