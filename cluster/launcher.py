@@ -42,12 +42,12 @@ class Launcher:
 
     def __post_init__(self) -> None:
         if self.on not in PLACES:
-            raise unknown_name("place", self.on, PLACES)
+            raise unknown_name("launcher", self.on, PLACES)
         if self.on == "local" and (self.address or self.autoscale):
-            raise UsageError("--address and --autoscale are a cluster's: add --on ray")
+            raise UsageError("--address and --autoscale are a cluster's: add --launcher ray")
         if self.on == "ray":
             ray_address(self.address)
-        for name, value, least in (("processes", self.processes, 1), ("at-once", self.at_once, 1)):
+        for name, value, least in (("processes", self.processes, 1), ("max-concurrent", self.at_once, 1)):
             if value is not None and value < least:
                 raise UsageError(f"--{name} {value}: at least {least} is needed")
         for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):

@@ -192,12 +192,12 @@ def _unreached(address: str, why: str) -> UserError:
     if address == LOCAL:
         return UserError(
             f"Ray did not start on this machine ({why}); its logs are in {ray_folder()}/session_latest/logs; one run "
-            "at a time needs no Ray: --at-once 1, without --processes, --stop and --hours"
+            "at a time needs no Ray: --max-concurrent 1, without --processes, --stop and --hours"
         )
     where = "on this machine" if address == "auto" else f"at {address}"
     return UserError(
         f"no Ray cluster {where} could be reached ({why}); start one with `ray start --head`, name one with "
-        "--address, or leave out --on ray"
+        "--address, or leave out --launcher ray"
     )
 
 

@@ -51,7 +51,7 @@ class SweepSettings(_Record):
     backbone: str = "mini"
     pretrained: str | None = None
     precision: str = "fp32"
-    recipe: str = "own"
+    recipe: str = "published"
     overrides: dict[str, Any] = Field(default_factory=dict, description="of fields of the recipe, that all runs have")
     options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="by method")
     picks: str = ""

@@ -19,7 +19,7 @@ from shards.fewshot import Classes, class_choice
 
 IDENTITY_SCHEMA = 1
 
-RecipeName = Literal["own", "procap", "custom"]
+RecipeName = Literal["published", "procap", "custom"]
 Precision = Literal["fp32", "bf16"]
 
 
@@ -31,7 +31,7 @@ class RunConfig(BaseModel):
     method: str
     options: dict[str, Any] = Field(default_factory=dict, description="the method's own, every one of them")
     recipe: Recipe
-    recipe_name: RecipeName = Field(default="own", description="for people; the recipe itself is what counts")
+    recipe_name: RecipeName = Field(default="published", description="for people; the recipe itself is what counts")
     backbone: str = "mini"
     pretrained: str | None = Field(
         default=None, description="weights tag, a local file, or None for the backbone's own"
@@ -197,7 +197,7 @@ def plan_run(
     backbone: str = "mini",
     pretrained: str | None = None,
     precision: str = "fp32",
-    recipe: str = "own",
+    recipe: str = "published",
     task: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -206,10 +206,10 @@ def plan_run(
 ) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`.
 
-    recipe: "own" is the method's published recipe for `task`, "procap" is ProCAP's for a same-recipe control;
+    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's for a same-recipe control;
         `overrides` then change single fields of it. A method that trains nothing stays at zero epochs under both.
     task: whose published recipe and options count; None: "few-shot" on all classes, else "base-to-novel".
-    options: the method's own fields; the rest take the values published for `task` (recipe "own"), else defaults.
+    options: the method's own fields; the rest take the values published for `task` (recipe "published"), else defaults.
     picks: digest of imported few-shot picks, which a method that trains nothing has no use for.
     data: where sets are packed that the catalogue does not list. A derived set takes what was published for its base.
     Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range,
@@ -219,13 +219,13 @@ def plan_run(
     from procap.weights.loading import canonical
     from shards.resolve import known
 
-    if recipe not in ("own", "procap"):
-        raise unknown_name("recipe", recipe, ("own", "procap"))
+    if recipe not in ("published", "procap"):
+        raise unknown_name("recipe", recipe, ("published", "procap"))
     kind = method_class(method)
     found = known(dataset, data)
     task = task or ("few-shot" if class_choice(classes) == "all" else "base-to-novel")
     own = kind.recipe(task, shots, found.base)
-    base = own if recipe == "own" else method_class("procap").recipe(task, shots, found.base)
+    base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
     changes = dict(overrides or {})
     if own.epochs == 0:
         changes["epochs"] = 0
@@ -233,7 +233,7 @@ def plan_run(
         resolved = Recipe.model_validate({**base.model_dump(), **changes})
     except ValidationError as error:
         raise explain(error, Recipe, "recipe") from error
-    published = kind.task_options(task, shots, found.base) if recipe == "own" else {}
+    published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     backbone, pretrained = canonical(backbone, pretrained)
     custom = resolved != base and own.epochs > 0

@@ -102,7 +102,7 @@ def derived(dataset: Dataset, own_split: int | None = None, subset: bool = False
     if dataset.source != "folder" or dataset.variant:
         raise DataUsageError(f"'{dataset.name}' is packed as it is: own splits, subsets and sizes are for raw folders")
     if own_split is not None and subset:
-        raise DataUsageError("--own-split takes the images that are there: leave out --subset")
+        raise DataUsageError("--random-split takes the images that are there: leave out --subset")
     if own_split is not None and not (dataset.raw and dataset.raw.own_split):
         raise DataUsageError(f"'{dataset.name}' has an official split in its folders or lists: no own split is made")
     if resize is not None and resize < 16:

@@ -140,7 +140,7 @@ def read_picks(file: Path) -> FewShotSamples:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{file} holds no picks as `procap data picks --out` writes them ({where}: {first['msg']})"
+            f"{file} holds no picks as `procap data few-shot --out` writes them ({where}: {first['msg']})"
         ) from None
     picks = FewShotSamples(**{field.name: getattr(document, field.name) for field in fields(FewShotSamples)})
     if picks.digest != document.digest:
@@ -172,7 +172,7 @@ def kept(folder: Path, digest: str) -> FewShotSamples:
         there = sorted(found.stem for found in (folder / PICKS).glob("*.json"))
         raise DataError(
             f"no picks {digest} of '{folder.name}' in {file.parent} (it holds: {', '.join(there) or 'none'}); "
-            f"import them: procap data picks {folder.name} --import FILE --data {shlex.quote(str(folder.parent))}"
+            f"import them: procap data few-shot {folder.name} --import FILE --data {shlex.quote(str(folder.parent))}"
         )
     picks = read_picks(file)
     if picks.digest != digest:

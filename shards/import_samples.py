@@ -29,7 +29,7 @@ def imported(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamp
     if file.suffix.lower() == ".json":
         return _from_json(shards, file, shots, seed)
     if file.suffix.lower() != ".pkl":
-        raise DataUsageError(f"{file}: picks are imported from CoOp's .pkl cache or from .json of procap data picks")
+        raise DataUsageError(f"{file}: picks are imported from CoOp's .pkl cache or from .json of procap data few-shot")
     says = COOP_NAME.fullmatch(file.name)
     if says and (int(says[1]), int(says[2])) != (shots, seed):
         raise DataUsageError(f"{file.name} is named for other picks: give --shots {says[1]} --seed {says[2]}")

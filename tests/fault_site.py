@@ -121,7 +121,7 @@ class Site:
 
     @property
     def cluster(self) -> list[str]:
-        return ["--on", "ray", "--address", self.nodes.address]
+        return ["--launcher", "ray", "--address", self.nodes.address]
 
     def heal(self) -> None:
         """Three nodes again."""

@@ -113,19 +113,19 @@ def put_halves(
 
 
 def made(
-    results: Path, name: str | Suite, world=MINI, *, skip=lambda entry, target: False, low=300, **chosen: Any
+    results: Path, name: str | Suite, profile=MINI, *, skip=lambda entry, target: False, low=300, **chosen: Any
 ) -> SuiteResults:
     """A suite with results of random counts, but for those to `skip`."""
     suite = suite_named(name) if isinstance(name, str) else name
-    choice = suite.choice(world, **chosen)
+    options = suite.options(profile, **chosen)
     rng = random.Random(suite.name)
-    for entry in {entry.path: entry for entry in suite.plan(choice)}.values():
-        put_config(results, entry.piece.config)
-        for target in entry.piece.targets:
+    for entry in {entry.path: entry for entry in suite.plan(options)}.values():
+        put_config(results, entry.spec.config)
+        for target in entry.spec.targets:
             total = rng.randint(311, 419)
             if not skip(entry, target):
-                put_score(results, entry.piece.config, target, rng.randint(low * total // 1000, total - 7), total)
-    return SuiteResults.read(suite, choice, results)
+                put_score(results, entry.spec.config, target, rng.randint(low * total // 1000, total - 7), total)
+    return SuiteResults.read(suite, options, results)
 
 
 def sheet_of(done: SuiteResults, name: str) -> Sheet:

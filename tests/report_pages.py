@@ -10,7 +10,7 @@ from made_results import put_config, put_score
 
 from benchmarks.suites import suite_named
 from benchmarks.suites.profiles import MINI
-from benchmarks.suites.suite import Entry, SuiteOptions
+from benchmarks.suites.suite import SuiteOptions, SuiteRun
 from runner.collection import Collection, write_collection
 from runner.config import RunConfig
 
@@ -58,23 +58,23 @@ class Page(HTMLParser):
         self._open[-1].children.append(data)
 
 
-def put_entry(results: Path, entry: Entry, share: float = 0.75) -> RunConfig:
+def put_entry(results: Path, entry: SuiteRun, share: float = 0.75) -> RunConfig:
     """The run of an entry and its evaluations, of 200 images each."""
-    config = put_config(results, entry.piece.config)
-    for number, target in enumerate(entry.piece.targets):
+    config = put_config(results, entry.spec.config)
+    for number, target in enumerate(entry.spec.targets):
         put_score(results, config, target, round(200 * share) - number, 200)
     return config
 
 
-def begin(results: Path, name: str, **chosen: object) -> tuple[SuiteOptions, list[Entry]]:
+def begin(results: Path, name: str, **chosen: object) -> tuple[SuiteOptions, list[SuiteRun]]:
     """A suite's collection, as its command leaves it: every run of the plan, none of them done."""
     suite = suite_named(name)
-    choice = suite.choice(MINI, quick=True, **chosen)
-    entries = suite.plan(choice)
+    options = suite.options(MINI, quick=True, **chosen)
+    entries = suite.plan(options)
     runs = tuple(dict.fromkeys(entry.path for entry in entries))
     moments = {"status": "finished", "begun": 1_700_000_000_000, "ended": 1_700_000_090_000}
-    write_collection(results, Collection(kind="suite", name=suite.name, runs=runs, settings=choice.plain(), **moments))
-    return choice, entries
+    write_collection(results, Collection(kind="suite", name=suite.name, runs=runs, settings=options.plain(), **moments))
+    return options, entries
 
 
 def every(node: Node) -> list[Node]:

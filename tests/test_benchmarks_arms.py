@@ -1,4 +1,4 @@
-"""Suites of one's own: arms are told apart everywhere, and only what the paper did stands beside its figures."""
+"""Suites of one's own: variants are told apart everywhere, and only what the paper did stands beside its figures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from procap.errors import UsageError
 SETS = ("tiles", "petals", "digits")
 
 
-def depths(choice, method):
+def depths(options, method):
     return [Variant(method, key={"depth": depth}, options={"depth": depth}) for depth in (1, 9)]
 
 
-DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_sheets, seeds=(1,), arms=depths)
+DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_sheets, seeds=(1,), variants=depths)
 
 
 def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
@@ -45,11 +45,11 @@ def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
 
 
 def test_no_arm_is_lost_among_shots(tmp_path):
-    def arms(choice, method):
+    def variants(options, method):
         more = [(shots, depth) for shots in (1, 4) for depth in (1, 3)]
         return [Variant(method, "", {"shots": n, "depth": d}, {"depth": d}, shots=n) for n, d in more]
 
-    suite = Suite("shots", "s", ("maple",), few_shot_sheets, (1,), classes="all", arms=arms, targets=everything)
+    suite = Suite("shots", "s", ("maple",), few_shot_sheets, (1,), classes="all", variants=variants, targets=everything)
     done = made(tmp_path, suite, datasets=SETS)
     [sheet] = [sheet for sheet in done.suite.sheets(done) if sheet.name == "shots"]
     assert [line.labels[1] for line in sheet.lines[:2]] == ["MaPLe (depth 1)", "MaPLe (depth 3)"]
@@ -59,20 +59,20 @@ def test_no_arm_is_lost_among_shots(tmp_path):
 
 
 def test_arms_that_nothing_tells_apart_are_refused_before_anything_runs():
-    def arms(choice, method):
+    def variants(options, method):
         return [Variant(method, options={"depth": depth}) for depth in (1, 9)]
 
-    suite = replace(DEPTHS, arms=arms)
-    with pytest.raises(UsageError, match="two arms are called 'MaPLe'"):
-        suite.plan(suite.choice(MINI))
+    suite = replace(DEPTHS, variants=variants)
+    with pytest.raises(UsageError, match="two variants are called 'MaPLe'"):
+        suite.plan(suite.options(MINI))
 
 
 @pytest.mark.parametrize("change", [{"options": {"depth": 3}}, {"overrides": {"lr": 0.1}}, {"part": 0.5}, {"shots": 4}])
 def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
-    def arms(choice, method):
+    def variants(options, method):
         return [Variant(method), Variant(method, key={"changed": "yes"}, **change)]
 
-    suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), arms=arms, published="base_to_novel")
+    suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), variants=variants, published="base_to_novel")
     done = made(tmp_path, suite, PAPER, datasets=("dtd",))
     lines = [line for line in sheet_of(done, "base-to-novel").lines if line.source == "ours"]
     assert [line.labels[1] for line in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
@@ -118,10 +118,10 @@ def test_published_lines_are_not_drawn_beside_a_control(tmp_path):
 
 def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), seeds=(1, 2, 3))
-    for entry in done.entries[1:]:
-        for target in entry.piece.targets:
-            put_score(tmp_path, entry.piece.config, target, 1, 100, of=400)
-    done = SuiteResults.read(done.suite, done.choice, tmp_path)
+    for entry in done.runs[1:]:
+        for target in entry.spec.targets:
+            put_score(tmp_path, entry.spec.config, target, 1, 100, of=400)
+    done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheet = sheet_of(done, "base-to-novel")
     [line] = [line for line in sheet.lines if line.source == "ours"]
     assert line.items[:3] == (None, None, None)
@@ -132,10 +132,10 @@ def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
 def test_a_data_set_may_be_called_average(tmp_path):
     done = made(tmp_path, "base-to-novel", datasets=("tiles", "digits"), methods=("zeroshot",), seeds=(1,))
     named = {"digits": "average", "tiles": "tiles"}
-    entries = tuple(replace(entry, dataset=named[entry.dataset]) for entry in done.entries)
+    entries = tuple(replace(entry, dataset=named[entry.dataset]) for entry in done.runs)
     scores = {(path, target.replace("digits", "average")): score for (path, target), score in done.scores.items()}
-    choice = replace(done.choice, datasets=("tiles", "average"))
-    renamed = replace(done, entries=entries, scores=scores, choice=choice)
+    options = replace(done.options, datasets=("tiles", "average"))
+    renamed = replace(done, runs=entries, scores=scores, options=options)
     sheet = base_to_novel_sheets(renamed)[1]
     assert [(line.labels[0], line.average) for line in sheet.lines] == [
         ("tiles", False), ("average", False), ("Average", True)
@@ -145,7 +145,7 @@ def test_a_data_set_may_be_called_average(tmp_path):
 
 def test_the_published_spread_of_all_data_sets_is_not_drawn_beside_some(tmp_path):
     done = made(tmp_path, "stability", PAPER, datasets=("dtd", "eurosat"), seeds=(1, 2, 3))
-    figure = seed_spread(done, done.arms[0])
+    figure = seed_spread(done, done.variants[0])
     drawn = [line for line in figure.axes[0].lines if line.get_marker() == "|"]
     assert [round(line.get_ydata()[0]) for line in drawn] == [0, 1], "of two data sets, and not of their average"
 
@@ -161,21 +161,21 @@ def test_fewer_epochs_have_no_printed_deviation(tmp_path):
 
 def test_the_longest_training_of_procap_is_compared_with_the_others(tmp_path):
     done = made(tmp_path, "duration", PAPER, datasets=("dtd",), methods=("coop", "procap"), seeds=(1, 2))
-    longest = max(arm.key["epochs"] for arm in done.arms if arm.method == "procap")
-    assert longest < max(arm.key["epochs"] for arm in done.arms)
+    longest = max(variant.key["epochs"] for variant in done.variants if variant.method == "procap")
+    assert longest < max(variant.key["epochs"] for variant in done.variants)
     assert f"ProCAP (epochs {longest}) compared" in sheet_of(done, "duration-comparison").title
 
 
 def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
     done = made(tmp_path, "cross-dataset", datasets=("tiles", "petals"), methods=("coop", "procap"), seeds=(1,))
-    for entry in done.entries:
-        for target in entry.piece.targets:
-            put_score(tmp_path, entry.piece.config, target, 200 + entry.seed, 400)
-    done = SuiteResults.read(done.suite, done.choice, tmp_path)
+    for entry in done.runs:
+        for target in entry.spec.targets:
+            put_score(tmp_path, entry.spec.config, target, 200 + entry.seed, 400)
+    done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheets = {sheet.name: sheet for sheet in done.suite.sheets(done)}
     found = [name for name in sheets if "comparison" in name]
     assert found == ["cross-dataset-comparison-from-tiles", "cross-dataset-comparison-from-petals"]
-    targets = {target.split(":")[0] for entry in done.entries for target in entry.piece.targets}
+    targets = {target.split(":")[0] for entry in done.runs for target in entry.spec.targets}
     for name in found:
         [line] = sheets[name].lines
         assert line.labels[1] == f"{len(targets) - 1} ({len(targets) - 1})"

@@ -36,23 +36,23 @@ WHOLE = 10_000
 def as_published(results: Path, name: str, *, off: float = 0.0, limited: bool = False, **chosen: Any) -> SuiteResults:
     """Results of the main table that are the printed figures, but for `off` points in the first one."""
     suite = suite_named(name)
-    choice = suite.choice(PAPER, **chosen)
-    for entry in suite.plan(choice):
-        config = put_config(results, entry.piece.config)
-        known = published.halves(entry.arm.method, entry.dataset)
+    options = suite.options(PAPER, **chosen)
+    for entry in suite.plan(options):
+        config = put_config(results, entry.spec.config)
+        known = published.halves(entry.variant.method, entry.dataset)
         assert known is not None
         for half, figure in (("base", known.base + off), ("novel", known.novel)):
             right = round(figure / 100 * WHOLE)
             put_score(results, config, f"{entry.dataset}:{half}", right, WHOLE, of=2 * WHOLE if limited else None)
         off = 0.0
-    return SuiteResults.read(suite, choice, results)
+    return SuiteResults.read(suite, options, results)
 
 
 def check(results: Path, *flags: str, suite: str = "base-to-novel") -> int:
     return main(["table", suite, "--results", str(results), "--check", *flags])
 
 
-DTD = ("--world", "paper", "--datasets", "dtd", "--methods", "zeroshot,procap", "--seeds", "1,2,3")
+DTD = ("--profile", "paper", "--datasets", "dtd", "--methods", "zeroshot,procap", "--seeds", "1,2,3")
 CHOSEN: dict[str, Any] = {"datasets": ("dtd",), "methods": ("zeroshot", "procap")}
 
 
@@ -64,7 +64,7 @@ def test_results_that_are_the_published_ones_pass_with_0(tmp_path, capsys):
 
 def test_the_files_of_a_check_mark_averages_and_have_no_column_twice(tmp_path, capsys):
     as_published(tmp_path, "base-to-novel", methods=("zeroshot",))
-    flags = ("--world", "paper", "--methods", "zeroshot", "--format", "csv")
+    flags = ("--profile", "paper", "--methods", "zeroshot", "--format", "csv")
     check(tmp_path, *flags)
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {row["Where"] for row in rows if row["average"] == "true"} == {AVERAGE}
@@ -106,11 +106,11 @@ def test_results_beyond_a_tolerance_exit_with_4_and_are_named_first(tmp_path, ca
 def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world, chosen, why):
     limited, empty = chosen.get("limited", False), chosen.get("empty", False)
     chosen = {name: value for name, value in chosen.items() if name not in ("limited", "empty")}
-    choice = suite_named("base-to-novel").choice(world, **chosen)
+    options = suite_named("base-to-novel").options(world, **chosen)
     tmp_path.joinpath("collections").mkdir()
     if world is PAPER and not empty:
         as_published(tmp_path, "base-to-novel", limited=limited, **chosen)
-    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", settings=choice.plain()))
+    write_collection(tmp_path, Collection(kind="suite", name="base-to-novel", settings=options.plain()))
     assert check(tmp_path) == 1
     said = capsys.readouterr()
     assert said.out == "" and len(said.err.splitlines()) == 1 and why in said.err
@@ -123,9 +123,9 @@ def test_a_suite_without_published_figures_cannot_be_checked(tmp_path, capsys):
 
 def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys):
     done = as_published(tmp_path, "base-to-novel", **CHOSEN)
-    gone = next(entry for entry in done.entries if entry.arm.method == "procap" and entry.seed == 2)
+    gone = next(entry for entry in done.runs if entry.variant.method == "procap" and entry.seed == 2)
     (tmp_path / gone.path / "eval" / "dtd-novel-test.json").unlink()
-    checks = checks_of(SuiteResults.read(done.suite, done.choice, tmp_path))
+    checks = checks_of(SuiteResults.read(done.suite, done.options, tmp_path))
     verdicts = {(one.method, one.figure): one.verdict for one in checks}
     assert verdicts["ProCAP", "Base"] == OK
     assert verdicts["ProCAP", "Novel"] == verdicts["ProCAP", "HM"] == MISSING
@@ -242,8 +242,8 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
                 "joules_per_image": None, "start_seconds": {}, "recorded": {}}  # fmt: skip
 
     suite = suite_named("runtime")
-    choice = suite.choice(PAPER)
-    rows = [row(name, "zeroshot", "reference", 1.0, 1.0) for name in choice.datasets]
+    options = suite.options(PAPER)
+    rows = [row(name, "zeroshot", "reference", 1.0, 1.0) for name in options.datasets]
     for name, (seconds, fps) in (("oxford-flowers", (15.0, 67.0)), ("ucf101", (13.0, 20.0))):
         for mode in ("reference", "fast"):
             rows.append(row(name, "maple", mode, 10.0, 100.0))
@@ -256,7 +256,7 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
               "device": {"type": "cpu"}, "matmul_peak": {}, "compile_cache": None, "ways": [], "cross_attention": [],
               "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
     write_json(results / "runtime" / "x" / "runtime.json", report)
-    return SuiteResults.read(suite, choice, results)
+    return SuiteResults.read(suite, options, results)
 
 
 def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
@@ -305,18 +305,18 @@ def test_every_suite_with_a_published_table_finds_all_its_figures(tmp_path, name
     suite = suite_named(name)
     methods = {"cross-dataset": 4 * 12, "domain-generalization": 5 * 6}
     wanted = {"stability": 36, "ablation": 35, "duration": 9, **methods}[name]
-    done = SuiteResults.read(suite, suite.choice(PAPER), tmp_path / "none")
+    done = SuiteResults.read(suite, suite.options(PAPER), tmp_path / "none")
     assert [check.verdict for check in CHECKS[suite.published](done)] == [MISSING] * wanted
 
 
 def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, capsys):
     suite = suite_named("stability")
-    choice = suite.choice(MINI, datasets=("tiles",), seeds=(4,), overrides={"epochs": 3})
-    for entry in suite.plan(choice):
-        config = put_config(tmp_path, entry.piece.config)
+    options = suite.options(MINI, datasets=("tiles",), seeds=(4,), overrides={"epochs": 3})
+    for entry in suite.plan(options):
+        config = put_config(tmp_path, entry.spec.config)
         for half, right in (("base", 80), ("novel", 60)):
             put_score(tmp_path, config, f"tiles:{half}", right, 100)
-    write_collection(tmp_path, Collection(kind="suite", name="stability", settings=choice.plain()))
+    write_collection(tmp_path, Collection(kind="suite", name="stability", settings=options.plain()))
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "csv"]) == 0
     said = capsys.readouterr()
     assert "tiles,ProCAP,ours,false,80.0,,1" in said.out and "68.571429" in said.out and "n = 1" in said.err
@@ -335,7 +335,7 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
         (["published", "--methods", "procap"], "no run is chosen: no --methods procap"),
         (["audit", "--check"], "no run is chosen: no --check"),
         (["stability", "--recipe", "mine"], "unknown recipe 'mine'"),
-        (["--world", "mini"], "--world needs a suite"),
+        (["--profile", "mini"], "--profile needs a suite"),
         (["base-to-novell"], "did you mean base-to-novel"),
         (["stability", "--classes", "all"], "a suite has its own"),
         (["stability", "--shots", "4,8"], "stability takes one number"),
@@ -355,13 +355,13 @@ def test_the_papers_own_tables_and_their_audit_are_printed(capsys, word, said):
 
 def test_the_runs_of_either_recipe_are_printed_whichever_was_done_last(tmp_path, capsys):
     suite = suite_named("base-to-novel")
-    for recipe, right in (("own", 70), ("procap", 80)):
-        choice = suite.choice(PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), recipe=recipe)
-        for entry in suite.plan(choice):
-            config = put_config(tmp_path, entry.piece.config)
+    for recipe, right in (("published", 70), ("procap", 80)):
+        options = suite.options(PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), recipe=recipe)
+        for entry in suite.plan(options):
+            config = put_config(tmp_path, entry.spec.config)
             for half in ("base", "novel"):
                 put_score(tmp_path, config, f"dtd:{half}", right, 100)
-        write_collection(tmp_path, Collection(kind="suite", name=suite.name, settings=choice.plain()))
+        write_collection(tmp_path, Collection(kind="suite", name=suite.name, settings=options.plain()))
 
     def maple(*flags: str) -> str:
         assert main(["table", suite.name, "--results", str(tmp_path), "--format", "csv", *flags]) == 0
@@ -369,26 +369,26 @@ def test_the_runs_of_either_recipe_are_printed_whichever_was_done_last(tmp_path,
         return next(line for line in lines if ",ours," in line)
 
     assert maple().startswith("DTD,MaPLe (ProCAP's recipe),ours,false,80.0")
-    assert maple("--recipe", "own").startswith('DTD,"MaPLe, reproduced",ours,false,70.0')
+    assert maple("--recipe", "published").startswith('DTD,"MaPLe, reproduced",ours,false,70.0')
     assert maple("--recipe", "procap") == maple()
 
 
 def test_without_results_of_a_suite_the_world_of_the_others_is_proposed(tmp_path, capsys):
     stability = suite_named("stability")
-    for entry in stability.plan(stability.choice(MINI, datasets=("tiles",), seeds=(1,), quick=True)):
-        put_config(tmp_path, entry.piece.config)
+    for entry in stability.plan(stability.options(MINI, datasets=("tiles",), seeds=(1,), quick=True)):
+        put_config(tmp_path, entry.spec.config)
     assert main(["table", "few-shot", "--results", str(tmp_path)]) == 1
     said = capsys.readouterr().err
-    assert f"procap bench few-shot --world mini --results {tmp_path}" in said and "paper" not in said
+    assert f"procap bench few-shot --profile mini --results {tmp_path}" in said and "paper" not in said
 
 
 @pytest.mark.parametrize("settings", [True, False])
 def test_tables_and_report_take_what_was_chosen_from_the_same_place(tmp_path, settings):
     """Also of a collection without settings, whose runs name data sets, methods and seeds."""
     suite = suite_named("base-to-novel")
-    choice = suite.choice(MINI, datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
-    runs = tuple(put_config(tmp_path, entry.piece.config).path for entry in suite.plan(choice))
-    collection = Collection(kind="suite", name=suite.name, runs=runs, settings=choice.plain() if settings else {})
-    assert choice_of(suite, collection, tmp_path) == (choice, not settings)
-    assert choice_of(suite, None, tmp_path) == (suite.choice(MINI), True), "its runs say the world alone"
-    assert choice_of(suite, collection, tmp_path, world="paper")[0].world == PAPER
+    options = suite.options(MINI, datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
+    runs = tuple(put_config(tmp_path, entry.spec.config).path for entry in suite.plan(options))
+    collection = Collection(kind="suite", name=suite.name, runs=runs, settings=options.plain() if settings else {})
+    assert choice_of(suite, collection, tmp_path) == (options, not settings)
+    assert choice_of(suite, None, tmp_path) == (suite.options(MINI), True), "its runs say the world alone"
+    assert choice_of(suite, collection, tmp_path, profile="paper")[0].profile == PAPER

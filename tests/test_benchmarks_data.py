@@ -91,7 +91,7 @@ def test_the_raw_check_says_what_is_there_and_what_would_mend_it(raw, tmp_path, 
     (part / "dtd" / "split_zhou_DescribableTextures.json").unlink()
     code, out, err = run(capsys, "data", "check", "--raw", part)
     assert code == 1
-    assert "split_zhou_DescribableTextures.json is missing" in err and "--own-split" in err
+    assert "split_zhou_DescribableTextures.json is missing" in err and "--random-split" in err
     assert "14 not found" in err
     assert out.count("not found") == 14
 
@@ -148,7 +148,7 @@ def test_an_own_split_and_smaller_images_are_other_data_sets(tmp_path, capsys):
     raw, data = tmp_path / "raw", tmp_path / "data"
     build("caltech101", raw, 4)
     code, _, err = run(
-        capsys, "data", "pack", "caltech101", "--raw", raw, "--data", data, "--own-split", "7", "--resize", "48"
+        capsys, "data", "pack", "caltech101", "--raw", raw, "--data", data, "--random-split", "7", "--resize", "48"
     )
     assert code == 0, err
     manifest = open_dataset(data, "caltech101-split7-48px").manifest
@@ -177,7 +177,9 @@ def test_own_data_by_one_yaml_file(raw, tmp_path, capsys):
 
 
 def test_picks_are_printed_exported_and_trained_on(packed, tmp_path, capsys):
-    code, out, _ = run(capsys, "data", "picks", "dtd-subset", "--shots", "1", "--seed", "0", "--data", packed, "--json")
+    code, out, _ = run(
+        capsys, "data", "few-shot", "dtd-subset", "--shots", "1", "--seed", "0", "--data", packed, "--json"
+    )
     assert code == 0
     document = json.loads(out.splitlines()[-1])
     assert len(document["train"]) == 4
@@ -191,15 +193,15 @@ WRONG = [
     (["pack", "caltech"], 2, "did you mean caltech101"),
     (["pack", "paper"], 2, "--raw"),
     (["pack", "shapes", "--resize", "32"], 2, "packed as it is"),
-    (["pack", "imagenet-a", "--own-split", "1", "--raw", "RAW"], 2, "no own split"),
+    (["pack", "imagenet-a", "--random-split", "1", "--raw", "RAW"], 2, "no own split"),
     (["pack", "dtd", "--resize", "4", "--raw", "RAW"], 2, "at least 16"),
     (["pack", "dtd", "--resize", "0", "--subset", "--raw", "RAW"], 2, "at least 16"),
     (["pack", "dtd", "--subset", "--raw", "RAW", "--data", "RAW"], 2, "lies in the raw data"),
     (["pack", "shapes", "--raw", "RAW", "--data", "RAW/eurosat/2750/x"], 2, "lies in the raw data"),
     (["pack", "paper", "--from", "somewhere", "--raw", "RAW"], 2, "name it instead of 'paper'"),
-    (["pack", "dtd", "--own-split", "1", "--subset", "--raw", "RAW"], 2, "leave out --subset"),
+    (["pack", "dtd", "--random-split", "1", "--subset", "--raw", "RAW"], 2, "leave out --subset"),
     (["pack", "world", "--subset"], 2, "drawn as it is"),
-    (["pack", "dtd-split3", "--own-split", "4", "--raw", "RAW"], 2, "two data sets"),
+    (["pack", "dtd-split3", "--random-split", "4", "--raw", "RAW"], 2, "two data sets"),
     (["pack", "shapes", "dtd", "--from", "somewhere"], 2, "one data set"),
     (["pack", "food101", "--from", "https://127.0.0.1:9/wds_food101"], 2, "official"),
     (["pack", "shapes", "--data", "https://127.0.0.1:9/shards"], 2, "packed into a folder"),
@@ -254,9 +256,9 @@ def test_one_set_that_fails_does_not_stop_the_others(tmp_path, capsys):
 def test_a_group_says_which_sets_an_own_split_leaves_out(tmp_path, capsys):
     for name in ("dtd", "imagenet-a"):
         build(name, tmp_path / "raw", 5)
-    plan = ["data", "pack", "paper", "--own-split", "1", "--dry-run", "--raw"]
+    plan = ["data", "pack", "paper", "--random-split", "1", "--dry-run", "--raw"]
     code, out, err = run(capsys, *plan, tmp_path / "raw")
-    assert code == 0 and "dtd-split1" in out and "left out with --own-split: imagenet-a" in err
+    assert code == 0 and "dtd-split1" in out and "left out with --random-split: imagenet-a" in err
     shutil.rmtree(tmp_path / "raw" / "dtd")
     code, _, err = run(capsys, *plan, tmp_path / "raw")
     assert code == 2 and "imagenet-a come with an official split" in err

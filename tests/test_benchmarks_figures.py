@@ -22,19 +22,19 @@ from benchmarks.results.published import tables as published
 from benchmarks.results.scores import Cell
 from benchmarks.suites import suite_named
 from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import WORLDS
-from benchmarks.suites.suite import Entry
+from benchmarks.suites.profiles import PROFILES
+from benchmarks.suites.suite import SuiteRun
 from benchmarks.tables.plain import build_table
 from runner.results import harmonic_mean
 
 TOTAL = 400
 SETS = ("tiles", "petals", "digits")
-Dropped = Callable[[Entry], bool]
+Dropped = Callable[[SuiteRun], bool]
 
 
 @dataclass
 class Made:
-    """Results of a suite, the accuracies in them by (arm's name, key, data set, class set, seed), and its figures."""
+    """Results of a suite, the accuracies by (variant's name, key, data set, class set, seed), and its figures."""
 
     done: SuiteResults
     percent: dict[tuple[Any, ...], float] = field(default_factory=dict)
@@ -43,12 +43,14 @@ class Made:
         assert self.done.suite.figures is not None
         return self.done.suite.figures(self.done)[name]()
 
-    def values(self, arm: Any, dataset: str, half: str) -> list[float]:
-        return [self.percent[arm.name, str(arm.key), dataset, half, seed] for seed in self.done.choice.seeds]
+    def values(self, variant: Any, dataset: str, half: str) -> list[float]:
+        return [self.percent[variant.name, str(variant.key), dataset, half, seed] for seed in self.done.options.seeds]
 
-    def hm(self, arm: Any, *datasets: str) -> float:
+    def hm(self, variant: Any, *datasets: str) -> float:
         """Of the mean base and the mean novel accuracy over these data sets."""
-        base, novel = (mean(v for name in datasets for v in self.values(arm, name, half)) for half in ("base", "novel"))
+        base, novel = (
+            mean(v for name in datasets for v in self.values(variant, name, half)) for half in ("base", "novel")
+        )
         return harmonic_mean(base, novel)
 
 
@@ -63,24 +65,24 @@ def make(
 ) -> Made:
     """Finished runs for all of a suite's plan but what is `dropped`."""
     suite = suite_named(name)
-    choice = suite.choice(WORLDS[world], **more)
+    options = suite.options(PROFILES[world], **more)
     rng = random.Random(name)
     percent = {}
-    for entry in suite.plan(choice):
+    for entry in suite.plan(options):
         if dropped(entry):
             continue
-        plan = entry.piece.config
+        plan = entry.spec.config
         config = put_run(
             folder, plan.method, plan.dataset, seed=plan.seed, classes=plan.classes, shots=plan.shots,
             backbone=plan.backbone, pretrained=plan.pretrained, precision=plan.precision,
             overrides=plan.recipe.model_dump(), options=plan.options,
         )  # fmt: skip
         assert config.path == plan.path
-        for target in entry.piece.targets:
+        for target in entry.spec.targets:
             correct, half = rng.randint(TOTAL // 3, TOTAL), target.split(":")[1] if ":" in target else "all"
             put_score(folder, config, target, correct, TOTAL, of=2 * TOTAL if limited else None)
-            percent[entry.arm.name, str(entry.arm.key), entry.dataset, half, entry.seed] = 100 * correct / TOTAL
-    return Made(SuiteResults.read(suite, choice, folder), percent)
+            percent[entry.variant.name, str(entry.variant.key), entry.dataset, half, entry.seed] = 100 * correct / TOTAL
+    return Made(SuiteResults.read(suite, options, folder), percent)
 
 
 def lines_of(axes: Any) -> dict[str, list[float]]:
@@ -113,17 +115,17 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Three methods on three data sets and two seeds; MaPLe lacks a seed on digits."""
     return make(
         tmp_path_factory.mktemp("halves"), "base-to-novel",
-        dropped=lambda entry: (entry.arm.method, entry.dataset, entry.seed) == ("maple", "digits", 2),
+        dropped=lambda entry: (entry.variant.method, entry.dataset, entry.seed) == ("maple", "digits", 2),
         datasets=SETS, methods=("zeroshot", "maple", "procap"), seeds=(1, 2),
     )  # fmt: skip
 
 
 def test_bars_are_the_harmonic_means_and_a_missing_one_is_no_bar(halves):
-    zeroshot, maple, procap = halves.done.arms
+    zeroshot, maple, procap = halves.done.variants
     figure = halves.figure("hm-bars")
     there = {name: (zeroshot, maple, procap) for name in SETS} | {"digits": (zeroshot, procap)}
-    wanted = {name: [halves.hm(arm, name) for arm in arms] for name, arms in there.items()}
-    wanted["Average"] = [halves.hm(arm, *SETS) for arm in (zeroshot, procap)]
+    wanted = {name: [halves.hm(variant, name) for variant in variants] for name, variants in there.items()}
+    wanted["Average"] = [halves.hm(variant, *SETS) for variant in (zeroshot, procap)]
     assert {name: near(heights) for name, heights in wanted.items()} == bars_of(figure)
     assert [text for axes in figure.axes for text in texts_of(axes)].count("–") == 2
     assert "2 seeds" in figure.get_suptitle()
@@ -131,9 +133,9 @@ def test_bars_are_the_harmonic_means_and_a_missing_one_is_no_bar(halves):
 
 def test_the_radar_breaks_a_line_where_a_value_is_missing(halves):
     lines = lines_of(halves.figure("hm-radar").axes[0])
-    zeroshot, maple, procap = halves.done.arms
-    for arm in (zeroshot, procap):
-        assert lines[arm.name] == near([halves.hm(arm, name) for name in (*SETS, SETS[0])])
+    zeroshot, maple, procap = halves.done.variants
+    for variant in (zeroshot, procap):
+        assert lines[variant.name] == near([halves.hm(variant, name) for name in (*SETS, SETS[0])])
     assert lines["MaPLe"] == near(
         [halves.hm(maple, "tiles"), halves.hm(maple, "petals"), math.nan, halves.hm(maple, "tiles")]
     )
@@ -192,15 +194,15 @@ def test_accuracy_against_speed_shows_averages_of_complete_methods(halves):
     points = [
         (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_marker() not in ("_", "None")
     ]
-    zeroshot, _, procap = halves.done.arms
+    zeroshot, _, procap = halves.done.variants
     # Every evaluation of made results ran at 200 images a second.
-    assert points == [near((200.0, halves.hm(arm, *SETS))) for arm in (zeroshot, procap)]
+    assert points == [near((200.0, halves.hm(variant, *SETS))) for variant in (zeroshot, procap)]
 
 
 def test_figures_of_a_table_are_those_of_the_suite(halves):
     two = {"datasets": SETS[:2], "methods": ("zeroshot", "maple", "procap"), "seeds": (1, 2)}
     suite = halves.done.suite
-    done = SuiteResults.read(suite, suite.choice(WORLDS["mini"], **two), halves.done.results)
+    done = SuiteResults.read(suite, suite.options(PROFILES["mini"], **two), halves.done.results)
     scores = list(done.scores.values())
     table = build_table(scores)
     first, second = of_table(table, scores), of_suite(done)
@@ -213,17 +215,17 @@ def test_figures_of_a_table_are_those_of_the_suite(halves):
 def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(tmp_path):
     made = make(
         tmp_path, "few-shot", quick=True, datasets=SETS, seeds=(1, 2), methods=("zeroshot", "coop", "procap"),
-        dropped=lambda entry: (entry.arm.method, entry.arm.shots, entry.dataset) == ("coop", 4, "petals"),
+        dropped=lambda entry: (entry.variant.method, entry.variant.shots, entry.dataset) == ("coop", 4, "petals"),
     )  # fmt: skip
     figure = made.figure("few-shot")
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_title(loc="left")}
     assert list(panels) == ["Average", *SETS]
-    arms = {(arm.method, arm.key["shots"]): arm for arm in made.done.arms}
+    variants = {(variant.method, variant.key["shots"]): variant for variant in made.done.variants}
 
     def wanted(method: str, shots: int, *names: str) -> float:
         if (method, shots) == ("coop", 4) and "petals" in names:
             return math.nan
-        return mean(value for name in names for value in made.values(arms[method, shots], name, "all"))
+        return mean(value for name in names for value in made.values(variants[method, shots], name, "all"))
 
     for title, axes in panels.items():
         level, coop, procap = axes.lines
@@ -234,7 +236,7 @@ def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(
             assert list(line.get_ydata()) == near([wanted(method, shots, *names) for shots in (1, 4, 16)])
         assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "4", "16"]
     # The band reaches one sample deviation to both sides of the mean.
-    middle, values = wanted("procap", 1, "tiles"), made.values(arms["procap", 1], "tiles", "all")
+    middle, values = wanted("procap", 1, "tiles"), made.values(variants["procap", 1], "tiles", "all")
     band = panels["tiles"].collections[-1].get_paths()[0].vertices
     edges = {round(y, 6) for x, y in band if x == 1}
     assert edges == {round(middle + sign * stdev(values), 6) for sign in (-1, 1)}
@@ -245,21 +247,21 @@ def test_curves_are_averages_on_the_left_and_data_sets_on_the_right(tmp_path, na
     two = SETS[:2]
     made = make(
         tmp_path, name, datasets=two, seeds=(1, 2),
-        dropped=lambda entry: (entry.dataset, entry.arm.key[key]) == ("petals", last),
+        dropped=lambda entry: (entry.dataset, entry.variant.key[key]) == ("petals", last),
     )  # fmt: skip
-    arms = sorted(made.done.arms, key=lambda arm: arm.key[key])
-    assert arms[-1].key[key] == last
+    variants = sorted(made.done.variants, key=lambda variant: variant.key[key])
+    assert variants[-1].key[key] == last
     left, right = made.figure(name).axes
     lines = lines_of(left)
     for half in ("base", "novel"):
-        means = [mean(value for at in two for value in made.values(arm, at, half)) for arm in arms[:-1]]
+        means = [mean(value for at in two for value in made.values(variant, at, half)) for variant in variants[:-1]]
         assert lines[half] == near([*means, math.nan])
-    assert lines["harmonic mean"] == near([*(made.hm(arm, *two) for arm in arms[:-1]), math.nan])
+    assert lines["harmonic mean"] == near([*(made.hm(variant, *two) for variant in variants[:-1]), math.nan])
     assert lines_of(right) == {
-        "tiles": near([made.hm(arm, "tiles") for arm in arms]),
-        "petals": near([*(made.hm(arm, "petals") for arm in arms[:-1]), math.nan]),
+        "tiles": near([made.hm(variant, "tiles") for variant in variants]),
+        "petals": near([*(made.hm(variant, "petals") for variant in variants[:-1]), math.nan]),
     }
-    assert list(left.lines[0].get_xdata()) == [arm.key[key] for arm in arms]
+    assert list(left.lines[0].get_xdata()) == [variant.key[key] for variant in variants]
 
 
 def test_the_paper_s_durations_stand_beside_ours_of_all_its_data_sets_alone(tmp_path):
@@ -285,17 +287,17 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The quick grid; of one pair of weights a data set is missing."""
     return make(
         tmp_path_factory.mktemp("swept"), "sensitivity", quick=True,
-        dropped=lambda entry: (entry.arm.key["nce_weight"], entry.arm.key["kl_weight"]) == (1.0, 0.0)
+        dropped=lambda entry: (entry.variant.key["nce_weight"], entry.variant.key["kl_weight"]) == (1.0, 0.0)
         and entry.dataset == "petals",
     )  # fmt: skip
 
 
 def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
     axes = swept.figure("sensitivity-weights").axes[0]
-    arms = {
-        (arm.key["nce_weight"], arm.key["kl_weight"]): arm
-        for arm in swept.done.arms
-        if arm.key["nce_temperature"] == 0.07
+    variants = {
+        (variant.key["nce_weight"], variant.key["kl_weight"]): variant
+        for variant in swept.done.variants
+        if variant.key["nce_temperature"] == 0.07
     }
     rows, columns = (
         [label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())
@@ -310,7 +312,7 @@ def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
         if weights == (1, 0):
             assert shown[place] == "–" and math.isnan(colours.filled(math.nan)[place])
             continue
-        wanted = mean(swept.hm(arms[weights], name) for name in swept.done.datasets)
+        wanted = mean(swept.hm(variants[weights], name) for name in swept.done.datasets)
         assert shown[place] == f"{wanted:.2f}" and colours[place] == near(wanted)
     framed = {(patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches if not patch.get_hatch()}
     assert framed == {(1.0, 1.0)}
@@ -318,9 +320,13 @@ def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
 
 def test_the_temperature_curve_has_a_line_for_each_data_set_and_their_mean(swept):
     lines = lines_of(swept.figure("sensitivity-temperature").axes[0])
-    own = [arm for arm in swept.done.arms if (arm.key["nce_weight"], arm.key["kl_weight"]) == (0.01, 1e-5)]
-    own.sort(key=lambda arm: arm.key["nce_temperature"])
-    wanted = {name: [swept.hm(arm, name) for arm in own] for name in swept.done.datasets}
+    own = [
+        variant
+        for variant in swept.done.variants
+        if (variant.key["nce_weight"], variant.key["kl_weight"]) == (0.01, 1e-5)
+    ]
+    own.sort(key=lambda variant: variant.key["nce_temperature"])
+    wanted = {name: [swept.hm(variant, name) for variant in own] for name in swept.done.datasets}
     wanted["mean"] = [mean(column) for column in zip(*wanted.values(), strict=True)]
     assert len(own) == 3 and lines == {name: near(values) for name, values in wanted.items()}
 
@@ -330,14 +336,14 @@ def test_the_spread_is_drawn_around_the_mean_with_the_sample_deviation(tmp_path)
         tmp_path, "stability", datasets=SETS, seeds=(1, 2, 3),
         dropped=lambda entry: (entry.dataset, entry.seed) == ("petals", 3),
     )  # fmt: skip
-    (arm,) = made.done.arms
+    (variant,) = made.done.variants
     base, _, hm = made.figure("seed-spread").axes
     rows = [*SETS, "Average"]
     assert [label.get_text() for label in base.get_yticklabels()] == rows
     for panel, per_seed, middle in (
-        (base, lambda name: made.values(arm, name, "base"), lambda name: mean(made.values(arm, name, "base"))),
-        (hm, lambda name: list(map(harmonic_mean, *(made.values(arm, name, half) for half in ("base", "novel")))),
-         lambda name: made.hm(arm, name)),
+        (base, lambda name: made.values(variant, name, "base"), lambda name: mean(made.values(variant, name, "base"))),
+        (hm, lambda name: list(map(harmonic_mean, *(made.values(variant, name, half) for half in ("base", "novel")))),
+         lambda name: made.hm(variant, name)),
     ):  # fmt: skip
         texts = {rows[text.get_position()[1]]: text.get_text() for text in panel.texts}
         assert texts["petals"] == texts["Average"] == "–"
@@ -354,11 +360,11 @@ def test_the_spread_is_drawn_around_the_mean_with_the_sample_deviation(tmp_path)
 
 def test_the_average_of_the_spread_is_that_of_the_table_beside_it(tmp_path):
     made = make(tmp_path, "stability", datasets=SETS, seeds=(1, 2, 3))
-    (arm,) = made.done.arms
-    cell = made.done.mean_of_hms(arm)
+    (variant,) = made.done.variants
+    cell = made.done.mean_of_hms(variant)
     texts = [text.get_text() for text in made.figure("seed-spread").axes[2].texts]
     assert texts[-1] == f"{cell.mean:.2f} ± {cell.std:.2f}"
-    assert cell.mean != pytest.approx(made.done.average_halves(arm)[2].mean, abs=0.005)
+    assert cell.mean != pytest.approx(made.done.average_halves(variant)[2].mean, abs=0.005)
 
 
 def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
@@ -366,7 +372,7 @@ def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
     assert made.figure("seed-spread") is None
     for name in ("base-to-novel", "stability", "few-shot", "prompt-length", "duration", "sensitivity"):
         suite = suite_named(name)
-        done = SuiteResults.read(suite, suite.choice(WORLDS["mini"]), tmp_path / "empty")
+        done = SuiteResults.read(suite, suite.options(PROFILES["mini"]), tmp_path / "empty")
         assert suite.figures and save_figures(tmp_path / "drawn", suite.figures(done)) == []
     assert not (tmp_path / "drawn").exists()
 
@@ -381,11 +387,11 @@ def test_one_data_set_is_drawn_without_an_average(tmp_path):
 def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_path):
     """Zero-shot has the same accuracy with every seed; the other method is never right."""
     made = make(tmp_path, "stability", datasets=SETS, seeds=(1, 2), methods=("zeroshot",))
-    for entry in made.done.entries:
-        for target in entry.piece.targets:
-            put_score(tmp_path, entry.piece.config, target, 300, TOTAL)
+    for entry in made.done.runs:
+        for target in entry.spec.targets:
+            put_score(tmp_path, entry.spec.config, target, 300, TOTAL)
     nothing = {name: (Cell(0.0, (0.0,), (1,)),) * 3 for name in SETS}
-    done = SuiteResults.read(made.done.suite, made.done.choice, tmp_path)
+    done = SuiteResults.read(made.done.suite, made.done.options, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (spread,) = (draw() for draw in done.suite.figures(done).values())

@@ -25,7 +25,7 @@ from runner.progress import duration
 from runner.results import RunFolder
 
 HALVES = ("digits:base:test", "digits:novel:test")
-PLAN = ("bench", "base-to-novel", "--world", "mini", "--datasets", "digits", "--methods", "maple,coop", "--dry-run")
+PLAN = ("bench", "base-to-novel", "--profile", "mini", "--datasets", "digits", "--methods", "maple,coop", "--dry-run")
 
 
 @pytest.fixture(autouse=True)
@@ -152,8 +152,8 @@ def test_a_plan_says_how_long_what_is_left_of_it_takes(
 ):
     model, hand_out = CostModel(here(device="cpu")), Conditions().hand_out
     suite = suite_named("base-to-novel")
-    entries = suite.plan(suite.choice(MINI, datasets=("digits",), methods=("maple", "coop")))
-    runs = [entry.piece.config for entry in entries]
+    entries = suite.plan(suite.options(MINI, datasets=("digits",), methods=("maple", "coop")))
+    runs = [entry.spec.config for entry in entries]
     both = [Target.recorded(one) for one in HALVES]
 
     def took(*, train: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""A suite's folder has no table and no figure of an older choice, and keeps whatever else lies in it."""
+"""A suite's folder has no table and no figure of an older options, and keeps whatever else lies in it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STRANGE = ("notes.md", "collection.json", "tracking.json", "thesis.png", "thesis
 def done(tmp_path: Path) -> SuiteResults:
     """Base-to-novel on two data sets, all of it there."""
     suite = suite_named("base-to-novel")
-    choice = suite.choice(MINI, quick=True, datasets=("tiles", "petals"), methods=("maple", "procap"), seeds=(1,))
-    for entry in suite.plan(choice):
-        put_config(tmp_path, entry.piece.config)
-        for number, target in enumerate(entry.piece.targets):
-            put_score(tmp_path, entry.piece.config, target, 150 - number, 200)
-    return SuiteResults.read(suite, choice, tmp_path)
+    options = suite.options(MINI, quick=True, datasets=("tiles", "petals"), methods=("maple", "procap"), seeds=(1,))
+    for entry in suite.plan(options):
+        put_config(tmp_path, entry.spec.config)
+        for number, target in enumerate(entry.spec.targets):
+            put_score(tmp_path, entry.spec.config, target, 150 - number, 200)
+    return SuiteResults.read(suite, options, tmp_path)
 
 
 def test_what_another_choice_made_goes_and_everything_else_stays(done: SuiteResults) -> None:

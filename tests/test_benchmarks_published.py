@@ -351,7 +351,7 @@ def test_a_wrong_cell_in_ten_draws_of_the_main_table_is_found(tmp_path):
     for row in drawn.sample(agreeing, 10):
         base, novel, hm = map(float, row[3:])
         assert check_hm("t", "w", base, novel, hm).finding is None
-        assert check_hm("t", "w", base, novel, round(hm + drawn.choice([-1, 1]) * drawn.uniform(0.03, 2), 2)).finding
+        assert check_hm("t", "w", base, novel, round(hm + drawn.options([-1, 1]) * drawn.uniform(0.03, 2), 2)).finding
 
 
 def test_the_sheet_says_what_was_checked_and_what_could_not_be():

@@ -24,7 +24,7 @@ from benchmarks.qualitative.prompts import LearnedPrompts, NoPrompts, learned_pr
 from benchmarks.suites import suite_named
 from benchmarks.suites.cleanup import remove_other_figures
 from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import world_named
+from benchmarks.suites.profiles import find_profile
 from benchmarks.tables.qualitative import qualitative_sheets
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
@@ -57,7 +57,7 @@ def done(tiny_checkpoint, place) -> SuiteResults:
         "backbone": str(tiny_checkpoint),
         "overrides": quick,
     }
-    return SuiteResults.read(suite, suite.choice(world_named("mini"), **more), place.results)
+    return SuiteResults.read(suite, suite.options(find_profile("mini"), **more), place.results)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def run(done, place) -> Callable[..., RunConfig]:
     """A finished run of a method, trained when it is first asked for."""
 
     def finished(method: str) -> RunConfig:
-        [config] = [entry.piece.config for entry in done.entries if entry.arm.method == method]
+        [config] = [entry.spec.config for entry in done.runs if entry.variant.method == method]
         if not RunFolder(place.results / config.path).train():
             train(config, place)
         return config
@@ -78,7 +78,7 @@ def pair(done, run, place) -> Qualitative:
     """MaPLe beside ProCAP, as the suite makes the pictures."""
     for method in PAIR:
         run(method)
-    entries = tuple(entry for entry in done.entries if entry.arm.method in PAIR)
+    entries = tuple(entry for entry in done.runs if entry.variant.method in PAIR)
     return make_pictures(dataclasses.replace(done, entries=entries), place)
 
 
@@ -165,7 +165,7 @@ def test_the_pictures_and_the_record_are_there(pair, place):
 def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_prompts_alone(done, pair, place, tmp_path):
     """Tables are read from the record of the pictures; what is recorded of other runs says nothing of these."""
     entries = {
-        methods: tuple(entry for entry in done.entries if entry.arm.method in methods)
+        methods: tuple(entry for entry in done.runs if entry.variant.method in methods)
         for methods in (PAIR, ("procap",))
     }
     both, one = (dataclasses.replace(done, entries=chosen) for chosen in entries.values())
@@ -262,7 +262,7 @@ def test_dollars_in_the_name_of_a_class_are_no_formula():
 
 def test_what_is_said_of_the_pictures_is_what_they_show(done, pair, tmp_path):
     """The note of the table, where methods disagree somewhere and where they never do."""
-    entries = tuple(entry for entry in done.entries if entry.arm.method in PAIR)
+    entries = tuple(entry for entry in done.runs if entry.variant.method in PAIR)
     elsewhere = dataclasses.replace(done, entries=entries, results=tmp_path)
     file = tmp_path / "collections/suite/qualitative/pictures.json"
     file.parent.mkdir(parents=True)

@@ -42,15 +42,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report") / "results"
     methods = ("zeroshot", "maple", "procap")
     _, entries = begin(root, "base-to-novel", datasets=("shapes", "petals"), methods=methods, seeds=(1,))
-    failed, missing, broken = (entries[number].piece.config for number in (3, 4, 5))
+    failed, missing, broken = (entries[number].spec.config for number in (3, 4, 5))
     for number, entry in enumerate(entries):
-        if entry.piece.config not in (failed, missing):
+        if entry.spec.config not in (failed, missing):
             put_entry(root, entry, 0.5 + 0.01 * number)
     progress = Progress(config_hash=failed.hash, status="failed", step=3, steps=9, epochs=[], seconds=1, environment={})
     write_json(RunFolder(root / failed.path).progress_file, progress)
     (collection,) = read_collections(root)
     write_collection(root, collection.model_copy(update={"failed": {failed.path: "no room"}}))
-    RunFolder(root / broken.path).eval_file(Target.recorded(entries[5].piece.targets[1])).write_text("{broken")
+    RunFolder(root / broken.path).eval_file(Target.recorded(entries[5].spec.targets[1])).write_text("{broken")
     _, parts = begin(root, "ablation", datasets=("tiles",))
     for number, entry in enumerate(parts):
         put_entry(root, entry, 0.8 - 0.01 * number)
@@ -164,7 +164,7 @@ def test_a_figure_says_its_n_where_seeds_differ(tmp_path: Path) -> None:
     root = tmp_path / "results"
     _, entries = begin(root, "base-to-novel", datasets=("tiles",), methods=("coop", "maple", "procap"), seeds=(1, 2))
     for entry in entries:
-        if (entry.arm.method, entry.seed) != ("maple", 2):
+        if (entry.variant.method, entry.seed) != ("maple", 2):
             put_entry(root, entry)
     shown = tables(Page(write_report(root).read_text()).root)
     [compared] = [table for title, table in shown.items() if title.startswith("Better, or luck")]
@@ -176,7 +176,7 @@ def test_a_figure_says_its_n_where_seeds_differ(tmp_path: Path) -> None:
 
 def test_what_failed_or_is_missing_stands_before_everything_else(page: Path, results: Path) -> None:
     top = page.read_text().split("<nav")[0]
-    entries = suite_named("base-to-novel").plan(read_suites(results)[0][0].choice)
+    entries = suite_named("base-to-novel").plan(read_suites(results)[0][0].options)
     for number, words in ((3, "failed: no room"), (4, "never begun"), (5, "cannot be read")):
         row = next(line for line in top.splitlines() if entries[number].path in line)
         assert words in row
@@ -195,7 +195,7 @@ def test_the_command_at_the_top_is_the_plan_again(
     assert main(words) == 0
     planned = next(json.loads(line) for line in capsys.readouterr().out.splitlines() if line[:1] in ("{", "["))
     runs = {run["run"] for run in (planned["runs"] if isinstance(planned, dict) else planned)}
-    assert runs == {entry.path for entry in read_suites(results)[0][0].done.entries}
+    assert runs == {entry.path for entry in read_suites(results)[0][0].done.runs}
 
 
 def test_the_same_files_give_the_same_page(page: Path, results: Path, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path:
     assert written and all(path.parent == Path("tables") for path in written)
     top = text.split("<nav")[0]
     assert "its figures" in top and "NameError" in top
-    assert f"procap bench {file} --world mini --quick" in tree.text()
+    assert f"procap bench {file} --profile mini --quick" in tree.text()
     unnamed = write_report(root, tmp_path / "unnamed").read_text().split("<nav")[0]
     assert "procap report FILE.py" in unnamed
 
@@ -315,7 +315,10 @@ def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path) -> 
 
 def test_the_recipe_says_first_what_was_changed_for_all_and_then_for_each(tmp_path: Path) -> None:
     change = r"\w+ \S+ instead of \S+"
-    for recipe, what, together in (("", "ProCAP's for all", True), ("own", "each method's own, as published", False)):
+    for recipe, what, together in (
+        ("", "ProCAP's for all", True),
+        ("published", "each method's own, as published", False),
+    ):
         begin(tmp_path / recipe, "base-to-novel", datasets=("tiles",), methods=("maple", "procap"), recipe=recipe)
         ((found,), _) = read_suites(tmp_path / recipe)
         (said,) = recipes(found)
@@ -337,7 +340,7 @@ def test_results_of_some_images_only_are_said_at_the_top(tmp_path: Path) -> None
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     config = put_entry(root, entries[0])
-    put_score(root, config, entries[0].piece.targets[0], 30, 40, of=200)
+    put_score(root, config, entries[0].spec.targets[0], 30, 40, of=200)
     text = write_report(root).read_text()
     assert "Limited: 1 evaluation looked at the first images" in text.split("<nav")[0]
     assert "75.00 †" in {words_of(cell) for cell in Page(text).root.all("td")}
@@ -372,7 +375,7 @@ def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path: Path) 
 
 
 def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path: Path) -> None:
-    """Such as figures of an older choice, which still lie in the folder."""
+    """Such as figures of an older options, which still lie in the folder."""
     root = tmp_path / "results"
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("maple", "procap"))
     for entry in entries:
@@ -394,11 +397,11 @@ def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_
 
 def test_what_was_chosen_of_an_older_collection_is_read_from_its_runs(tmp_path: Path) -> None:
     root = tmp_path / "results"
-    choice, entries = begin(root, "base-to-novel", datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
+    options, entries = begin(root, "base-to-novel", datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
     file = root / "collections/suite/base-to-novel/collection.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "settings": {}}))
     (found,), troubles = read_suites(root)
-    assert not troubles and found.guessed and found.choice == choice
+    assert not troubles and found.guessed and found.options == options
     assert [run.path for run in found.runs] == [entry.path for entry in entries]
 
 

@@ -33,10 +33,10 @@ def test_a_suite_has_a_clock_of_its_own_only_where_no_other_was_at_work(tmp_path
     """One command for all of them opens every collection at its begin and closes them at its end."""
     root = tmp_path / "results"
     for number, name in enumerate(("base-to-novel", "stability", "ablation")):
-        choice, _ = begin(tmp_path / "begun", name, datasets=("tiles",), methods=("procap",), seeds=(1,))
+        options, _ = begin(tmp_path / "begun", name, datasets=("tiles",), methods=("procap",), seeds=(1,))
         since = 1_700_000_000_000 + (number // 2) * 500_000 + number
         moments = {"status": "finished", "begun": since, "ended": since + 100_000}
-        write_collection(root, Collection(kind="suite", name=name, settings=choice.plain(), **moments))
+        write_collection(root, Collection(kind="suite", name=name, settings=options.plain(), **moments))
     rows = tables(Page(write_report(root).read_text()).root)["Suites, their runs, and how long they took"].all("tr")
     clocks = {words_of(row.all("th")[0]): words_of(row.all("td")[-1]) for row in rows if row.all("td")}
     assert clocks == {"base-to-novel": "-", "stability": "-", "ablation": "1.7", "All, shared runs once": "3.3"}
@@ -45,9 +45,9 @@ def test_a_suite_has_a_clock_of_its_own_only_where_no_other_was_at_work(tmp_path
 def test_a_contest_and_pictures_are_in_every_sum(tmp_path: Path) -> None:
     """They are no runs, and yet somebody's machine was busy for so long."""
     root, machine = tmp_path / "results", {"gpu": None, "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"}
-    choice, _ = begin(root, "runtime", datasets=("tiles",), methods=("procap",))
+    options, _ = begin(root, "runtime", datasets=("tiles",), methods=("procap",))
     row = {"dataset": "tiles", "method": "procap"}
-    contest = {"schema": 2, "backbone": {"name": choice.world.backbone}, "rows": [row], "seconds": 51.0}
+    contest = {"schema": 2, "backbone": {"name": options.profile.backbone}, "rows": [row], "seconds": 51.0}
     write_json(root / "runtime" / "x" / "runtime.json", {**contest, "environment": machine})
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
     put_entry(root, entries[0])
@@ -69,15 +69,15 @@ def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path: Pa
     _, entries = begin(root, "cross-dataset", **chosen)
     _, shifted = begin(root, "domain-generalization", **chosen)
     assert entries[0].path == shifted[0].path
-    config = put_config(root, entries[0].piece.config)
-    for target in entries[0].piece.targets:
+    config = put_config(root, entries[0].spec.config)
+    for target in entries[0].spec.targets:
         put_score(root, config, target, 150, 200)
     found, _ = read_suites(root)
     assert [run.state for one in found for run in one.runs] == ["finished", "not evaluated"]
     for order in (found, found[::-1]):
         (merged,) = all_runs(order)
         assert merged.state == "not evaluated" and merged.absent == found[1].runs[0].absent
-        assert len(merged.evaluations) == len(entries[0].piece.targets)
+        assert len(merged.evaluations) == len(entries[0].spec.targets)
     top = write_report(root).read_text().split("<nav")[0]
     assert "1 of 1 run: 1 trained, with evaluations missing." in top
 

@@ -12,7 +12,7 @@ from benchmarks.cli import bench as suite_commands
 from benchmarks.cli import main
 from benchmarks.cli import sweep as sweep_commands
 from benchmarks.cli import track as track_commands
-from benchmarks.cli.flags import Parallel, Place
+from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.sweeps.table import commands
 from cluster.launcher import do_all
 from cluster.sweep import carry_out
@@ -32,10 +32,10 @@ def there(tmp_path):
 @pytest.fixture
 def at(few_digits, tiny_checkpoint, there) -> tuple[str, ...]:
     where = ("--data", few_digits, "--results", f"local://{there}", "--backbone", tiny_checkpoint)
-    return tuple(map(str, (*where, "--datasets", "digits", "--at-once", "1", "--tracking", "off")))
+    return tuple(map(str, (*where, "--datasets", "digits", "--max-concurrent", "1", "--tracking", "off")))
 
 
-SUITE = ("--world", "mini", "--methods", "zeroshot", "--seeds", "1")
+SUITE = ("--profile", "mini", "--methods", "zeroshot", "--seeds", "1")
 
 
 def and_interrupted(work):
@@ -85,11 +85,11 @@ def test_the_report_of_all_suites_is_where_people_look_and_names_the_url(at, the
 
 
 def test_the_commands_at_the_end_of_a_sweep_hold_no_password():
-    place = Place(
+    place = RuntimeFlags(
         data="https://data.example/shards?sig=hunter2",
         results="s3://bucket/results",
         tracking="postgresql+psycopg2://me:hunter2@db/mlflow",
     )
-    for line in commands(sweep_settings(), {"recipe.lr": 0.1}, place, Parallel()):
+    for line in commands(sweep_settings(), {"recipe.lr": 0.1}, place, EngineFlags()):
         assert "hunter2" not in line and "--results s3://bucket/results" in line
         assert "--data https://data.example/shards" in line and "--tracking postgresql+psycopg2://db/mlflow" in line

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.cli import main
-from benchmarks.cli.flags import Place
+from benchmarks.cli.flags import RuntimeFlags
 from benchmarks.runtime.benchmark import contest_of_suite, write
 from benchmarks.runtime.data import class_names, open_contest, prepare
 from benchmarks.runtime.measure import Stretch, matmul_peak
@@ -26,7 +26,7 @@ from benchmarks.runtime.targets import targets, targets_table
 from benchmarks.suites import suite_named
 from benchmarks.suites.command import suite_command
 from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import MINI, PAPER, World
+from benchmarks.suites.profiles import MINI, PAPER, Profile
 from benchmarks.tables.runtime import runtime_sheets
 from procap.methods.procap import PROCAP_RECIPE
 from procap.weights.mini import load_mini
@@ -210,7 +210,7 @@ class Measured(Exception):
 def contest(few_digits, tmp_path_factory):
     """The suite after a contest that had time for a step in each mode: what is there, and a way to ask for it again."""
     suite, results = suite_named("runtime"), tmp_path_factory.mktemp("results")
-    done = SuiteResults.read(suite, suite.choice(MINI, datasets=("digits",), methods=("procap",)), results)
+    done = SuiteResults.read(suite, suite.options(MINI, datasets=("digits",), methods=("procap",)), results)
     place = RuntimeConfig(few_digits, results, device="cpu", tracking_uri="off")
 
     def ask(anew: bool = False) -> None:
@@ -251,7 +251,7 @@ def test_a_contest_is_repeated_unless_the_same_was_measured_whole_on_such_a_mach
 
 
 @pytest.mark.parametrize(("world", "quick"), [(MINI, True), (PAPER, False)])
-def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, world: World, quick: bool):
+def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, world: Profile, quick: bool):
     asked = []
 
     def begun(settings, *_, **__):
@@ -260,10 +260,10 @@ def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeyp
 
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begun)
     suite = suite_named("runtime")
-    done = SuiteResults.read(suite, suite.choice(world, quick=quick, data=tmp_path / "data"), tmp_path)
+    done = SuiteResults.read(suite, suite.options(world, quick=quick, data=tmp_path / "data"), tmp_path)
     with pytest.raises(Measured):
         suite.finish(done, RuntimeConfig(tmp_path / "data", tmp_path, device="cpu"), True)
-    words = shlex.split(suite_command(suite, done.choice, tmp_path))
+    words = shlex.split(suite_command(suite, done.options, tmp_path))
     assert words[-4:] == ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
     main([*words[1:], "--device", "cpu"])
     assert asked[0] == asked[1]
@@ -273,7 +273,7 @@ def test_another_contest_leaves_the_one_of_the_suite(contest, tmp_path, without_
     measured, _ = contest
     done = replace(measured, results=tmp_path)
     (file,) = (measured.results / "runtime").glob("*/runtime.json")
-    place = Place(results=str(tmp_path), tracking="off")
+    place = RuntimeFlags(results=str(tmp_path), tracking="off")
     report = json.loads(file.read_text())
     other = {**report, "rows": [{**row, "dataset": "tiles"} for row in report["rows"]]}
     for flags, found in ((Flags(datasets="digits"), report), (Flags(datasets="tiles"), other)) * 2:
@@ -293,7 +293,7 @@ def test_latex_has_every_sign_as_it_is_written(contest):
 
 def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(contest, tmp_path):
     measured, _ = contest
-    done = replace(measured, choice=replace(measured.choice, methods=("maple", "procap")), results=tmp_path)
+    done = replace(measured, options=replace(measured.options, methods=("maple", "procap")), results=tmp_path)
     (file,) = (measured.results / "runtime").glob("*/runtime.json")
     report = json.loads(file.read_text())
     own = [{**row, "train_seconds": 5.0} for row in report["rows"]]

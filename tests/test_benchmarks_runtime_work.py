@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from benchmarks.cli import main
-from benchmarks.cli.flags import Place
+from benchmarks.cli.flags import RuntimeFlags
 from benchmarks.cost.flops import evaluation, training_step
 from benchmarks.runtime.acceleration_ablation import measure_ways, possible, title
 from benchmarks.runtime.data import class_names, prepare
@@ -27,7 +27,7 @@ from benchmarks.runtime.report import WAYS_HEADERS, _ways_line
 from benchmarks.runtime.rounds import Clock, affordable, in_turns
 from benchmarks.runtime.scaling import Point, made_up, measure_points
 from benchmarks.runtime.settings import Flags, run_config, settings_of
-from benchmarks.runtime.work import Evaluation, Training
+from benchmarks.runtime.work import Evaluation, RecipeFlags
 from procap.exact_optimizations import NO_SAVINGS, Savings
 from procap.methods import build_method
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
@@ -172,7 +172,7 @@ def again(monkeypatch):
 
 
 def settings(**changes):
-    return replace(settings_of(Flags(repeats=1, batch=2, test_batch=3), Place(), CPU), **changes)
+    return replace(settings_of(Flags(repeats=1, batch=2, test_batch=3), RuntimeFlags(), CPU), **changes)
 
 
 def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
@@ -186,7 +186,7 @@ def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
 
 def training(clip, ways, mode="fast", name="procap"):
     method, images, labels = made_up(towers(clip, mode), name, 5, 2)
-    work = Training(method, run_config(name, "fp32", settings()), mode, ways, Meter(clip.device, 0))
+    work = RecipeFlags(method, run_config(name, "fp32", settings()), mode, ways, Meter(clip.device, 0))
     return work, images, labels
 
 

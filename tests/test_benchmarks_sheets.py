@@ -206,7 +206,7 @@ def test_sensitivity_is_a_matrix_of_mean_hms(tmp_path):
 
 def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path):
     def skip(entry: Any, target: str) -> bool:
-        return (entry.arm.method, entry.dataset, entry.seed, target) == ("maple", "tiles", 2, "tiles:novel:test")
+        return (entry.variant.method, entry.dataset, entry.seed, target) == ("maple", "tiles", 2, "tiles:novel:test")
 
     sets = ("shapes", "tiles")
     done = made(tmp_path, "base-to-novel", datasets=sets, methods=("maple", "procap"), skip=skip)
@@ -223,10 +223,10 @@ def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path)
 
 def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ranked(tmp_path):
     done = made(tmp_path, "base-to-novel", datasets=("shapes", "tiles"), methods=("maple", "procap"), seeds=(1,))
-    [entry] = [entry for entry in done.entries if (entry.arm.method, entry.dataset) == ("procap", "tiles")]
+    [entry] = [entry for entry in done.runs if (entry.variant.method, entry.dataset) == ("procap", "tiles")]
     for half in ("base", "novel"):
-        put_score(tmp_path, entry.piece.config, f"tiles:{half}", 99, 100, of=400)
-    done = SuiteResults.read(done.suite, done.choice, tmp_path)
+        put_score(tmp_path, entry.spec.config, f"tiles:{half}", 99, 100, of=400)
+    done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheet = sheet_of(done, "base-to-novel")
     found = table(sheet)
     assert found["tiles", "ProCAP"]["Base limited"] == "true" and not found["Average", "ProCAP"]["Base"]
@@ -237,16 +237,16 @@ def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ran
 def test_paper_rounding_is_that_of_the_old_parser(tmp_path):
     """By hand: 2/3, 1/7 and 5/9 are 66.7, 14.3 and 55.6, on average 45.53. Novel 1/3 each: 33.3. HM of both: 38.47."""
     done = made(tmp_path, "stability", datasets=("shapes",))
-    for entry, (right, total) in zip(done.entries, ((2, 3), (1, 7), (5, 9)), strict=True):
-        put_score(tmp_path, entry.piece.config, "shapes:base", right, total)
-        put_score(tmp_path, entry.piece.config, "shapes:novel", 1, 3)
-    old = SuiteResults.read(done.suite, done.choice, tmp_path, paper_rounding=True)
+    for entry, (right, total) in zip(done.runs, ((2, 3), (1, 7), (5, 9)), strict=True):
+        put_score(tmp_path, entry.spec.config, "shapes:base", right, total)
+        put_score(tmp_path, entry.spec.config, "shapes:novel", 1, 3)
+    old = SuiteResults.read(done.suite, done.options, tmp_path, paper_rounding=True)
     row = table(sheet_of(old, "stability"))["shapes", "ProCAP"]
     assert (row["Base"], row["Novel"], f"{float(row['HM']):.2f}") == ("45.53", "33.3", "38.47")
     assert float(row["Base std"]) == pytest.approx(np.std([66.7, 14.3, 55.6], ddof=1), abs=1e-5)
     notes = sheet_of(old, "stability").notes
     assert any("Paper rounding" in note for note in notes) and any("ddof = 1" in note for note in notes)
-    exact = table(sheet_of(SuiteResults.read(done.suite, done.choice, tmp_path), "stability"))["shapes", "ProCAP"]
+    exact = table(sheet_of(SuiteResults.read(done.suite, done.options, tmp_path), "stability"))["shapes", "ProCAP"]
     assert float(exact["Base"]) == pytest.approx(100 * (2 / 3 + 1 / 7 + 5 / 9) / 3, abs=1e-5)
 
 
@@ -473,7 +473,7 @@ def test_files_are_written_in_every_format(tmp_path):
 
 def test_sheets_of_a_run_without_results_are_all_dashes(tmp_path):
     suite = suite_named("few-shot")
-    done = SuiteResults.read(suite, suite.choice(MINI), tmp_path / "none")
+    done = SuiteResults.read(suite, suite.options(MINI), tmp_path / "none")
     [sheet] = suite.sheets(done)
     assert not any(item for line in sheet.lines for item in line.items)
-    assert done.cell(done.arms[0], "shapes", Target("shapes")) is None
+    assert done.cell(done.variants[0], "shapes", Target("shapes")) is None

@@ -75,7 +75,7 @@ def test_a_missing_result_names_the_command_that_makes_it(tmp_path):
     words = shlex.split(note.split("`")[1])
     assert words[:3] == ["procap", "bench", "stability"] and "--quick" in words
     said = dict(pairwise(words))
-    assert said["--results"] == str(tmp_path) and said["--world"] == "mini"
+    assert said["--results"] == str(tmp_path) and said["--profile"] == "mini"
     assert said["--datasets"] == "shapes,tiles" and said["--seeds"] == "1,2"
 
 
@@ -83,13 +83,13 @@ def test_a_speed_of_one_half_is_none_of_both(tmp_path):
     """The base half of CoOp was counted with image features from the cache."""
     sets = ("shapes", "tiles")
     done = made(tmp_path, "base-to-novel", datasets=sets, methods=("coop", "procap"), seeds=(1,), quick=True)
-    cached = next(entry for entry in done.entries if (entry.arm.method, entry.dataset) == ("coop", "tiles"))
+    cached = next(entry for entry in done.runs if (entry.variant.method, entry.dataset) == ("coop", "tiles"))
     folder, target = RunFolder(tmp_path / cached.path), Target("tiles", "base")
     result = folder.evaluation(target)
     assert result is not None
     untimed = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
     write_json(folder.eval_file(target), result.model_copy(update=untimed))
-    done = SuiteResults.read(done.suite, done.choice, tmp_path)
+    done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheet = sheet_of(done, "base-to-novel-speed")
     given = {line.labels[0]: [item is not None for item in line.items] for line in sheet.lines}
     assert given == {"CoOp": [False, False, True], "ProCAP": [True, True, True]}
@@ -102,10 +102,10 @@ def test_a_speed_of_one_half_is_none_of_both(tmp_path):
 
 def test_the_highest_figure_of_the_loss_weights_is_that_of_numbers(tmp_path):
     done = made(tmp_path, "sensitivity", quick=True, datasets=("tiles",))
-    least = next(entry for entry in done.entries if entry.arm.key["nce_temperature"] == 0.07)
-    for target in least.piece.targets:
-        put_score(tmp_path, least.piece.config, target, 38, 400)
-    done = SuiteResults.read(done.suite, done.choice, tmp_path)
+    least = next(entry for entry in done.runs if entry.variant.key["nce_temperature"] == 0.07)
+    for target in least.spec.targets:
+        put_score(tmp_path, least.spec.config, target, 38, 400)
+    done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheet = sheet_of(done, "sensitivity")
     means = [item.mean for line in sheet.lines for item in line.items if isinstance(item, Value)]
     assert min(means) == pytest.approx(9.5)

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("at_home")
 @pytest.fixture
 def small(few_digits, tiny_checkpoint) -> tuple[object, ...]:
     """What makes a suite one of seconds."""
-    chosen = ("--world", "mini", "--datasets", "digits", "--backbone", tiny_checkpoint, "--data", few_digits)
-    return (*chosen, "--at-once", "1", "--tracking", "off")
+    chosen = ("--profile", "mini", "--datasets", "digits", "--backbone", tiny_checkpoint, "--data", few_digits)
+    return (*chosen, "--max-concurrent", "1", "--tracking", "off")
 
 
 SUITE_OF_ONE_EPOCH = ("bench", "base-to-novel", "--epochs", "1")
@@ -68,12 +68,12 @@ def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys)
 
 OWN = """
 from benchmarks.tables.base_novel import base_to_novel_sheets
-from benchmarks.suites.suite import Arm, Suite
+from benchmarks.suites.suite import Variant, Suite
 
-def twice(choice, method):
-    return [Arm(method, key={"recipe": name}, recipe=name) for name in ("own", "procap")]
+def twice(options, method):
+    return [Variant(method, key={"recipe": name}, recipe=name) for name in ("published", "procap")]
 
-SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), arms=twice,
+SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), variants=twice,
               sheets=base_to_novel_sheets)
 """
 
@@ -84,7 +84,7 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     code, out, err = run(capsys, "bench", file, *small)
     assert code == 0 and "| digits" in out and "what I want to know" in err
     assert out.startswith("**What I want to know")
-    assert "CLIP (zero-shot) (recipe own)" in out and "CLIP (zero-shot) (recipe procap)" in out
+    assert "CLIP (zero-shot) (recipe published)" in out and "CLIP (zero-shot) (recipe procap)" in out
     assert "procap table" in err and "--suite mine" in err
     assert (tmp_path / "results/collections/suite/mine/collection.json").exists()
     other = tmp_path / "other.py"
@@ -100,13 +100,13 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
     [
         (('name="mine"', 'name="base-to-novel"'), "like one of ours"),
         (('name="mine"', 'name="my own"'), "cannot be called 'my own'"),
-        (("recipe=name)", "recipe=choice.oops)"), "the plan of suite 'mine' fails: AttributeError"),
+        (("recipe=name)", "recipe=options.oops)"), "the plan of suite 'mine' fails: AttributeError"),
     ],
 )
 def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, said, tmp_path, capsys):
     file = tmp_path / "wrong.py"
     file.write_text(OWN.replace(*change))
-    code, _, err = run(capsys, "bench", file, "--world", "mini", "--dry-run")
+    code, _, err = run(capsys, "bench", file, "--profile", "mini", "--dry-run")
     assert code == 2 and said in err and err.count("\n") == 1
 
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_read_or_drawn_takes_nothing_else_with_it(small, tmp_path
         assert code == 1 and f"  base/digits/zeroshot/tiny/16shot/{result.parts[-3]}: {result}" in err
         [line] = [line for line in out.splitlines() if line.startswith("| digits")]
         assert line.count("-  |") + line.count("- |") == 2, "novel accuracy and the harmonic mean are missing"
-        assert f"`procap bench {file} --world mini" in out, "the file is what can be typed"
+        assert f"`procap bench {file} --profile mini" in out, "the file is what can be typed"
     code, out, err = run(capsys, "table", file)
     assert code == 1 and "is left out: results/base/digits" in err and line in out
     collection = CollectionFolder(tmp_path / "results/collections/suite/mine").collection()
@@ -252,7 +252,7 @@ def test_the_plan_says_where_weights_are_and_refuses_what_no_run_could_do(few_di
 
 
 def test_suites_that_keep_their_own_data_sets_say_so(capsys):
-    code, _, err = run(capsys, "bench", "all", "--world", "paper", "--datasets", "dtd", "--seeds", "1", "--dry-run")
+    code, _, err = run(capsys, "bench", "all", "--profile", "paper", "--datasets", "dtd", "--seeds", "1", "--dry-run")
     assert code == 0 and "cross-dataset keeps its own data sets: imagenet" in err and "base-to-novel keeps" not in err
 
 
@@ -271,19 +271,19 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--on cloud", "unknown place 'cloud'"),
-        ("--address host:1", "add --on ray"),
-        ("--autoscale", "add --on ray"),
+        ("--launcher cloud", "unknown launcher 'cloud'"),
+        ("--address host:1", "add --launcher ray"),
+        ("--autoscale", "add --launcher ray"),
         ("--gpus 1.5", "a part of one, or a whole number"),
         ("--cpus inf", "a part of one, or a whole number"),
         ("--gpus nan", "a part of one, or a whole number"),
-        ("--at-once 0", "at least 1 is needed"),
-        ("--world mars", "unknown world 'mars'"),
+        ("--max-concurrent 0", "at least 1 is needed"),
+        ("--profile mars", "unknown profile 'mars'"),
         ("--accelerate foo", "known are auto, off,"),
         ("--accelerate foo --dry-run", "known are auto, off,"),
         ("--engine deepspeed --zero-stage 7", "ZeRO stage 7 is not supported"),
-        ("--engine deepspeed --deepspeed-config none.json --on ray", "none.json"),
-        ("--on ray --address http://127.0.0.1:8265", "is a dashboard"),
+        ("--engine deepspeed --deepspeed-config none.json --launcher ray", "none.json"),
+        ("--launcher ray --address http://127.0.0.1:8265", "is a dashboard"),
     ],
 )
 def test_wrong_words_are_answered_in_one_line(words, said, capsys):
@@ -292,7 +292,7 @@ def test_wrong_words_are_answered_in_one_line(words, said, capsys):
 
 
 def test_a_cluster_that_is_not_there_is_named(small, capsys):
-    words = (*SUITE_OF_ONE_EPOCH, *small[:-4], "--methods", "coop", "--on", "ray", "--address", "127.0.0.1:1")
+    words = (*SUITE_OF_ONE_EPOCH, *small[:-4], "--methods", "coop", "--launcher", "ray", "--address", "127.0.0.1:1")
     code, _, err = run(capsys, *words)
     assert code == 1
     last = err.splitlines()[-1]
@@ -319,7 +319,7 @@ def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
     from cluster.job import Report
 
     suite = suite_named("base-to-novel")
-    pieces = [entry.piece for entry in suite.plan(suite.choice(MINI, datasets=("digits",), methods=("coop",)))]
+    pieces = [entry.spec for entry in suite.plan(suite.options(MINI, datasets=("digits",), methods=("coop",)))]
     jobs = [Job(pieces=(piece,)) for piece in pieces]
     guess = Guess()
     with JobProgress(jobs, guess, 2, quiet=True) as ledger:
@@ -343,7 +343,7 @@ def test_no_table_takes_the_file_of_something_else(name, tmp_path):
     from benchmarks.qualitative.pictures import FILE
 
     suite = suite_named(name)
-    done = SuiteResults.read(suite, suite.choice(MINI, quick=True), tmp_path)
+    done = SuiteResults.read(suite, suite.options(MINI, quick=True), tmp_path)
     kept = {"collection.json", "tracking.json", FILE}
     names = [sheet.name for sheet in suite.sheets(done)]
     assert len(set(names)) == len(names) and not kept & {f"{one}.json" for one in [*names, name]}
@@ -354,8 +354,8 @@ def test_mlflow_takes_the_names_of_a_suites_figures(name, tmp_path):
     from mlflow.utils.validation import _validate_metric_name
 
     suite = suite_named(name)
-    done = SuiteResults.read(suite, suite.choice(PAPER), tmp_path)
-    names = short_names(done.arms)
+    done = SuiteResults.read(suite, suite.options(PAPER), tmp_path)
+    names = short_names(done.variants)
     assert len(set(names)) == len(names)
     for one in names:
         _validate_metric_name(f"hm/{one}")

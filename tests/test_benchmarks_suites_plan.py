@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli.flags import Place, Suited
+from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.command import suite_command
 from benchmarks.suites.planning import merged, plan
-from benchmarks.suites.profiles import MINI, PAPER, WORLDS
+from benchmarks.suites.profiles import MINI, PAPER, PROFILES
 from benchmarks.suites.suite import SuiteOptions
 from procap.errors import UsageError
 from shards.catalogue import CATALOGUE
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("at_home")
 def test_base_to_novel_is_the_papers_table_one():
     """Eleven data sets, five methods, three seeds; 16 shots of base classes; tested on both halves."""
     suite = suite_named("base-to-novel")
-    pieces = [entry.piece for entry in suite.plan(suite.choice(PAPER))]
+    pieces = [entry.spec for entry in suite.plan(suite.options(PAPER))]
     assert len(pieces) == len({piece.config for piece in pieces}) == 11 * 5 * 3
     assert {(piece.config.classes, piece.config.shots) for piece in pieces} == {("base", 16)}
     assert {piece.config.backbone for piece in pieces} == {"ViT-B-16"}
@@ -55,51 +55,53 @@ def test_the_suites_are_the_papers_and_share_their_runs():
     seen: set[str] = set()
     for name, (runs, evaluations, shared) in COUNTS.items():
         suite = suite_named(name)
-        entries = suite.plan(suite.choice(PAPER))
+        entries = suite.plan(suite.options(PAPER))
         paths = {entry.path for entry in entries}
-        targets = {(entry.path, target) for entry in entries for target in entry.piece.targets}
+        targets = {(entry.path, target) for entry in entries for target in entry.spec.targets}
         assert (len(paths), len(targets), len(paths & seen)) == (runs, evaluations, shared), name
         seen |= paths
-    plans = [plan(suite_named(name), Suited(world="paper"), Place(), Path("data")) for name in SUITES]
+    plans = [plan(suite_named(name), SuiteFlags(profile="paper"), RuntimeFlags(), Path("data")) for name in SUITES]
     assert sorted(piece.config.path for piece in merged(plans)) == sorted(seen), "no two workers meet at a run"
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
+@pytest.mark.parametrize("world", PROFILES.values(), ids=lambda world: world.name)
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_suite_can_be_planned_everywhere(world, quick):
-    """Also with methods that it is not made for; arms of a suite have keys of their own, so tables tell them apart."""
+    """Also with methods that it is not made for; variants of a suite have keys of their own."""
     for name in SUITES:
         suite = suite_named(name)
         for methods in (None, ("zeroshot", "coop", "cocoop", "maple", "procap")):
-            choice = suite.choice(world, quick=quick, methods=methods)
-            entries = suite.plan(choice)
-            assert SuiteOptions.of_plain(choice.plain()) == choice
-            arms = {(entry.arm.method, tuple(entry.arm.key.items())) for entry in entries}
-            per_run = len(choice.datasets) * len(choice.seeds)
-            assert len(entries) == len(arms) * per_run
-            assert set(choice.datasets) <= set(CATALOGUE)
+            options = suite.options(world, quick=quick, methods=methods)
+            entries = suite.plan(options)
+            assert SuiteOptions.of_plain(options.plain()) == options
+            variants = {(entry.variant.method, tuple(entry.variant.key.items())) for entry in entries}
+            per_run = len(options.datasets) * len(options.seeds)
+            assert len(entries) == len(variants) * per_run
+            assert set(options.datasets) <= set(CATALOGUE)
 
 
 def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
     suite = suite_named("base-to-novel")
 
     def recipes(world, **more):
-        return {entry.arm.method: entry.piece.config.recipe for entry in suite.plan(suite.choice(world, **more))}
+        return {entry.variant.method: entry.spec.config.recipe for entry in suite.plan(suite.options(world, **more))}
 
     own, same = recipes(PAPER), recipes(PAPER, recipe="procap")
     assert own["maple"].optimizer == "sgd" and own["coop"].epochs != own["procap"].epochs
     assert same["maple"] == same["coop"] == same["procap"] == own["procap"]
     assert recipes(MINI)["maple"].epochs == 10 and recipes(MINI, quick=True)["maple"].epochs == 2
-    assert recipes(MINI, recipe="own")["maple"] == own["maple"], "published recipes are not shortened"
+    assert recipes(MINI, recipe="published")["maple"] == own["maple"], "published recipes are not shortened"
 
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
-    planned = plan(suite_named(name), Suited(methods="zeroshot,procap", shots=words, seeds="1"), Place(), Path("data"))
-    assert SuiteOptions.of_plain(json.loads(json.dumps(planned.choice.plain())), data=Path("data")) == planned.choice
-    command = suite_command(planned.suite, planned.choice, "results").split()
+    planned = plan(
+        suite_named(name), SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1"), RuntimeFlags(), Path("data")
+    )
+    assert SuiteOptions.of_plain(json.loads(json.dumps(planned.options.plain())), data=Path("data")) == planned.options
+    command = suite_command(planned.suite, planned.options, "results").split()
     assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words.replace("full", "0")
-    first = [entry for entry in planned.entries if entry.dataset == planned.entries[0].dataset]
-    return [(entry.arm.method, entry.piece.config.shots) for entry in first]
+    first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]
+    return [(entry.variant.method, entry.spec.config.shots) for entry in first]
 
 
 def test_shots_are_those_of_all_runs_or_of_a_curve():
@@ -113,10 +115,11 @@ def test_shots_are_those_of_all_runs_or_of_a_curve():
 
 def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
     plans = [
-        plan(suite_named(name), Suited(), Place(), tmp_path) for name in ("cross-dataset", "domain-generalization")
+        plan(suite_named(name), SuiteFlags(), RuntimeFlags(), tmp_path)
+        for name in ("cross-dataset", "domain-generalization")
     ]
     pieces = merged(plans)
-    assert len(pieces) == len(plans[0].entries) == len(plans[1].entries)
+    assert len(pieces) == len(plans[0].runs) == len(plans[1].runs)
     assert all(f"{target}:all:test" in pieces[0].targets for target in ("shapes", "tiles", "shapes-art"))
 
 
@@ -124,48 +127,48 @@ def test_without_data_the_generated_world_is_used(tmp_path):
     suite = suite_named("base-to-novel")
 
     def chosen(suited, place, several=False):
-        return plan(suite, suited, place, tmp_path, several=several).choice
+        return plan(suite, suited, place, tmp_path, several=several).options
 
-    assert chosen(Suited(), Place()).datasets == MINI.datasets
-    assert chosen(Suited(), Place(data="/somewhere")).datasets == PAPER.datasets
-    assert chosen(Suited(world="mini", seeds="4"), Place(data="/somewhere")).seeds == (4,)
+    assert chosen(SuiteFlags(), RuntimeFlags()).datasets == MINI.datasets
+    assert chosen(SuiteFlags(), RuntimeFlags(data="/somewhere")).datasets == PAPER.datasets
+    assert chosen(SuiteFlags(profile="mini", seeds="4"), RuntimeFlags(data="/somewhere")).seeds == (4,)
     with pytest.raises(UsageError, match="mini"):
-        chosen(Suited(world="mimi"), Place())
+        chosen(SuiteFlags(profile="mimi"), RuntimeFlags())
 
 
 def test_data_that_are_named_in_any_way_are_the_papers(tmp_path, monkeypatch):
     suite = suite_named("base-to-novel")
-    assert plan(suite, Suited(datasets="eurosat"), Place(), tmp_path).choice.world is PAPER
-    assert plan(suite, Suited(datasets="tiles"), Place(), tmp_path).choice.world is MINI
+    assert plan(suite, SuiteFlags(datasets="eurosat"), RuntimeFlags(), tmp_path).options.profile is PAPER
+    assert plan(suite, SuiteFlags(datasets="tiles"), RuntimeFlags(), tmp_path).options.profile is MINI
     monkeypatch.setenv("PROCAP_DATA", str(tmp_path))
-    assert plan(suite, Suited(), Place(), tmp_path).choice.world is PAPER
-    assert plan(suite, Suited(datasets="tiles,digits"), Place(), tmp_path).choice.world is MINI
-    assert plan(suite, Suited(world="mini"), Place(), tmp_path).choice.world is MINI
+    assert plan(suite, SuiteFlags(), RuntimeFlags(), tmp_path).options.profile is PAPER
+    assert plan(suite, SuiteFlags(datasets="tiles,digits"), RuntimeFlags(), tmp_path).options.profile is MINI
+    assert plan(suite, SuiteFlags(profile="mini"), RuntimeFlags(), tmp_path).options.profile is MINI
 
 
 def test_durations_are_parts_of_what_each_data_set_has():
     """CoOp's own recipe has 50 epochs on ImageNet and 200 elsewhere."""
     suite = suite_named("duration")
     for datasets in (("imagenet", "dtd", "eurosat"), ("dtd", "eurosat", "imagenet")):
-        choice = suite.choice(PAPER, methods=("coop",), datasets=datasets, seeds=(1,))
+        options = suite.options(PAPER, methods=("coop",), datasets=datasets, seeds=(1,))
         epochs = {
-            name: [entry.piece.config.recipe.epochs for entry in suite.plan(choice) if entry.dataset == name]
+            name: [entry.spec.config.recipe.epochs for entry in suite.plan(options) if entry.dataset == name]
             for name in datasets
         }
         assert epochs == {"imagenet": [10, 25, 50], "dtd": [40, 100, 200], "eurosat": [40, 100, 200]}
-        assert {entry.arm.name for entry in suite.plan(choice)} == {"CoOp (on most data sets)"}
-    assert {entry.arm.name for entry in suite.plan(suite.choice(PAPER))} == {"ProCAP"}
+        assert {entry.variant.name for entry in suite.plan(options)} == {"CoOp (on most data sets)"}
+    assert {entry.variant.name for entry in suite.plan(suite.options(PAPER))} == {"ProCAP"}
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
-@pytest.mark.parametrize("recipe", ["", "own", "procap"])
+@pytest.mark.parametrize("world", PROFILES.values(), ids=lambda world: world.name)
+@pytest.mark.parametrize("recipe", ["", "published", "procap"])
 def test_a_shortened_schedule_is_more_than_its_warm_up(world, recipe):
     for name in ("base-to-novel", "duration"):
         suite = suite_named(name)
         for more in ({"quick": True}, {"overrides": {"epochs": 1}}):
-            choice = suite.choice(world, recipe=recipe, methods=("coop", "maple", "procap"), **more)
-            for recipe_of_run in (entry.piece.config.recipe for entry in suite.plan(choice)):
+            options = suite.options(world, recipe=recipe, methods=("coop", "maple", "procap"), **more)
+            for recipe_of_run in (entry.spec.config.recipe for entry in suite.plan(options)):
                 assert recipe_of_run.warmup == "none" or recipe_of_run.warmup_epochs < recipe_of_run.epochs
-    asked = suite_named("base-to-novel").choice(world, overrides={"epochs": 2, "warmup_epochs": 2})
-    found = {entry.arm.method: entry.piece.config.recipe for entry in suite_named("base-to-novel").plan(asked)}
+    asked = suite_named("base-to-novel").options(world, overrides={"epochs": 2, "warmup_epochs": 2})
+    found = {entry.variant.method: entry.spec.config.recipe for entry in suite_named("base-to-novel").plan(asked)}
     assert found["procap"].warmup_epochs == 2, "what is asked for is done"

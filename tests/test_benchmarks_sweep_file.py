@@ -56,7 +56,7 @@ def test_numbers_are_decimal_and_dates_and_times_are_words(sheet):
     [
         ("vary:\n  lr: [0.01, 0.1]\n  lr: [0.3]", "lr is there twice"),
         ("vary: {lr: [0.1], recipe.lr: [0.2]}", "recipe.lr is varied twice"),
-        ("at-once: 1\nat_once: 2", "at_once is there twice"),
+        ("max-concurrent: 1\nmax_concurrent: 2", "max_concurrent is there twice"),
         ("lr: 0.5\nvary: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
         ("shots: 4\nvary: {shots: [2, 8]}", "shots is varied and has one value as well"),
         ("option: {n_ctx: 4}\nvary: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),

@@ -25,7 +25,7 @@ import tracked_runs
 from ports import free_port
 from started import started
 
-from benchmarks.cli.flags import Output
+from benchmarks.cli.flags import OutputFlags
 from benchmarks.cli.track import status
 from benchmarks.cli.ui import COMPARED, Chosen, Wanted, check_port, choose, compare_page, find_collection
 from benchmarks.cli.ui_view import condition, view_state
@@ -149,7 +149,7 @@ def test_status_names_the_runs_to_send_and_why_one_cannot_be(
         finished(tmp_path, seed)
     broken, whole = find_runs(tmp_path)
     broken.tracking_file.write_text('{"schema": 1, "ke')
-    assert status(str(tmp_path), "", Output(json=True)) == 0
+    assert status(str(tmp_path), "", OutputFlags(json=True)) == 0
     said = capsys.readouterr()
     rows = {row["run"]: row for row in json.loads(said.out.splitlines()[-1])}
     names = [folder.path.relative_to(tmp_path).as_posix() for folder in (broken, whole)]

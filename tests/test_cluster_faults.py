@@ -12,8 +12,8 @@ from benchmarks.cli import main
 def test_what_a_killed_attempt_had_finished_and_not_sent_is_in_mlflow_after_the_next(
     few_digits: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    words = ["bench", "base-to-novel", "--world", "paper", "--datasets", "digits", "--methods", "zeroshot"]
-    words += ["--seeds", "1,2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--at-once", "1"]
+    words = ["bench", "base-to-novel", "--profile", "paper", "--datasets", "digits", "--methods", "zeroshot"]
+    words += ["--seeds", "1,2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1"]
     words += ["--results", str(tmp_path)]
     assert main([*words, "--tracking", "off"]) == 0
     assert main(words) == 0

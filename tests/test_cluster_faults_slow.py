@@ -54,7 +54,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("alone")
     here = no_cluster(folder)
     for name, words in COMMANDS.items():
-        here.procap(*words, "--at-once", "1", "--tracking", "off", "--results", folder / name).end()
+        here.procap(*words, "--max-concurrent", "1", "--tracking", "off", "--results", folder / name).end()
     return {name: folder / name for name in COMMANDS}
 
 
@@ -201,7 +201,18 @@ def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: Site,
         if hidden and not cluster.nodes.hosts:
             continue
         node = cluster.nodes.add(cpus=1, hidden=hidden, **environment)
-        words = ["bench", "base-to-novel", "--datasets", "toy", "--methods", "coop", "--seeds", "1", "--world", "paper"]
+        words = [
+            "bench",
+            "base-to-novel",
+            "--datasets",
+            "toy",
+            "--methods",
+            "coop",
+            "--seeds",
+            "1",
+            "--profile",
+            "paper",
+        ]
         words += ["--shots", "1", "--backbone", "mini", "--quick", "--data", str(data), "--results", str(results)]
         command = cluster.procap(*words, *cluster.cluster)
         _, err = command.end(1)
@@ -215,7 +226,7 @@ def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: Site,
 def test_a_broken_shard_fails_its_runs_alone(cluster: Site, tmp_path: Path) -> None:
     data, results = tmp_path / "data", tmp_path / "results"
     words = ["bench", "base-to-novel", "--datasets", "digits,tiles", "--methods", "coop", "--seeds", "1,2", "--epochs"]
-    words += ["1", "--world", "mini", "--data", str(data), "--results", str(results), *cluster.cluster]
+    words += ["1", "--profile", "mini", "--data", str(data), "--results", str(results), *cluster.cluster]
     for name in ("digits", "tiles"):
         pack_source(builtin_source(find(name)), data)
     shard = next((data / "tiles" / "test").glob("*.tar"))

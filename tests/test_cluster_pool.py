@@ -329,7 +329,7 @@ def test_a_ray_of_our_own_that_does_not_start_is_not_called_a_cluster(nodes: Nod
     # There is one already in this process.
     with there, pytest.raises(UserError, match="Ray did not start on this machine") as refused, connected(LOCAL):
         pass
-    assert "--at-once 1" in str(refused.value) and "--on ray" not in str(refused.value)
+    assert "--max-concurrent 1" in str(refused.value) and "--launcher ray" not in str(refused.value)
     assert signal.getsignal(signal.SIGTERM) is before
 
 

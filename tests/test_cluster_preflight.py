@@ -218,7 +218,7 @@ def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, 
     words = [
         "bench",
         "base-to-novel",
-        "--world",
+        "--profile",
         "mini",
         "--quick",
         "--datasets",
@@ -238,7 +238,7 @@ def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, 
         return [[line["labels"], line["items"]] for line in accuracies["lines"]]
 
     results = f"s3://{nodes.s3.bucket}/{tmp_path.name}"
-    spread = counts("--on", "ray", "--address", nodes.address, "--data", there.url, "--results", results)
+    spread = counts("--launcher", "ray", "--address", nodes.address, "--data", there.url, "--results", results)
     assert spread == counts("--data", str(few_digits), "--results", str(tmp_path / "local"))
     assert sum(name.endswith("/train.json") for name in ObjectFolder(results).list()) == 2
 

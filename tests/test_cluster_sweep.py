@@ -37,7 +37,7 @@ GRID = ["--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=en
 
 @pytest.fixture(scope="module")
 def where(few_digits, tiny_checkpoint) -> list[str]:
-    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--at-once", "1", "--tracking", "off"]
+    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,8 @@ def test_the_commands_at_its_end_train_the_best_and_test_it(searched, where, cap
 def test_commands_say_every_field_that_was_varied(few_digits, tiny_checkpoint, capsys, tmp_path) -> None:
     asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "0", "--batch-size", "8",
              "--vary", "weight_decay=0.1", "--vary", "shots=3", "--vary", "betas=[0.8,0.9]", "--vary", "ctx_init=a b",
-             "--vary", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--at-once", "1",
+             "--vary", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits),
+             "--max-concurrent", "1",
              "--recipe-field", "optimizer=adamw", "--results", str(tmp_path), "--tracking", "off"]  # fmt: skip
     assert main(["sweep", "--name", "fields", *asked, "--json"]) == 0
     document = json.loads(said(capsys)[0].splitlines()[-1])
@@ -149,7 +150,7 @@ def test_a_file_says_what_flags_say(searched, few_digits, tiny_checkpoint, tmp_p
     file.write_text(
         f"methods: [coop]\ndatasets: digits\nseeds: [1, 2]\nshots: 2\nepochs: 1\nbackbone: {tiny_checkpoint}\n"
         f"vary:\n  lr: [2e-3, 0.1]\n  class_position: [end, front]\ndata: {few_digits}\n"
-        "at-once: 1\ntracking: off\non: local\n"
+        "max-concurrent: 1\ntracking: off\nlauncher: local\n"
     )
     assert main(["sweep", str(file), "--results", str(searched), "--json"]) == 0
     assert json.loads(said(capsys)[0].splitlines()[-1])["counts"]["finished"] == 4
@@ -188,7 +189,7 @@ def test_tpe_has_a_ray_of_its_own_where_nobody_said_whether_with_a_token(where, 
     results = tmp_path / "results"
     words = [*ASKED, "--name", "t", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--trials", "1", *where]
     process = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cli", "sweep", *words, "--at-once", "2", "--results", str(results)],
+        [sys.executable, "-m", "benchmarks.cli", "sweep", *words, "--max-concurrent", "2", "--results", str(results)],
         env=without_settings(home=tmp_path),
         cwd=REPOSITORY,
         capture_output=True,
@@ -201,7 +202,7 @@ def test_tpe_has_a_ray_of_its_own_where_nobody_said_whether_with_a_token(where, 
 
 def test_a_sweep_that_found_no_room_does_not_keep_its_name(where, tmp_path, capsys) -> None:
     words = [*ASKED[:-2], "--name", "n", "--vary", "lr=0.1", *where, "--results", str(tmp_path)]
-    nobody = ["--on", "ray", "--address", "127.0.0.1:1"]
+    nobody = ["--launcher", "ray", "--address", "127.0.0.1:1"]
     assert main(["sweep", *words, "--epochs", "1", *nobody]) == 1
     assert "no Ray cluster at 127.0.0.1:1" in said(capsys)[1] and find_runs(tmp_path) == []
     assert not list(tmp_path.rglob("*.json"))
@@ -317,7 +318,16 @@ def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search)
     ],
 )
 def test_what_no_run_would_have_is_said_once_and_leaves_no_sweep(few_digits, tmp_path, capsys, words, named) -> None:
-    places = ["--data", str(few_digits), "--results", str(tmp_path / "results"), "--tracking", "off", "--at-once", "1"]
+    places = [
+        "--data",
+        str(few_digits),
+        "--results",
+        str(tmp_path / "results"),
+        "--tracking",
+        "off",
+        "--max-concurrent",
+        "1",
+    ]
     assert main(["sweep", *ASKED, *GRID, *words, *places]) in (1, 2)
     errors = [line for line in said(capsys)[1].splitlines() if "error" in line]
     assert len(errors) == 1 and named in errors[0]

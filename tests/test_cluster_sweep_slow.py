@@ -47,7 +47,7 @@ def data(few_digits, tiny_checkpoint) -> list[str]:
 
 @pytest.fixture
 def cluster(nodes: Nodes, data: list[str]) -> list[str]:
-    return [*data, "--on", "ray", "--address", nodes.address]
+    return [*data, "--launcher", "ray", "--address", nodes.address]
 
 
 def sweeping(words: list[str]) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -90,7 +90,7 @@ def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_one_run_at_a_time(cluste
     there, here = tmp_path / "there", tmp_path / "here"
     found, err = finish([*grid, *cluster, "--results", str(there)])
     assert "2 at once on the cluster" in err
-    assert main(["sweep", *grid, *data, "--at-once", "1", "--results", str(here)]) == 0
+    assert main(["sweep", *grid, *data, "--max-concurrent", "1", "--results", str(here)]) == 0
     assert checkpoints(there) == checkpoints(here) and len(checkpoints(here)) == 8
     local = json.loads(SweepFolder.of(here, "grid").path.joinpath("summary.json").read_text())
     assert found["configurations"] == local["configurations"]
@@ -99,9 +99,9 @@ def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_one_run_at_a_time(cluste
 @pytest.mark.parametrize(
     "words",
     [
-        "sweep --seeds 1,2 --name a --vary lr=0.002,0.1 --stop asha --epochs 2 --at-once 2",
-        "sweep --seeds 1 --name h --vary lr=0.1 --hours 1 --epochs 1 --at-once 1",
-        "bench base-to-novel --seeds 1,2 --epochs 1 --at-once 2",
+        "sweep --seeds 1,2 --name a --vary lr=0.002,0.1 --stop asha --epochs 2 --max-concurrent 2",
+        "sweep --seeds 1 --name h --vary lr=0.1 --hours 1 --epochs 1 --max-concurrent 1",
+        "bench base-to-novel --seeds 1,2 --epochs 1 --max-concurrent 2",
     ],
 )
 def test_a_ray_of_its_own_starts_where_nobody_said_whether_with_a_token(words, data, tmp_path) -> None:
@@ -169,7 +169,7 @@ def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, dat
         del words[words.index(flag) : words.index(flag) + 2]
     again, _ = finish(words)
     assert again["counts"]["finished"] == 6
-    grid = [*ASKED, "--name", "whole", *HALVED[2:4], *HALVED[-4:], *data, "--at-once", "1"]
+    grid = [*ASKED, "--name", "whole", *HALVED[2:4], *HALVED[-4:], *data, "--max-concurrent", "1"]
     assert main(["sweep", *grid, "--results", str(whole)]) == 0
     assert checkpoints(results) == checkpoints(whole)
     went_on = [done.resumed for record in stopped for run in record.runs if (done := RunFolder(results / run).train())]
@@ -205,7 +205,7 @@ def test_time_that_is_up_leaves_states_that_are_gone_on_with(cluster, tmp_path) 
 
 
 def test_results_behind_a_url_are_gone_on_with_on_another_machine(data, tmp_path, monkeypatch) -> None:
-    words = [*ASKED, *TPE[:-1], "1", *data, "--at-once", "1", "--results", "s3://results/sweeps-here"]
+    words = [*ASKED, *TPE[:-1], "1", *data, "--max-concurrent", "1", "--results", "s3://results/sweeps-here"]
     with object_server(tmp_path) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

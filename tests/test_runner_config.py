@@ -79,7 +79,7 @@ def test_what_sgd_training_never_reads_is_no_part_of_the_identity(change):
 def test_equal_trainings_are_one_run_under_every_name_of_their_recipe():
     own = plan_run(method="procap", dataset="shapes")
     same = plan_run(method="procap", dataset="shapes", recipe="procap", overrides={"lr": own.recipe.lr})
-    assert own.recipe_name == "own"
+    assert own.recipe_name == "published"
     assert same.path == own.path
 
 
@@ -124,7 +124,7 @@ def test_same_recipe_control_and_overrides_are_told_apart():
     control = plan_run(method="maple", dataset="shapes", recipe="procap")
     changed = plan_run(method="maple", dataset="shapes", overrides={"epochs": 2})
     assert control.recipe == plan_run(method="procap", dataset="shapes").recipe
-    assert [run.recipe_name for run in (own, control, changed)] == ["own", "procap", "custom"]
+    assert [run.recipe_name for run in (own, control, changed)] == ["published", "procap", "custom"]
     assert len({run.path for run in (own, control, changed)}) == 3
 
 
@@ -153,7 +153,7 @@ def test_a_method_that_learns_nothing_keeps_zero_epochs():
         ({"overrides": {"lr": float("inf")}}, ["lr", "finite"]),
         ({"options": {"nctx": 3}}, ["'nctx'", "did you mean n_ctx"]),
         ({"options": {"n_ctx": "four"}}, ["n_ctx", "integer"]),
-        ({"recipe": "maple"}, ["recipe 'maple'", "own"]),
+        ({"recipe": "maple"}, ["recipe 'maple'", "published"]),
         ({"precision": "fp16"}, ["precision = 'fp16'", "bf16"]),
         ({"classes": "bas"}, ["'bas'", "did you mean base"]),
         ({"shots": -1}, ["shots = -1"]),

@@ -274,7 +274,7 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, t
         with pytest.raises(DataError) as error:
             raw_source(find("dtd"), tmp_path, subset=asked_for_a_part)
         text = str(error.value)
-        assert f"the official split file {file} is missing" in text and "--own-split SEED" in text
+        assert f"the official split file {file} is missing" in text and "--random-split SEED" in text
         assert "DATASETS.md" in text and "\n" not in text
     assert not file.exists(), "CoOp would have written a private one"
 

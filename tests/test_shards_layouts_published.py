@@ -202,7 +202,7 @@ def test_a_private_split_under_the_official_name_is_refused(tmp_path, change):
         raw_source(find("oxford-pets"), tmp_path)
     text = str(error.value)
     assert "CoOp writes a private one under that name when it is missing" in text and "\n" not in text
-    assert "--own-split" in text and "--subset" in text and "DATASETS.md" in text
+    assert "--random-split" in text and "--subset" in text and "DATASETS.md" in text
     report = check_raw(find("oxford-pets"), tmp_path, decode=False)
     assert not report.ok and "not the published split" in report.problems[0]
 

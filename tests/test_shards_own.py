@@ -190,7 +190,7 @@ def test_packed_it_is_used_by_name_like_any_other(tmp_path, capsys):
     for command in (
         ["data", "check", "my-birds"],
         ["data", "show", "my-birds", "--out", str(tmp_path / "birds.png")],
-        ["data", "picks", "My-Birds", "--shots", "2"],
+        ["data", "few-shot", "My-Birds", "--shots", "2"],
         ["train", "--methods", "coop", "--datasets", "my-birds", "--shots", "2", "--dry-run"],
         ["ls", "datasets"],
     ):

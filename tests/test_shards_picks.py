@@ -405,7 +405,9 @@ def test_picks_that_are_not_there_stop_a_run_in_one_line(packed, tiny_checkpoint
     import torch
 
     place = RuntimeConfig(data=packed[0], results=Path("unused"))
-    with pytest.raises(DataError, match=r"no picks 0123456789abcdef of 'digits' .*procap data picks digits --import"):
+    with pytest.raises(
+        DataError, match=r"no picks 0123456789abcdef of 'digits' .*procap data few-shot digits --import"
+    ):
         set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), ProcessGroup(ALONE))
 
 
@@ -419,7 +421,7 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
 def test_the_command_lists_what_a_run_will_train_on(packed, capsys):
     data, _ = packed
     shards = open_dataset(data, "digits")
-    code, out, _ = run(capsys, "data", "picks", "digits", "--data", data, "--shots", 2, "--split-digests", "--json")
+    code, out, _ = run(capsys, "data", "few-shot", "digits", "--data", data, "--shots", 2, "--split-digests", "--json")
     assert code == 0
     found, expected = json.loads(out.splitlines()[-1]), pick(shards, 2, 1)
     assert found["digest"] == expected.digest and [row["path"] for row in found["train"]] == expected.picks
@@ -428,7 +430,7 @@ def test_the_command_lists_what_a_run_will_train_on(packed, capsys):
     for path in expected.picks:
         [line] = [line for line in out.splitlines() if line.endswith(f" {path}")]
         assert path.split("/")[1] in line
-    _, out, _ = run(capsys, "data", "picks", "digits", "--data", data, "--shots", 2, "--classes", "new", "--json")
+    _, out, _ = run(capsys, "data", "few-shot", "digits", "--data", data, "--shots", 2, "--classes", "new", "--json")
     half, expected = json.loads(out.splitlines()[-1]), pick(shards, 2, 1, "novel")
     assert (half["digest"], [row["path"] for row in half["train"]]) == (expected.digest, expected.picks)
     assert {row["label"] for row in half["train"]} == set(expected.labels)
@@ -441,17 +443,17 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
     cache.write_bytes(dumped(records_of(shards, other, datum), 5))
     written = tmp_path / "other.json"
     common = ("--data", data, "--shots", 2)
-    code, out, err = run(capsys, "data", "picks", "digits", "--import", cache, "--out", written, *common, "--json")
-    assert code == 0 and f"--picks {other.digest}" in err and "rule draws others" in err
+    code, out, err = run(capsys, "data", "few-shot", "digits", "--import", cache, "--out", written, *common, "--json")
+    assert code == 0 and f"--few-shot-samples {other.digest}" in err and "rule draws others" in err
     assert json.loads(out.splitlines()[-1])["equals_rule"] is False and read_picks(written) == other
     flags = ("--methods", "coop", "--datasets", "digits", "--backbone", tiny_checkpoint, "--epochs", 1, *common)
     where = ("--results", tmp_path / "results", "--tracking", "off")
-    _, by_digest, _ = run(capsys, "train", *flags, *where, "--picks", other.digest, "--dry-run", "--json")
+    _, by_digest, _ = run(capsys, "train", *flags, *where, "--few-shot-samples", other.digest, "--dry-run", "--json")
     kept_file = data / "digits" / "picks" / f"{other.digest}.json"
     kept_file.unlink()
-    _, by_file, _ = run(capsys, "train", *flags, *where, "--picks", written, "--dry-run", "--json")
+    _, by_file, _ = run(capsys, "train", *flags, *where, "--few-shot-samples", written, "--dry-run", "--json")
     assert by_digest == by_file and not kept_file.exists()
-    code, out, _ = run(capsys, "train", *flags, *where, "--picks", written, "--json")
+    code, out, _ = run(capsys, "train", *flags, *where, "--few-shot-samples", written, "--json")
     assert code == 0 and kept_file.exists()
     [trained] = json.loads(out.splitlines()[-1])["trained"]
     assert trained["run"] == json.loads(by_digest.splitlines()[-1])["runs"][0]["run"]
@@ -460,16 +462,25 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("train --methods coop --datasets digits,tiles --shots 2 --picks 0123456789abcdef", "one data set, and 2 are"),
-        ("train --methods coop --datasets digits --shots 4 --picks {json}", "are 2 shots: give --shots 2"),
-        ("train --methods coop --datasets tiles --shots 2 --picks {json}", "images of 'digits', not of 'tiles'"),
-        ("train --methods coop --datasets digits --picks nowhere", "neither a file nor the 16 hex digits"),
-        ("train --methods coop --datasets digits --picks x.pkl", "import it first, with procap data picks"),
-        ("data picks digits --shots 2 --classes base --out {json}", "files hold the picks of all classes"),
-        ("data picks digits --shots 999", "the largest class of 'digits' has"),
-        ("data picks digits --shots 4 --import {json}", "give --shots 2 --seed 1"),
-        ("data picks digits --shots 2 --import x.txt", "CoOp's .pkl cache or from .json"),
-        ("data picks digit", "did you mean digits"),
+        (
+            "train --methods coop --datasets digits,tiles --shots 2 --few-shot-samples 0123456789abcdef",
+            "one data set, and 2 are",
+        ),
+        ("train --methods coop --datasets digits --shots 4 --few-shot-samples {json}", "are 2 shots: give --shots 2"),
+        (
+            "train --methods coop --datasets tiles --shots 2 --few-shot-samples {json}",
+            "images of 'digits', not of 'tiles'",
+        ),
+        ("train --methods coop --datasets digits --few-shot-samples nowhere", "neither a file nor the 16 hex digits"),
+        (
+            "train --methods coop --datasets digits --few-shot-samples x.pkl",
+            "import it first, with procap data few-shot",
+        ),
+        ("data few-shot digits --shots 2 --classes base --out {json}", "files hold the picks of all classes"),
+        ("data few-shot digits --shots 999", "the largest class of 'digits' has"),
+        ("data few-shot digits --shots 4 --import {json}", "give --shots 2 --seed 1"),
+        ("data few-shot digits --shots 2 --import x.txt", "CoOp's .pkl cache or from .json"),
+        ("data few-shot digit", "did you mean digits"),
     ],
 )
 def test_wrong_requests_for_picks_are_answered_in_one_line(packed, tmp_path, capsys, flags, words):
@@ -491,5 +502,5 @@ def test_picks_need_no_torch(packed):
 
 def test_only_imagenet_itself_is_said_to_be_sorted(tmp_path, capsys):
     pack_source(toy_source(name="imagenet-mine"), tmp_path)
-    assert main(["data", "picks", "imagenet-mine", "--shots", "2", "--data", str(tmp_path)]) == 0
+    assert main(["data", "few-shot", "imagenet-mine", "--shots", "2", "--data", str(tmp_path)]) == 0
     assert "ImageNet's lists" not in capsys.readouterr().err

@@ -315,7 +315,7 @@ def test_missing_images_lists_and_classes_are_named(minis, tmp_path):
     assert any("images are missing: banded/" in problem for problem in report.problems)
     (folder / "split_zhou_DescribableTextures.json").unlink()
     report = checked("dtd", tmp_path)
-    assert report.found and "official split file" in report.problems[0] and "--own-split" in report.fixes[0]
+    assert report.found and "official split file" in report.problems[0] and "--random-split" in report.fixes[0]
     images = copied("imagenet", minis, tmp_path) / "images"
     shutil.rmtree(images / "train" / imagenet_wnids()[657])
     shutil.rmtree(images / "val")

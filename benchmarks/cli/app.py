@@ -17,7 +17,16 @@ from benchmarks.cli import bench_flags as cli_suites
 from benchmarks.cli import report_flags as cli_report
 from benchmarks.cli import submit as cli_submit
 from benchmarks.cli import sweep_flags as cli_sweep
-from benchmarks.cli.flags import Doing, Output, Packing, Parallel, Place, Selection, Training, flat
+from benchmarks.cli.flags import (
+    EngineFlags,
+    ModeFlags,
+    OutputFlags,
+    PackFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    flat,
+)
 from benchmarks.console.errors import explain, unforced
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import launched, note, speaks_here, tell_launcher
@@ -60,7 +69,7 @@ def root(
 @app.command(**examples("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json"))
 @flat
 def demo(
-    output: Output,
+    output: OutputFlags,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="everything the demo makes lands here")] = Path("demo"),
     data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="packed data sets [default: OUT/data]")] = None,
     quick: Annotated[
@@ -88,7 +97,7 @@ def demo(
 @app.command(**examples("procap ls methods", "procap ls datasets --json", "procap ls runs --results demo/results"))
 @flat
 def ls(
-    output: Output,
+    output: OutputFlags,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|suites|runs", help="what to list")],
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="packed data sets")] = "",
@@ -109,7 +118,12 @@ def ls(
 )
 @flat
 def train(
-    selection: Selection, training: Training, place: Place, parallel: Parallel, doing: Doing, output: Output
+    selection: SelectionFlags,
+    training: RecipeFlags,
+    place: RuntimeFlags,
+    parallel: EngineFlags,
+    doing: ModeFlags,
+    output: OutputFlags,
 ) -> int:
     """Train methods on data sets. Finished runs are kept, interrupted ones go on where they stopped.
 
@@ -130,11 +144,11 @@ def train(
 )
 @flat
 def evaluate(
-    selection: Selection,
-    training: Training,
-    place: Place,
-    doing: Doing,
-    output: Output,
+    selection: SelectionFlags,
+    training: RecipeFlags,
+    place: RuntimeFlags,
+    doing: ModeFlags,
+    output: OutputFlags,
     runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
     targets: Annotated[
         str,
@@ -172,15 +186,15 @@ def evaluate(
 )
 @flat
 def table(
-    selection: Selection,
-    output: Output,
+    selection: SelectionFlags,
+    output: OutputFlags,
     suite: Annotated[
         str, typer.Argument(metavar="SUITE", help="a suite, `published` or `audit` [default: one table of all runs]")
     ] = "",
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     format: Annotated[str, typer.Option(metavar="md|csv|latex|json", help="how the table is written")] = "md",
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where data sets of your own are packed")] = "",
-    world: Annotated[
+    profile: Annotated[
         str, typer.Option(metavar="mini|paper", help="the suite's data [default: those that were run]")
     ] = "",
     paper_rounding: Annotated[
@@ -190,17 +204,17 @@ def table(
         bool, typer.Option("--check", help="against published: exit code 4 unless all agree, 1: nothing compares")
     ] = False,
     recipe: Annotated[
-        str, typer.Option(metavar="own|procap", help="the suite's runs by this recipe [default: those done last]")
+        str, typer.Option(metavar="published|procap", help="the suite's runs by this recipe [default: those done last]")
     ] = "",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
 
     Every number is computed from the integer counts of the result files.
     """
-    from benchmarks.cli.table import SuiteFlags
+    from benchmarks.cli.table import TableFlags
     from benchmarks.cli.table import table as run
 
-    return run(selection, results, format, output, suite, SuiteFlags(data, world, paper_rounding, check, recipe))
+    return run(selection, results, format, output, suite, TableFlags(data, profile, paper_rounding, check, recipe))
 
 
 # Here, as the help lists commands in the order in which they are added.
@@ -219,7 +233,7 @@ cli_submit.add(app)
 )
 @flat
 def ui(
-    output: Output,
+    output: OutputFlags,
     runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="compare these, by part of path")] = None,
     suite: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this suite")] = "",
     sweep: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this sweep")] = "",
@@ -250,8 +264,8 @@ def ui(
 )
 @flat
 def pack(
-    packing: Packing,
-    output: Output,
+    packing: PackFlags,
+    output: OutputFlags,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="data sets, YAML files, or a group: all, paper, world")
     ],
@@ -279,7 +293,7 @@ def pack(
 )
 @flat
 def check(
-    output: Output,
+    output: OutputFlags,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="data sets [default: all]")] = None,
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
     raw: Annotated[
@@ -291,7 +305,7 @@ def check(
     """Check packed shards (hashes, every image), or raw folders against the published lists."""
     from benchmarks.cli.data_check import check as run
 
-    return run(names or [], data, Packing(raw=raw), not no_decode, workers, output)
+    return run(names or [], data, PackFlags(raw=raw), not no_decode, workers, output)
 
 
 @data_app.command(
@@ -299,7 +313,7 @@ def check(
 )
 @flat
 def show(
-    output: Output,
+    output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
     split: Annotated[str, typer.Option(metavar="NAME", help="train, val or test")] = "test",
@@ -313,14 +327,14 @@ def show(
 
 @data_app.command(
     **examples(
-        "procap data picks shapes --shots 16 --seed 1",
-        "procap data picks caltech101 --out caltech101-16-1.json",
-        "procap data picks caltech101 --import caltech-101/split_fewshot/shot_16-seed_1.pkl",
+        "procap data few-shot shapes --shots 16 --seed 1",
+        "procap data few-shot caltech101 --out caltech101-16-1.json",
+        "procap data few-shot caltech101 --import caltech-101/split_fewshot/shot_16-seed_1.pkl",
     )
 )
 @flat
 def picks(
-    output: Output,
+    output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
     shots: Annotated[int, typer.Option(metavar="N", min=1, help="training images per class")] = 16,
@@ -344,7 +358,7 @@ def picks(
 )
 @flat
 def sync(
-    output: Output,
+    output: OutputFlags,
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
 ) -> int:
@@ -357,7 +371,7 @@ def sync(
 @track_app.command(**examples("procap track status --results demo/results"))
 @flat
 def status(
-    output: Output,
+    output: OutputFlags,
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
 ) -> int:
@@ -367,7 +381,7 @@ def status(
     return run(results, tracking, output)
 
 
-@bench_app.callback(**examples("procap bench all --world mini --quick", "procap bench base-to-novel --help"))
+@bench_app.callback(**examples("procap bench all --profile mini --quick", "procap bench base-to-novel --help"))
 def bench() -> None:
     # With a single command typer would otherwise leave out its name.
     pass
@@ -383,8 +397,8 @@ def bench() -> None:
 )
 @flat
 def runtime(
-    place: Place,
-    output: Output,
+    place: RuntimeFlags,
+    output: OutputFlags,
     methods: Annotated[str, typer.Option(metavar="A,B", help="methods to compare")] = "zeroshot,maple,procap",
     datasets: Annotated[
         str,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cli.data import ensure_packed
-from benchmarks.cli.flags import Doing, Many, Output, Parallel, Place, Suited
+from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags
 from benchmarks.cli.selection import workplace
 from benchmarks.cli.train_eval import plan_of, show_plan
 from benchmarks.console.output import SOME_FAILED, note, plural, quoted, show, show_json
@@ -35,12 +35,12 @@ GONE = "its results are not there now that all is done: were they removed, or is
 
 def bench(
     name: str,
-    suited: Suited,
-    many: Many,
-    place: Place,
-    parallel: Parallel,
-    doing: Doing,
-    output: Output,
+    suited: SuiteFlags,
+    many: LaunchFlags,
+    place: RuntimeFlags,
+    parallel: EngineFlags,
+    doing: ModeFlags,
+    output: OutputFlags,
     limit: int | None,
     price: float | None,
 ) -> int:
@@ -48,7 +48,7 @@ def bench(
     library_defaults()
     if price is not None and not doing.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
-    fleet = Launcher(**vars(many))
+    fleet = many.checked()
     at = workplace(place, limit, parallel=parallel)
     plans = [plan(suite_named(one), suited, place, at.data, several=name == ALL) for one in chosen(name)]
     pieces = merged(plans)
@@ -67,7 +67,7 @@ def bench(
     store.pull_all()
     left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
     title = plans[0].suite.title if name != ALL else plural(len(plans), "suite")
-    title += f", {plans[0].choice.world.where}"
+    title += f", {plans[0].options.profile.where}"
     note(f"{title}: {plural(len(pieces), 'run')}, {len(pieces) - len(left)} done already")
     trackers = Trackers([CollectionTracker(at, one.collection) for one in plans])
     outcome, jobs = Outcome(), [Job(pieces=(piece,)) for piece in left]
@@ -82,7 +82,7 @@ def bench(
         # Also those that were finished when an earlier attempt was killed before it sent them, or by others.
         trackers.update(piece.config.path for piece in pieces)
         for one, tracker in zip(plans, trackers.each, strict=True):
-            made.append(make(one.suite, one.choice, at, force=doing.force, verbose=output.verbose))
+            made.append(make(one.suite, one.options, at, force=doing.force, verbose=output.verbose))
             failed = {**made[-1].unreadable, **failed}
             failed |= {run: GONE for run in tracker.collection.runs if run in gone and run not in failed}
             mine = {run: why for run, why in failed.items() if run in tracker.collection.runs}
@@ -105,8 +105,8 @@ def _tell(
     done: Sequence[str],
     failed: Mapping[str, str],
     at: RuntimeConfig,
-    place: Place,
-    output: Output,
+    place: RuntimeFlags,
+    output: OutputFlags,
 ) -> int:
     """Tables, what failed and why, what to type next, with all suites the report; gives the exit code."""
     _show_tables(made)
@@ -131,15 +131,15 @@ def _tell(
     return 0 if not failed else SOME_FAILED if done else 1
 
 
-def _note_what_stays(name: str, plans: Sequence[Planned], suited: Suited) -> None:
+def _note_what_stays(name: str, plans: Sequence[Planned], suited: SuiteFlags) -> None:
     """What is chosen changes nothing that a suite prescribes."""
     for one in plans:
-        trained = [entry for entry in one.entries if entry.piece.config.recipe.epochs]
-        if name == ALL and suited.datasets and one.suite.datasets and one.entries:
-            note(f"{one.suite.name} keeps its own data sets: {', '.join(one.choice.datasets)}")
-        if suited.recipe and any(entry.arm.recipe not in ("", suited.recipe) for entry in one.entries):
+        trained = [entry for entry in one.runs if entry.spec.config.recipe.epochs]
+        if name == ALL and suited.datasets and one.suite.datasets and one.runs:
+            note(f"{one.suite.name} keeps its own data sets: {', '.join(one.options.datasets)}")
+        if suited.recipe and any(entry.variant.recipe not in ("", suited.recipe) for entry in one.runs):
             note(f"{one.suite.name} prescribes the recipes of its runs: --recipe {suited.recipe} changes none of them")
-        if suited.shots and any(entry.arm.shots not in (None, *one.choice.shots) for entry in trained):
+        if suited.shots and any(entry.variant.shots not in (None, *one.options.shots) for entry in trained):
             note(f"{one.suite.name} prescribes the shots of some runs: --shots {suited.shots} does not change those")
 
 
@@ -169,10 +169,10 @@ class Trackers:
 def _carry_out(
     jobs: list[Job],
     at: RuntimeConfig,
-    place: Place,
+    place: RuntimeFlags,
     fleet: Launcher,
     tracker: Trackers,
-    output: Output,
+    output: OutputFlags,
     *,
     force: bool,
 ) -> tuple[Outcome, list[Job]]:
@@ -237,7 +237,7 @@ def _datasets(jobs: Sequence[Job]) -> dict[str, set[str]]:
 
 def _where(fleet: Launcher, room: Capacity, nodes: int) -> str:
     if not room.ray:
-        return "one run at a time, in this process (--at-once N for more)"
+        return "one run at a time, in this process (--max-concurrent N for more)"
     where = f"on {plural(nodes, 'node')}" if fleet.on == "ray" else "on this machine"
     return f"{plural(room.at_once, 'run')} at once {where}, a run has {room.share}"
 
@@ -277,7 +277,7 @@ def _show_tables(made: Sequence[Made]) -> None:
     note(f"tables and figures: {folders[0] if len(folders) == 1 else made[0].folder.parent}")
 
 
-def _report(at: RuntimeConfig, place: Place) -> Path:
+def _report(at: RuntimeConfig, place: RuntimeFlags) -> Path:
     from benchmarks.report.report import write_report
 
     # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
@@ -285,7 +285,7 @@ def _report(at: RuntimeConfig, place: Place) -> Path:
     return write_report(at.results, out, data=at.data, tracking=place.tracking, shown=place.results)
 
 
-def _show_next(typed: str, name: str, place: Place) -> None:
+def _show_next(typed: str, name: str, place: RuntimeFlags) -> None:
     results = f"--results {quoted(place.results)}"
     both = f"--data {quoted(place.data)} {results}" if place.data else results
     if typed == ALL:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from benchmarks.cli.flags import Doing, Many, Output, Parallel, Place, Suited, flat
+from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
 from benchmarks.console.help import PLAIN, examples
 
 
@@ -37,19 +37,25 @@ def command(name: str) -> Any:
     from benchmarks.suites import ALL, suite_named, suite_text
 
     if name == ALL:
-        text, lines = EVERYTHING, ["--world mini --quick", "--data DATA --results RESULTS --on ray", "--dry-run"]
+        text, lines = (
+            EVERYTHING,
+            ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"],
+        )
     else:
         suite_named(name)
-        text, lines = suite_text(name), ["--quick", "--world mini --dry-run", "--data DATA --results RESULTS --on ray"]
+        text, lines = (
+            suite_text(name),
+            ["--quick", "--profile mini --dry-run", "--data DATA --results RESULTS --launcher ray"],
+        )
 
     @flat
     def run(
-        suited: Suited,
-        many: Many,
-        place: Place,
-        parallel: Parallel,
-        doing: Doing,
-        output: Output,
+        suited: SuiteFlags,
+        many: LaunchFlags,
+        place: RuntimeFlags,
+        parallel: EngineFlags,
+        doing: ModeFlags,
+        output: OutputFlags,
         limit: Annotated[
             int | None, typer.Option(metavar="N", help="evaluate on the first N images only; results are marked")
         ] = None,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.cli.data_sources import Wanted, raw_sets, wanted_sets
-from benchmarks.cli.flags import Output, Packing
+from benchmarks.cli.flags import OutputFlags, PackFlags
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
 from benchmarks.console.output import columns, note, plural, quoted, show_json, speaks
@@ -71,11 +71,11 @@ def pack_one(
 def pack(
     names: Sequence[str],
     data: str,
-    packing: Packing,
+    packing: PackFlags,
     workers: int | None,
     force: bool,
     dry_run: bool,
-    output: Output,
+    output: OutputFlags,
 ) -> int:
     """Exit code 3 when some of several could not be packed; see `procap data pack --help`."""
     root = local_root(data)
@@ -131,7 +131,7 @@ def _digest(root: Path, name: str) -> str:
     return ""
 
 
-def _plan(wanted: Sequence[Wanted], root: Path, output: Output) -> int:
+def _plan(wanted: Sequence[Wanted], root: Path, output: OutputFlags) -> int:
     states = data_states((one.name for one in wanted), root)
     rows, failed = [], {}
     for one in wanted:
@@ -157,7 +157,7 @@ def _plan(wanted: Sequence[Wanted], root: Path, output: Output) -> int:
     return 0 if not failed else 3 if len(failed) < len(wanted) else 1
 
 
-def _refuse_raw_folders(root: Path, packing: Packing) -> None:
+def _refuse_raw_folders(root: Path, packing: PackFlags) -> None:
     """Raises UsageError where shards would come to lie among raw files, which are only ever read."""
     given = packing.raw or os.environ.get("PROCAP_RAW")
     if not given:
@@ -177,7 +177,7 @@ def local_root(data: str) -> Path:
     return root
 
 
-def show(name: str, data: str, split: str, out: Path | None, output: Output) -> int:
+def show(name: str, data: str, split: str, out: Path | None, output: OutputFlags) -> int:
     """See `procap data show --help`."""
     from shards.contact_sheet import contact_sheet
 

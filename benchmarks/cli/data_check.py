@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli.data_sources import raw_sets
-from benchmarks.cli.flags import Output, Packing
+from benchmarks.cli.flags import OutputFlags, PackFlags
 from benchmarks.console.output import columns, note, plural, quoted, show_json
 from benchmarks.console.output import show as show_text
 from runner.limits import cores_here
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from shards.raw.check import RawReport
 
 
-def check(names: Sequence[str], data: str, packing: Packing, decode: bool, workers: int | None, output: Output) -> int:
+def check(
+    names: Sequence[str], data: str, packing: PackFlags, decode: bool, workers: int | None, output: OutputFlags
+) -> int:
     """Exit code 1 when anything is wrong; see `procap data check --help`."""
     given = [part.strip() for name in names for part in name.split(",") if part.strip()] or ["all"]
     if packing.raw:
@@ -31,7 +33,7 @@ def check(names: Sequence[str], data: str, packing: Packing, decode: bool, worke
     return _check_packed(given, data_root(data), workers or cores_here(), output)
 
 
-def _check_packed(given: list[str], root: Path, workers: int, output: Output) -> int:
+def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:
     from shards.verify import verify
 
     wanted = packed_names(root) if "all" in given else [known(name, root).name for name in given]
@@ -86,7 +88,7 @@ def _mending(broken: Sequence[str], root: Path) -> Iterator[str]:
         yield f"pack again from their YAML files: {', '.join(own)}: procap data pack FILE.yaml {again}"
 
 
-def _check_raw(given: list[str], packing: Packing, decode: bool, workers: int, output: Output) -> int:
+def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int, output: OutputFlags) -> int:
     from shards.raw.check import check_raw
 
     root = packing.raw_root()

@@ -1,4 +1,4 @@
-"""`procap data picks`: the few-shot images of a data set, listed, written to a file, or brought from elsewhere."""
+"""`procap data few-shot`: the few-shot images of a data set, listed, written to a file, or brought from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import Output
+from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError
 from shards.few_shot_samples import DIGEST, FewShotSamples, PickSource, drawn, keep, listed, read_picks, write_picks
@@ -37,7 +37,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Request:
-    """What `procap data picks` is asked for. source: a file to import instead of drawing; out: where JSON goes."""
+    """What `procap data few-shot` is asked for. source: a file to import instead of drawing; out: where JSON goes."""
 
     shots: int
     seed: int
@@ -47,8 +47,8 @@ class Request:
     out: Path | None
 
 
-def picks(name: str, data: str, request: Request, output: Output) -> int:
-    """See `procap data picks --help`."""
+def picks(name: str, data: str, request: Request, output: OutputFlags) -> int:
+    """See `procap data few-shot --help`."""
     root = data_root(data)
     classes = class_choice(request.classes)
     if classes != "all" and (request.out or request.source):
@@ -76,26 +76,28 @@ def picks(name: str, data: str, request: Request, output: Output) -> int:
 
 
 def picks_digest(text: str, datasets: Sequence[str], shots: int) -> str:
-    """The digest that `--picks DIGEST|FILE` stands for; empty without the flag.
+    """The digest that `--few-shot-samples DIGEST|FILE` stands for; empty without the flag.
 
     Raises UsageError where it does not fit the data sets or the shots, DataError for a file that holds no picks.
     """
     if not text:
         return ""
     if len(datasets) != 1:
-        raise UsageError(f"--picks {text} are images of one data set, and {len(datasets)} are chosen: one is needed")
+        raise UsageError(
+            f"--few-shot-samples {text} are images of one data set, and {len(datasets)} are chosen: one is needed"
+        )
     if DIGEST.fullmatch(text):
         return text
     picks = _file(text)
     if picks.dataset != datasets[0]:
-        raise UsageError(f"--picks {text} are images of '{picks.dataset}', not of '{datasets[0]}'")
+        raise UsageError(f"--few-shot-samples {text} are images of '{picks.dataset}', not of '{datasets[0]}'")
     if picks.shots != shots:
-        raise UsageError(f"--picks {text} are {picks.shots} shots: give --shots {picks.shots}")
+        raise UsageError(f"--few-shot-samples {text} are {picks.shots} shots: give --shots {picks.shots}")
     return picks.digest
 
 
 def keep_picks(text: str, dataset: str, data: Path) -> None:
-    """Keep the picks of `--picks FILE` beside the shards, which must be there; a digest is kept already."""
+    """Keep the picks of `--few-shot-samples FILE` beside the shards, which must be there; a digest is kept already."""
     if text and not DIGEST.fullmatch(text):
         picks = _file(text)
         shards = open_dataset(data, dataset)
@@ -105,9 +107,13 @@ def keep_picks(text: str, dataset: str, data: Path) -> None:
 def _file(text: str) -> FewShotSamples:
     file = Path(text).expanduser()
     if file.suffix.lower() == ".pkl":
-        raise UsageError(f"--picks {text}: import it first, with procap data picks NAME --import {quoted(file)}")
+        raise UsageError(
+            f"--few-shot-samples {text}: import it first, with procap data few-shot NAME --import {quoted(file)}"
+        )
     if not file.exists():
-        raise UsageError(f"--picks {text} is neither a file nor the 16 hex digits that procap data picks prints")
+        raise UsageError(
+            f"--few-shot-samples {text} is neither a file nor the 16 hex digits that procap data few-shot prints"
+        )
     return read_picks(file)
 
 
@@ -123,7 +129,9 @@ def _store(root: Path, shards: ShardSet, found: FewShotSamples, request: Request
     """Keep imported picks, write what is asked for; gives the file. `needed`: training does not draw them anyway."""
     if request.source:
         file = keep(shards.folder, found)
-        flags = f"--datasets {shards.name} --shots {found.shots} --picks {found.digest} --data {quoted(root)}"
+        flags = (
+            f"--datasets {shards.name} --shots {found.shots} --few-shot-samples {found.digest} --data {quoted(root)}"
+        )
         note(f"kept in {file}" + (f"; train on them: procap train --methods procap {flags}" if needed else ""))
     if request.out:
         file = request.out.expanduser()
@@ -167,7 +175,7 @@ def _summary(shards: ShardSet, found: FewShotSamples, classes: str, rows: Sequen
 
 def _comparison(found: FewShotSamples, rule: FewShotSamples) -> str:
     if found.same_images(rule):
-        return "these are the images that CoOp's rule draws: training needs no --picks to use them"
+        return "these are the images that CoOp's rule draws: training needs no --few-shot-samples to use them"
     parts = []
     for split in ("train", "val"):
         ours, theirs = getattr(rule, split), getattr(found, split)

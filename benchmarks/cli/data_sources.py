@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.cli.flags import Packing
+from benchmarks.cli.flags import PackFlags
 from benchmarks.console.output import note, quoted
 from procap.errors import UsageError
 from runner.progress import ProgressDisplay
@@ -62,7 +62,7 @@ class Wanted:
         return None
 
 
-def wanted_sets(names: Iterable[str], packing: Packing, data_root: Path) -> list[Wanted]:
+def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[Wanted]:
     """What `names` mean: each a data set, a YAML file, or a group (all, world, paper), each set once.
 
     A group leaves out the published sets that are not below the raw root, and says so.
@@ -87,7 +87,7 @@ def raw_sets() -> list[Dataset]:
     return [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
 
 
-def _group(name: str, packing: Packing) -> list[Wanted]:
+def _group(name: str, packing: PackFlags) -> list[Wanted]:
     from shards.raw.published import find_folder
 
     drawn = [dataset for dataset in CATALOGUE.values() if dataset.source != "folder"]
@@ -106,17 +106,17 @@ def _group(name: str, packing: Packing) -> list[Wanted]:
         )
     if absent:
         note(f"not in {root}, left out: {', '.join(absent)}")
-    able = [dataset for dataset in there if packing.own_split is None or (dataset.raw and dataset.raw.own_split)]
+    able = [dataset for dataset in there if packing.random_split is None or (dataset.raw and dataset.raw.own_split)]
     fixed = [dataset.name for dataset in there if dataset not in able]
     if fixed and not able:
-        raise UsageError(f"--own-split: {', '.join(fixed)} come with an official split in their folders or lists")
+        raise UsageError(f"--random-split: {', '.join(fixed)} come with an official split in their folders or lists")
     if fixed:
-        note(f"official splits in their folders or lists, left out with --own-split: {', '.join(fixed)}")
+        note(f"official splits in their folders or lists, left out with --random-split: {', '.join(fixed)}")
     chosen = [_folder(dataset, packing) for dataset in able]
     return [*chosen, *map(_drawn, drawn)] if name == "all" else chosen
 
 
-def _one(name: str, packing: Packing, data_root: Path) -> Wanted:
+def _one(name: str, packing: PackFlags, data_root: Path) -> Wanted:
     if name.lower().endswith(SHEETS):
         return _sheet(Path(name).expanduser(), packing)
     dataset = known(name, data_root)
@@ -127,7 +127,7 @@ def _one(name: str, packing: Packing, data_root: Path) -> Wanted:
     if dataset.source == "folder":
         return _folder(find(name), packing)
     if packing.changes:
-        derived(dataset, packing.own_split, packing.subset, packing.resize)
+        derived(dataset, packing.random_split, packing.subset, packing.resize)
     return _drawn(dataset)
 
 
@@ -135,7 +135,7 @@ def _drawn(dataset: Dataset) -> Wanted:
     return Wanted(dataset.name, lambda: builtin_source(dataset))
 
 
-def _sheet(file: Path, packing: Packing) -> Wanted:
+def _sheet(file: Path, packing: PackFlags) -> Wanted:
     from shards.raw.own import own_source
     from shards.raw.sheet import read_sheet
     from shards.raw.tars import remove_downloads
@@ -154,7 +154,7 @@ def _sheet(file: Path, packing: Packing) -> Wanted:
     )
 
 
-def _public(dataset: Dataset, packing: Packing) -> Wanted:
+def _public(dataset: Dataset, packing: PackFlags) -> Wanted:
     from shards.raw.tars import public_origin, public_source, remove_downloads
 
     if packing.changes or dataset.variant:
@@ -181,12 +181,12 @@ def _is_remote(location: str) -> bool:
     return is_url(location) and local_path(location) is None
 
 
-def _folder(dataset: Dataset, packing: Packing) -> Wanted:
+def _folder(dataset: Dataset, packing: PackFlags) -> Wanted:
     """A published set, changed as its name or the flags say."""
     from shards.raw.published import raw_source, unproven_lists
 
     named = change_of(dataset.name) if dataset.variant else change_of("")
-    own_split = named.own_split if packing.own_split is None else packing.own_split
+    own_split = named.own_split if packing.random_split is None else packing.random_split
     subset = packing.subset or named.subset
     resize = named.resize if packing.resize is None else packing.resize
     plain = find(dataset.base)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.data import ensure_packed
-from benchmarks.cli.flags import Output
+from benchmarks.cli.flags import OutputFlags
 from benchmarks.cli.selection import targets_of
 from benchmarks.cli.train_eval import Failures, evaluate_all, show_plan, train_all
 from benchmarks.console.output import note, plural, quoted, show, show_json
@@ -78,7 +78,7 @@ def demo(
     tracking: str,
     limit: int | None,
     dry_run: bool,
-    output: Output,
+    output: OutputFlags,
 ) -> int:
     """Pack, train, evaluate, tabulate, draw; what is finished is not repeated. See `procap demo --help`."""
     library_defaults()

@@ -9,16 +9,19 @@ import shlex
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from procap.errors import UsageError
 from shards.home import cache_home, data_root
 
+if TYPE_CHECKING:
+    from cluster.launcher import Launcher
+
 
 @dataclass(frozen=True)
-class Selection:
+class SelectionFlags:
     """Which runs are meant: every method on every data set with every seed."""
 
     methods: Annotated[str, typer.Option(metavar="A,B", help="methods, see `procap ls methods`")] = ""
@@ -32,10 +35,12 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Training:
+class RecipeFlags:
     """What a run's recipe and method may be told to do differently."""
 
-    recipe: Annotated[str, typer.Option(metavar="own|procap", help="the method's published recipe, or ProCAP's")] = ""
+    recipe: Annotated[
+        str, typer.Option(metavar="published|procap", help="the method's published recipe, or ProCAP's")
+    ] = ""
     epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
     batch_size: Annotated[
         int | None,
@@ -55,13 +60,13 @@ class Training:
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="any other field of the recipe, such as weight_decay=1e-3, repeatable"),
     ] = None
-    picks: Annotated[
-        str, typer.Option(metavar="DIGEST|FILE", help="train on these images, see `procap data picks --import`")
+    few_shot_samples: Annotated[
+        str, typer.Option(metavar="DIGEST|FILE", help="train on these images, see `procap data few-shot --import`")
     ] = ""
 
 
 @dataclass(frozen=True)
-class Place:
+class RuntimeFlags:
     """Where things are and how the work is done; nothing here changes a result."""
 
     data: Annotated[
@@ -96,7 +101,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Parallel:
+class EngineFlags:
     """What averages gradients where torchrun started several processes; nothing here changes a result."""
 
     engine: Annotated[str, typer.Option(metavar="ddp|deepspeed", help="what averages gradients over processes")] = "ddp"
@@ -109,31 +114,31 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Suited:
+class SuiteFlags:
     """What of a suite is done."""
 
-    world: Annotated[
+    profile: Annotated[
         str,
         typer.Option(metavar="mini|paper", help="generated data or the paper's [default: paper if --data is given]"),
     ] = ""
     methods: Annotated[str, typer.Option(metavar="A,B", help="methods [default: the suite's own]")] = ""
-    datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets [default: all of the world]")] = ""
+    datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets [default: all of the profile]")] = ""
     seeds: Annotated[str, typer.Option(metavar="1,2,3", help="one run per seed [default: the suite's own]")] = ""
     shots: Annotated[
         str, typer.Option(metavar="16", help="training images per class, full: all; few-shot takes 1,2,4 [default: 16]")
     ] = ""
-    recipe: Annotated[str, typer.Option(metavar="own|procap", help="each method's own recipe, or ProCAP's for all")] = (
-        ""
-    )
+    recipe: Annotated[
+        str, typer.Option(metavar="published|procap", help="each method's own recipe, or ProCAP's for all")
+    ] = ""
     quick: Annotated[bool, typer.Option("--quick", help="short schedules: does everything run here?")] = False
     epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
-    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: the world's]")] = ""
+    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: the profile's]")] = ""
     pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
-    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic [default: the world's]")] = ""
+    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic [default: the profile's]")] = ""
 
 
 @dataclass(frozen=True)
-class Searched:
+class SweepFlags:
     """What a sweep searches, by what, and how far."""
 
     name: Annotated[
@@ -173,10 +178,12 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class Many:
+class LaunchFlags:
     """Where many runs are carried out, and what each of them gets; nothing here changes a result."""
 
-    on: Annotated[str, typer.Option(metavar="local|ray", help="this machine, or the nodes of a Ray cluster")] = "local"
+    launcher: Annotated[str, typer.Option(metavar="local|ray", help="this machine, or the nodes of a Ray cluster")] = (
+        "local"
+    )
     address: Annotated[
         str,
         typer.Option(metavar="HOST:PORT", help="of the cluster [default: $RAY_ADDRESS, else the one of this machine]"),
@@ -192,23 +199,37 @@ class Many:
         float | None,
         typer.Option(metavar="N", help="of each process; 0.5: two share a GPU [default: 1, if there are any]"),
     ] = None
-    at_once: Annotated[
+    max_concurrent: Annotated[
         int | None, typer.Option(metavar="N", help="runs [default: as many as cores, memory or nodes have room for]")
     ] = None
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="ask for more nodes than there are: they come when they are asked for")
     ] = False
 
+    def checked(self) -> Launcher:
+        """The launcher that the flags describe. Raises UsageError for flags that contradict each other."""
+        from cluster.launcher import Launcher
+
+        return Launcher(
+            on=self.launcher,
+            address=self.address,
+            processes=self.processes,
+            cpus=self.cpus,
+            gpus=self.gpus,
+            at_once=self.max_concurrent,
+            autoscale=self.autoscale,
+        )
+
 
 @dataclass(frozen=True)
-class Packing:
+class PackFlags:
     """What is packed from raw files, and what is changed on the way; each change gives another data set."""
 
     raw: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="folder of the raw data sets, as CoOp has it [default: $PROCAP_RAW]"),
     ] = None
-    own_split: Annotated[
+    random_split: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="split at random instead: packed as NAME-splitSEED")
     ] = None
     subset: Annotated[bool, typer.Option("--subset", help="only the images that are there: packed as NAME-subset")] = (
@@ -224,7 +245,7 @@ class Packing:
     @property
     def changes(self) -> bool:
         """Whether another set than the published one is asked for."""
-        return self.own_split is not None or self.subset or self.resize is not None
+        return self.random_split is not None or self.subset or self.resize is not None
 
     def raw_root(self) -> Path | None:
         """The folder of raw data sets, None where none is named. Raises UsageError where it is no folder."""
@@ -239,7 +260,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Doing:
+class ModeFlags:
     """How far a command goes when there is work to do."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False
@@ -247,7 +268,7 @@ class Doing:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputFlags:
     """How a command speaks."""
 
     json: Annotated[bool, typer.Option("--json", help="end with one line of JSON on stdout")] = False

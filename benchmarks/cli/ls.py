@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import Output
+from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError, UserError, unknown_name
 from shards.errors import DataError
@@ -15,7 +15,7 @@ from shards.home import data_root
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-def ls(what: str, *, results: str, data: str | Path | None, output: Output) -> int:
+def ls(what: str, *, results: str, data: str | Path | None, output: OutputFlags) -> int:
     """See `procap ls --help`."""
     listings: dict[str, Callable[[], Listing]] = {
         "methods": _methods,

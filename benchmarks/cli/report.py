@@ -6,7 +6,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cli.flags import Output
+from benchmarks.cli.flags import OutputFlags
 from benchmarks.cli.selection import results_at
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
@@ -24,7 +24,7 @@ def report(
     tracking: str,
     price: float | None,
     open_browser: bool,
-    output: Output,
+    output: OutputFlags,
 ) -> int:
     """See `procap report --help`."""
     library_defaults()

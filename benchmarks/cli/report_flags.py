@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Output, flat
+from benchmarks.cli.flags import OutputFlags, flat
 from benchmarks.console.help import examples
 
 
@@ -25,7 +25,7 @@ def add(app: typer.Typer) -> None:
 
 @flat
 def report(
-    output: Output,
+    output: OutputFlags,
     suites: Annotated[
         list[str] | None, typer.Argument(metavar="SUITE", help="names, or files with a SUITE [default: all there]")
     ] = None,

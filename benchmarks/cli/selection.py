@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.flags import Parallel, Place, Selection, Training
+from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
 from benchmarks.console.output import quoted
 from procap.errors import UsageError, unknown_name
 
@@ -129,7 +129,7 @@ def _plain_value(text: str) -> Any:
         return text
 
 
-def overrides(training: Training) -> dict[str, Any]:
+def overrides(training: RecipeFlags) -> dict[str, Any]:
     """The recipe fields that flags change. Raises UsageError for what is not key=value, or is said twice."""
     given = {"epochs": training.epochs, "batch_size": training.batch_size, "lr": training.lr}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -143,7 +143,7 @@ def overrides(training: Training) -> dict[str, Any]:
     return changes
 
 
-def configs(selection: Selection, training: Training, data: Path | None = None) -> list[RunConfig]:
+def configs(selection: SelectionFlags, training: RecipeFlags, data: Path | None = None) -> list[RunConfig]:
     """Every run that the flags describe, method by method within a data set, seeds innermost.
 
     data: where the data sets are packed.
@@ -155,7 +155,7 @@ def configs(selection: Selection, training: Training, data: Path | None = None) 
     datasets = dataset_names(selection.datasets, data)
     options = option_values(training.option or (), methods)
     shots = shot_count(selection.shots or "16")
-    picks = picks_digest(training.picks, datasets, shots)
+    picks = picks_digest(training.few_shot_samples, datasets, shots)
     return [
         plan_run(
             method=method,
@@ -166,7 +166,7 @@ def configs(selection: Selection, training: Training, data: Path | None = None) 
             backbone=selection.backbone or "mini",
             pretrained=selection.pretrained or None,
             precision=selection.precision or "fp32",
-            recipe=training.recipe or "own",
+            recipe=training.recipe or "published",
             overrides=overrides(training),
             options=options[method],
             picks=picks,
@@ -197,7 +197,7 @@ def targets_of(config: RunConfig, text: str = "", data: Path | None = None) -> l
 
 
 def workplace(
-    place: Place, limit: int | None = None, features: Path | None = None, parallel: Parallel | None = None
+    place: RuntimeFlags, limit: int | None = None, features: Path | None = None, parallel: EngineFlags | None = None
 ) -> RuntimeConfig:
     """Where and how the runs happen. Raises UsageError where a file is in the place of a folder.
 
@@ -205,7 +205,7 @@ def workplace(
     """
     from runner.config import RuntimeConfig
 
-    parallel = parallel or Parallel()
+    parallel = parallel or EngineFlags()
     data, (results, store) = place.data_root(), place.results_root()
     for flag, folder in (("--data", data), ("--results", results)):
         if folder.exists() and not folder.is_dir():
@@ -237,7 +237,7 @@ def results_at(given: str) -> Path:
     return folder
 
 
-def chooser(selection: Selection, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
+def chooser(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
     """Whether a run that is there is among those that the flags select; a flag that was not given selects all.
 
     recorded: the data sets of the runs that are there, asked only for names that the catalogue does not have.

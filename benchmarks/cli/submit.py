@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Output, flat
+from benchmarks.cli.flags import OutputFlags, flat
 from benchmarks.console.help import examples
 from benchmarks.console.output import note, show, show_json
 from procap.errors import UsageError
@@ -35,7 +35,7 @@ def add(app: typer.Typer) -> None:
 
 @flat
 def submit(
-    output: Output,
+    output: OutputFlags,
     words: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="the command to run, without `procap`")],
     address: Annotated[
         str,
@@ -87,7 +87,7 @@ def submit(
     return 0
 
 
-def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: Output) -> int:
+def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: OutputFlags) -> int:
     from cluster.submit import exit_code, explained, follow
     from runner.stop_signals import interrupted
 

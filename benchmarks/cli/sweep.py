@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli.data import ensure_packed
 from benchmarks.cli.data_few_shot import keep_picks
-from benchmarks.cli.flags import Output
+from benchmarks.cli.flags import OutputFlags
 from benchmarks.cli.selection import workplace
 from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
 from benchmarks.suites.ready import check_ways, check_weights
@@ -44,10 +44,10 @@ LISTED = 20
 """Configurations that a plan prints and estimates."""
 
 
-def sweep(asked: Asked, dry_run: bool, output: Output) -> int:
+def sweep(asked: Asked, dry_run: bool, output: OutputFlags) -> int:
     """Exit code 3 when some configurations failed and 1 when all did; see `procap sweep --help`."""
     library_defaults()
-    fleet = Launcher(**vars(asked.many))
+    fleet = asked.many.checked()
     at = workplace(asked.place, parallel=asked.parallel)
     settings = settings_of(asked, at.data)
     folder = SweepFolder.of(at.results, settings.name)
@@ -61,8 +61,8 @@ def sweep(asked: Asked, dry_run: bool, output: Output) -> int:
         # At once, as else every run would say that it is not here.
         resolve_device(at.device)
     ensure_packed(settings.datasets, at.data)
-    if asked.training.picks:
-        keep_picks(asked.training.picks, settings.datasets[0], at.data)
+    if asked.training.few_shot_samples:
+        keep_picks(asked.training.few_shot_samples, settings.datasets[0], at.data)
     with folder.locked():
         folder.check(settings)
         return _search(settings, folder, at, fleet, asked, output)
@@ -77,7 +77,7 @@ def _some_runs(settings: SweepSettings, at: RuntimeConfig) -> Iterator[RunConfig
 
 
 def _search(
-    settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, fleet: Launcher, asked: Asked, output: Output
+    settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, fleet: Launcher, asked: Asked, output: OutputFlags
 ) -> int:
     shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
     tracker = CollectionTracker(at, Collection(kind="sweep", name=settings.name, settings=shown))
@@ -108,7 +108,7 @@ def _search(
     return _end(searched, failed, asked, output)
 
 
-def _end(searched: Sweep, failed: Mapping[str, TrialRecord], asked: Asked, output: Output) -> int:
+def _end(searched: Sweep, failed: Mapping[str, TrialRecord], asked: Asked, output: OutputFlags) -> int:
     from benchmarks.sweeps.figure import draw_sweep
 
     settings, records = searched.settings, searched.records
@@ -179,7 +179,7 @@ def _forecast(fleet: Launcher, at: RuntimeConfig) -> CostForecast:
     return forecast(there, at, processes=fleet.processes)
 
 
-def _plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, fleet: Launcher, output: Output) -> int:
+def _plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, fleet: Launcher, output: OutputFlags) -> int:
     """Print what would be searched and what is known of it; write nothing."""
     records = folder.trials()
     space = settings.searched()

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.flags import (
-    Many,
-    Output,
-    Parallel,
-    Place,
-    Searched,
-    Selection,
-    Training,
+    EngineFlags,
+    LaunchFlags,
+    OutputFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    SweepFlags,
     flat,
     typed_names,
 )
@@ -29,14 +29,14 @@ def add(app: typer.Typer) -> None:
             "procap sweep lr.yaml",
             "procap sweep --methods procap --datasets digits --vary lr=1e-4,1e-3 --vary depth=3,9 --seeds 1,2,3",
             "procap sweep --methods coop --datasets shapes --vary 'lr=log(1e-4,1)' --search tpe --trials 9 --stop asha",
-            "procap sweep lr.yaml --on ray --address cluster:6379 --hours 4",
+            "procap sweep lr.yaml --launcher ray --address cluster:6379 --hours 4",
             "procap sweep lr.yaml --dry-run",
         )
     )(sweep)
 
 
 @dataclass(frozen=True)
-class SweepSelection(Selection):
+class SweepSelection(SelectionFlags):
     """As other commands have it, but for classes: held-out ones are a matter of the metric."""
 
     classes: Annotated[
@@ -48,13 +48,13 @@ class SweepSelection(Selection):
 @flat
 def sweep(
     context: typer.Context,
-    searched: Searched,
+    searched: SweepFlags,
     selection: SweepSelection,
-    training: Training,
-    many: Many,
-    place: Place,
-    parallel: Parallel,
-    output: Output,
+    training: RecipeFlags,
+    many: LaunchFlags,
+    place: RuntimeFlags,
+    parallel: EngineFlags,
+    output: OutputFlags,
     file: Annotated[
         Path | None,
         typer.Argument(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.cli.flags import Output, Selection, command_line
+from benchmarks.cli.flags import OutputFlags, SelectionFlags, command_line
 from benchmarks.cli.selection import chooser, dataset_names, method_names, names, numbers, results_at, shot_counts
 from benchmarks.console.output import note, plural, quoted, show, show_json
 from benchmarks.results.scores import read_scores, run_folders
@@ -25,17 +25,19 @@ AUDIT, PUBLISHED = "audit", "published"
 
 
 @dataclass(frozen=True)
-class SuiteFlags:
+class TableFlags:
     """What `procap table` may be told beside the selection when a suite is named."""
 
     data: str = ""
-    world: str = ""
+    profile: str = ""
     paper_rounding: bool = False
     check: bool = False
     recipe: str = ""
 
 
-def table(selection: Selection, results: str, form: str, output: Output, suite: str, flags: SuiteFlags) -> int:
+def table(
+    selection: SelectionFlags, results: str, form: str, output: OutputFlags, suite: str, flags: TableFlags
+) -> int:
     """See `procap table --help`."""
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
@@ -51,7 +53,7 @@ def table(selection: Selection, results: str, form: str, output: Output, suite: 
     return _plain_table(selection, results, form, output)
 
 
-def _plain_table(selection: Selection, results: str, form: str, output: Output) -> int:
+def _plain_table(selection: SelectionFlags, results: str, form: str, output: OutputFlags) -> int:
     from benchmarks.tables.plain import build_table
     from benchmarks.tables.runs import run_sheets
 
@@ -71,7 +73,9 @@ def _of_the_paper(word: str) -> list[Sheet]:
     return [audit_sheet()] if word == AUDIT else published_sheets()
 
 
-def _suite_tables(name: str, selection: Selection, results: str, form: str, output: Output, flags: SuiteFlags) -> int:
+def _suite_tables(
+    name: str, selection: SelectionFlags, results: str, form: str, output: OutputFlags, flags: TableFlags
+) -> int:
     from benchmarks.suites import suite_named
     from benchmarks.suites.command import suite_command
     from benchmarks.suites.done import SuiteResults
@@ -85,20 +89,20 @@ def _suite_tables(name: str, selection: Selection, results: str, form: str, outp
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quoted(results)}")
     suite = suite_named(name)
     collection = CollectionFolder(root / COLLECTIONS / "suite" / suite.name).collection()
-    recorded, _ = choice_of(suite, collection, root, data, world=flags.world)
-    choice = _chosen(recorded, selection, flags.recipe, data)
-    done = SuiteResults.read(suite, choice, root, paper_rounding=flags.paper_rounding)
+    recorded, _ = choice_of(suite, collection, root, data, profile=flags.profile)
+    options = _chosen(recorded, selection, flags.recipe, data)
+    done = SuiteResults.read(suite, options, root, paper_rounding=flags.paper_rounding)
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")
     if flags.check:
         checks = checks_of(done)
         _show_sheets(name, [check_sheet(done, checks)], form, output)
         return 0 if agrees(checks) else FELL_OUTSIDE
-    sheets = suite.sheets(done) if done.scores or not done.entries else []
-    planned = {entry.path for entry in done.entries}
+    sheets = suite.sheets(done) if done.scores or not done.runs else []
+    planned = {entry.path for entry in done.runs}
     further = collection.finished(root, but=planned) if collection else []
     if not sheets:
-        command = suite_command(suite, choice, results)
+        command = suite_command(suite, options, results)
         others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
         raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
     _show_sheets(name, sheets, form, output)
@@ -107,8 +111,8 @@ def _suite_tables(name: str, selection: Selection, results: str, form: str, outp
     return 1 if done.unreadable else 0
 
 
-def _chosen(choice: SuiteOptions, selection: Selection, recipe: str, data: Path) -> SuiteOptions:
-    """`choice` with what flags say otherwise. Raises UsageError for flags that suites decide themselves."""
+def _chosen(options: SuiteOptions, selection: SelectionFlags, recipe: str, data: Path) -> SuiteOptions:
+    """`options` with what flags say otherwise. Raises UsageError for flags that suites decide themselves."""
     if selection.classes:
         raise UsageError("--classes is for tables without a suite: a suite has its own")
     said: dict[str, object] = {
@@ -121,10 +125,10 @@ def _chosen(choice: SuiteOptions, selection: Selection, recipe: str, data: Path)
         "pretrained": selection.pretrained or None,
         "precision": selection.precision or None,
     }
-    return replace(choice, **{name: value for name, value in said.items() if value is not None})  # type: ignore[arg-type]
+    return replace(options, **{name: value for name, value in said.items() if value is not None})  # type: ignore[arg-type]
 
 
-def _show_sheets(name: str | None, sheets: Sequence[Sheet], form: str, output: Output) -> None:
+def _show_sheets(name: str | None, sheets: Sequence[Sheet], form: str, output: OutputFlags) -> None:
     document = {"suite": name, "sheets": [as_json(sheet) for sheet in sheets]}
     if form == "json":
         show_json(document)

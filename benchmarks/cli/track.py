@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from benchmarks.cli.flags import Output
+from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, note, plural, quoted, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runner.results_store import ResultsStore
 
 
-def sync(results: str, tracking: str, output: Output) -> int:
+def sync(results: str, tracking: str, output: OutputFlags) -> int:
     """Exit code 3 when some runs could not be read and 1 when none could; see `procap track sync --help`."""
     from runner.tracking.outbox import TRACKING
     from runner.tracking.tracker import sync_all
@@ -40,7 +40,7 @@ def sync(results: str, tracking: str, output: Output) -> int:
     return 3 if summary.sent or summary.up_to_date else 1
 
 
-def status(results: str, tracking: str, output: Output) -> int:
+def status(results: str, tracking: str, output: OutputFlags) -> int:
     """See `procap track status --help`."""
     from runner.tracking.tracker import pending
 

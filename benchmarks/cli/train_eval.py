@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli.data import ensure_packed
 from benchmarks.cli.data_few_shot import keep_picks
-from benchmarks.cli.flags import Doing, Output, Parallel, Place, Selection, Training, command_line
+from benchmarks.cli.flags import (
+    EngineFlags,
+    ModeFlags,
+    OutputFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    command_line,
+)
 from benchmarks.cli.plan import PlannedRun, data_states, describe, plan, weights_states
 from benchmarks.cli.selection import configs, targets_of, workplace
 from benchmarks.console.output import SOME_FAILED, columns, note, show, show_json, speaks
@@ -66,7 +74,12 @@ class Failures:
 
 
 def train(
-    selection: Selection, training: Training, place: Place, parallel: Parallel, doing: Doing, output: Output
+    selection: SelectionFlags,
+    training: RecipeFlags,
+    place: RuntimeFlags,
+    parallel: EngineFlags,
+    doing: ModeFlags,
+    output: OutputFlags,
 ) -> int:
     """Train every selected run; see `procap train --help`."""
     library_defaults()
@@ -77,9 +90,9 @@ def train(
     with crew_at(at) as (crew, at):
         # Only who has met can be told what is wrong on one host alone, such as its data.
         chosen = _chosen(selection, training, at)
-        if training.picks:
+        if training.few_shot_samples:
             ensure_packed([chosen[0].dataset], at.data)
-            keep_picks(training.picks, chosen[0].dataset, at.data)
+            keep_picks(training.few_shot_samples, chosen[0].dataset, at.data)
         failures = Failures(len(chosen), verbose=output.verbose, crew=crew)
         done = train_all(chosen, at, failures, force=doing.force, crew=crew)
     if done:
@@ -93,7 +106,7 @@ def train(
     return code
 
 
-def _chosen(selection: Selection, training: Training, at: RuntimeConfig) -> list[RunConfig]:
+def _chosen(selection: SelectionFlags, training: RecipeFlags, at: RuntimeConfig) -> list[RunConfig]:
     """Every run that the flags describe, and that the engine can do."""
     chosen = configs(selection, training, at.data)
     if at.engine != "ddp":
@@ -145,18 +158,18 @@ def evaluate(
     runs: Sequence[Path],
     targets: str,
     limit: int | None,
-    selection: Selection,
-    training: Training,
-    place: Place,
-    doing: Doing,
-    output: Output,
+    selection: SelectionFlags,
+    training: RecipeFlags,
+    place: RuntimeFlags,
+    doing: ModeFlags,
+    output: OutputFlags,
     *,
     cached: bool = True,
 ) -> int:
     """Evaluate run folders or selected runs on targets; see `procap eval --help`."""
     library_defaults()
     at = workplace(place, limit, features_root() if cached else None)
-    if runs and (selection != Selection() or training != Training()):
+    if runs and (selection != SelectionFlags() or training != RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 
     def find() -> list[tuple[RunConfig, RuntimeConfig]]:
@@ -248,7 +261,7 @@ def show_plan(
     chosen: Sequence[RunConfig],
     at: RuntimeConfig,
     targets: Callable[[RunConfig], list[Target]],
-    output: Output,
+    output: OutputFlags,
     *,
     force: bool = False,
     places: Sequence[RuntimeConfig] = (),

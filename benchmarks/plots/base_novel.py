@@ -51,7 +51,7 @@ def halves_figures(done: SuiteResults) -> Drawings:
     """
     entrants = of_suite(done)
     absent = [method for method in RADAR if method not in {entrant.method for entrant in entrants}]
-    alike = not hindrance(done) and not any(is_control(done, arm) for arm in done.arms)
+    alike = not hindrance(done) and not any(is_control(done, variant) for variant in done.variants)
     return _drawings(entrants, of_paper(done.datasets, absent) if alike else [])
 
 

@@ -44,7 +44,7 @@ def prompt_length_figures(done: SuiteResults) -> Drawings:
 def duration_figures(done: SuiteResults) -> Drawings:
     """The same over epochs; in the paper's world with its figures beside ours."""
     printed: dict[str, Points] = {}
-    if not hindrance(done) and set(done.datasets) == set(done.choice.world.datasets):
+    if not hindrance(done) and set(done.datasets) == set(done.options.profile.datasets):
         for line in published.duration():
             cells = tuple(Cell(figure, (figure,), ()) for figure in (line.base, line.novel, line.hm))
             printed[line.key] = {**printed.get(line.key, {}), line.epochs: cells}  # type: ignore[dict-item]
@@ -61,22 +61,22 @@ def _drawings(
     printed: Mapping[str, Points] | None = None,
 ) -> Drawings:
     """A figure for each method in which `key` varies."""
-    arms: dict[str, dict[float, Variant]] = {}
-    for arm in done.arms:
-        if arm.key.get(key):
-            arms.setdefault(arm.method, {})[arm.key[key]] = arm
-    several = len(arms) > 1
+    variants: dict[str, dict[float, Variant]] = {}
+    for variant in done.variants:
+        if variant.key.get(key):
+            variants.setdefault(variant.method, {})[variant.key[key]] = variant
+    several = len(variants) > 1
     return {
         f"{name}-{method}" if several else name: partial(
             two_panels, done, own, label, log=log, printed=(printed or {}).get(method, {})
         )
-        for method, own in arms.items()
+        for method, own in variants.items()
     }
 
 
 @styled
 def two_panels(
-    done: SuiteResults, arms: Mapping[float, Variant], label: str, *, log: bool, printed: Points
+    done: SuiteResults, variants: Mapping[float, Variant], label: str, *, log: bool, printed: Points
 ) -> Figure | None:
     """Left: base, novel and harmonic mean, averaged over the data sets. Right: the harmonic mean of each data set.
 
@@ -84,21 +84,21 @@ def two_panels(
     """
     from matplotlib.figure import Figure
 
-    places = sorted(arms)
+    places = sorted(variants)
     averages: Points = {
-        place: done.average_halves(arms[place])
+        place: done.average_halves(variants[place])
         if len(done.datasets) > 1
-        else done.halves(arms[place], done.datasets[0])
+        else done.halves(variants[place], done.datasets[0])
         for place in places
     }
-    hms = {name: {place: done.halves(arms[place], name)[2] for place in places} for name in done.datasets}
+    hms = {name: {place: done.halves(variants[place], name)[2] for place in places} for name in done.datasets}
     every = [cell for halves in averages.values() for cell in halves] + [
         c for own in hms.values() for c in own.values()
     ]
     if not any(every):
         return None
-    method = arms[places[0]].name
-    hm = looks_of({method: arms[places[0]].method})[method]
+    method = variants[places[0]].name
+    hm = looks_of({method: variants[places[0]].method})[method]
     figure = Figure(figsize=(PAGE, 2.75), layout="constrained")
     left, right = figure.subplots(1, 2)
     kinds = (("base", BASE), ("novel", NOVEL), ("harmonic mean", hm))

@@ -29,7 +29,7 @@ def folder_of(done: SuiteResults) -> Path:
 
 def planned_runs(done: SuiteResults) -> list[str]:
     """The runs of the plan in its order, each once: what pictures are of depends on which come first."""
-    return list(dict.fromkeys(entry.path for entry in done.entries))
+    return list(dict.fromkeys(entry.path for entry in done.runs))
 
 
 def pictures_of(done: SuiteResults) -> dict[str, Any]:

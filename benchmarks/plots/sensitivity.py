@@ -49,16 +49,16 @@ def weights_map(done: SuiteResults) -> Figure | None:
 
     from benchmarks.suites.sensitivity import BETA, LAMBDA, TEMPERATURE
 
-    arms = {
-        (arm.key["nce_weight"], arm.key["kl_weight"]): arm
-        for arm in done.arms
-        if arm.key.get("nce_temperature") == TEMPERATURE
+    variants = {
+        (variant.key["nce_weight"], variant.key["kl_weight"]): variant
+        for variant in done.variants
+        if variant.key.get("nce_temperature") == TEMPERATURE
     }
-    cells = {place: done.mean_of_hms(arm) for place, arm in arms.items()}
+    cells = {place: done.mean_of_hms(variant) for place, variant in variants.items()}
     means = [cell.mean for cell in cells.values() if cell]
     if not means:
         return None
-    lambdas, betas = (sorted({place[axis] for place in arms}) for axis in (0, 1))
+    lambdas, betas = (sorted({place[axis] for place in variants}) for axis in (0, 1))
     figure, axes = canvas(max(COLUMN, 0.52 * len(betas) + 1.1), 0.36 * len(lambdas) + 1.0)
     values = np.array([[_mean(cells.get((weight, beta))) for beta in betas] for weight in lambdas])
     low, high = min(means), max(means)
@@ -119,14 +119,14 @@ def temperature_curve(done: SuiteResults) -> Figure | None:
     """HM over the initial temperature of InfoNCE at the paper's weights: data sets thin, their mean thick."""
     from benchmarks.suites.sensitivity import BETA, LAMBDA, TEMPERATURE
 
-    arms = {
-        arm.key["nce_temperature"]: arm
-        for arm in done.arms
-        if (arm.key.get("nce_weight"), arm.key.get("kl_weight")) == (LAMBDA, BETA)
+    variants = {
+        variant.key["nce_temperature"]: variant
+        for variant in done.variants
+        if (variant.key.get("nce_weight"), variant.key.get("kl_weight")) == (LAMBDA, BETA)
     }
-    places = sorted(arms)
-    own = {name: [done.halves(arms[place], name)[2] for place in places] for name in done.datasets}
-    averages = [done.mean_of_hms(arms[place]) for place in places]
+    places = sorted(variants)
+    own = {name: [done.halves(variants[place], name)[2] for place in places] for name in done.datasets}
+    averages = [done.mean_of_hms(variants[place]) for place in places]
     if len(places) < 2 or not any(cell for cells in own.values() for cell in cells):
         return None
     figure, axes = canvas(COLUMN, 2.9)

@@ -57,22 +57,22 @@ def of_table(table: Table, scores: Sequence[Score]) -> list[Series]:
 
 
 def of_suite(done: SuiteResults) -> list[Series]:
-    """The arms of a suite, called as in its tables."""
+    """The variants of a suite, called as in its tables."""
     found = []
-    for title, arm in titled(done).items():
-        halves: dict[str, Halves] = {name: done.halves(arm, name) for name in done.datasets}
+    for title, variant in titled(done).items():
+        halves: dict[str, Halves] = {name: done.halves(variant, name) for name in done.datasets}
         tested = {
-            name: [score for half in ("base", "novel") for score in done.found(arm, name, Target(name, half))]
+            name: [score for half in ("base", "novel") for score in done.found(variant, name, Target(name, half))]
             for name in done.datasets
         }
         rates = {name: images_per_second(scores) for name, scores in tested.items() if timed(scores)}
         speeds = {name: rate for name, rate in rates.items() if rate}
         if len(done.datasets) > 1:
-            halves[AVERAGE] = done.average_halves(arm)
+            halves[AVERAGE] = done.average_halves(variant)
             if len(speeds) == len(done.datasets):
                 speeds[AVERAGE] = sum(speeds.values()) / len(speeds)
         losses = _losses(score for scores in tested.values() for score in scores)
-        found.append(Series(title, arm.method, halves, speeds, losses))
+        found.append(Series(title, variant.method, halves, speeds, losses))
     return found
 
 

@@ -47,14 +47,15 @@ def few_shot_curves(done: SuiteResults) -> Figure | None:
     from matplotlib.lines import Line2D
 
     lines = {
-        title: {int(arm.key.get("shots", 0)): arm for arm in arms} for title, arms in rows_of(done, "shots").items()
+        title: {int(variant.key.get("shots", 0)): variant for variant in variants}
+        for title, variants in rows_of(done, "shots").items()
     }
-    ticks = sorted({shots for arms in lines.values() for shots in arms if shots})
+    ticks = sorted({shots for variants in lines.values() for shots in variants if shots})
     cells = {
-        (name, title, shots): done.cell(arm, name, Target(name))
+        (name, title, shots): done.cell(variant, name, Target(name))
         for name in done.datasets
-        for title, arms in lines.items()
-        for shots, arm in arms.items()
+        for title, variants in lines.items()
+        for shots, variant in variants.items()
     }
     names = list(done.datasets)
     if len(names) > 1:
@@ -63,14 +64,17 @@ def few_shot_curves(done: SuiteResults) -> Figure | None:
         names = [AVERAGE, *names]
     if not ticks or not any(cell for (_, _, shots), cell in cells.items() if shots):
         return None
-    looks = looks_of({title: arm.method for title, arms in lines.items() for arm in arms.values()})
+    looks = looks_of({title: variant.method for title, variants in lines.items() for variant in variants.values()})
     figure, axes = panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
-        for title, arms in lines.items():
-            _line(panel, [(shots, cells[name, title, shots]) for shots in sorted(arms)], looks[title])
+        for title, variants in lines.items():
+            _line(panel, [(shots, cells[name, title, shots]) for shots in sorted(variants)], looks[title])
         _frame(panel, name, ticks, [cell for (where, _, _), cell in cells.items() if where == name])
     heading(figure, f"Accuracy on all classes by number of shots ({said_seeds(cells.values())})", cells.values())
-    legend(figure, [Line2D([], [], **_drawn(looks[title], arms).line(label=title)) for title, arms in lines.items()])
+    legend(
+        figure,
+        [Line2D([], [], **_drawn(looks[title], variants).line(label=title)) for title, variants in lines.items()],
+    )
     return figure
 
 
@@ -110,6 +114,6 @@ def _frame(axes: Axes, name: str, ticks: Sequence[int], cells: Sequence[Cell | N
         axes.set_yticks([])
 
 
-def _drawn(look: Look, arms: Any) -> Look:
+def _drawn(look: Look, variants: Any) -> Look:
     """A level line has no markers."""
-    return look if any(arms) else Look(look.colour, "", look.dashes)
+    return look if any(variants) else Look(look.colour, "", look.dashes)

@@ -25,15 +25,15 @@ KINDS = ("base", "novel", "harmonic mean")
 
 def spread_figures(done: SuiteResults) -> Drawings:
     """A figure for each method; in the paper's world ProCAP's has the published deviations beside."""
-    several = len(done.arms) > 1
+    several = len(done.variants) > 1
     return {
-        f"seed-spread-{number}-{arm.method}" if several else "seed-spread": partial(seed_spread, done, arm)
-        for number, arm in enumerate(done.arms, 1)
+        f"seed-spread-{number}-{variant.method}" if several else "seed-spread": partial(seed_spread, done, variant)
+        for number, variant in enumerate(done.variants, 1)
     }
 
 
 @styled
-def seed_spread(done: SuiteResults, arm: Variant) -> Figure | None:
+def seed_spread(done: SuiteResults, variant: Variant) -> Figure | None:
     """A panel each for base, novel and HM, a row for each data set; None where no data set has several seeds.
 
     Accuracies of data sets lie far apart and seeds close together, so that each row is drawn around its own mean, which
@@ -41,17 +41,17 @@ def seed_spread(done: SuiteResults, arm: Variant) -> Figure | None:
     """
     from matplotlib.figure import Figure
 
-    rows: dict[str, Halves] = {name: done.halves(arm, name) for name in done.datasets}
+    rows: dict[str, Halves] = {name: done.halves(variant, name) for name in done.datasets}
     if len(done.datasets) > 1:
         # Of the harmonic mean the mean over data sets, as the paper's table of stability has it.
-        rows[AVERAGE] = (*done.average_halves(arm)[:2], done.mean_of_hms(arm))
+        rows[AVERAGE] = (*done.average_halves(variant)[:2], done.mean_of_hms(variant))
     cells = [cell for halves in rows.values() for cell in halves if cell]
     if not any(cell.std is not None for cell in cells):
         return None
-    printed = {} if hindrance(done) else _printed(done, arm)
+    printed = {} if hindrance(done) else _printed(done, variant)
     figure = Figure(figsize=(PAGE, 0.25 * len(rows) + 1.15), layout="constrained")
     axes: Any = figure.subplots(1, 3, sharey=True, sharex=True)
-    colour = looks_of({arm.name: arm.method})[arm.name].colour
+    colour = looks_of({variant.name: variant.method})[variant.name].colour
     for kind, panel in enumerate(axes):
         for place, (name, halves) in enumerate(rows.items()):
             if name == AVERAGE:
@@ -70,7 +70,9 @@ def seed_spread(done: SuiteResults, arm: Variant) -> Figure | None:
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     axes[1].set_xlabel("distance from the mean over seeds, percentage points")
     seeds = cells[0].seeds
-    heading(figure, f"{arm.name}: accuracy of {len(seeds)} seeds, mean ± sample standard deviation (n − 1) in %", cells)
+    heading(
+        figure, f"{variant.name}: accuracy of {len(seeds)} seeds, mean ± sample standard deviation (n − 1) in %", cells
+    )
     legend(figure, _handles(seeds, colour, bool(printed)))
     return figure
 
@@ -101,9 +103,9 @@ def _row(axes: Axes, place: int, cell: Cell | None, colour: str, printed: float 
     axes.text(1.0, place, text, transform=at, ha="left", va="center", fontsize=6.5)
 
 
-def _printed(done: SuiteResults, arm: Variant) -> Mapping[str, tuple[float, float, float]]:
+def _printed(done: SuiteResults, variant: Variant) -> Mapping[str, tuple[float, float, float]]:
     """By data set as published, and of the average where it is over the same ones."""
-    if arm.method != "procap" or arm.changed:
+    if variant.method != "procap" or variant.changed:
         return {}
     alike = {*done.datasets} - done.changed_sets.keys()
     alike |= {AVERAGE} if whole_paper(list(alike)) else set()

@@ -74,10 +74,10 @@ def make_pictures(done: SuiteResults, place: RuntimeConfig) -> Qualitative:
     """The pictures of a suite, in its folder: of its first data set, with the prompts of its last; its first seed."""
     first, last = done.datasets[0], done.datasets[-1]
     runs: dict[str, dict[str, Trained | RunConfig]] = {first: {}, last: {}}
-    for entry in done.entries:
-        if entry.dataset in runs and entry.seed == done.choice.seeds[0]:
-            runs[entry.dataset][entry.arm.name] = entry.piece.config
-    [target, *_] = done.suite.targets(done.choice, first)
+    for entry in done.runs:
+        if entry.dataset in runs and entry.seed == done.options.seeds[0]:
+            runs[entry.dataset][entry.variant.name] = entry.spec.config
+    [target, *_] = done.suite.targets(done.options, first)
     prompts = runs[last] if last != first else None
     return make_qualitative(runs[first], target, place, folder_of(done), prompts=prompts, planned=planned_runs(done))
 

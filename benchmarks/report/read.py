@@ -12,7 +12,7 @@ from benchmarks.results.scores import Score, listed
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.done import SuiteResults
 from benchmarks.suites.recorded import choice_of
-from benchmarks.suites.suite import Entry, Suite, SuiteOptions
+from benchmarks.suites.suite import Suite, SuiteOptions, SuiteRun
 from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, find_collections
 from runner.config import Target
@@ -57,7 +57,7 @@ class Run:
 class Found:
     """A suite that was begun.
 
-    further: trained runs of its collection that its choice does not have, made with other flags. guessed: see
+    further: trained runs of its collection that its options does not have, made with other flags. guessed: see
     `choice_of`.
     """
 
@@ -69,8 +69,8 @@ class Found:
     guessed: bool = False
 
     @property
-    def choice(self) -> SuiteOptions:
-        return self.done.choice
+    def options(self) -> SuiteOptions:
+        return self.done.options
 
     @cached_property
     def unfinished(self) -> list[Run]:
@@ -121,13 +121,13 @@ def _read(folder: CollectionFolder, called: str, results: Path, data: Path | Non
     collection = folder.collection()
     assert collection is not None
     suite = _known(called)
-    choice, guessed = choice_of(suite, collection, results, data)
-    entries = suite.plan(choice)
+    options, guessed = choice_of(suite, collection, results, data)
+    entries = suite.plan(options)
     targets: dict[str, dict[str, None]] = {}
     for entry in entries:
-        targets.setdefault(entry.path, {}).update(dict.fromkeys(entry.piece.targets))
+        targets.setdefault(entry.path, {}).update(dict.fromkeys(entry.spec.targets))
     runs = {path: read_run(results, path, wanted, collection.failed.get(path, "")) for path, wanted in targets.items()}
-    done = SuiteResults(suite, choice, tuple(entries), _scores(entries, runs), results)
+    done = SuiteResults(suite, options, tuple(entries), _scores(entries, runs), results)
     # A command that was stopped or refused has left its plan in the collection, but no runs.
     further = tuple(collection.finished(results, but=runs))
     return Found(suite, collection, done, tuple(runs.values()), further, guessed)
@@ -173,12 +173,12 @@ def read_run(results: Path, path: str, targets: Iterable[str], failure: str = ""
     return Run(path, state, "; ".join(why), tuple(absent), training, tuple(evaluations))
 
 
-def _scores(entries: Sequence[Entry], runs: Mapping[str, Run]) -> dict[tuple[str, str], Score]:
+def _scores(entries: Sequence[SuiteRun], runs: Mapping[str, Run]) -> dict[tuple[str, str], Score]:
     scores = {}
     for entry in entries:
         run = runs[entry.path]
         for result in run.evaluations:
             assert run.training is not None
             target = Target.recorded(result.target)
-            scores[entry.path, str(target)] = Score(entry.piece.config, target, result, run.training)
+            scores[entry.path, str(target)] = Score(entry.spec.config, target, result, run.training)
     return scores

@@ -241,7 +241,7 @@ def _part(found: Found, place: Place, maker: Maker) -> Part:
         text=text,
         paper=paper,
         command=command(found, place.shown, place.data),
-        ui=ui_command(found, place.shown) if found.done.entries else "",
+        ui=ui_command(found, place.shown) if found.done.runs else "",
         short=f"{plural(unfinished, 'run')} open" if unfinished else "",
         state=state(found),
         facts=maker.attempt(name, "how it was run", lambda: facts(found)),

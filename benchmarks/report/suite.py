@@ -14,7 +14,7 @@ from benchmarks.results.scores import TITLES, variants_of
 from benchmarks.suites import SUITES
 from benchmarks.suites.command import suite_command
 from benchmarks.suites.profiles import MINI, PAPER
-from benchmarks.suites.suite import Entry
+from benchmarks.suites.suite import SuiteRun
 from procap.weights.loading import canonical
 from runner.config import RunConfig, plan_run
 
@@ -28,7 +28,7 @@ VARIED: Mapping[str, str] = {
     "kl_weight": "Weight of KL",
     "nce_temperature": "Temperature",
 }
-"""What keys of arms are called where their name is none for people."""
+"""What keys of variants are called where their name is none for people."""
 
 
 def description(found: Found) -> tuple[str, str]:
@@ -42,25 +42,25 @@ def description(found: Found) -> tuple[str, str]:
 
 def command(found: Found, results: str, data: Path | None = None) -> str:
     """What goes on with the suite as it was chosen: everything finished is kept."""
-    return suite_command(found.suite, replace(found.choice, data=data), results)
+    return suite_command(found.suite, replace(found.options, data=data), results)
 
 
 def facts(found: Found) -> list[tuple[str, str]]:
     """How it was run, as terms and what they are here."""
-    choice, entries = found.choice, found.done.entries
+    options, entries = found.options, found.done.runs
     rows = [
-        ("World", f"{choice.world.name}{', quick' if choice.quick else ''}"),
-        ("Data sets", ", ".join(choice.datasets)),
-        ("Methods", ", ".join(TITLES.get(name, name) for name in choice.methods)),
-        ("Seeds", ", ".join(map(str, choice.seeds))),
+        ("Profile", f"{options.profile.name}{', quick' if options.quick else ''}"),
+        ("Data sets", ", ".join(options.datasets)),
+        ("Methods", ", ".join(TITLES.get(name, name) for name in options.methods)),
+        ("Seeds", ", ".join(map(str, options.seeds))),
     ]
     # Shots stand beside what was trained on.
-    varied = {name for entry in entries for name in entry.arm.key} - {"shots"}
+    varied = {name for entry in entries for name in entry.variant.key} - {"shots"}
     for name in sorted(varied):
-        values = dict.fromkeys(str(entry.arm.key[name]) for entry in entries if name in entry.arm.key)
+        values = dict.fromkeys(str(entry.variant.key[name]) for entry in entries if name in entry.variant.key)
         rows.append((VARIED.get(name, name[:1].upper() + name[1:]), ", ".join(values)))
     if entries:
-        config = entries[0].piece.config
+        config = entries[0].spec.config
         weights = f" ({config.pretrained})" if config.pretrained else ""
         rows.append(("Backbone", f"{config.backbone}{weights}, {config.precision}"))
         rows.append(("Trained on", f"{config.classes} classes, {_shots(entries)}"))
@@ -68,21 +68,21 @@ def facts(found: Found) -> list[tuple[str, str]]:
     return [(name, value) for name, value in rows if value]
 
 
-def _shots(entries: Sequence[Entry]) -> str:
-    shots = sorted({entry.piece.config.shots for entry in entries})
+def _shots(entries: Sequence[SuiteRun]) -> str:
+    shots = sorted({entry.spec.config.shots for entry in entries})
     return f"{', '.join(str(number) if number else 'all' for number in shots)} images per class"
 
 
 def recipes(found: Found) -> list[str]:
     """The methods' recipes and what was changed of them against the published ones; what all share is said once."""
     groups: dict[str, dict[str, Changes]] = {}
-    for entry in _whole(found.done.entries):
-        kind = entry.arm.recipe or found.choice.recipe or found.choice.world.recipe
-        title = TITLES.get(entry.arm.method, entry.arm.method)
-        groups.setdefault(kind, {})[title] = _changes(entry.piece.config, kind, found)
+    for entry in _whole(found.done.runs):
+        kind = entry.variant.recipe or found.options.recipe or found.options.profile.recipe
+        title = TITLES.get(entry.variant.method, entry.variant.method)
+        groups.setdefault(kind, {})[title] = _changes(entry.spec.config, kind, found)
     said = []
     for kind, changes in groups.items():
-        what = {"own": "each method's own, as published", "procap": "ProCAP's for all"}.get(kind, kind)
+        what = {"published": "each method's own, as published", "procap": "ProCAP's for all"}.get(kind, kind)
         words = "; ".join(_changed(changes))
         said.append(f"{what}, but {words}" if words else what)
     return said
@@ -104,12 +104,12 @@ def _instead(changes: Changes) -> list[str]:
     return [f"{name} {ours} instead of {theirs}" for name, (ours, theirs) in changes.items()]
 
 
-def _whole(entries: Sequence[Entry]) -> list[Entry]:
-    """One run of every method that is trained: of an arm that shortens nothing, where there is one."""
-    first: dict[str, Entry] = {}
-    for entry in sorted(entries, key=lambda entry: bool(entry.arm.overrides) or entry.arm.part < 1):
-        if entry.piece.config.recipe.epochs:
-            first.setdefault(entry.arm.method, entry)
+def _whole(entries: Sequence[SuiteRun]) -> list[SuiteRun]:
+    """One run of every method that is trained: of an variant that shortens nothing, where there is one."""
+    first: dict[str, SuiteRun] = {}
+    for entry in sorted(entries, key=lambda entry: bool(entry.variant.overrides) or entry.variant.part < 1):
+        if entry.spec.config.recipe.epochs:
+            first.setdefault(entry.variant.method, entry)
     return list(first.values())
 
 
@@ -121,7 +121,7 @@ def _changes(config: RunConfig, kind: str, found: Found) -> Changes:
         shots=config.shots,
         recipe=kind,
         task=found.suite.task,
-        data=found.choice.data,
+        data=found.options.data,
     ).recipe
     ours, theirs = config.recipe.model_dump(), published.model_dump()
     return {name: (_plain(ours[name]), _plain(theirs[name])) for name in ours if ours[name] != theirs[name]}
@@ -148,12 +148,12 @@ def caveats(every: Sequence[Found]) -> list[str]:
     def named(chosen: Sequence[Found]) -> str:
         return "all suites" if len(chosen) == len(every) > 1 else ", ".join(one.suite.name for one in chosen)
 
-    if generated := [one for one in every if one.choice.world.name == MINI.name]:
+    if generated := [one for one in every if one.options.profile.name == MINI.name]:
         said.append(
             f"Generated data ({named(generated)}): small made-up image sets and the embedded backbone. The figures say "
             "how methods compare here; none of them can be compared with published ones."
         )
-    if quick := [one for one in every if one.choice.quick]:
+    if quick := [one for one in every if one.options.quick]:
         said.append(
             f"Quick schedules ({named(quick)}): few epochs, to see that everything runs. Methods are not trained to "
             "the end, and their order may be another one with whole schedules."
@@ -184,6 +184,6 @@ def caveats(every: Sequence[Found]) -> list[str]:
 
 
 def _other_backbone(found: Found) -> bool:
-    configs = [entry.piece.config for entry in found.done.entries]
+    configs = [entry.spec.config for entry in found.done.runs]
     own = canonical(PAPER.backbone, PAPER.pretrained)
-    return found.choice.world.name != MINI.name and any((one.backbone, one.pretrained) != own for one in configs)
+    return found.options.profile.name != MINI.name and any((one.backbone, one.pretrained) != own for one in configs)

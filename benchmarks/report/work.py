@@ -80,7 +80,7 @@ class Extra:
 def extra_of(one: Found) -> Extra | None:
     """As the contest or the record of the pictures has it; None where neither says how long it took."""
     # What has no runs is measured by a contest.
-    made = pictures_of(one.done) if one.done.entries else newest_report(one.done) or {}
+    made = pictures_of(one.done) if one.done.runs else newest_report(one.done) or {}
     return Extra(made["seconds"], made.get("environment", {})) if "seconds" in made else None
 
 

@@ -8,7 +8,7 @@ from itertools import permutations
 from statistics import fmean
 from typing import Literal
 
-from benchmarks.results.scores import Score, dataset_order, is_half, labels, method_order, variant
+from benchmarks.results.scores import Score, dataset_order, describe_variant, is_half, labels, method_order
 from runner.results import EvalResult, harmonic_mean
 
 Figure = Literal["hm", "accuracy"]
@@ -123,7 +123,7 @@ def lines_of(scores: Iterable[Score]) -> dict[str, list[Score]]:
     """Scores by the title of the line that a table of all of them gives them."""
     found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Score]] = {}
     for score in scores:
-        found.setdefault((score.config.method, tuple(variant(score.config).items())), []).append(score)
+        found.setdefault((score.config.method, tuple(describe_variant(score.config).items())), []).append(score)
     keys = sorted(found, key=lambda key: (method_order(key[0]), key[1]))
     titles = labels([(method, dict(facts)) for method, facts in keys])
     return {title: found[key] for title, key in zip(titles, keys, strict=True)}

@@ -148,7 +148,7 @@ def timed(scores: Iterable[Score]) -> bool:
     return all(score.result.images_per_second for score in scores)
 
 
-def variant(config: RunConfig) -> dict[str, str]:
+def describe_variant(config: RunConfig) -> dict[str, str]:
     """What sets a run apart from other runs, method, data set and seed aside; nothing that it never reads.
 
     A dotted name is a field of the recipe or an option of the method. Colour jitter and rotation follow the data set.

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.flags import Output, Place
+from benchmarks.cli.flags import OutputFlags, RuntimeFlags
 from benchmarks.console.output import note, show, show_json
 from benchmarks.runtime.file import SCHEMA, contests
 from benchmarks.runtime.settings import Flags, Settings, flags_of_choice, settings_of
@@ -43,7 +43,7 @@ __all__ = ["Flags", "Settings", "bench_runtime"]
 TABLE_SHARE, TRAIN_SHARE = 0.8, 0.75
 
 
-def bench_runtime(flags: Flags, place: Place, output: Output) -> int:
+def bench_runtime(flags: Flags, place: RuntimeFlags, output: OutputFlags) -> int:
     """See `procap bench runtime --help`. Exit code 1 where a part of the report failed."""
     from benchmarks.runtime.measure import quiet_profiler
 
@@ -62,7 +62,7 @@ def contest_of_suite(done: SuiteResults, at: RuntimeConfig, *, budget: float | N
     """
     from benchmarks.runtime.measure import quiet_profiler
 
-    place = Place(
+    place = RuntimeFlags(
         data=str(at.data),
         results=at.store or str(at.results),
         device=at.device,
@@ -72,7 +72,7 @@ def contest_of_suite(done: SuiteResults, at: RuntimeConfig, *, budget: float | N
     )
     quiet_profiler()
     device = resolve_device(at.device)
-    settings = settings_of(flags_of_choice(done.choice, budget), place, device)
+    settings = settings_of(flags_of_choice(done.options, budget), place, device)
     if not anew and (known := _measured(settings, at.results, device)):
         note(f"runtime: measured already, see {known}")
         return
@@ -94,7 +94,7 @@ def _measured(settings: Settings, results: Path, device: torch.device) -> Path |
 
 
 def measure(
-    settings: Settings, place: Place, device: torch.device, *, check: bool = False, verbose: bool = False
+    settings: Settings, place: RuntimeFlags, device: torch.device, *, check: bool = False, verbose: bool = False
 ) -> dict[str, Any]:
     """Everything that `settings` asks for, and with `check` what the targets need besides, as plain JSON."""
     import torch
@@ -155,7 +155,7 @@ def measure(
     return report
 
 
-def publish(report: dict[str, Any], settings: Settings, flags: Flags, place: Place, output: Output) -> int:
+def publish(report: dict[str, Any], settings: Settings, flags: Flags, place: RuntimeFlags, output: OutputFlags) -> int:
     """Write, print, draw and track what was measured."""
     from benchmarks.runtime.targets import targets_table
 
@@ -167,7 +167,7 @@ def publish(report: dict[str, Any], settings: Settings, flags: Flags, place: Pla
     return 1 if report["failed"] else 0
 
 
-def write(report: dict[str, Any], settings: Settings, place: Place) -> str:
+def write(report: dict[str, Any], settings: Settings, place: RuntimeFlags) -> str:
     """Write, draw and track what was measured; gives it as text."""
     from benchmarks.runtime.report import write_report
     from benchmarks.runtime.targets import targets
@@ -213,7 +213,7 @@ def _part(report: dict[str, Any], name: str, verbose: bool) -> Iterator[None]:
         note(f"procap: error: {name}: {report['failed'][name]}")
 
 
-def _prepared(settings: Settings, place: Place) -> dict[str, Path]:
+def _prepared(settings: Settings, place: RuntimeFlags) -> dict[str, Path]:
     """The folder of every data set, packed before any clock runs."""
     from benchmarks.runtime.data import dataset_of, prepare
 

@@ -17,7 +17,7 @@ from runner.environment import decoders
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.cli.flags import Place
+    from benchmarks.cli.flags import RuntimeFlags
     from benchmarks.suites.suite import SuiteOptions
     from runner.config import RunConfig
 
@@ -93,21 +93,21 @@ class Flags:
     check: bool = False
 
 
-def flags_of_choice(choice: SuiteOptions, budget: float | None) -> Flags:
+def flags_of_choice(options: SuiteOptions, budget: float | None) -> Flags:
     """What is measured of the suite `runtime` as it was chosen: its table has no sizes."""
-    world = choice.world
+    profile = options.profile
     return Flags(
-        methods=",".join(choice.methods),
-        datasets=",".join(choice.datasets),
-        precision=choice.precision or world.precision,
-        backbone=choice.backbone or world.backbone,
-        pretrained=(choice.pretrained if choice.backbone else world.pretrained) or "",
+        methods=",".join(options.methods),
+        datasets=",".join(options.datasets),
+        precision=options.precision or profile.precision,
+        backbone=options.backbone or profile.backbone,
+        pretrained=(options.pretrained if options.backbone else profile.pretrained) or "",
         budget=budget,
         scaling="off",
     )
 
 
-def settings_of(flags: Flags, place: Place, device: torch.device) -> Settings:
+def settings_of(flags: Flags, place: RuntimeFlags, device: torch.device) -> Settings:
     """What the flags and the device stand for. Raises UsageError for what cannot be."""
     from procap.weights.loading import canonical
 

@@ -25,7 +25,7 @@ VARIANTS = {
 }
 
 
-def variants(choice: SuiteOptions, method: str) -> list[Variant]:
+def variants(options: SuiteOptions, method: str) -> list[Variant]:
     """ProCAP without its parts, MaPLe in ProCAP's recipe, and any other method as it is in that recipe."""
     if method == "procap":
         named = VARIANTS.items()
@@ -45,7 +45,7 @@ SUITE = Suite(
         "paper": ("dtd", "eurosat", "oxford-pets", "stanford-cars"),
         "mini": ("textures", "tiles", "petals", "shapes"),
     },
-    arms=variants,
+    variants=variants,
     sheets=ablation_sheets,
     published="ablation",
 )

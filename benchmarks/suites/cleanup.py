@@ -1,4 +1,4 @@
-"""Tables and figures that an earlier choice of a suite has left in its folder, where they would pass for current ones.
+"""Tables and figures that an earlier options of a suite has left in its folder, where they would pass for current ones.
 
 Files are known by what this program wrote into them; whatever else lies in the folder stays.
 """

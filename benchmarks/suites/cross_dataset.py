@@ -11,22 +11,22 @@ MaPLe 70.72 and 66.30.
 
 from __future__ import annotations
 
-from benchmarks.suites.profiles import WORLDS
+from benchmarks.suites.profiles import PROFILES
 from benchmarks.suites.suite import Quick, Suite, SuiteOptions
 from benchmarks.tables.targets import cross_dataset_sheets
 from runner.config import Target
 
 
-def other_data_sets(choice: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """All classes of the source itself and of every other data set of the world."""
-    return tuple(Target(name) for name in dict.fromkeys([dataset, *choice.world.datasets]))
+def other_data_sets(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+    """All classes of the source itself and of every other data set of the profile."""
+    return tuple(Target(name) for name in dict.fromkeys([dataset, *options.profile.datasets]))
 
 
 SUITE = Suite(
     name="cross-dataset",
     title="cross-dataset transfer",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
-    datasets={world.name: (world.general,) for world in WORLDS.values()},
+    datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",
     task="cross-dataset",
     targets=other_data_sets,

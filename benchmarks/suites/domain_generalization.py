@@ -10,22 +10,22 @@ Sketch, A and R; MaPLe 70.72 and 60.28.
 
 from __future__ import annotations
 
-from benchmarks.suites.profiles import WORLDS
+from benchmarks.suites.profiles import PROFILES
 from benchmarks.suites.suite import Quick, Suite, SuiteOptions
 from benchmarks.tables.targets import domain_generalization_sheets
 from runner.config import Target
 
 
-def shifts(choice: SuiteOptions, dataset: str) -> tuple[Target, ...]:
+def shifts(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
     """The source itself and its shifted test sets."""
-    return tuple(Target(name) for name in (dataset, *choice.world.shifts))
+    return tuple(Target(name) for name in (dataset, *options.profile.shifts))
 
 
 SUITE = Suite(
     name="domain-generalization",
     title="domain generalization",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
-    datasets={world.name: (world.general,) for world in WORLDS.values()},
+    datasets={profile.name: (profile.general,) for profile in PROFILES.values()},
     classes="all",
     task="cross-dataset",
     targets=shifts,

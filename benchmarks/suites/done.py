@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.results.scores import Cell, Score, average, cell_of, hm_of, over_seeds, score_of, variants_of
-from benchmarks.suites.suite import Entry, Suite, SuiteOptions, Variant
+from benchmarks.suites.suite import Suite, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
 from runner.config import RunConfig, Target
 from runner.results import RunFolder
@@ -24,19 +24,19 @@ class SuiteResults:
     """
 
     suite: Suite
-    choice: SuiteOptions
-    entries: tuple[Entry, ...]
+    options: SuiteOptions
+    runs: tuple[SuiteRun, ...]
     scores: Mapping[tuple[str, str], Score]
     results: Path
     paper_rounding: bool = False
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, suite: Suite, choice: SuiteOptions, results: Path, *, paper_rounding: bool = False) -> SuiteResults:
-        entries = tuple(suite.plan(choice))
+    def read(cls, suite: Suite, options: SuiteOptions, results: Path, *, paper_rounding: bool = False) -> SuiteResults:
+        entries = tuple(suite.plan(options))
         scores: dict[tuple[str, str], Score] = {}
         unreadable: dict[str, str] = {}
-        planned = {(entry.path, target): entry.piece.config for entry in entries for target in entry.piece.targets}
+        planned = {(entry.path, target): entry.spec.config for entry in entries for target in entry.spec.targets}
         for (path, target), config in planned.items():
             try:
                 score = _read_score(RunFolder(results / path), config, Target.recorded(target))
@@ -45,34 +45,34 @@ class SuiteResults:
             else:
                 if score is not None:
                     scores[path, target] = score
-        return cls(suite, choice, entries, scores, results, paper_rounding, unreadable)
+        return cls(suite, options, entries, scores, results, paper_rounding, unreadable)
 
     @cached_property
-    def arms(self) -> list[Variant]:
+    def variants(self) -> list[Variant]:
         """What is compared, in the order of the plan."""
         found: list[Variant] = []
-        for entry in self.entries:
-            if entry.arm not in found:
-                found.append(entry.arm)
+        for entry in self.runs:
+            if entry.variant not in found:
+                found.append(entry.variant)
         return found
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        return self.choice.datasets
+        return self.options.datasets
 
     @cached_property
     def missing(self) -> list[tuple[str, str]]:
         """Runs and targets of the plan without a result, as (path, target)."""
-        planned = {(entry.path, target): None for entry in self.entries for target in entry.piece.targets}
+        planned = {(entry.path, target): None for entry in self.runs for target in entry.spec.targets}
         return [place for place in planned if place not in self.scores]
 
     @cached_property
     def shorter(self) -> list[tuple[str, str]]:
         """Runs and targets with a limited result where another seed of theirs has a whole one."""
         found: dict[tuple[str, str], None] = {}
-        for arm, dataset in ((arm, dataset) for arm in self.arms for dataset in self.datasets):
-            own = [entry for entry in self.entries if (entry.arm, entry.dataset) == (arm, dataset)]
-            for target in own[0].piece.targets if own else ():
+        for variant, dataset in ((variant, dataset) for variant in self.variants for dataset in self.datasets):
+            own = [entry for entry in self.runs if (entry.variant, entry.dataset) == (variant, dataset)]
+            for target in own[0].spec.targets if own else ():
                 there = [place for entry in own if (place := (entry.path, target)) in self.scores]
                 limited = [place for place in there if self.scores[place].result.limited]
                 found |= dict.fromkeys(limited if len(limited) < len(there) else ())
@@ -83,18 +83,18 @@ class SuiteResults:
         """The data sets that are not as published, and how they differ."""
         return variants_of(self.scores.values())
 
-    def found(self, arm: Variant, dataset: str, target: Target) -> list[Score]:
-        """The scores of an arm that was trained on `dataset`, one for each seed that is there."""
-        paths = [entry.path for entry in self.entries if entry.dataset == dataset and entry.arm == arm]
+    def found(self, variant: Variant, dataset: str, target: Target) -> list[Score]:
+        """The scores of an variant that was trained on `dataset`, one for each seed that is there."""
+        paths = [entry.path for entry in self.runs if entry.dataset == dataset and entry.variant == variant]
         return [self.scores[path, str(target)] for path in paths if (path, str(target)) in self.scores]
 
-    def cell(self, arm: Variant, dataset: str, target: Target) -> Cell | None:
+    def cell(self, variant: Variant, dataset: str, target: Target) -> Cell | None:
         """The accuracy over seeds; None unless every seed that was chosen is there, all whole or all limited.
 
         Whatever is missing is missing: a mean over fewer seeds than asked for is none.
         """
-        cell = cell_of(self.found(arm, dataset, target))
-        if cell is None or set(cell.seeds) != set(self.choice.seeds):
+        cell = cell_of(self.found(variant, dataset, target))
+        if cell is None or set(cell.seeds) != set(self.options.seeds):
             return None
         if not self.paper_rounding:
             return cell
@@ -102,20 +102,20 @@ class SuiteResults:
         means = over_seeds(rounded, limited=cell.limited)
         return means and replace(means, mean=round(means.mean, 2))
 
-    def halves(self, arm: Variant, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
+    def halves(self, variant: Variant, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
         """Base, novel, and their harmonic mean."""
-        base, novel = (self.cell(arm, dataset, Target(dataset, half)) for half in ("base", "novel"))
+        base, novel = (self.cell(variant, dataset, Target(dataset, half)) for half in ("base", "novel"))
         return base, novel, hm_of(base, novel)
 
-    def average_halves(self, arm: Variant) -> tuple[Cell | None, Cell | None, Cell | None]:
+    def average_halves(self, variant: Variant) -> tuple[Cell | None, Cell | None, Cell | None]:
         """Average base, average novel, and their harmonic mean; nothing where a data set is missing."""
-        rows = [self.halves(arm, dataset) for dataset in self.datasets]
+        rows = [self.halves(variant, dataset) for dataset in self.datasets]
         base, novel = average([row[0] for row in rows]), average([row[1] for row in rows])
         return base, novel, hm_of(base, novel)
 
-    def mean_of_hms(self, arm: Variant) -> Cell | None:
+    def mean_of_hms(self, variant: Variant) -> Cell | None:
         """The other reading of an average HM: the mean of the data sets' own."""
-        return average([self.halves(arm, dataset)[2] for dataset in self.datasets])
+        return average([self.halves(variant, dataset)[2] for dataset in self.datasets])
 
 
 def _read_score(folder: RunFolder, config: RunConfig, target: Target) -> Score | None:

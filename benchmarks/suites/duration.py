@@ -18,12 +18,12 @@ from benchmarks.tables.base_novel import duration_sheets
 PARTS = (0.2, 0.5, 1.0)
 
 
-def by_duration(choice: SuiteOptions, method: str) -> list[Variant]:
-    """One arm per part of the epochs; one alone where there are none.
+def by_duration(options: SuiteOptions, method: str) -> list[Variant]:
+    """One variant per part of the epochs; one alone where there are none.
 
-    The arms are named by the epochs of most data sets, and say so where a method's own recipe has others elsewhere.
+    The variants are named by the epochs of most data sets, and say so where a method's own recipe has others elsewhere.
     """
-    epochs = [choice.run(Variant(method), dataset, 1, "base").recipe.epochs for dataset in choice.datasets]
+    epochs = [options.run(Variant(method), dataset, 1, "base").recipe.epochs for dataset in options.datasets]
     usual = mode(epochs)
     if not usual:
         return [Variant(method, key={"epochs": 0})]
@@ -36,7 +36,7 @@ SUITE = Suite(
     name="duration",
     title="training duration",
     methods=("procap",),
-    arms=by_duration,
+    variants=by_duration,
     sheets=duration_sheets,
     figures=duration_figures,
     quick=Quick(seeds=(1,)),

@@ -21,9 +21,9 @@ CURVE = (1, 2, 4, 8, 16)
 QUICK_CURVE = (1, 4, 16)
 
 
-def by_shots(choice: SuiteOptions, method: str) -> list[Variant]:
-    """One arm per number of shots; one in all for a method that trains nothing. UsageError for all images as shots."""
-    curve = choice.shots or (QUICK_CURVE if choice.quick else CURVE)
+def by_shots(options: SuiteOptions, method: str) -> list[Variant]:
+    """One variant per number of shots, one in all for a method that trains nothing."""
+    curve = options.shots or (QUICK_CURVE if options.quick else CURVE)
     if 0 in curve:
         raise UsageError("--shots: a curve is over numbers of shots; for example --shots 1,2,4")
     if not method_class(method).recipe("few-shot").epochs:
@@ -36,7 +36,7 @@ SUITE = Suite(
     title="few-shot learning on all classes",
     methods=("zeroshot", "coop", "maple", "procap"),
     classes="all",
-    arms=by_shots,
+    variants=by_shots,
     targets=everything,
     sheets=few_shot_sheets,
     figures=shots_figures,

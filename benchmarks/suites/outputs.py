@@ -39,18 +39,18 @@ class Made:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
-def make(suite: Suite, choice: SuiteOptions, at: RuntimeConfig, *, force: bool = False, verbose: bool = False) -> Made:
+def make(suite: Suite, options: SuiteOptions, at: RuntimeConfig, *, force: bool = False, verbose: bool = False) -> Made:
     """Finish, tabulate and draw, into the suite's folder below the results.
 
     What is missing, or cannot be read, is a dash in a table and is not drawn.
     """
-    done = SuiteResults.read(suite, choice, at.results)
+    done = SuiteResults.read(suite, options, at.results)
     folder = folder_of(done)
     mishaps = Mishaps(verbose)
     if suite.finish:
         with mishaps:
             # Where all runs are done, nobody has looked for their data yet.
-            ensure_packed(dict.fromkeys(entry.dataset for entry in done.entries), at.data)
+            ensure_packed(dict.fromkeys(entry.dataset for entry in done.runs), at.data)
             suite.finish(done, at, force)
     sheets: list[Sheet] = []
     with mishaps:
@@ -97,25 +97,30 @@ def _draw(suite: Suite, done: SuiteResults, folder: Path) -> list[Path]:
 
 
 def figures_of(done: SuiteResults) -> dict[str, float]:
-    """What each arm comes to on average over the data sets, `hm/maple`, `all/procap n_ctx 8`, where none is missing."""
-    names = short_names(done.arms)
+    """The average of each variant over the data sets, `hm/maple`, `all/procap n_ctx 8`, where none is missing."""
+    names = short_names(done.variants)
     return {
         f"{kind}/{name}": cell.mean
-        for arm, name in zip(done.arms, names, strict=True)
-        for kind, cell in _averages(done, arm).items()
+        for variant, name in zip(done.variants, names, strict=True)
+        for kind, cell in _averages(done, variant).items()
         if cell is not None
     }
 
 
-def short_names(arms: Sequence[Variant]) -> list[str]:
-    """The method of each arm, and what varies where it has several; of signs that MLflow takes in a metric's name."""
-    methods = [arm.method for arm in arms]
-    names = [" ".join([arm.method, *(f"{name} {value}" for name, value in arm.key.items())]) for arm in arms]
-    kept = [arm.method if methods.count(arm.method) == 1 else name for arm, name in zip(arms, names, strict=True)]
+def short_names(variants: Sequence[Variant]) -> list[str]:
+    """The method of each variant and what varies where it has several, in characters that MLflow allows in metrics."""
+    methods = [variant.method for variant in variants]
+    names = [
+        " ".join([variant.method, *(f"{name} {value}" for name, value in variant.key.items())]) for variant in variants
+    ]
+    kept = [
+        variant.method if methods.count(variant.method) == 1 else name
+        for variant, name in zip(variants, names, strict=True)
+    ]
     return [re.sub(r"[^\w .:/-]", "_", name) for name in kept]
 
 
-def _averages(done: SuiteResults, arm: Variant) -> dict[str, Cell | None]:
+def _averages(done: SuiteResults, variant: Variant) -> dict[str, Cell | None]:
     if done.suite.classes == "all":
-        return {"all": average([done.cell(arm, dataset, Target(dataset)) for dataset in done.datasets])}
-    return dict(zip(("base", "novel", "hm"), done.average_halves(arm), strict=True))
+        return {"all": average([done.cell(variant, dataset, Target(dataset)) for dataset in done.datasets])}
+    return dict(zip(("base", "novel", "hm"), done.average_halves(variant), strict=True))

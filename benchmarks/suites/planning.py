@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cli.flags import Place, Suited
+from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.cli.selection import dataset_names, method_names, names, numbers, shot_counts
 from benchmarks.suites import ALL, SUITES
-from benchmarks.suites.profiles import MINI, PAPER, World, world_named
-from benchmarks.suites.suite import Entry, Suite, SuiteOptions
+from benchmarks.suites.profiles import MINI, PAPER, Profile, find_profile
+from benchmarks.suites.suite import Suite, SuiteOptions, SuiteRun
 from cluster.job import RunSpec
 from procap.errors import UsageError, UserError
 from runner.collection import Collection
@@ -25,13 +25,13 @@ class Planned:
     """A suite as it was chosen, and its runs."""
 
     suite: Suite
-    choice: SuiteOptions
-    entries: Sequence[Entry]
+    options: SuiteOptions
+    runs: Sequence[SuiteRun]
 
     @property
     def collection(self) -> Collection:
-        runs = tuple(dict.fromkeys(entry.path for entry in self.entries))
-        return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.choice.plain())
+        runs = tuple(dict.fromkeys(entry.path for entry in self.runs))
+        return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.plain())
 
 
 def chosen(name: str) -> list[str]:
@@ -39,18 +39,18 @@ def chosen(name: str) -> list[str]:
     return list(SUITES) if name == ALL else [name]
 
 
-def plan(suite: Suite, suited: Suited, place: Place, data: Path, *, several: bool = False) -> Planned:
+def plan(suite: Suite, suited: SuiteFlags, place: RuntimeFlags, data: Path, *, several: bool = False) -> Planned:
     """What the flags choose of `suite`.
 
-    The world is that of the data sets where these are named and known, else the paper's where there is a data root,
+    The profile is that of the data sets where these are named and known, else the paper's where there is a data root,
     else the generated one.
     several: beside other suites, where data sets are not chosen of one that has a list of its own.
     """
     named = tuple(dataset_names(suited.datasets, data)) if names(suited.datasets) else ()
-    world = world_named(suited.world) if suited.world else _world_of(named, place)
+    profile = find_profile(suited.profile) if suited.profile else _world_of(named, place)
     datasets = named if named and not (several and suite.datasets) else None
-    choice = suite.choice(
-        world,
+    options = suite.options(
+        profile,
         quick=suited.quick,
         datasets=datasets,
         methods=tuple(method_names(suited.methods)) if names(suited.methods) else None,
@@ -64,17 +64,17 @@ def plan(suite: Suite, suited: Suited, place: Place, data: Path, *, several: boo
         data=data,
     )
     try:
-        entries = suite.plan(choice)
+        entries = suite.plan(options)
     except (UserError, DataError):
         raise
     except Exception as error:
         if suite.name in SUITES:
             raise
         raise UsageError(f"the plan of suite '{suite.name}' fails: {type(error).__name__}: {error}") from error
-    return Planned(suite, choice, entries)
+    return Planned(suite, options, entries)
 
 
-def _world_of(datasets: Sequence[str], place: Place) -> World:
+def _world_of(datasets: Sequence[str], place: RuntimeFlags) -> Profile:
     if not {*datasets}.isdisjoint(PAPER.datasets):
         return PAPER
     generated = datasets and {*datasets} <= {*MINI.datasets}
@@ -85,10 +85,10 @@ def merged(plans: Iterable[Planned]) -> list[RunSpec]:
     """Every run of the plans once, with the targets of all of them."""
     configs: dict[str, RunConfig] = {}
     targets: dict[str, dict[str, None]] = {}
-    for entry in (entry for one in plans for entry in one.entries):
-        # By path: one suite may call a recipe "own" that another calls "procap".
-        configs.setdefault(entry.path, entry.piece.config)
-        targets.setdefault(entry.path, {}).update(dict.fromkeys(entry.piece.targets))
+    for entry in (entry for one in plans for entry in one.runs):
+        # By path: one suite may call a recipe "published" that another calls "procap".
+        configs.setdefault(entry.path, entry.spec.config)
+        targets.setdefault(entry.path, {}).update(dict.fromkeys(entry.spec.targets))
     return [RunSpec(config=config, targets=tuple(targets[path])) for path, config in configs.items()]
 
 

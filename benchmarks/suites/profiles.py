@@ -1,4 +1,4 @@
-"""The worlds of data that the experiments can be done in: the paper's own, and a generated one that is everywhere."""
+"""The profiles of data that the experiments can be done in: the paper's own, and a generated one that is everywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from procap.errors import unknown_name
 
 
 @dataclass(frozen=True)
-class World:
+class Profile:
     """Data sets that belong together, the backbone that is theirs, and how long methods are trained on them.
 
     recipe, changes, rates: as `plan_run` takes them; rates are learning rates by method. quick: further changes, for a
@@ -26,13 +26,13 @@ class World:
     shifts: tuple[str, ...]
     pretrained: str | None = None
     precision: str = "fp32"
-    recipe: str = "own"
+    recipe: str = "published"
     changes: Mapping[str, Any] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
-PAPER = World(
+PAPER = Profile(
     "paper",
     "on the paper's data sets",
     (
@@ -56,9 +56,9 @@ PAPER = World(
     quick={"epochs": 2, "warmup_epochs": 1},
 )
 # The rates of `procap demo`, which says how they were found.
-MINI = World(
+MINI = Profile(
     "mini",
-    "in the generated world",
+    "in the generated profile",
     ("shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"),
     backbone="mini",
     general="shapes",
@@ -68,11 +68,11 @@ MINI = World(
     rates={"coop": 4e-2, "maple": 1e-2, "procap": 3.90625e-5},
     quick={"epochs": 2},
 )
-WORLDS = {world.name: world for world in (PAPER, MINI)}
+PROFILES = {profile.name: profile for profile in (PAPER, MINI)}
 
 
-def world_named(name: str) -> World:
+def find_profile(name: str) -> Profile:
     """Raises UsageError with the nearest known name."""
-    if name not in WORLDS:
-        raise unknown_name("world", name, WORLDS)
-    return WORLDS[name]
+    if name not in PROFILES:
+        raise unknown_name("profile", name, PROFILES)
+    return PROFILES[name]

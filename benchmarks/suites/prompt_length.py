@@ -19,8 +19,8 @@ from procap.methods import method_class, method_options
 LENGTHS = (2, 4, 8, 16)
 
 
-def by_length(choice: SuiteOptions, method: str) -> list[Variant]:
-    """One arm per number of tokens; a method without tokens has one arm."""
+def by_length(options: SuiteOptions, method: str) -> list[Variant]:
+    """One variant per number of tokens; a method without tokens has one variant."""
     if "n_ctx" not in method_class(method).Options.model_fields:
         return [Variant(method)]
     return [Variant(method, key={"n_ctx": length}, options=tokens(method, length)) for length in LENGTHS]
@@ -45,7 +45,7 @@ SUITE = Suite(
         "paper": ("eurosat", "caltech101", "oxford-pets", "ucf101"),
         "mini": ("tiles", "shapes", "petals", "glyphs"),
     },
-    arms=by_length,
+    variants=by_length,
     sheets=prompt_length_sheets,
     figures=prompt_length_figures,
 )

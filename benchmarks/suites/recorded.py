@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites.profiles import WORLDS, world_named
+from benchmarks.suites.profiles import PROFILES, find_profile
 from benchmarks.suites.suite import Suite, SuiteOptions
 from runner.collection import Collection
 from runner.results import find_runs
@@ -16,27 +16,27 @@ PARTS = 6
 
 
 def choice_of(
-    suite: Suite, collection: Collection | None, results: Path, data: Path | None = None, *, world: str = ""
+    suite: Suite, collection: Collection | None, results: Path, data: Path | None = None, *, profile: str = ""
 ) -> tuple[SuiteOptions, bool]:
-    """What was chosen of the suite, and whether it had to be guessed. world: the one that is asked for, empty: any.
+    """What was chosen of the suite, and whether it had to be guessed. profile: the one that is asked for, empty: any.
 
-    It is guessed where nothing is recorded, or another world: of the worlds, with short schedules or whole ones, the
-    choice whose plan has most of the runs that are there, then the one whose data sets most runs are of. A collection
+    It is guessed where nothing is recorded, or another profile: of the profiles, with short schedules or whole, the
+    options whose plan has most of the runs that are there, then the one whose data sets most runs are of. A collection
     of an older version has no settings, but its runs name data sets, methods and seeds.
     Raises UserError for settings that are none.
     """
     settings = collection.settings if collection else {}
-    if settings and world in ("", settings.get("world")):
+    if settings and profile in ("", settings.get("profile")):
         return SuiteOptions.of_plain(settings, data), False
     recorded = _split(collection.runs if collection else ())
     there = _split(folder.path.relative_to(results).as_posix() for folder in find_runs(results))
     named = {} if settings else _named(recorded)
-    worlds = [world_named(world)] if world else WORLDS.values()
-    ways = [suite.choice(one, quick=quick, data=data, **named) for one in worlds for quick in (False, True)]
+    profiles = [find_profile(profile)] if profile else PROFILES.values()
+    ways = [suite.options(one, quick=quick, data=data, **named) for one in profiles for quick in (False, True)]
 
     def fit(way: SuiteOptions) -> tuple[int, int]:
         planned = _split(entry.path for entry in suite.plan(way))
-        return len({*planned} & {*there, *recorded}), sum(run[1] in way.world.datasets for run in there)
+        return len({*planned} & {*there, *recorded}), sum(run[1] in way.profile.datasets for run in there)
 
     return max(ways, key=fit), True
 

@@ -5,7 +5,7 @@
 
 Nothing else should run on the machine, so that these are no runs of Ray but a contest of their own, in turns.
 
-Cost: about three minutes in the generated world on two CPU cores; `--budget` limits it.
+Cost: about three minutes in the generated profile on two CPU cores; `--budget` limits it.
 
 Published (published/runtime.csv): on Flowers102 169.1 s and 278.8 images/s for ProCAP, 112.6 s and 415.9 for
 MaPLe-style.
@@ -20,7 +20,7 @@ from benchmarks.tables.runtime import runtime_sheets
 from runner.config import RuntimeConfig
 
 
-def measured_apart(choice: SuiteOptions, method: str) -> list[Variant]:
+def measured_apart(options: SuiteOptions, method: str) -> list[Variant]:
     """No runs: the contest trains and evaluates by itself."""
     return []
 
@@ -29,7 +29,7 @@ def contest(done: SuiteResults, at: RuntimeConfig, anew: bool) -> None:
     """Measure, unless the same has been measured on such a machine."""
     from benchmarks.runtime.benchmark import contest_of_suite
 
-    contest_of_suite(done, at, budget=QUICK_BUDGET if done.choice.quick else None, anew=anew)
+    contest_of_suite(done, at, budget=QUICK_BUDGET if done.options.quick else None, anew=anew)
 
 
 SUITE = Suite(
@@ -39,7 +39,7 @@ SUITE = Suite(
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
     classes="all",
-    arms=measured_apart,
+    variants=measured_apart,
     sheets=runtime_sheets,
     finish=contest,
     published="runtime",

@@ -22,12 +22,12 @@ QUICK_LAMBDAS, QUICK_BETAS, QUICK_TEMPERATURES = (0.0, 0.01, 1.0), (0.0, 1e-5, 1
 LAMBDA, BETA, TEMPERATURE = 0.01, 1e-5, 0.07
 
 
-def grid(choice: SuiteOptions, method: str) -> list[Variant]:
+def grid(options: SuiteOptions, method: str) -> list[Variant]:
     """Every pair of weights at the paper's temperature, and every temperature at the paper's weights, each once."""
     if method != "procap":
         return [Variant(method)]
-    lambdas, betas = (QUICK_LAMBDAS, QUICK_BETAS) if choice.quick else (LAMBDAS, BETAS)
-    temperatures = QUICK_TEMPERATURES if choice.quick else TEMPERATURES
+    lambdas, betas = (QUICK_LAMBDAS, QUICK_BETAS) if options.quick else (LAMBDAS, BETAS)
+    temperatures = QUICK_TEMPERATURES if options.quick else TEMPERATURES
     points = [(weight, beta, TEMPERATURE) for weight in lambdas for beta in betas]
     points += [(LAMBDA, BETA, temperature) for temperature in temperatures]
     names = ("nce_weight", "kl_weight", "nce_temperature")
@@ -44,7 +44,7 @@ SUITE = Suite(
         "paper": ("eurosat", "oxford-pets", "caltech101", "dtd", "oxford-flowers"),
         "mini": ("tiles", "petals", "shapes", "textures", "glyphs"),
     },
-    arms=grid,
+    variants=grid,
     sheets=sensitivity_sheets,
     figures=sensitivity_figures,
     quick=Quick(datasets={"mini": ("tiles", "petals")}),

@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from benchmarks.cli.flags import Many, Parallel, Place, Searched, Selection, Training
+from benchmarks.cli.flags import EngineFlags, LaunchFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags
 from procap.errors import UsageError, unknown_name
 from runner.collection import COLLECTION_NAME
 
-Group = TypeVar("Group", Searched, Selection, Training, Many, Place, Parallel)
+Group = TypeVar("Group", SweepFlags, SelectionFlags, RecipeFlags, LaunchFlags, RuntimeFlags, EngineFlags)
 FIELDS_OF_RUNS = ("option", "recipe_field")
 """Given as a mapping in a file, as key=value on the command line."""
 
@@ -23,12 +23,12 @@ FIELDS_OF_RUNS = ("option", "recipe_field")
 class Asked:
     """The flags of `procap sweep`. space: what a file says to vary, beside `searched.vary`."""
 
-    searched: Searched
-    selection: Selection
-    training: Training
-    many: Many
-    place: Place
-    parallel: Parallel
+    searched: SweepFlags
+    selection: SelectionFlags
+    training: RecipeFlags
+    many: LaunchFlags
+    place: RuntimeFlags
+    parallel: EngineFlags
     space: Mapping[str, Any] | None = None
 
     @classmethod
@@ -38,10 +38,17 @@ class Asked:
         def group(kind: type[Group]) -> Group:
             return kind(**{one.name: params[one.name] for one in fields(kind)})
 
-        return cls(group(Searched), group(Selection), group(Training), group(Many), group(Place), group(Parallel))
+        return cls(
+            group(SweepFlags),
+            group(SelectionFlags),
+            group(RecipeFlags),
+            group(LaunchFlags),
+            group(RuntimeFlags),
+            group(EngineFlags),
+        )
 
     @property
-    def groups(self) -> tuple[Searched, Selection, Training, Many, Place, Parallel]:
+    def groups(self) -> tuple[SweepFlags, SelectionFlags, RecipeFlags, LaunchFlags, RuntimeFlags, EngineFlags]:
         return self.searched, self.selection, self.training, self.many, self.place, self.parallel
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.flags import Selection, Training
+from benchmarks.cli.flags import RecipeFlags, SelectionFlags
 from benchmarks.cli.selection import (
     dataset_names,
     method_names,
@@ -70,10 +70,10 @@ def settings_of(asked: Asked, data: Path) -> SweepSettings:
         "backbone": selection.backbone or "mini",
         "pretrained": selection.pretrained or None,
         "precision": selection.precision or "fp32",
-        "recipe": training.recipe or "own",
+        "recipe": training.recipe or "published",
         "overrides": overrides(training),
         "options": option_values(training.option or (), methods),
-        "picks": _picks(training.picks, datasets, shot_count(selection.shots or "16")),
+        "picks": _picks(training.few_shot_samples, datasets, shot_count(selection.shots or "16")),
         "stop": stop,
         "trials": searched.trials,
         "hours": searched.hours,
@@ -136,7 +136,7 @@ def _enter(found: dict[str, Dimension], one: Dimension, name: str) -> None:
 
 
 def _refuse_fixed(
-    varied: Mapping[str, Dimension], selection: Selection, training: Training, methods: Sequence[str]
+    varied: Mapping[str, Dimension], selection: SelectionFlags, training: RecipeFlags, methods: Sequence[str]
 ) -> None:
     """Raises UsageError for a field that is varied and has one value as well."""
     fixed = {name for name in ("shots", "backbone", "pretrained", "precision") if getattr(selection, name)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.cli.flags import Parallel, Place, Selection, Training, command_line
+from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, command_line
 from benchmarks.console.output import columns
 from cluster.space import Values
 from cluster.submit import find_secret
@@ -43,7 +43,7 @@ def method_of(settings: SweepSettings, values: Values) -> str:
     return str(values.get("method", settings.methods[0]))
 
 
-def commands(settings: SweepSettings, values: Values, place: Place, parallel: Parallel) -> list[str]:
+def commands(settings: SweepSettings, values: Values, place: RuntimeFlags, parallel: EngineFlags) -> list[str]:
     """What trains this configuration with all seeds and tests it, for a shell.
 
     A sweep over held-out classes trained on half of the base classes: now it is all of them.
@@ -59,7 +59,7 @@ def commands(settings: SweepSettings, values: Values, place: Place, parallel: Pa
     datasets = [values["dataset"]] if "dataset" in values else settings.datasets
     pretrained = values.get("pretrained", settings.pretrained)
     chosen = {name: values.get(name, getattr(settings, name)) for name in ("backbone", "precision", "recipe")}
-    selection = Selection(
+    selection = SelectionFlags(
         methods=method,
         datasets=",".join(map(str, datasets)),
         seeds=",".join(map(str, settings.seeds)),
@@ -69,11 +69,11 @@ def commands(settings: SweepSettings, values: Values, place: Place, parallel: Pa
         pretrained=pretrained or "",
         precision="" if chosen["precision"] == "fp32" else chosen["precision"],
     )
-    training = Training(
-        recipe="" if chosen["recipe"] == "own" else chosen["recipe"],
+    training = RecipeFlags(
+        recipe="" if chosen["recipe"] == "published" else chosen["recipe"],
         option=[f"{name}={_typed(value)}" for name, value in options.items()] or None,
         recipe_field=[f"{name}={_typed(value)}" for name, value in changes.items()] or None,
-        picks=settings.picks,
+        few_shot_samples=settings.picks,
         **flags,
     )
     place = replace(
@@ -82,7 +82,7 @@ def commands(settings: SweepSettings, values: Values, place: Place, parallel: Pa
         results=_without_password(place.results),
         tracking=_without_password(place.tracking),
     )
-    tested = replace(place, timeout=Place().timeout)
+    tested = replace(place, timeout=RuntimeFlags().timeout)
     return [
         f"procap train {command_line(selection, training, place, parallel)}".rstrip(),
         f"procap eval {command_line(selection, training, tested)}".rstrip(),

@@ -64,14 +64,14 @@ def stability_sheets(done: SuiteResults) -> list[Sheet]:
             known = tuple(Value(mean, std) for mean, std in pairs)
             group = group_of(done, name, "published")
             lines.append(Line((name, theirs("ProCAP")), known, "published", group, summed))
-        for arm in done.arms:
-            own = figures.get(dataset, NOTHING) if arm.method == "procap" and not arm.changed else NOTHING
-            cells = _cells(done, arm, dataset)
+        for variant in done.variants:
+            own = figures.get(dataset, NOTHING) if variant.method == "procap" and not variant.changed else NOTHING
+            cells = _cells(done, variant, dataset)
             if summed:
-                cells = (*cells[:2], done.mean_of_hms(arm))
-            items = _items(done, arm, dataset, cells, own)
-            lines.append(Line((name, reproduced(ours_alone(done, arm), items)), items, group=name, average=summed))
-    readings = [(name, cell) for name, arm in titled(done).items() if (cell := done.average_halves(arm)[2])]
+                cells = (*cells[:2], done.mean_of_hms(variant))
+            items = _items(done, variant, dataset, cells, own)
+            lines.append(Line((name, reproduced(ours_alone(done, variant), items)), items, group=name, average=summed))
+    readings = [(name, cell) for name, variant in titled(done).items() if (cell := done.average_halves(variant)[2])]
     listed = "; ".join(f"{name} {cell.mean:.2f}" for name, cell in readings)
     rule = f"{AVERAGE}: its HM is the mean of the data sets' HMs. HM of average base and average novel: {listed}."
     remark = rule if listed and len(done.datasets) > 1 else ""
@@ -99,26 +99,28 @@ def ablation_sheets(done: SuiteResults) -> list[Sheet]:
     table = {line.variant: line for line in published.ablation()} if in_paper(done) else {}
     alike = bool(table) and set(sets) == set(next(iter(table.values())).hm)
     lines = []
-    for variant, row in table.items():
+    for name, row in table.items():
         figures = [row.hm.get(dataset) for dataset in sets] + ([row.average if alike else None] if several else [])
         # Other data sets have no published figures.
         if any(figure is not None for figure in figures):
-            lines.append(printed([theirs(variant)], figures, group=group_of(done, "", "published")))
-    for arm in done.arms:
-        known = table.get(arm.key["variant"])
+            lines.append(printed([theirs(name)], figures, group=group_of(done, "", "published")))
+    for variant in done.variants:
+        known = table.get(variant.key["variant"])
         items: list[Item] = [
-            value(done, arm, [dataset], done.halves(arm, dataset)[2], known.hm.get(dataset) if known else None)
+            value(done, variant, [dataset], done.halves(variant, dataset)[2], known.hm.get(dataset) if known else None)
             for dataset in sets
         ]
         if several:
-            items.append(value(done, arm, sets, done.mean_of_hms(arm), known.average if known and alike else None))
-        lines.append(Line((reproduced(ours(done, arm), items),), tuple(items)))
-    means = [(arm.name, cell) for arm in done.arms if several and (cell := done.average_halves(arm)[2])]
+            items.append(
+                value(done, variant, sets, done.mean_of_hms(variant), known.average if known and alike else None)
+            )
+        lines.append(Line((reproduced(ours(done, variant), items),), tuple(items)))
+    means = [(variant.name, cell) for variant in done.variants if several and (cell := done.average_halves(variant)[2])]
     listed = "; ".join(f"{name} {cell.mean:.2f}" for name, cell in means)
     rule = f"Figures are HM; {AVERAGE} is their mean. HM of average base and average novel: {listed}." if listed else ""
     title = done.suite.heading
     remarks = notes(done, rule or "Figures are HM.", halves=True)
-    blocks = _blocks(done, lambda arm, dataset: NOTHING, lambda dataset: iter(()))
+    blocks = _blocks(done, lambda variant, dataset: NOTHING, lambda dataset: iter(()))
     detail = notes(done, average_note(done), halves=True)
     halves = Sheet(
         f"{done.suite.name}-halves", f"{title}: both halves", ("Data set", "Variant"), HALVES, blocks, detail
@@ -144,17 +146,19 @@ def duration_sheets(done: SuiteResults) -> list[Sheet]:
                 labels = (theirs(line.method), str(line.epochs))
                 group = group_of(done, "", "published")
                 lines.append(printed(labels, (line.base, line.novel, line.hm), group=group))
-        for arm in done.arms:
-            known = table.get(arm.key["epochs"]) if arm.method == "procap" and whole_paper(done.datasets) else None
+        for variant in done.variants:
+            known = (
+                table.get(variant.key["epochs"]) if variant.method == "procap" and whole_paper(done.datasets) else None
+            )
             own = (known.base, known.novel, known.hm) if known else NOTHING
-            items = _items(done, arm, AVERAGE, done.average_halves(arm), own)
-            lines.append(Line((reproduced(ours(done, arm), items), _key(arm, "epochs")), items))
+            items = _items(done, variant, AVERAGE, done.average_halves(variant), own)
+            lines.append(Line((reproduced(ours(done, variant), items), _key(variant, "epochs")), items))
         remarks = notes(done, average_note(done), halves=True)
         main = f"{title}, on average over {len(done.datasets)} data sets"
         columns = ("Method", "Epochs")
         sheets.append(Sheet(done.suite.name, main, columns, HALVES, tuple(lines), remarks, in_paper(done)))
     name = f"{done.suite.name}-datasets" if sheets else done.suite.name
-    epochs = [arm.key["epochs"] for arm in done.arms if arm.method == "procap"]
+    epochs = [variant.key["epochs"] for variant in done.variants if variant.method == "procap"]
     longest = _title_of(done, {"epochs": max(epochs)}) if epochs else None
     return [*sheets, _varied(done, "epochs", "Epochs", title, name), *comparison_sheets(done, longest)]
 
@@ -174,10 +178,10 @@ def _averages(done: SuiteResults, title: str) -> Sheet:
             mean = sum(hms) / len(hms) if len(hms) == len(done.datasets) else None
             figures = (line.base, line.novel, line.hm, mean)
             lines.append(printed([theirs(line.method, line.venue)], figures, group=group_of(done, "", "published")))
-    for arm in done.arms:
-        items = _items(done, arm, AVERAGE, done.average_halves(arm), _main_table(arm, AVERAGE))
-        name = reproduced(ours_alone(done, arm), items)
-        lines.append(Line((name,), (*items, Value.of(done.mean_of_hms(arm)))))
+    for variant in done.variants:
+        items = _items(done, variant, AVERAGE, done.average_halves(variant), _main_table(variant, AVERAGE))
+        name = reproduced(ours_alone(done, variant), items)
+        lines.append(Line((name,), (*items, Value.of(done.mean_of_hms(variant)))))
     rule = (
         f"{AVERAGE} over {len(done.datasets)} data sets; HM is that of average base and average novel accuracy, beside "
         "it the mean of the data sets' HMs"
@@ -191,7 +195,7 @@ def _averages(done: SuiteResults, title: str) -> Sheet:
 
 def _speeds(done: SuiteResults, title: str) -> list[Sheet]:
     """How fast training and the evaluation of both halves were; nothing where no method has all of them."""
-    lines = tuple(Line((name,), _speed(done, arm)) for name, arm in titled(done).items())
+    lines = tuple(Line((name,), _speed(done, variant)) for name, variant in titled(done).items())
     if not any(item for line in lines for item in line.items):
         return []
     columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
@@ -200,7 +204,7 @@ def _speeds(done: SuiteResults, title: str) -> list[Sheet]:
         "images. Training s: training alone. All are means over data sets, of the machines that ran it; `procap bench "
         "runtime` measures methods in turns on one machine."
     ]
-    if untimed := [name for name, arm in titled(done).items() if not timed(scores_of(done, arm))]:
+    if untimed := [name for name, variant in titled(done).items() if not timed(scores_of(done, variant))]:
         remarks.append(
             f"No FPS where an evaluation had image features from the cache ({', '.join(untimed)}): procap eval --force "
             "times it."
@@ -208,12 +212,12 @@ def _speeds(done: SuiteResults, title: str) -> list[Sheet]:
     return [Sheet(f"{done.suite.name}-speed", f"{title}: speed", ("Method",), columns, lines, tuple(remarks))]
 
 
-def _speed(done: SuiteResults, arm: Variant) -> tuple[Item, Item, Item]:
+def _speed(done: SuiteResults, variant: Variant) -> tuple[Item, Item, Item]:
     """Means over the data sets; None where one was not measured, or on the first images alone."""
     rates: tuple[list[float | None], ...] = ([], [], [])
     for dataset in done.datasets:
-        entries = [entry for entry in done.entries if (entry.arm, entry.dataset) == (arm, dataset)]
-        places = [(entry.path, target) for entry in entries for target in entry.piece.targets]
+        entries = [entry for entry in done.runs if (entry.variant, entry.dataset) == (variant, dataset)]
+        places = [(entry.path, target) for entry in entries for target in entry.spec.targets]
         scores = [done.scores[place] for place in places if place in done.scores]
         whole = len(scores) == len(places) and not any(score.result.limited for score in scores)
         rated = whole and timed(scores)
@@ -230,16 +234,16 @@ def _mean(numbers: list[float | None]) -> Item:
 
 
 def _varied(done: SuiteResults, key: str, header: str, title: str, name: str) -> Sheet:
-    """Every data set and the average, by what one key of the arms says."""
+    """Every data set and the average, by what one key of the variants says."""
     lines = [
         Line(
-            (name_of(dataset), ours(done, arm), _key(arm, key)),
-            _items(done, arm, dataset, _cells(done, arm, dataset)),
+            (name_of(dataset), ours(done, variant), _key(variant, key)),
+            _items(done, variant, dataset, _cells(done, variant, dataset)),
             group=name_of(dataset),
             average=dataset == AVERAGE,
         )
         for dataset in _with_average(done)
-        for arm in done.arms
+        for variant in done.variants
     ]
     remarks = notes(done, average_note(done), halves=True)
     return Sheet(name, title, ("Data set", "Method", header), HALVES, tuple(lines), remarks, wide=True)
@@ -257,15 +261,15 @@ def _blocks(
             labels = (name, theirs(line.method, line.venue))
             group = group_of(done, name, "published")
             lines.append(printed(labels, (line.base, line.novel, line.hm), group=group, average=summed))
-        for arm in done.arms:
-            items = _items(done, arm, dataset, _cells(done, arm, dataset), lookup(arm, dataset))
-            lines.append(Line((name, reproduced(ours_alone(done, arm), items)), items, group=name, average=summed))
+        for variant in done.variants:
+            items = _items(done, variant, dataset, _cells(done, variant, dataset), lookup(variant, dataset))
+            lines.append(Line((name, reproduced(ours_alone(done, variant), items)), items, group=name, average=summed))
     return tuple(lines)
 
 
 def _items(
     done: SuiteResults,
-    arm: Variant,
+    variant: Variant,
     dataset: str,
     cells: tuple[Cell | None, Cell | None, Cell | None],
     known: Figures = NOTHING,
@@ -275,20 +279,20 @@ def _items(
     if summed and not whole_paper(done.datasets):
         known = NOTHING
     sets = done.datasets if summed else (dataset,)
-    return tuple(value(done, arm, sets, cell, figure) for cell, figure in zip(cells, known, strict=True))
+    return tuple(value(done, variant, sets, cell, figure) for cell, figure in zip(cells, known, strict=True))
 
 
-def _cells(done: SuiteResults, arm: Variant, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
-    return done.average_halves(arm) if dataset == AVERAGE else done.halves(arm, dataset)
+def _cells(done: SuiteResults, variant: Variant, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
+    return done.average_halves(variant) if dataset == AVERAGE else done.halves(variant, dataset)
 
 
 def _with_average(done: SuiteResults) -> list[str]:
     return [*done.datasets, *([AVERAGE] if len(done.datasets) > 1 else [])]
 
 
-def _main_table(arm: Variant, dataset: str) -> Figures:
+def _main_table(variant: Variant, dataset: str) -> Figures:
     """What the paper's main table prints of a method as it is."""
-    line = None if arm.changed else published.halves(arm.method, dataset)
+    line = None if variant.changed else published.halves(variant.method, dataset)
     return (line.base, line.novel, line.hm) if line else NOTHING
 
 
@@ -297,11 +301,13 @@ def _published_of(dataset: str) -> Iterator[PublishedHalves]:
 
 
 def _title_of(done: SuiteResults, key: dict[str, Any]) -> str | None:
-    """The title of ProCAP's arm with this key, as comparisons name it."""
-    fitting = (title for title, arm in titled(done).items() if (arm.method, dict(arm.key)) == ("procap", key))
+    """The title of ProCAP's variant with this key, as comparisons name it."""
+    fitting = (
+        title for title, variant in titled(done).items() if (variant.method, dict(variant.key)) == ("procap", key)
+    )
     return next(fitting, None)
 
 
-def _key(arm: Variant, key: str) -> str:
-    said: Any = arm.key.get(key)
+def _key(variant: Variant, key: str) -> str:
+    said: Any = variant.key.get(key)
     return "-" if said in (None, 0) else str(said)

@@ -123,7 +123,7 @@ def _reasons(done: SuiteResults, checks: Sequence[Check]) -> Iterator[str]:
     """Where what is allowed comes from, of the figures that are here."""
     chance = [check for check in checks if check.tolerance.error]
     if chance:
-        seeds = len(done.choice.seeds)
+        seeds = len(done.options.seeds)
         yield (
             f"Allowed: t times s times the square root of 1/n + 1/m, for means over n = {seeds} of our seeds and over "
             f"m = {chance[0].tolerance.theirs} of the paper's. t is Student's of {chance[0].among} figures together "
@@ -156,7 +156,7 @@ def _line(check: Check) -> Line:
 
 def _check(
     done: SuiteResults,
-    arm: Variant,
+    variant: Variant,
     dataset: str,
     figure: str,
     cell: Cell | None,
@@ -168,40 +168,41 @@ def _check(
 ) -> Iterator[Check]:
     """Nothing where the paper has no such figure, or where the images or the recipe of ours are others.
 
-    printed: whether the arm is ProCAP in its main table wherever it is ProCAP. theirs: seeds of the published figure.
+    printed: whether the variant is ProCAP in its main table wherever it is ProCAP. theirs: seeds of the published
+    figure.
     """
-    if known is None or beside(done, arm, sets or (dataset,), known) is None:
+    if known is None or beside(done, variant, sets or (dataset,), known) is None:
         return
     whole = None if cell is None or cell.limited else cell
     where = TARGET_MEAN if dataset == TARGET_MEAN else display_name(dataset)
     std = whole.std if whole else None
-    tolerance = _tolerance(done, arm, dataset, figure, std, printed=printed, theirs=theirs)
+    tolerance = _tolerance(done, variant, dataset, figure, std, printed=printed, theirs=theirs)
     mean = whole.mean if whole else None
-    yield Check(where, arm.name, TITLES.get(figure, figure), mean, known, tolerance, std=std)
+    yield Check(where, variant.name, TITLES.get(figure, figure), mean, known, tolerance, std=std)
 
 
 def _tolerance(
-    done: SuiteResults, arm: Variant, dataset: str, figure: str, std: float | None, *, printed: bool, theirs: int
+    done: SuiteResults, variant: Variant, dataset: str, figure: str, std: float | None, *, printed: bool, theirs: int
 ) -> Tolerance:
     """From the deviations that the paper prints, which are of ProCAP as it is, on base and novel classes."""
-    if arm.method == "zeroshot":
+    if variant.method == "zeroshot":
         return OF_UNTRAINED
-    exact = printed and arm.method == "procap" and figure in FIGURES
+    exact = printed and variant.method == "procap" and figure in FIGURES
     summed = dataset in (AVERAGE, TARGET_MEAN)
     # Of accuracy on all classes no deviation is printed; that on novel classes is the wider one.
     like = figure if figure in FIGURES else "novel"
     spread = expected(AVERAGE if summed else dataset, like, published.stability())
-    return of_means(spread, len(done.choice.seeds), std=std, printed=exact, theirs=theirs)
+    return of_means(spread, len(done.options.seeds), std=std, printed=exact, theirs=theirs)
 
 
 def _main(done: SuiteResults) -> Iterator[Check]:
     for dataset in (*done.datasets, *([AVERAGE] if whole_paper(done.datasets) else [])):
-        for arm in done.arms:
-            cells = done.average_halves(arm) if dataset == AVERAGE else done.halves(arm, dataset)
-            known = None if arm.changed else published.halves(arm.method, dataset)
+        for variant in done.variants:
+            cells = done.average_halves(variant) if dataset == AVERAGE else done.halves(variant, dataset)
+            known = None if variant.changed else published.halves(variant.method, dataset)
             sets = done.datasets if dataset == AVERAGE else ()
             for figure, cell in zip(FIGURES, cells, strict=True):
-                yield from _check(done, arm, dataset, figure, cell, getattr(known, figure, None), sets=sets)
+                yield from _check(done, variant, dataset, figure, cell, getattr(known, figure, None), sets=sets)
 
 
 def _stability(done: SuiteResults) -> Iterator[Check]:
@@ -210,57 +211,59 @@ def _stability(done: SuiteResults) -> Iterator[Check]:
         summed = line.dataset == AVERAGE
         if not (whole_paper(done.datasets) if summed else line.dataset in done.datasets):
             continue
-        for arm in done.arms:
-            if arm.method != "procap" or arm.changed:
+        for variant in done.variants:
+            if variant.method != "procap" or variant.changed:
                 continue
-            cells = done.average_halves(arm) if summed else done.halves(arm, line.dataset)
-            cells = (*cells[:2], done.mean_of_hms(arm)) if summed else cells
+            cells = done.average_halves(variant) if summed else done.halves(variant, line.dataset)
+            cells = (*cells[:2], done.mean_of_hms(variant)) if summed else cells
             sets = done.datasets if summed else ()
             for figure, cell in zip(FIGURES, cells, strict=True):
-                yield from _check(done, arm, line.dataset, figure, cell, getattr(line, figure), sets=sets)
+                yield from _check(done, variant, line.dataset, figure, cell, getattr(line, figure), sets=sets)
 
 
 def _ablation(done: SuiteResults) -> Iterator[Check]:
     table = {line.variant: line for line in published.ablation()}
-    for arm in done.arms:
-        line = table.get(arm.key.get("variant", ""))
+    for variant in done.variants:
+        line = table.get(variant.key.get("variant", ""))
         if line is None:
             continue
-        full = arm.method == "procap" and not arm.options
+        full = variant.method == "procap" and not variant.options
         for dataset in done.datasets:
-            cell = done.halves(arm, dataset)[2]
-            yield from _check(done, arm, dataset, "hm", cell, line.hm.get(dataset), printed=full, theirs=1)
+            cell = done.halves(variant, dataset)[2]
+            yield from _check(done, variant, dataset, "hm", cell, line.hm.get(dataset), printed=full, theirs=1)
         if set(done.datasets) == set(line.hm):
-            cell = done.mean_of_hms(arm)
-            yield from _check(done, arm, AVERAGE, "hm", cell, line.average, sets=done.datasets, printed=False, theirs=1)
+            cell = done.mean_of_hms(variant)
+            yield from _check(
+                done, variant, AVERAGE, "hm", cell, line.average, sets=done.datasets, printed=False, theirs=1
+            )
 
 
 def _duration(done: SuiteResults) -> Iterator[Check]:
     table = {(line.key, str(line.epochs)): line for line in published.duration()}
-    for arm in done.arms if whole_paper(done.datasets) else ():
-        line = table.get((arm.method, str(arm.key.get("epochs"))))
-        for figure, cell in zip(FIGURES, done.average_halves(arm), strict=True):
-            titled = f"{TITLES[figure]} after {arm.key.get('epochs')} epochs"
+    for variant in done.variants if whole_paper(done.datasets) else ():
+        line = table.get((variant.method, str(variant.key.get("epochs"))))
+        for figure, cell in zip(FIGURES, done.average_halves(variant), strict=True):
+            titled = f"{TITLES[figure]} after {variant.key.get('epochs')} epochs"
             # Of fewer epochs no deviation is printed.
-            known, whole = getattr(line, figure, None), arm.part == 1.0
-            for check in _check(done, arm, AVERAGE, figure, cell, known, sets=done.datasets, printed=whole):
+            known, whole = getattr(line, figure, None), variant.part == 1.0
+            for check in _check(done, variant, AVERAGE, figure, cell, known, sets=done.datasets, printed=whole):
                 yield replace(check, figure=titled)
 
 
 def _transfer(table: Callable[[], tuple[PublishedTransfer, ...]]) -> Callable[[SuiteResults], Iterator[Check]]:
     def checks(done: SuiteResults) -> Iterator[Check]:
         for source in done.datasets:
-            for arm in done.arms:
-                known = known_transfer(table(), arm, source)
+            for variant in done.variants:
+                known = known_transfer(table(), variant, source)
                 if known is None:
                     continue
-                own, cells, mean = target_cells(done, arm, source)
-                yield from _check(done, arm, source, "Accuracy", own, known.source)
+                own, cells, mean = target_cells(done, variant, source)
+                yield from _check(done, variant, source, "Accuracy", own, known.source)
                 for name, cell in cells.items():
-                    yield from _check(done, arm, name, "Accuracy", cell, known.targets.get(name))
+                    yield from _check(done, variant, name, "Accuracy", cell, known.targets.get(name))
                 targets = tuple(targets_of(done, source))
                 if set(targets) == set(known.targets):
-                    yield from _check(done, arm, TARGET_MEAN, "Accuracy", mean, known.target_mean, sets=targets)
+                    yield from _check(done, variant, TARGET_MEAN, "Accuracy", mean, known.target_mean, sets=targets)
 
     return checks
 

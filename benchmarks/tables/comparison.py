@@ -16,16 +16,20 @@ if TYPE_CHECKING:
 
 
 def comparison_sheets(
-    done: SuiteResults, reference: str | None = None, arms: Mapping[str, Variant] | None = None, source: str = ""
+    done: SuiteResults, reference: str | None = None, variants: Mapping[str, Variant] | None = None, source: str = ""
 ) -> list[Sheet]:
     """One sheet, called <suite>-comparison; none where fewer than two lines have results.
 
-    reference: the title of what the others are compared with; None: ProCAP. arms: by title; None: all. source: of runs
-    on this data set alone, where several were trained on and tested on the same targets.
+    reference: the title of what the others are compared with; None: ProCAP. variants: by title; None: all. source: of
+    runs on this data set alone, where several were trained on and tested on the same targets.
     """
     from benchmarks.results.comparison import comparison_sheet
 
-    there = {title: scores for title, arm in (arms or titled(done)).items() if (scores := scores_of(done, arm, source))}
+    there = {
+        title: scores
+        for title, variant in (variants or titled(done)).items()
+        if (scores := scores_of(done, variant, source))
+    }
     if len(there) < 2:
         return []
     chosen = reference if reference in there else None
@@ -39,8 +43,8 @@ def comparison_sheets(
     return [sheet]
 
 
-def scores_of(done: SuiteResults, arm: Variant, source: str = "") -> list[Score]:
-    """Those of an arm that are there, of its runs on one data set or on all."""
-    entries = [entry for entry in done.entries if entry.arm == arm and source in ("", entry.dataset)]
-    places = dict.fromkeys((entry.path, target) for entry in entries for target in entry.piece.targets)
+def scores_of(done: SuiteResults, variant: Variant, source: str = "") -> list[Score]:
+    """Those of an variant that are there, of its runs on one data set or on all."""
+    entries = [entry for entry in done.runs if entry.variant == variant and source in ("", entry.dataset)]
+    places = dict.fromkeys((entry.path, target) for entry in entries for target in entry.spec.targets)
     return [done.scores[place] for place in places if place in done.scores]

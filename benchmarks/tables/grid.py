@@ -1,4 +1,4 @@
-"""Tables of suites whose arms lie on a grid: shots by method, weights of the loss by weights, temperatures."""
+"""Tables of suites whose variants lie on a grid: shots by method, weights of the loss by weights, temperatures."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ Read = Callable[["Variant", str], "Cell | None"]
 
 def few_shot_sheets(done: SuiteResults) -> list[Sheet]:
     """A line per data set and method, a column per number of shots; the average below; the most shots compared."""
-    shots = sorted({arm.key["shots"] for arm in done.arms})
+    shots = sorted({variant.key["shots"] for variant in done.variants})
     rows = rows_of(done, "shots").items()
-    methods = {title: {arm.key["shots"]: arm for arm in arms} for title, arms in rows}
+    methods = {title: {variant.key["shots"]: variant for variant in variants} for title, variants in rows}
 
     def line(
-        name: str, title: str, arms: dict[int, Variant], read: Callable[[Variant], Cell | None], *, summed: bool
+        name: str, title: str, variants: dict[int, Variant], read: Callable[[Variant], Cell | None], *, summed: bool
     ) -> Line:
-        items = tuple(Value.of(read(arms[count])) if count in arms else None for count in shots)
+        items = tuple(Value.of(read(variants[count])) if count in variants else None for count in shots)
         return Line((name, title), items, group=name, average=summed)
 
-    def accuracy(arm: Variant, dataset: str) -> Cell | None:
-        return done.cell(arm, dataset, Target(dataset))
+    def accuracy(variant: Variant, dataset: str) -> Cell | None:
+        return done.cell(variant, dataset, Target(dataset))
 
     lines = [
-        line(name_of(dataset), title, arms, lambda arm, at=dataset: accuracy(arm, at), summed=False)  # type: ignore[misc]
+        line(name_of(dataset), title, variants, lambda variant, at=dataset: accuracy(variant, at), summed=False)  # type: ignore[misc]
         for dataset in done.datasets
-        for title, arms in methods.items()
+        for title, variants in methods.items()
     ]
     if len(done.datasets) > 1:
         lines += [
             line(
-                AVERAGE, title, arms, lambda arm: average([accuracy(arm, name) for name in done.datasets]), summed=True
+                AVERAGE,
+                title,
+                variants,
+                lambda variant: average([accuracy(variant, name) for name in done.datasets]),
+                summed=True,
             )
-            for title, arms in methods.items()
+            for title, variants in methods.items()
         ]
     columns = tuple(Column(plural(count, "shot")) for count in shots)
     remarks = notes(
@@ -55,14 +59,14 @@ def few_shot_sheets(done: SuiteResults) -> list[Sheet]:
     )
     labels = ("Data set", "Method")
     most = {
-        f"{title}, {plural(arm.key['shots'], 'shot')}": arm
-        for title, arms in rows
-        for arm in arms
-        if arm.key["shots"] in (0, shots[-1])
+        f"{title}, {plural(variant.key['shots'], 'shot')}": variant
+        for title, variants in rows
+        for variant in variants
+        if variant.key["shots"] in (0, shots[-1])
     }
     return [
         Sheet(done.suite.name, "Few-shot learning on all classes", labels, columns, tuple(lines), remarks, wide=True),
-        *comparison_sheets(done, arms=most),
+        *comparison_sheets(done, variants=most),
     ]
 
 
@@ -70,14 +74,16 @@ def sensitivity_sheets(done: SuiteResults) -> list[Sheet]:
     """HM over both weights on average, over the temperature, and over both weights for each data set."""
     from benchmarks.suites.sensitivity import BETA, LAMBDA, TEMPERATURE
 
-    swept = [arm for arm in done.arms if arm.key]
+    swept = [variant for variant in done.variants if variant.key]
     grid = {
-        (arm.key["nce_weight"], arm.key["kl_weight"]): arm for arm in swept if arm.key["nce_temperature"] == TEMPERATURE
+        (variant.key["nce_weight"], variant.key["kl_weight"]): variant
+        for variant in swept
+        if variant.key["nce_temperature"] == TEMPERATURE
     }
     own = grid.get((LAMBDA, BETA))
 
-    def hm(arm: Variant, dataset: str) -> Cell | None:
-        return done.halves(arm, dataset)[2]
+    def hm(variant: Variant, dataset: str) -> Cell | None:
+        return done.halves(variant, dataset)[2]
 
     weights, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
 
@@ -98,7 +104,7 @@ def sensitivity_sheets(done: SuiteResults) -> list[Sheet]:
     sets = plural(len(done.datasets), "data set")
     over = f"{AVERAGE}: the mean of HMs over {sets}."
     best = _best(
-        {f"λ = {_number(w)}, β = {_number(b)}": done.mean_of_hms(arm) for (w, b), arm in grid.items()},
+        {f"λ = {_number(w)}, β = {_number(b)}": done.mean_of_hms(variant) for (w, b), variant in grid.items()},
         done.mean_of_hms(own) if own else None,
     )
     title = "Sensitivity to the weights of the loss"
@@ -112,7 +118,7 @@ def sensitivity_sheets(done: SuiteResults) -> list[Sheet]:
         lines: list[Line] = []
         for dataset in done.datasets:
             name = name_of(dataset)
-            lines += rows(lambda arm, at=dataset: hm(arm, at), name, group=name)  # type: ignore[misc]
+            lines += rows(lambda variant, at=dataset: hm(variant, at), name, group=name)  # type: ignore[misc]
         remarks = notes(done, also, halves=True)
         each = f"{title}, by data set"
         sheets.append(Sheet(f"{done.suite.name}-datasets", each, ("Data set", "λ"), columns, tuple(lines), remarks))
@@ -123,16 +129,16 @@ def _temperatures(done: SuiteResults, swept: Sequence[Variant], hm: Read, rule: 
     """A line per initial temperature at the paper's weights, and for methods that have none."""
     from benchmarks.suites.sensitivity import BETA, LAMBDA
 
-    points = [arm for arm in swept if (arm.key["nce_weight"], arm.key["kl_weight"]) == (LAMBDA, BETA)]
-    points.sort(key=lambda arm: arm.key["nce_temperature"])
-    others = [arm for arm in done.arms if not arm.key]
+    points = [variant for variant in swept if (variant.key["nce_weight"], variant.key["kl_weight"]) == (LAMBDA, BETA)]
+    points.sort(key=lambda variant: variant.key["nce_temperature"])
+    others = [variant for variant in done.variants if not variant.key]
     lines = []
-    for arm in [*points, *others]:
-        items: list[Item] = [Value.of(hm(arm, dataset)) for dataset in done.datasets]
+    for variant in [*points, *others]:
+        items: list[Item] = [Value.of(hm(variant, dataset)) for dataset in done.datasets]
         if len(done.datasets) > 1:
-            items.append(Value.of(done.mean_of_hms(arm)))
-        label = _number(arm.key["nce_temperature"]) if arm.key else "-"
-        lines.append(Line((arm.name, label), tuple(items)))
+            items.append(Value.of(done.mean_of_hms(variant)))
+        label = _number(variant.key["nce_temperature"]) if variant.key else "-"
+        lines.append(Line((variant.name, label), tuple(items)))
     columns = [Column(name_of(dataset)) for dataset in done.datasets]
     columns += [Column(AVERAGE)] if len(done.datasets) > 1 else []
     remarks = notes(done, f"Figures are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.results.published.tables import AVERAGE, DATASETS, display_name
-from benchmarks.results.scores import Cell, variant
+from benchmarks.results.scores import Cell, describe_variant
 from benchmarks.suites.command import suite_command
 from benchmarks.suites.suite import SHOTS, Variant
 from benchmarks.tables.notes import not_as_published, setting, unequal
@@ -28,58 +28,58 @@ NAMED = 3
 
 def in_paper(done: SuiteResults) -> bool:
     """Whether the suite is done on the paper's data sets, so that published lines stand in the same tables."""
-    return done.choice.world.name == "paper"
+    return done.options.profile.name == "paper"
 
 
 def hindrance(done: SuiteResults) -> str:
     """Why no result of the suite may be compared with a published figure; empty where that is right."""
-    choice = done.choice
+    options = done.options
     if not in_paper(done):
         return "they are of generated data sets"
-    backbones = {(entry.piece.config.backbone, entry.piece.config.pretrained) for entry in done.entries}
+    backbones = {(entry.spec.config.backbone, entry.spec.config.pretrained) for entry in done.runs}
     others = sorted(f"{name} with {weights or 'its own'} weights" for name, weights in backbones - {(BACKBONE, None)})
     if others:
         return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
-    if choice.quick:
+    if options.quick:
         return "the schedules are the short ones of --quick"
-    if choice.shots not in ((), (SHOTS,)) and any(arm.shots is None for arm in done.arms):
-        return f"the shots are {choice.shots[0] or 'all'}, not {SHOTS}"
-    if choice.overrides:
-        changed = ", ".join(f"{name} {value}" for name, value in choice.overrides.items())
+    if options.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in done.variants):
+        return f"the shots are {options.shots[0] or 'all'}, not {SHOTS}"
+    if options.overrides:
+        changed = ", ".join(f"{name} {value}" for name, value in options.overrides.items())
         return f"the recipes are changed: {changed}"
     return ""
 
 
-def is_control(done: SuiteResults, arm: Variant) -> bool:
+def is_control(done: SuiteResults, variant: Variant) -> bool:
     """Whether ProCAP's recipe was chosen for a method whose published figures are of its own one."""
-    chosen = in_paper(done) and done.choice.recipe == "procap" and not arm.recipe
-    return chosen and arm.method not in ("procap", "zeroshot")
+    chosen = in_paper(done) and done.options.recipe == "procap" and not variant.recipe
+    return chosen and variant.method not in ("procap", "zeroshot")
 
 
-def beside(done: SuiteResults, arm: Variant, datasets: Iterable[str], published: float | None) -> float | None:
-    """`published` where a result of `arm` on `datasets` may be compared with it: same images, same kind of recipe."""
-    if hindrance(done) or is_control(done, arm) or done.changed_sets.keys() & set(datasets):
+def beside(done: SuiteResults, variant: Variant, datasets: Iterable[str], published: float | None) -> float | None:
+    """`published` where a result of `variant` on `datasets` may be compared with it: same images and kind of recipe."""
+    if hindrance(done) or is_control(done, variant) or done.changed_sets.keys() & set(datasets):
         return None
     return published
 
 
 def value(
-    done: SuiteResults, arm: Variant, datasets: Iterable[str], cell: Cell | None, published: float | None = None
+    done: SuiteResults, variant: Variant, datasets: Iterable[str], cell: Cell | None, published: float | None = None
 ) -> Item:
     """A result beside its published figure. Of the first images of a test set there is no published one."""
     if cell is None or cell.limited:
         published = None
-    return Value.of(cell, beside(done, arm, datasets, published))
+    return Value.of(cell, beside(done, variant, datasets, published))
 
 
-def ours(done: SuiteResults, arm: Variant) -> str:
+def ours(done: SuiteResults, variant: Variant) -> str:
     """What a line of ours is called beside a column that says what varies."""
-    return _recipe_said(done, arm, arm.name)
+    return _recipe_said(done, variant, variant.name)
 
 
-def ours_alone(done: SuiteResults, arm: Variant) -> str:
+def ours_alone(done: SuiteResults, variant: Variant) -> str:
     """What a line of ours is called where nothing beside it says what varies."""
-    return next(title for title, other in titled(done).items() if other == arm)
+    return next(title for title, other in titled(done).items() if other == variant)
 
 
 def reproduced(name: str, items: Iterable[Item]) -> str:
@@ -87,8 +87,8 @@ def reproduced(name: str, items: Iterable[Item]) -> str:
     return name + REPRODUCED * any(isinstance(item, Value) and item.published is not None for item in items)
 
 
-def _recipe_said(done: SuiteResults, arm: Variant, name: str) -> str:
-    return f"{name} (ProCAP's recipe)" if is_control(done, arm) else name
+def _recipe_said(done: SuiteResults, variant: Variant, name: str) -> str:
+    return f"{name} (ProCAP's recipe)" if is_control(done, variant) else name
 
 
 def theirs(method: str, venue: str = "") -> str:
@@ -101,7 +101,7 @@ def group_of(done: SuiteResults, group: str, line: str) -> str:
 
     So are those beside a control, whose lines are compared with each other: all of them have the same recipe.
     """
-    apart = hindrance(done) or any(is_control(done, arm) for arm in done.arms)
+    apart = hindrance(done) or any(is_control(done, variant) for variant in done.variants)
     return f"{group} {line}" if apart and line == "published" else group
 
 
@@ -118,7 +118,7 @@ def against_procap(done: SuiteResults, sheet: Sheet, figure: str) -> Sheet:
     figures the sheet is as it was.
     """
     place = [column.title for column in sheet.columns].index(figure)
-    procap = [ours_alone(done, arm) for arm in done.arms if arm.method == "procap"]
+    procap = [ours_alone(done, variant) for variant in done.variants if variant.method == "procap"]
     own = {
         line.labels[:-1]: item
         for line in sheet.lines
@@ -167,7 +167,7 @@ def notes(done: SuiteResults, *own: str, halves: bool = False) -> tuple[str, ...
     if why := hindrance(done):
         instead = "are a group of their own" if in_paper(done) else "stand in tables of their own"
         found.append(f"These results do not compare with published ones, which {instead}: {why}.")
-    elif any(is_control(done, arm) for arm in done.arms):
+    elif any(is_control(done, variant) for variant in done.variants):
         found.append(
             "Lines of ProCAP's recipe instead of a method's own are not compared with published ones, which are a "
             "group of their own."
@@ -179,26 +179,28 @@ def average_note(done: SuiteResults) -> str:
     """Which of the two readings of an average HM is printed, and the figures of the other one."""
     if len(done.datasets) < 2:
         return ""
-    means = [(name, cell) for name, arm in titled(done).items() if (cell := done.mean_of_hms(arm))]
+    means = [(name, cell) for name, variant in titled(done).items() if (cell := done.mean_of_hms(variant))]
     listed = "; ".join(f"{name} {cell.mean:.2f}" for name, cell in means)
     text = f"{AVERAGE}: over {len(done.datasets)} data sets; its HM is that of average base and average novel accuracy."
     return f"{text} The mean of the data sets' HMs is: {listed}." if listed else text
 
 
 def titled(done: SuiteResults) -> dict[str, Variant]:
-    """The arms by title; those that share one are told apart by what varies."""
-    return {title: arms[0] for title, arms in rows_of(done).items()}
+    """The variants by title; those that share one are told apart by what varies."""
+    return {title: variants[0] for title, variants in rows_of(done).items()}
 
 
 def rows_of(done: SuiteResults, column: str = "") -> dict[str, list[Variant]]:
-    """The arms by title, told apart where they share one by what varies, apart from the key of that name."""
-    said = [", ".join(f"{key} {value}" for key, value in arm.key.items() if key != column) for arm in done.arms]
-    apart = {(arm.name, words) for arm, words in zip(done.arms, said, strict=True)}
+    """The variants by title, told apart where they share one by what varies, apart from the key of that name."""
+    said = [
+        ", ".join(f"{key} {value}" for key, value in variant.key.items() if key != column) for variant in done.variants
+    ]
+    apart = {(variant.name, words) for variant, words in zip(done.variants, said, strict=True)}
     names = [name for name, _ in apart]
     found: dict[str, list[Variant]] = {}
-    for arm, words in zip(done.arms, said, strict=True):
-        title = f"{arm.name} ({words})" if names.count(arm.name) > 1 and words else arm.name
-        found.setdefault(_recipe_said(done, arm, title), []).append(arm)
+    for variant, words in zip(done.variants, said, strict=True):
+        title = f"{variant.name} ({words})" if names.count(variant.name) > 1 and words else variant.name
+        found.setdefault(_recipe_said(done, variant, title), []).append(variant)
     return found
 
 
@@ -208,7 +210,7 @@ def name_of(dataset: str) -> str:
 
 
 def _seeds(done: SuiteResults, halves: bool) -> str:
-    seeds = done.choice.seeds
+    seeds = done.options.seeds
     if len(seeds) == 1:
         return f"One seed: {seeds[0]} (n = 1)."
     of_hm = "; that of HM is over the HMs of the single seeds" if halves else ""
@@ -220,14 +222,14 @@ def _seeds(done: SuiteResults, halves: bool) -> str:
 
 def _recipes(done: SuiteResults) -> list[str]:
     """The setting of all runs of the plan, and which recipes there are where they differ."""
-    facts = {entry.piece.config.path: entry.piece.config for entry in done.entries}
-    variants = [(config.method, variant(config)) for config in facts.values()]
+    facts = {entry.spec.config.path: entry.spec.config for entry in done.runs}
+    variants = [(config.method, describe_variant(config)) for config in facts.values()]
     found = setting(variants)
     recipes = list(dict.fromkeys(facts["recipe"] for _, facts in variants if "recipe" in facts))
     if len(recipes) > 1:
-        changes = ", ".join(f"{name} {value}" for name, value in done.choice.overrides.items())
+        changes = ", ".join(f"{name} {value}" for name, value in done.options.overrides.items())
         custom = f"changed ({changes})" if changes else "changed in what a line names"
-        words = {"own": "each method's own", "procap": "ProCAP's", "custom": custom}
+        words = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
         found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
     return found
 
@@ -235,7 +237,7 @@ def _recipes(done: SuiteResults) -> list[str]:
 def _shorter(done: SuiteResults) -> list[str]:
     if not done.shorter:
         return []
-    command = suite_command(done.suite, done.choice, done.results)
+    command = suite_command(done.suite, done.options, done.results)
     return [
         f"LIMITED beside whole: {len(done.shorter)} evaluations ({_named(done.shorter)}) are of the first images, "
         f"and those of other seeds of all. A dash is what they take with them; `{command}` counts all."
@@ -251,8 +253,8 @@ def _named(places: Sequence[tuple[str, str]]) -> str:
 def _missing(done: SuiteResults) -> list[str]:
     if not done.missing:
         return []
-    whole = sum(len(entry.piece.targets) for entry in {entry.path: entry for entry in done.entries}.values())
-    command = suite_command(done.suite, done.choice, done.results)
+    whole = sum(len(entry.spec.targets) for entry in {entry.path: entry for entry in done.runs}.values())
+    command = suite_command(done.suite, done.options, done.results)
     return [
         f"MISSING: {len(done.missing)} of {whole} evaluations ({_named(done.missing)}). A dash is what they take with "
         f"them; `{command}` runs them."

@@ -32,7 +32,7 @@ def setting(variants: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
         )
         parts.append(f"not the published recipes but a changed one: {fields}")
     elif "recipe" in shared:
-        parts.append({"own": "each method's own published recipe", "procap": "ProCAP's recipe"}[shared["recipe"]])
+        parts.append({"published": "each method's own published recipe", "procap": "ProCAP's recipe"}[shared["recipe"]])
     return [f"Setting: {'; '.join(parts)}."] if parts else []
 
 

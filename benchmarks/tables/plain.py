@@ -20,12 +20,12 @@ from benchmarks.results.scores import (
     average,
     cell_of,
     dataset_order,
+    describe_variant,
     hm_of,
     images_per_second,
     is_half,
     labels,
     method_order,
-    variant,
 )
 from runner.config import RunConfig
 
@@ -121,7 +121,7 @@ def build_table(scores: Iterable[Score]) -> Table:
 
 def _key(config: RunConfig) -> tuple[tuple[int, str], str, tuple[tuple[str, str], ...]]:
     """What has rows of its own, in their order. The classes trained on stand beside a title."""
-    facts = ((name, value) for name, value in variant(config).items() if name != "classes")
+    facts = ((name, value) for name, value in describe_variant(config).items() if name != "classes")
     return method_order(config.method), config.method, tuple(facts)
 
 
@@ -139,7 +139,7 @@ def _one_per_seed(scores: Iterable[Score]) -> tuple[list[Score], list[str]]:
     doubts = []
     for score in scores:
         config = score.config
-        key = (config.method, config.dataset, config.seed, tuple(variant(config).items()), score.target)
+        key = (config.method, config.dataset, config.seed, tuple(describe_variant(config).items()), score.target)
         if key in first:
             other = first[key].config.path
             doubts.append(f"{config.path} is left out: it differs from {other} in its recipe or picks alone.")

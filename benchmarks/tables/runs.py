@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.results.scores import Cell, Score, is_half, variant, variants_of
+from benchmarks.results.scores import Cell, Score, describe_variant, is_half, variants_of
 from benchmarks.tables.helpers import HALVES
 from benchmarks.tables.notes import not_as_published, setting, unequal
 from benchmarks.tables.plain import Table, mean_of_hms
@@ -107,7 +107,7 @@ def _seeds(cells: Sequence[Cell]) -> list[str]:
 
 def _of_runs(scores: Sequence[Score], cells: Sequence[Cell], changed: Mapping[str, str]) -> list[str]:
     configs = {score.config.path: score.config for score in scores}.values()
-    found = setting([(config.method, variant(config)) for config in configs])
+    found = setting([(config.method, describe_variant(config)) for config in configs])
     if any(cell.limited for cell in cells):
         found.append(
             "† limited: only the first images of a test set were evaluated; never averaged with whole results nor "

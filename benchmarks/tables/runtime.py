@@ -59,12 +59,12 @@ def newest_report(done: SuiteResults) -> dict[str, Any] | None:
     """The report that was written last, of those with every data set and method of the suite, on its backbone."""
     from procap.weights.loading import canonical
 
-    choice = done.choice
-    backbone, _ = canonical(choice.backbone or choice.world.backbone)
+    options = done.options
+    backbone, _ = canonical(options.backbone or options.profile.backbone)
     found: list[tuple[float, str, dict[str, Any]]] = []
     for file, report in contests(done.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
-        if report["backbone"]["name"] == backbone and sets >= set(choice.datasets) and methods >= set(choice.methods):
+        if report["backbone"]["name"] == backbone and sets >= set(options.datasets) and methods >= set(options.methods):
             found.append((file.stat().st_mtime, str(file), report))
     return max(found, key=lambda one: one[:2])[2] if found else None
 

@@ -42,26 +42,26 @@ def domain_generalization_sheets(done: SuiteResults) -> list[Sheet]:
 
 
 def target_cells(
-    done: SuiteResults, arm: Variant, source: str
+    done: SuiteResults, variant: Variant, source: str
 ) -> tuple[Cell | None, Mapping[str, Cell | None], Cell | None]:
     """Accuracy on the source, on each target by name, and the mean of the targets, where all are there."""
-    cells = {name: done.cell(arm, source, Target(name)) for name in (source, *targets_of(done, source))}
+    cells = {name: done.cell(variant, source, Target(name)) for name in (source, *targets_of(done, source))}
     own = cells.pop(source)
     return own, cells, average(list(cells.values())) if cells else None
 
 
 def targets_of(done: SuiteResults, source: str) -> list[str]:
     """The test sets of runs that were trained on `source`, without its own."""
-    places = [target for entry in done.entries if entry.dataset == source for target in entry.piece.targets]
+    places = [target for entry in done.runs if entry.dataset == source for target in entry.spec.targets]
     names = dict.fromkeys(Target.recorded(place).dataset for place in places)
     return [name for name in names if name != source]
 
 
-def known_transfer(lines: Sequence[PublishedTransfer], arm: Variant, source: str) -> PublishedTransfer | None:
+def known_transfer(lines: Sequence[PublishedTransfer], variant: Variant, source: str) -> PublishedTransfer | None:
     """The paper's line of a method, which it has trained on ImageNet alone."""
-    if arm.changed or source != "imagenet":
+    if variant.changed or source != "imagenet":
         return None
-    return next((line for line in lines if line.key == arm.method), None)
+    return next((line for line in lines if line.key == variant.method), None)
 
 
 def _sheets(done: SuiteResults, title: str, table: Sequence[PublishedTransfer]) -> list[Sheet]:
@@ -86,8 +86,8 @@ def _sheet(done: SuiteResults, name: str, title: str, source: str, table: Sequen
         figures = [known.source, *map(known.targets.get, targets)]
         figures += [known.target_mean if alike else None] if targets else []
         lines.append(printed([theirs(known.method, known.venue)], figures, group=group_of(done, "", "published")))
-    for arm in done.arms:
-        lines.append(_line(done, arm, source, targets, known_transfer(table, arm, source)))
+    for variant in done.variants:
+        lines.append(_line(done, variant, source, targets, known_transfer(table, variant, source)))
     mean = f"{TARGET_MEAN}: over {len(targets)} data sets, without the source." if len(targets) > 1 else ""
     remarks = notes(done, f"Trained on {name_of(source)}, tested on all classes of each data set.", mean)
     sheet = Sheet(name, title, ("Method",), tuple(columns), tuple(lines), remarks, wide=True)
@@ -95,12 +95,12 @@ def _sheet(done: SuiteResults, name: str, title: str, source: str, table: Sequen
 
 
 def _line(
-    done: SuiteResults, arm: Variant, source: str, targets: Sequence[str], known: PublishedTransfer | None
+    done: SuiteResults, variant: Variant, source: str, targets: Sequence[str], known: PublishedTransfer | None
 ) -> Line:
-    own, cells, mean = target_cells(done, arm, source)
-    items: list[Item] = [value(done, arm, [source], own, known.source if known else None)]
-    items += [value(done, arm, [name], cells[name], known.targets.get(name) if known else None) for name in targets]
+    own, cells, mean = target_cells(done, variant, source)
+    items: list[Item] = [value(done, variant, [source], own, known.source if known else None)]
+    items += [value(done, variant, [name], cells[name], known.targets.get(name) if known else None) for name in targets]
     if targets:
         alike = known is not None and set(targets) == set(known.targets)
-        items.append(value(done, arm, targets, mean, known.target_mean if known and alike else None))
-    return Line((reproduced(ours_alone(done, arm), items),), tuple(items))
+        items.append(value(done, variant, targets, mean, known.target_mean if known and alike else None))
+    return Line((reproduced(ours_alone(done, variant), items),), tuple(items))

@@ -136,7 +136,7 @@ def _split_file(place: Place) -> Listing:
     raw = sheet(place.dataset)
     file = place.find_list(raw.split_file)
     if file is None:
-        own = "or split the images yourself with --own-split SEED, which no published figure compares with"
+        own = "or split the images yourself with --random-split SEED, which no published figure compares with"
         raise RawProblem(f"the official split file {place.folder / raw.split_file} is missing", f"get {raw.get}; {own}")
     content = read_split_file(file)
     return Listing(place.require_images(), content.classnames, content.splits, f"CoOp split {raw.split_file}")
@@ -191,7 +191,7 @@ def _not_published(dataset: Dataset, listing: Listing, named: bool) -> RawProble
     return RawProblem(
         f"{raw.split_file} is not the published split: {differs} (CoOp writes a private one under that name when it is "
         "missing)",
-        f"get {raw.get}; or use --own-split SEED, or --subset when the file is a part of the published one",
+        f"get {raw.get}; or use --random-split SEED, or --subset when the file is a part of the published one",
     )
 
 
