@@ -28,7 +28,7 @@ RUN_FIELDS = ("method", "dataset", "shots", "backbone", "pretrained", "precision
 REFUSED = {
     "seed": "seeds are never searched over, every configuration is averaged over all of --seeds",
     "classes": "the metric decides which classes are trained on, see --metric and --classes",
-    "picks": "imported picks are one choice of images for the whole sweep, see --few-shot-samples",
+    "picks": "imported samples are one choice of images for the whole sweep, see --few-shot-samples",
 }
 MOST_LISTED = 100_000
 """Values of a range, and configurations of a grid."""

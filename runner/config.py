@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
-from shards.fewshot import Classes, class_choice
+from shards.fewshot import Classes, parse_classes
 
 IDENTITY_SCHEMA = 1
 
@@ -133,7 +133,7 @@ class Target:
         name, *rest = text.split(":")
         if len(rest) > 2 or not all((name, *rest)):
             raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")
-        return cls(name, class_choice(rest[0]) if rest else "all", rest[1] if len(rest) == 2 else "test")
+        return cls(name, parse_classes(rest[0]) if rest else "all", rest[1] if len(rest) == 2 else "test")
 
     @property
     def file(self) -> str:
@@ -223,7 +223,7 @@ def plan_run(
         raise unknown_name("recipe", recipe, ("published", "procap"))
     kind = method_class(method)
     found = known(dataset, data)
-    task = task or ("few-shot" if class_choice(classes) == "all" else "base-to-novel")
+    task = task or ("few-shot" if parse_classes(classes) == "all" else "base-to-novel")
     own = kind.recipe(task, shots, found.base)
     base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
     changes = dict(overrides or {})
@@ -245,7 +245,7 @@ def plan_run(
         "backbone": backbone,
         "pretrained": pretrained,
         "dataset": found.name,
-        "classes": class_choice(classes),
+        "classes": parse_classes(classes),
         "shots": shots,
         "seed": seed,
         "precision": precision,

@@ -23,8 +23,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE, Ranks
 from runner.environment import decoders
 from shards.device.stream import DeviceTrainStream, augments_on_device
-from shards.few_shot_samples import kept
-from shards.fewshot import FewShot, evaluation_labels, pick
+from shards.fewshot import FewShot, evaluation_labels, load_few_shot, load_samples
 from shards.loader import TrainStream
 from shards.manifest import FILE, Manifest
 from shards.reader import Split, open_dataset
@@ -56,9 +55,9 @@ def set_up(config: RunConfig, place: RuntimeConfig, device: torch.device, crew: 
     shards = open_dataset(place.data, config.dataset)
     fewshot = stream = None
     if config.recipe.epochs:
-        picks = kept(shards.folder, config.picks) if config.picks else None
+        samples = load_samples(shards.folder, config.picks) if config.picks else None
         # A shard that is missing is told before minutes are spent on a backbone.
-        fewshot = pick(shards, config.shots, config.seed, config.classes, picks)
+        fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
     clip = load_backbone(config, device, ways)
     if fewshot:
         augment = train_augment(config.recipe, clip)

@@ -292,7 +292,7 @@ def _record(
         None
         if few is None
         else FewShotRecord(
-            shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=list(few.picks)
+            shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=few.train.paths
         )
     )
     result = TrainResult(

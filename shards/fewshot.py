@@ -1,73 +1,112 @@
-"""Few-shot picks and base / novel halves, exactly as CoOp draws them, so that numbers compare with the literature."""
+"""Few-shot samples and base / novel halves, exactly as CoOp draws them, so that results compare with the literature.
+
+Samples are drawn over all classes and named by their paths in the data set; the half a run trains on is taken from
+them. Imported samples (`shards.import_samples`) are stored beside the shards, as `few-shot/<digest>.json` in the folder
+of the data set, and are not part of the manifest.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from shards.errors import DataError, DataUsageError, unknown_name
-from shards.manifest import lines_digest
+from shards.manifest import SAMPLES_FOLDER, lines_digest, write_text
 from shards.reader import ShardSet, Split
 
-if TYPE_CHECKING:
-    from shards.few_shot_samples import FewShotSamples
-
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
-"""Which classes of a data set: all, the halves, or the halves of the base half.
+"""Which classes of a data set: all, one of its halves, or one of the halves of the base half.
 
-By the last two a method can be chosen for what it does on classes it was not trained on, and novel ones are left alone.
+With the development halves a method is chosen by its accuracy on classes it was not trained on, without the novel ones.
 """
 
 CHOICES: tuple[Classes, ...] = get_args(Classes)
 VAL_SHOTS = 4
+SCHEMA: Literal[1] = 1
+DIGEST = re.compile(r"[0-9a-f]{16}")
 
 Labels = Sequence[int] | NDArray[np.int64]
+SamplesSource = Literal["coop-rule", "imported"]
 
 
-def class_choice(name: str) -> Classes:
+@dataclass(frozen=True)
+class FewShotSamples:
+    """Paths of the chosen training and validation images, in drawn order; `val` is empty for a set without one."""
+
+    dataset: str
+    shots: int
+    seed: int
+    source: SamplesSource
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """First 16 hex digits of SHA-256 over the training paths, one per line, in drawn order."""
+        return lines_digest(self.train)
+
+    @property
+    def val_digest(self) -> str:
+        return lines_digest(self.val)
+
+    def same_images(self, other: FewShotSamples) -> bool:
+        """Whether both hold the same images in the same order, whatever their source."""
+        return (self.train, self.val) == (other.train, other.val)
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """The images a run trains on, relabelled 0..C-1 within its classes.
+
+    digest: first 16 hex digits of SHA-256 over the training paths in drawn order.
+    seed: that of the samples, which differs from the run's where samples were imported.
+    labels: the data set's own label of each class.
+    """
+
+    train: Split
+    val: Split
+    classnames: tuple[str, ...]
+    labels: tuple[int, ...]
+    digest: str
+    source: SamplesSource
+    seed: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Images to evaluate on, relabelled 0..C-1 within their classes."""
+
+    images: Split
+    classnames: tuple[str, ...]
+    labels: tuple[int, ...]
+
+
+def parse_classes(name: str) -> Classes:
     """One of `CHOICES`; CoOp's word `new` means novel. Raises DataUsageError for anything else."""
-    choice = {"new": "novel"}.get(name, name)
-    for known in CHOICES:
-        if choice == known:
-            return known
+    wanted = {"new": "novel"}.get(name, name)
+    for choice in CHOICES:
+        if wanted == choice:
+            return choice
     raise unknown_name("choice of classes", name, (*CHOICES, "new"), CHOICES)
 
 
-def few_shot(train_labels: Labels, val_labels: Labels, shots: int, seed: int) -> tuple[list[int], list[int]]:
-    """Positions of the few-shot images in the train and the val list, in drawn order.
+def select_labels(labels_present: Iterable[int], classes: str) -> list[int]:
+    """The labels of the chosen classes in ascending order.
 
-    CoOp's rule: classes in order of first appearance, `random.sample` inside each (all of a class that has fewer than
-    `shots`); then min(shots, 4) per class of val from the same random stream. It always runs over all classes, before
-    any of them are selected. `shots` 0 means every image.
-    """
-    if shots == 0:
-        return list(range(len(train_labels))), list(range(len(val_labels)))
-    draw = random.Random(seed)
-    return _sample(train_labels, shots, draw), _sample(val_labels, min(shots, VAL_SHOTS), draw)
-
-
-def _sample(labels: Labels, shots: int, draw: random.Random) -> list[int]:
-    buckets: dict[int, list[int]] = {}
-    for position, label in enumerate(labels):
-        buckets.setdefault(int(label), []).append(position)
-    picks: list[int] = []
-    for bucket in buckets.values():
-        picks += draw.sample(bucket, shots) if len(bucket) >= shots else bucket
-    return picks
-
-
-def class_half(labels_present: Iterable[int], classes: str) -> list[int]:
-    """The labels of a choice in ascending order.
-
-    base is the first ceil(n / 2) of the labels present, novel the rest; dev-base and dev-novel part base likewise.
+    base is the first ceil(n / 2) of the labels present, novel the rest; dev-base and dev-novel divide base likewise.
     """
     labels = sorted({int(label) for label in labels_present})
-    choice = class_choice(classes)
+    choice = parse_classes(classes)
     if choice == "all":
         return labels
     development, _, half = choice.rpartition("-")
@@ -77,27 +116,31 @@ def class_half(labels_present: Iterable[int], classes: str) -> list[int]:
     return labels[:middle] if half == "base" else labels[middle:]
 
 
-@dataclass(frozen=True)
-class FewShot:
-    """What a run trains on, relabelled 0..C-1 within its classes.
+def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: int) -> tuple[list[int], list[int]]:
+    """Positions of the few-shot samples in the train and the val list, in drawn order.
 
-    digest: first 16 hex digits of SHA-256 over the picked paths in drawn order; picks: those paths.
-    source: what chose them. seed: that of the choice, which is another than the run's where picks were imported.
-    labels: the data set's own label of each class.
+    CoOp's rule: classes in order of first appearance, `random.sample` inside each (all of a class that has fewer than
+    `shots`); then min(shots, 4) per class of val from the same random stream. It always runs over all classes, before
+    any of them are selected. `shots` 0 means every image.
     """
+    if shots == 0:
+        return list(range(len(train_labels))), list(range(len(val_labels)))
+    draw = random.Random(seed)
+    return _draw(train_labels, shots, draw), _draw(val_labels, min(shots, VAL_SHOTS), draw)
 
-    train: Split
-    val: Split
-    classnames: tuple[str, ...]
-    labels: tuple[int, ...]
-    digest: str
-    picks: list[str]
-    source: Literal["coop-rule", "imported"]
-    seed: int
+
+def _draw(labels: Labels, shots: int, draw: random.Random) -> list[int]:
+    of_class: dict[int, list[int]] = {}
+    for position, label in enumerate(labels):
+        of_class.setdefault(int(label), []).append(position)
+    drawn: list[int] = []
+    for positions in of_class.values():
+        drawn += draw.sample(positions, shots) if len(positions) >= shots else positions
+    return drawn
 
 
 def check_shots(shards: ShardSet, shots: int) -> None:
-    """Raises DataUsageError for a test-only set, a negative number, or more shots than the largest class has."""
+    """Raise DataUsageError for a test-only set, a negative number, or more shots than the largest class has."""
     if "train" not in shards.manifest.splits:
         raise DataUsageError(f"'{shards.name}' is a test set: it has no images to train on")
     if shots < 0:
@@ -108,53 +151,73 @@ def check_shots(shards: ShardSet, shots: int) -> None:
         raise DataUsageError(f"--shots {shots}: {has}; give --shots {largest} or fewer, or full")
 
 
-def pick(shards: ShardSet, shots: int, seed: int, classes: str = "all", picks: FewShotSamples | None = None) -> FewShot:
-    """The few-shot images of a run, by CoOp's draw or from `picks`; `shots` 0 takes every image of train and val.
+def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
+    """Draw few-shot samples from a packed data set by CoOp's rule, without reading an image.
+
+    Raises DataUsageError for a test-only set, and for fewer than one or more shots than the largest class has.
+    """
+    check_shots(shards, shots)
+    if shots == 0:
+        raise DataUsageError("--shots 0 takes every image: there are no samples to draw")
+    (train_paths, train_labels), (val_paths, val_labels) = list_split(shards, "train"), list_split(shards, "val")
+    train, val = draw_positions(train_labels, val_labels, shots, seed)
+    return FewShotSamples(
+        dataset=shards.name,
+        shots=shots,
+        seed=seed,
+        source="coop-rule",
+        train=tuple(train_paths[i] for i in train),
+        val=tuple(val_paths[i] for i in val),
+    )
+
+
+def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int64]]:
+    """Paths and labels [N] of a split, without reading an image; empty where the set has no such split."""
+    if split not in shards.manifest.splits:
+        return [], np.zeros(0, np.int64)
+    return shards.paths(split), shards.labels(split)
+
+
+def load_few_shot(
+    shards: ShardSet, shots: int, seed: int, classes: str = "all", samples: FewShotSamples | None = None
+) -> FewShot:
+    """The images a run trains on: drawn by CoOp's rule, or `samples`; `shots` 0 takes every image of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Raises DataUsageError as `check_shots` does and
-    for picks of another number of shots, DataError for picks of images that are not in the data set.
+    for samples of another number of shots, DataError for samples that name images the data set does not have.
     """
     check_shots(shards, shots)
     train = shards.split("train")
     val = shards.split("val") if "val" in shards.manifest.splits else train.subset([])
-    if picks is None:
-        train_picks, val_picks = few_shot(train.labels, val.labels, shots, seed)
-    elif picks.shots != shots:
-        raise DataUsageError(f"the picks {picks.digest} are of {picks.shots} shots: give --shots {picks.shots}")
+    if samples is None:
+        in_train, in_val = draw_positions(train.labels, val.labels, shots, seed)
+    elif samples.shots != shots:
+        what = f"the few-shot samples {samples.digest} are of {samples.shots} shots"
+        raise DataUsageError(f"{what}: give --shots {samples.shots}")
     else:
-        train_picks, val_picks = _positions(train, picks.train, picks), _positions(val, picks.val, picks)
-    labels = class_half(train.labels[train_picks], classes)
-    chosen_train = select(train, train_picks, labels)
+        in_train, in_val = _find_positions(train, samples.train, samples), _find_positions(val, samples.val, samples)
+    labels = select_labels(train.labels[in_train], classes)
+    chosen = select_images(train, in_train, labels)
     return FewShot(
-        train=chosen_train,
-        val=select(val, val_picks, labels),
+        train=chosen,
+        val=select_images(val, in_val, labels),
         classnames=tuple(shards.classnames[label] for label in labels),
         labels=tuple(labels),
-        digest=lines_digest(chosen_train.paths),
-        picks=chosen_train.paths,
-        source=picks.source if picks else "coop-rule",
-        seed=picks.seed if picks else seed,
+        digest=lines_digest(chosen.paths),
+        source=samples.source if samples else "coop-rule",
+        seed=samples.seed if samples else seed,
     )
 
 
-def _positions(split: Split, paths: Sequence[str], picks: FewShotSamples) -> list[int]:
+def _find_positions(split: Split, paths: Sequence[str], samples: FewShotSamples) -> list[int]:
     at = {path: position for position, path in enumerate(split.paths)}
     missing = [path for path in paths if path not in at]
     if missing:
         raise DataError(
-            f"the picks {picks.digest} of '{picks.dataset}' name {len(missing)} of {len(paths)} images that are not "
-            f"in the packed set, first {missing[0]!r}: import them for the set that is packed now"
+            f"the few-shot samples {samples.digest} of '{samples.dataset}' name {len(missing)} of {len(paths)} images "
+            f"that are not in the packed set, first {missing[0]!r}: import them for the set that is packed now"
         )
     return [at[path] for path in paths]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Images to evaluate on, relabelled 0..C-1 within their classes."""
-
-    images: Split
-    classnames: tuple[str, ...]
-    labels: tuple[int, ...]
 
 
 def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
@@ -167,21 +230,111 @@ def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test"
     labels = evaluation_labels(shards, classes)
     if not np.isin(images.labels, labels).any():
         raise DataUsageError(f"'{shards.name}' has no image of {classes} classes in its {split} split")
-    return Selection(
-        select(images, range(len(images)), labels), tuple(shards.classnames[label] for label in labels), tuple(labels)
-    )
+    classnames = tuple(shards.classnames[label] for label in labels)
+    return Selection(select_images(images, range(len(images)), labels), classnames, tuple(labels))
 
 
 def evaluation_labels(shards: ShardSet, classes: str = "all") -> list[int]:
     """The labels that `evaluation_split` keeps, without reading an image."""
     if "train" in shards.manifest.splits:
-        return class_half(shards.labels("train").tolist(), classes)
-    if class_choice(classes) != "all":
+        return select_labels(shards.labels("train").tolist(), classes)
+    if parse_classes(classes) != "all":
         raise DataUsageError(f"'{shards.name}' is a test set without halves: evaluate it on all classes")
     return list(range(len(shards.classnames)))
 
 
-def select(split: Split, picks: Iterable[int], labels: Sequence[int]) -> Split:
-    """The picked images whose label is among `labels`, relabelled by position in it."""
+def select_images(split: Split, positions: Iterable[int], labels: Sequence[int]) -> Split:
+    """The images at `positions` whose label is among `labels`, relabelled by position in it."""
     relabel = {label: new for new, label in enumerate(labels)}
-    return split.subset([i for i in picks if int(split.labels[i]) in relabel], relabel)
+    return split.subset([i for i in positions if int(split.labels[i]) in relabel], relabel)
+
+
+def _plain_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(paths)) != len(paths):
+        raise ValueError("an image is named twice")
+    if any(not path or not path.isprintable() for path in paths):
+        raise ValueError("a path is empty or holds line breaks")
+    return paths
+
+
+_Paths = Annotated[tuple[str, ...], AfterValidator(_plain_paths)]
+
+
+class _SamplesFile(BaseModel):
+    """The JSON of few-shot samples; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    few_shot_schema: Literal[1]
+    dataset: str
+    shots: int = Field(ge=1)
+    seed: int = Field(ge=0)
+    source: SamplesSource
+    digest: str
+    train: _Paths = Field(min_length=1)
+    val: _Paths
+
+
+def write_samples(file: Path, samples: FewShotSamples) -> None:
+    """Write few-shot samples as JSON, the whole file or nothing. Raises DataError when it cannot be written."""
+    content = {"few_shot_schema": SCHEMA, "digest": samples.digest, **asdict(samples)}
+    ordered = {name: content[name] for name in _SamplesFile.model_fields}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise DataError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def read_samples(file: Path) -> FewShotSamples:
+    """Read what `write_samples` wrote. Raises DataError for anything else, altered content included."""
+    try:
+        content = _SamplesFile.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{file} holds no few-shot samples as `procap data few-shot --out` writes them ({where}: {first['msg']})"
+        ) from None
+    samples = FewShotSamples(**{field.name: getattr(content, field.name) for field in fields(FewShotSamples)})
+    if samples.digest != content.digest:
+        raise DataError(f"{file} was altered: its paths have digest {samples.digest}, not {content.digest}")
+    return samples
+
+
+def samples_file(folder: Path, digest: str) -> Path:
+    """Where imported samples of the data set in `folder` are stored."""
+    return folder / SAMPLES_FOLDER / f"{digest}.json"
+
+
+def store_samples(folder: Path, samples: FewShotSamples) -> Path:
+    """Store samples beside the shards in `folder` and return the file.
+
+    Samples of the same images with another seed or source are replaced. Raises DataError for other validation images
+    under the same digest.
+    """
+    file = samples_file(folder, samples.digest)
+    stored = read_samples(file) if file.exists() else None
+    if stored and not samples.same_images(stored):
+        raise DataError(f"{file} holds the same training images and other validation images: remove it first")
+    if stored != samples:
+        write_samples(file, samples)
+    return file
+
+
+def load_samples(folder: Path, digest: str) -> FewShotSamples:
+    """Samples that were stored beside the shards in `folder`. Raises DataError where they are absent or altered."""
+    file = samples_file(folder, digest)
+    if not DIGEST.fullmatch(digest) or not file.is_file():
+        stored = sorted(other.stem for other in (folder / SAMPLES_FOLDER).glob("*.json"))
+        has = ", ".join(stored) or "none"
+        raise DataError(
+            f"no few-shot samples {digest} of '{folder.name}' in {file.parent} (it holds: {has}); "
+            f"import them: procap data few-shot {folder.name} --import FILE --data {shlex.quote(str(folder.parent))}"
+        )
+    samples = read_samples(file)
+    if samples.digest != digest:
+        raise DataError(f"{file} was renamed: it holds the few-shot samples {samples.digest}")
+    return samples

@@ -1,126 +1,222 @@
-"""Picks made elsewhere, CoOp's few-shot cache or JSON of this program, matched to the images of a packed set."""
+"""Import few-shot samples chosen elsewhere: CoOp's cache, or JSON of this program, matched to a packed data set.
+
+CoOp's cache (`split_fewshot/shot_16-seed_1.pkl`) is a pickle, and a pickle can run any code. Two locks make this one
+harmless: only the opcodes that lists, dicts, text, numbers and plain objects need are accepted, which leaves out every
+opcode that calls something; and the only global name that is resolved is Dassl's record of an image, to a stand-in.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+import pickletools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shards.catalogue import change_of
-from shards.coop_cache import CoopPicks, CoopRecord, read_coop_picks
 from shards.errors import DataError, DataUsageError
-from shards.few_shot_samples import FewShotSamples, Listed, listed, read_picks
-from shards.fewshot import check_shots
+from shards.fewshot import FewShotSamples, check_shots, list_split, read_samples
 from shards.reader import ShardSet
 
 COOP_NAME = re.compile(r"shot_(\d+)-seed_(\d+)\.pkl")
-NAMED = 3
+RECORD = ("dassl.data.datasets.base_dataset", "Datum")
+FIELDS = {"_impath": str, "_label": int, "_domain": int, "_classname": str}
+OPCODES = {
+    *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+    *("EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE"),
+    *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "BININT", "BININT1", "BININT2"),
+    *("GLOBAL", "STACK_GLOBAL", "NEWOBJ", "BUILD"),
+}
+# Bytes; ImageNet at 16 shots is 3 MB.
+MAX_SIZE = 16 * 2**20
+SHOWN = 3
 
 
-def imported(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamples:
-    """The picks in `file`, as paths of the packed set.
+@dataclass(frozen=True)
+class CoopRecord:
+    """One image as CoOp names it: an absolute path of the machine that drew it, its label and class name."""
+
+    path: str
+    label: int
+    classname: str
+
+
+class _Datum:
+    """Stands for Dassl's class of the same name, which is never imported."""
+
+
+class _CoopUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) != RECORD:
+            raise ValueError(f"it names {f'{module}.{name}'[:200]!r}, and only {'.'.join(RECORD)} is allowed")
+        return _Datum
+
+
+def read_coop_cache(file: Path) -> dict[str, list[CoopRecord]]:
+    """Read the `train` and `val` images of one of CoOp's few-shot caches; ImageNet's has no val images.
+
+    Raises DataError in one line for anything that is not exactly such a file.
+    """
+    try:
+        if file.stat().st_size > MAX_SIZE:
+            raise ValueError(f"it is larger than {MAX_SIZE // 2**20} MB")
+        content = _unpickle(file.read_bytes())
+        if not isinstance(content, dict) or not {"train"} <= set(content) <= {"train", "val"}:
+            raise ValueError("it holds no dict of 'train' and 'val'")
+        return {split: _coop_records(content.get(split, []), split) for split in ("train", "val")}
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise DataError(f"{file} is no few-shot cache of CoOp (split_fewshot/shot_N-seed_N.pkl): {error}") from None
+
+
+def _unpickle(data: bytes) -> object:
+    end = 0
+    try:
+        for opcode, argument, position in pickletools.genops(io.BytesIO(data)):
+            if opcode.name not in OPCODES:
+                raise DataError(f"opcode {opcode.name} at byte {position} is not allowed")
+            # The C implementation reserves memory for as many memo entries as the largest index says.
+            if opcode.name == "LONG_BINPUT" and int(argument or 0) > len(data):
+                raise DataError(f"memo index {argument} at byte {position} is too large")
+            end = (position or 0) + 1
+        if end != len(data):
+            raise DataError("something follows its end")
+        return _CoopUnpickler(io.BytesIO(data)).load()
+    except DataError as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:
+        # Damaged bytes make the unpickler raise nearly any type of error.
+        raise ValueError(f"it is damaged ({' '.join(str(error).split())[:200]})") from None
+
+
+def _coop_records(rows: object, split: str) -> list[CoopRecord]:
+    if not isinstance(rows, list):
+        raise ValueError(f"'{split}' is no list")
+    # A pickle can name one object any number of times: a small file would otherwise become millions of images.
+    if len({id(row) for row in rows}) != len(rows):
+        raise ValueError(f"'{split}' holds the same record more than once")
+    records = []
+    for number, row in enumerate(rows, 1):
+        state = vars(row) if isinstance(row, _Datum) else {}
+        if set(state) != set(FIELDS):
+            raise ValueError(f"entry {number} of '{split}' is no record of an image")
+        for field, kind in FIELDS.items():
+            if type(state[field]) is not kind:
+                raise ValueError(f"{field} of entry {number} of '{split}' is no {kind.__name__}")
+        records.append(CoopRecord(state["_impath"], state["_label"], state["_classname"]))
+    return records
+
+
+def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamples:
+    """Read the few-shot samples in `file` (CoOp's `.pkl` or `.json` of this program) as paths of the packed set.
 
     Paths of another machine are matched by their longest ending that names an image of the split; labels and class
     names must be those of the set. Raises DataError with counts and the first few that do not fit, DataUsageError for
-    other shots or another seed than the file says it is of.
+    other shots or another seed than the file is of.
     """
     check_shots(shards, shots)
     if file.suffix.lower() == ".json":
-        return _from_json(shards, file, shots, seed)
+        return _import_json(shards, file, shots, seed)
     if file.suffix.lower() != ".pkl":
-        raise DataUsageError(f"{file}: picks are imported from CoOp's .pkl cache or from .json of procap data few-shot")
-    says = COOP_NAME.fullmatch(file.name)
-    if says and (int(says[1]), int(says[2])) != (shots, seed):
-        raise DataUsageError(f"{file.name} is named for other picks: give --shots {says[1]} --seed {says[2]}")
-    found = read_coop_picks(file)
-    return _checked(shards, file, shots, seed, found)
+        raise DataUsageError(
+            f"{file}: few-shot samples are imported from CoOp's .pkl cache or from .json of procap data few-shot"
+        )
+    named = COOP_NAME.fullmatch(file.name)
+    if named and (int(named[1]), int(named[2])) != (shots, seed):
+        raise DataUsageError(f"{file.name} is named for other samples: give --shots {named[1]} --seed {named[2]}")
+    return _import_coop(shards, file, shots, seed)
 
 
-def _checked(shards: ShardSet, file: Path, shots: int, seed: int, found: CoopPicks) -> FewShotSamples:
-    if bool(found.val) != ("val" in shards.manifest.splits):
-        has, lacks = ("images", "none") if found.val else ("no images", "some")
+def _import_coop(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamples:
+    cache = read_coop_cache(file)
+    if bool(cache["val"]) != ("val" in shards.manifest.splits):
+        has, lacks = ("images", "none") if cache["val"] else ("no images", "some")
         raise DataError(f"{file} has {has} for validation and the packed '{shards.name}' has {lacks}")
-    matched = []
-    for split, records in (("train", found.train), ("val", found.val)):
-        where, there = f"{file}, {split}", listed(shards, split)
-        paths = _match([record.path for record in records], there, where)
-        known = dict(zip(there.paths, there.labels.tolist(), strict=True))
-        labels = [known[path] for path in paths]
-        _agree(records, "label", [str(label) for label in labels], lambda record: str(record.label), where)
-        names = [shards.classnames[label] for label in labels]
-        _agree(records, "class name", names, lambda record: record.classname, where)
+    matched = {}
+    for split, records in cache.items():
+        where = f"{file}, {split}"
+        labels = _labels_by_path(*list_split(shards, split))
+        paths = _match_paths([record.path for record in records], labels, where)
+        ours = [(labels[path], shards.classnames[labels[path]]) for path in paths]
+        pairs = list(zip(records, ours, strict=True))
+        _refuse_other(where, "label", [(one.path, str(one.label), str(label)) for one, (label, _) in pairs])
+        _refuse_other(where, "class name", [(one.path, one.classname, name) for one, (_, name) in pairs])
         if split == "train":
-            _check_counts(labels, Counter(known.values()), shots, shards, where)
-        matched.append(tuple(paths))
-    return FewShotSamples(shards.name, shots, seed, "imported", *matched)
+            _check_counts(paths, labels, shots, shards, where)
+        matched[split] = tuple(paths)
+    return FewShotSamples(shards.name, shots, seed, "imported", matched["train"], matched["val"])
 
 
-def _from_json(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamples:
-    picks = read_picks(file)
-    if (picks.shots, picks.seed) != (shots, seed):
-        raise DataUsageError(f"{file} holds other picks: give --shots {picks.shots} --seed {picks.seed}")
-    if picks.dataset not in (shards.name, change_of(shards.name).base):
-        raise DataUsageError(f"{file} holds picks of '{picks.dataset}', not of '{shards.name}'")
-    there = listed(shards, "train")
-    train = _match(picks.train, there, f"{file}, train")
-    val = _match(picks.val, listed(shards, "val"), f"{file}, val")
-    labels = dict(zip(there.paths, there.labels.tolist(), strict=True))
-    _check_counts([labels[path] for path in train], Counter(labels.values()), shots, shards, f"{file}, train")
+def _import_json(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamples:
+    samples = read_samples(file)
+    if (samples.shots, samples.seed) != (shots, seed):
+        raise DataUsageError(f"{file} holds other samples: give --shots {samples.shots} --seed {samples.seed}")
+    if samples.dataset not in (shards.name, change_of(shards.name).base):
+        raise DataUsageError(f"{file} holds few-shot samples of '{samples.dataset}', not of '{shards.name}'")
+    labels = _labels_by_path(*list_split(shards, "train"))
+    train = _match_paths(samples.train, labels, f"{file}, train")
+    val = _match_paths(samples.val, list_split(shards, "val")[0], f"{file}, val")
+    _check_counts(train, labels, shots, shards, f"{file}, train")
     return FewShotSamples(shards.name, shots, seed, "imported", tuple(train), tuple(val))
 
 
-def _match(foreign: Sequence[str], there: Listed, where: str) -> list[str]:
-    """The path of the packed split that each foreign path ends in; every one must be found, and none twice."""
-    known = set(there.paths)
+def _labels_by_path(paths: list[str], labels: NDArray[np.int64]) -> dict[str, int]:
+    return dict(zip(paths, labels.tolist(), strict=True))
+
+
+def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> list[str]:
+    """The packed path that each foreign path ends in; every one must be found, and none twice."""
+    known = set(packed)
     deepest = max((path.count("/") for path in known), default=0) + 1
-    found = [_ending(path, known, deepest) for path in foreign]
+    found = [match_ending(path, known, deepest) for path in foreign]
     missing = [path for path, match in zip(foreign, found, strict=True) if match is None]
     if missing:
         raise DataError(
             f"{where}: {len(missing)} of {len(foreign)} images are not in the packed split: {_first(missing)}; "
-            "are they picks of another data set or split?"
+            "are they samples of another data set or split?"
         )
     paths = [path for path in found if path is not None]
     twice = [path for path, count in Counter(paths).items() if count > 1]
     if twice:
-        raise DataError(f"{where}: {len(twice)} of {len(foreign)} images are picked more than once: {_first(twice)}")
+        raise DataError(f"{where}: {len(twice)} of {len(foreign)} images are listed more than once: {_first(twice)}")
     return paths
 
 
-def _ending(path: str, known: set[str], deepest: int) -> str | None:
-    """The longest ending of a path, cut at its folders, that is known; known paths have at most `deepest` parts."""
+def match_ending(path: str, known: set[str], deepest: int) -> str | None:
+    """The longest ending of a path, cut at its folders, that is in `known`; those have at most `deepest` parts."""
     parts = path.split("/")[-deepest:]
     return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in known), None)
 
 
-def _agree(
-    records: Sequence[CoopRecord], what: str, here: Sequence[str], value: Callable[[CoopRecord], str], where: str
-) -> None:
-    wrong = [
-        f"{record.path!r} has {value(record)!r}, here {ours!r}"
-        for record, ours in zip(records, here, strict=True)
-        if value(record) != ours
-    ]
+def _refuse_other(where: str, what: str, values: Sequence[tuple[str, str, str]]) -> None:
+    """Raise DataError where an image (path, theirs, ours) has another value of `what` than in the packed set."""
+    wrong = [f"{path!r} has {theirs!r}, here {ours!r}" for path, theirs, ours in values if theirs != ours]
     if wrong:
         raise DataError(
-            f"{where}: {len(wrong)} of {len(records)} images have another {what} than in the packed set: "
-            f"{'; '.join(wrong[:NAMED])}"
+            f"{where}: {len(wrong)} of {len(values)} images have another {what} than in the packed set: "
+            f"{'; '.join(wrong[:SHOWN])}"
         )
 
 
-def _check_counts(picked: Iterable[int], there: Mapping[int, int], shots: int, shards: ShardSet, where: str) -> None:
-    """Every class has `shots` images, or all of its images where it has fewer: else the shots are others than said."""
-    counts = Counter(picked)
-    absent = [shards.classnames[label] for label in sorted(there) if label not in counts]
+def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, shards: ShardSet, where: str) -> None:
+    """Raise DataError unless every class has `shots` images, or all of its images where it has fewer."""
+    counts, available = Counter(labels[path] for path in paths), Counter(labels.values())
+    absent = [shards.classnames[label] for label in sorted(available) if label not in counts]
     if absent:
-        raise DataError(f"{where}: {len(absent)} of {len(there)} classes have no image: {_first(absent)}")
-    for label in sorted(there):
-        if counts[label] != min(shots, there[label]):
+        raise DataError(f"{where}: {len(absent)} of {len(available)} classes have no image: {_first(absent)}")
+    for label in sorted(available):
+        if counts[label] != min(shots, available[label]):
             images = f"{counts[label]} image{'s' * (counts[label] > 1)} of class {shards.classnames[label]!r}"
             raise DataError(f"{where}: {images}: these are not {shots} shots")
 
 
 def _first(items: Sequence[str]) -> str:
-    more = ", ..." if len(items) > NAMED else ""
-    return ", ".join(f"{item!r:.200}" for item in items[:NAMED]) + more
+    return ", ".join(f"{item!r:.200}" for item in items[:SHOWN]) + (", ..." if len(items) > SHOWN else "")

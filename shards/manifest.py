@@ -18,6 +18,8 @@ from shards.errors import DataError
 SCHEMA = 2
 FILE = "manifest.json"
 MIRROR_FILE = "mirror.json"
+# Imported few-shot samples, which stay when a data set is packed again.
+SAMPLES_FOLDER = "few-shot"
 
 # A temporary file that is this old (seconds) was left by a process that was killed while it wrote.
 ABANDONED = 3600

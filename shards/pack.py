@@ -278,7 +278,7 @@ def _finish_split(source: Source, partial: Path, split: str, count: int, per_sha
 
 
 def _refuse_repeated(dataset: str, split: str, paths: Paths) -> None:
-    """Picks and records of runs name images by their paths, so a path stands for one image of a split."""
+    """Refuse a path that stands for two images: few-shot samples and results name images by their paths."""
     # Hashes take an eighth of the memory of the paths themselves; only those that are equal are looked at.
     hashes = np.fromiter((hash(paths[i]) for i in range(len(paths))), np.int64, len(paths))
     order = np.argsort(hashes, kind="stable")

@@ -10,9 +10,7 @@ from pathlib import Path
 
 from shards.errors import DataError
 from shards.locks import file_lock
-from shards.manifest import FILE
-
-PICKS = "picks"
+from shards.manifest import FILE, SAMPLES_FOLDER
 
 
 @contextmanager
@@ -41,11 +39,11 @@ def refuse_foreign(folder: Path) -> None:
 def swap(complete: Path, folder: Path) -> None:
     """Put a complete data set in its place; the old one goes only when the new one is there.
 
-    Picks that were imported for the old set are the user's, not ours to lose: they stay.
+    Few-shot samples that were imported for the old set are kept.
     """
     old = displaced(folder)
-    if (folder / PICKS).is_dir():
-        shutil.copytree(folder / PICKS, complete / PICKS, dirs_exist_ok=True)
+    if (folder / SAMPLES_FOLDER).is_dir():
+        shutil.copytree(folder / SAMPLES_FOLDER, complete / SAMPLES_FOLDER, dirs_exist_ok=True)
     shutil.rmtree(old, ignore_errors=True)
     try:
         if folder.exists():

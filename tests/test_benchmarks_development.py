@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cli import main
 from shards.catalogue import find
-from shards.fewshot import CHOICES, class_half
+from shards.fewshot import CHOICES, select_labels
 
 
 def planned(capsys: pytest.CaptureFixture[str], folder: Path, *flags: str) -> dict:
@@ -39,4 +39,4 @@ def test_where_no_val_list_is_published_training_images_stand_in(capsys, tmp_pat
 def test_plans_count_the_classes_that_runs_take(capsys, tmp_path, classes):
     for name in ("oxford-pets", "dtd"):
         run = planned(capsys, tmp_path, "--datasets", name, "--classes", classes, "--shots", "1")
-        assert run["train_images"] == 2 * len(class_half(range(find(name).classes), classes))
+        assert run["train_images"] == 2 * len(select_labels(range(find(name).classes), classes))

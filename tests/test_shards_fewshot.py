@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from toy_shards import CLASSNAMES, COUNTS, label, pixels, toy_source
 
 from shards.errors import DataUsageError
-from shards.fewshot import class_choice, class_half, evaluation_labels, evaluation_split, few_shot, pick, select
+from shards.fewshot import (
+    draw_positions,
+    evaluation_labels,
+    evaluation_split,
+    load_few_shot,
+    parse_classes,
+    select_images,
+    select_labels,
+)
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import ShardSet, open_dataset
@@ -55,7 +63,7 @@ def blocks(*sizes: int) -> list[int]:
     ],
 )
 def test_draws_are_those_of_python_random_train_then_val_from_one_stream(seed, train, val):
-    train_picks, val_picks = few_shot(blocks(20, 100, 1300), blocks(8, 40), 4, seed)
+    train_picks, val_picks = draw_positions(blocks(20, 100, 1300), blocks(8, 40), 4, seed)
     starts = np.repeat([0, 20, 120], 4)
     assert (np.array(train_picks) - starts).reshape(3, 4).tolist() == train
     assert (np.array(val_picks) - np.repeat([0, 8], 4)).reshape(2, 4).tolist() == val
@@ -71,7 +79,7 @@ def test_draws_are_those_of_python_random_train_then_val_from_one_stream(seed, t
 )
 def test_sixteen_shots_of_seed_one_are_the_published_images(name, train, val):
     split = published(name)
-    train_picks, val_picks = few_shot(split.labels["train"], split.labels["val"], 16, 1)
+    train_picks, val_picks = draw_positions(split.labels["train"], split.labels["val"], 16, 1)
     assert lines_digest(split.paths["train"][i] for i in train_picks) == train
     assert lines_digest(split.paths["val"][i] for i in val_picks) == val
 
@@ -109,7 +117,7 @@ def test_every_shot_and_seed_draws_what_coop_draws(name):
     digests = []
     for shots in (1, 2, 4, 8, 16):
         for seed in (0, 1, 2, 3):
-            picks = few_shot(split.labels["train"], split.labels["val"], shots, seed)
+            picks = draw_positions(split.labels["train"], split.labels["val"], shots, seed)
             found = [
                 [split.paths[part][i] for i in of_part] for part, of_part in zip(("train", "val"), picks, strict=True)
             ]
@@ -133,7 +141,7 @@ def test_every_shot_and_seed_draws_what_coop_draws(name):
 def test_halves_have_the_published_sizes(name, classes, train, val, test):
     labels = published(name).labels
     for k, half in enumerate(("base", "new")):
-        chosen = class_half(labels["train"], half)
+        chosen = select_labels(labels["train"], half)
         assert len(chosen) == classes[k]
         for split, sizes in (("train", train), ("val", val), ("test", test)):
             assert sum(label in set(chosen) for label in labels[split]) == sizes[k]
@@ -142,7 +150,7 @@ def test_halves_have_the_published_sizes(name, classes, train, val, test):
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.integers(0, 20), st.integers(0, 3))
 def test_every_class_gives_its_shots_without_repetition_in_order_of_appearance(labels, shots, seed):
-    picks, none = few_shot(labels, [], shots, seed)
+    picks, none = draw_positions(labels, [], shots, seed)
     assert none == [] and len(set(picks)) == len(picks)
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     expected = counts if shots == 0 else {label: min(shots, count) for label, count in counts.items()}
@@ -154,19 +162,19 @@ def test_every_class_gives_its_shots_without_repetition_in_order_of_appearance(l
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_halves_part_the_labels_and_base_gets_the_odd_one(labels):
-    base, novel = class_half(labels, "base"), class_half(labels, "novel")
-    assert base + novel == sorted(labels) == class_half(labels, "all")
+    base, novel = select_labels(labels, "base"), select_labels(labels, "novel")
+    assert base + novel == sorted(labels) == select_labels(labels, "all")
     assert 0 <= len(base) - len(novel) <= 1
 
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_development_halves_part_the_base_labels_and_leave_novel_ones_alone(labels):
-    base, dev_base, dev_novel = (class_half(labels, name) for name in ("base", "dev-base", "dev-novel"))
-    assert dev_base + dev_novel == base == class_half(base, "all")
-    assert dev_base == class_half(base, "base") and dev_novel == class_half(base, "novel")
+    base, dev_base, dev_novel = (select_labels(labels, name) for name in ("base", "dev-base", "dev-novel"))
+    assert dev_base + dev_novel == base == select_labels(base, "all")
+    assert dev_base == select_labels(base, "base") and dev_novel == select_labels(base, "novel")
     assert 0 <= len(dev_base) - len(dev_novel) <= 1
-    assert not set(dev_base + dev_novel) & set(class_half(labels, "novel"))
+    assert not set(dev_base + dev_novel) & set(select_labels(labels, "novel"))
 
 
 @pytest.fixture(scope="module")
@@ -180,16 +188,16 @@ def test_seed_zero_is_a_seed_and_the_global_stream_is_left_alone(toy):
     random.seed(5)
     expected = random.random()
     random.seed(5)
-    assert pick(toy, 2, 0).picks == pick(toy, 2, 0).picks != pick(toy, 2, 1).picks
+    assert load_few_shot(toy, 2, 0).train.paths == load_few_shot(toy, 2, 0).train.paths != load_few_shot(toy, 2, 1).train.paths
     assert random.random() == expected
 
 
 def test_picks_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
-    everything, base, novel = (pick(toy, 2, 1, classes) for classes in ("all", "base", "novel"))
-    assert everything.digest == lines_digest(everything.picks) == "020599b08bb8b514"
-    chosen = set(base.picks) | set(novel.picks)
-    assert chosen == set(everything.picks)
-    assert [path for path in everything.picks if path in base.picks] == base.picks
+    everything, base, novel = (load_few_shot(toy, 2, 1, classes) for classes in ("all", "base", "novel"))
+    assert everything.digest == lines_digest(everything.train.paths) == "020599b08bb8b514"
+    chosen = set(base.train.paths) | set(novel.train.paths)
+    assert chosen == set(everything.train.paths)
+    assert [path for path in everything.train.paths if path in base.train.paths] == base.train.paths
     assert base.classnames == CLASSNAMES[:3] and novel.classnames == CLASSNAMES[3:]
     assert novel.labels == (3, 4) and sorted(set(novel.train.labels.tolist())) == [0, 1]
     for path, new in zip(novel.train.paths, novel.train.labels, strict=True):
@@ -197,11 +205,11 @@ def test_picks_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
 
 
 def test_a_development_run_takes_of_the_base_picks_those_of_its_classes(toy):
-    base, *halves = (pick(toy, 2, 1, classes) for classes in ("base", "dev-base", "dev-novel"))
+    base, *halves = (load_few_shot(toy, 2, 1, classes) for classes in ("base", "dev-base", "dev-novel"))
     assert [half.classnames for half in halves] == [CLASSNAMES[:2], CLASSNAMES[2:3]]
     for half in halves:
-        kept = [path for path in base.picks if path.split("/")[1] in half.classnames]
-        assert half.picks == kept and half.val.paths == [
+        kept = [path for path in base.train.paths if path.split("/")[1] in half.classnames]
+        assert half.train.paths == kept and half.val.paths == [
             path for path in base.val.paths if path.split("/")[1] in half.classnames
         ]
         assert sorted(set(half.train.labels.tolist())) == list(range(len(half.classnames)))
@@ -223,13 +231,13 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
 def test_val_takes_at_most_four_and_small_classes_give_what_they_have(toy):
     train, val = (np.bincount([label(i) for i in range(COUNTS[split])]) for split in ("train", "val"))
     assert train.min() < 5 < train.max() and val.min() < 4 < val.max()
-    drawn = pick(toy, 5, 1)
+    drawn = load_few_shot(toy, 5, 1)
     assert np.bincount(drawn.train.labels).tolist() == np.minimum(train, 5).tolist()
     assert np.bincount(drawn.val.labels).tolist() == np.minimum(val, 4).tolist()
 
 
 def test_zero_shots_means_every_image_in_list_order(toy):
-    assert pick(toy, 0, 1).picks == toy.split("train").paths
+    assert load_few_shot(toy, 0, 1).train.paths == toy.split("train").paths
 
 
 @pytest.mark.parametrize(
@@ -243,7 +251,7 @@ def test_zero_shots_means_every_image_in_list_order(toy):
 )
 def test_impossible_requests_are_answered(toy, shots, classes, message):
     with pytest.raises(DataUsageError, match=message):
-        pick(toy, shots, 1, classes)
+        load_few_shot(toy, shots, 1, classes)
 
 
 def test_evaluation_keeps_every_test_image_of_its_classes_in_list_order(toy):
@@ -264,14 +272,14 @@ def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
     with pytest.raises(DataUsageError, match="test set without halves"):
         evaluation_split(shards, "base")
     with pytest.raises(DataUsageError, match="no images to train on"):
-        pick(shards, 16, 1)
+        load_few_shot(shards, 16, 1)
 
 
 def test_new_is_another_word_for_novel(toy):
-    assert class_choice("new") == "novel"
-    assert pick(toy, 2, 1, "new").picks == pick(toy, 2, 1, "novel").picks
+    assert parse_classes("new") == "novel"
+    assert load_few_shot(toy, 2, 1, "new").train.paths == load_few_shot(toy, 2, 1, "novel").train.paths
 
 
 def test_select_drops_other_classes(toy):
     train = toy.split("train")
-    assert set(select(train, range(len(train)), [4, 2]).labels.tolist()) <= {0, 1}
+    assert set(select_images(train, range(len(train)), [4, 2]).labels.tolist()) <= {0, 1}

@@ -22,7 +22,7 @@ from toy_shards import COUNTS, let_time_pass, pixels, toy_records, toy_source
 from benchmarks.cli import main
 from shards import mirror, remote
 from shards.errors import DataError, DataUsageError
-from shards.fewshot import pick
+from shards.fewshot import load_few_shot
 from shards.mirror import has_dataset, is_mirror, mirror_root, mirrored_url, refuse_packing
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
@@ -98,7 +98,7 @@ def test_only_what_is_read_is_fetched(server, root):
 
 
 def test_a_few_shot_run_fetches_the_shards_of_its_picks(server, root):
-    few = pick(open_dataset(root, "toy"), shots=1, seed=3)
+    few = load_few_shot(open_dataset(root, "toy"), shots=1, seed=3)
     for i in range(len(few.train)):
         few.train.image(i)
     wanted = {f"toy/train/{int(row['shard'])}.tar" for row in few.train.rows}

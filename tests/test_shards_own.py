@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.cli import main
 from shards.errors import DataError
-from shards.fewshot import pick
+from shards.fewshot import load_few_shot
 from shards.pack import pack_source
 from shards.raw.own import own_source
 from shards.reader import ShardSet, open_dataset
@@ -185,7 +185,7 @@ def test_packed_it_is_used_by_name_like_any_other(tmp_path, capsys):
     pack_source(source, tmp_path / "data")
     shards: ShardSet = open_dataset(tmp_path / "data", "my-birds")
     assert shards.manifest.source == source.origin and shards.manifest.template.endswith("a type of bird.")
-    few = pick(shards, 2, 1, "base")
+    few = load_few_shot(shards, 2, 1, "base")
     assert few.classnames == SORTED[:2] and len(few.train) == 4
     for command in (
         ["data", "check", "my-birds"],

@@ -24,11 +24,18 @@ from runner.distributed.ranks import ALONE
 from runner.results import FewShotRecord, RunFolder
 from runner.setup import set_up
 from runner.train import train
-from shards.coop_cache import CoopRecord, read_coop_picks
 from shards.errors import DataError, DataUsageError
-from shards.few_shot_samples import FewShotSamples, drawn, keep, kept, listed, read_picks, write_picks
-from shards.fewshot import pick
-from shards.import_samples import imported
+from shards.fewshot import (
+    FewShotSamples,
+    draw_samples,
+    list_split,
+    load_few_shot,
+    load_samples,
+    read_samples,
+    store_samples,
+    write_samples,
+)
+from shards.import_samples import CoopRecord, import_samples, read_coop_cache
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import ShardSet, open_dataset
@@ -62,8 +69,8 @@ def records_of(shards: ShardSet, picks: FewShotSamples, datum: Callable[..., obj
     """What CoOp keeps of `picks` on another machine."""
     content: dict[str, list[object]] = {}
     for split, paths in (("train", picks.train), ("val", picks.val)):
-        there = listed(shards, split)
-        labels = dict(zip(there.paths, there.labels.tolist(), strict=True))
+        every, numbers = list_split(shards, split)
+        labels = dict(zip(every, numbers.tolist(), strict=True))
         content[split] = [datum(ELSEWHERE + p, labels[p], 0, shards.classnames[labels[p]]) for p in paths]
     return content
 
@@ -84,15 +91,15 @@ def test_caches_of_every_protocol_are_read_as_python_would_read_them(tmp_path, d
     ]
     file = tmp_path / "shot_16-seed_1.pkl"
     file.write_bytes(dumped({"train": train, "val": train[:7]}, protocol, pickler))
-    found = read_coop_picks(file)
-    assert found.train == tuple(CoopRecord(d._impath, d._label, d._classname) for d in train)
-    assert found.val == found.train[:7]
+    found = read_coop_cache(file)
+    assert found["train"] == [CoopRecord(d._impath, d._label, d._classname) for d in train]
+    assert found["val"] == found["train"][:7]
 
 
 def test_the_cache_of_imagenet_has_no_val(tmp_path, datum):
     file = tmp_path / "picks.pkl"
     file.write_bytes(dumped({"train": [datum("/a/b.jpg", 3, 0, "c")]}, 5))
-    assert read_coop_picks(file).val == ()
+    assert read_coop_cache(file)["val"] == []
 
 
 class Runs:
@@ -128,17 +135,17 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
         lambda _: b"\x80\x02cdassl.data.datasets.base_dataset\nDatum.__init__.__globals__\n.",
         "it names",
     ),
-    "a class named by a nest of lists": (lambda _: b"\x80\x04" + b"]" + b"]a" * 5 + b"]\x93.", "no text"),
+    "a class named by a nest of lists": (lambda _: b"\x80\x04" + b"]" + b"]a" * 5 + b"]\x93.", "damaged"),
     "extension registry": (lambda _: b"\x80\x02\x82\x01.", "opcode EXT1 at byte 2"),
     "persistent id": (lambda _: b"\x80\x02K\x01Q.", "opcode BINPERSID"),
     "instance of protocol 0": (lambda _: b"\x80\x02(ios\nsystem\n.", "opcode INST"),
-    "protocol 0": (lambda _: dumped({"train": [], "val": []}, 0), "no pickle of protocol 2 to 5"),
-    "protocol 1": (lambda _: dumped({"train": [], "val": []}, 1), "no pickle of protocol 2 to 5"),
-    "protocol 9": (lambda _: b"\x80\x09}.", "protocol 9"),
-    "deep nesting": (lambda _: b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".", "10,000 items are open"),
+    "protocol 0": (lambda _: dumped({"train": [], "val": []}, 0), "opcode DICT"),
+    "protocol 1": (lambda _: b"\x80\x01(l.", "opcode LIST"),
+    "protocol 9": (lambda _: b"\x80\x09}.", "damaged"),
+    "deep nesting": (lambda _: b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".", "no dict of 'train'"),
     "deep nesting, slowly": (lambda _: b"\x80\x04]\x94" + b"]\x94h\x00a0" * 9 + b".", "opcode POP"),
     "a list inside itself": (lambda _: b"\x80\x04}\x8c\x05train]\x94h\x00as.", "entry 1 of 'train' is no record"),
-    "memo bomb": (lambda _: bomb(), "entry 1 of 'train' is no record"),
+    "memo bomb": (lambda _: bomb(), "holds the same record more than once"),
     "a text of an exabyte": (lambda _: b"\x80\x04\x8d" + struct.pack("<Q", 2**60) + b"x.", "damaged"),
     "a text of four gigabytes": (lambda _: b"\x80\x04X" + struct.pack("<I", 2**32 - 1) + b"x.", "damaged"),
     "bytes of an exabyte": (lambda _: b"\x80\x04\x8e" + struct.pack("<Q", 2**60) + b"x.", "damaged"),
@@ -148,11 +155,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], bytes], str]] = {
     "no stop": (lambda _: b"\x80\x02]", "damaged"),
     "more after the stop": (lambda _: b"\x80\x02}.}.", "damaged"),
     "an empty file": (lambda _: b"", "damaged"),
-    "text": (lambda _: b"train val test\n", "no pickle|damaged"),
+    "text": (lambda _: b"train val test\n", "opcode|damaged"),
     "a list": (lambda _: dumped([], 4), "no dict of 'train'"),
     "another dict": (lambda _: dumped({"train": [], "test": []}, 4), "no dict of 'train'"),
-    "keys of numbers": (lambda _: dumped({1: []}, 4), "keys that are no text"),
+    "keys of numbers": (lambda _: dumped({1: []}, 4), "no dict of 'train'"),
     "rows of text": (lambda _: dumped({"train": ["a"], "val": []}, 4), "entry 1 of 'train' is no record"),
+    "a memo of sixteen gigabytes": (lambda _: b"\x80\x02}r\xff\xff\xff\x7f.", "memo index 2147483647"),
     "large": (lambda _: b"\x80\x04" + b"]" * 2**24, "larger than 16 MB"),
 }
 
@@ -163,7 +171,7 @@ def test_a_hostile_pickle_is_refused_in_one_line_and_runs_nothing(tmp_path, kind
     mark, file = tmp_path / "it-ran", tmp_path / "picks.pkl"
     file.write_bytes(build(mark))
     with pytest.raises(DataError, match=words) as caught:
-        read_coop_picks(file)
+        read_coop_cache(file)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     assert not mark.exists()
 
@@ -178,8 +186,8 @@ def test_the_hostile_pickles_do_run_where_they_are_unpickled(tmp_path):
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0}, "has the fields"),
-        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0, "_classname": "a", "_order": 1}, "has the fields"),
+        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0}, "is no record of an image"),
+        ({"_impath": "/a.jpg", "_label": 1, "_domain": 0, "_classname": "a", "_order": 1}, "is no record of an image"),
         ({"_impath": 3, "_label": 1, "_domain": 0, "_classname": "a"}, "_impath of entry 1 of 'train' is no str"),
         ({"_impath": "/a.jpg", "_label": "1", "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
         ({"_impath": "/a.jpg", "_label": [1], "_domain": 0, "_classname": "a"}, "_label of entry 1 .* is no int"),
@@ -191,15 +199,15 @@ def test_records_with_other_fields_are_refused(tmp_path, datum, state, words):
     file = tmp_path / "picks.pkl"
     file.write_bytes(dumped({"train": [record], "val": []}, 4))
     with pytest.raises(DataError, match=words):
-        read_coop_picks(file)
+        read_coop_cache(file)
 
 
 def test_picks_come_back_from_their_file_and_their_digest_is_that_of_a_run(toy, tmp_path):
-    picks = drawn(toy, 2, 1)
-    write_picks(tmp_path / "picks.json", picks)
-    assert read_picks(tmp_path / "picks.json") == picks
-    run = pick(toy, 2, 1)
-    assert (picks.digest, list(picks.train)) == (run.digest, run.picks)
+    picks = draw_samples(toy, 2, 1)
+    write_samples(tmp_path / "picks.json", picks)
+    assert read_samples(tmp_path / "picks.json") == picks
+    run = load_few_shot(toy, 2, 1)
+    assert (picks.digest, list(picks.train)) == (run.digest, run.train.paths)
     assert picks.digest == lines_digest(picks.train) and picks.val_digest == lines_digest(run.val.paths)
 
 
@@ -214,36 +222,36 @@ def test_picks_come_back_from_their_file_and_their_digest_is_that_of_a_run(toy, 
         ({"shots": "2"}, "shots"),
         ({"seed": -1}, "seed"),
         ({"source": "me"}, "source"),
-        ({"picks_schema": 2}, "picks_schema"),
+        ({"few_shot_schema": 2}, "few_shot_schema"),
         ({"more": 1}, "more"),
     ],
 )
 def test_other_json_is_no_picks(toy, tmp_path, change, words):
     file = tmp_path / "picks.json"
-    write_picks(file, drawn(toy, 2, 1))
+    write_samples(file, draw_samples(toy, 2, 1))
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(DataError, match=words) as caught:
-        read_picks(file)
+        read_samples(file)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
 def test_broken_json_is_no_picks(tmp_path, text):
     (tmp_path / "picks.json").write_text(text)
-    with pytest.raises(DataError, match="holds no picks"):
-        read_picks(tmp_path / "picks.json")
+    with pytest.raises(DataError, match="holds no few-shot samples"):
+        read_samples(tmp_path / "picks.json")
 
 
 def test_coops_cache_of_the_same_draw_is_the_rules_draw(toy, tmp_path, datum):
     file = tmp_path / "shot_2-seed_1.pkl"
-    file.write_bytes(dumped(records_of(toy, drawn(toy, 2, 1), datum), 4))
-    found = imported(toy, file, 2, 1)
-    assert found.source == "imported" and found.same_images(drawn(toy, 2, 1))
-    assert not found.same_images(drawn(toy, 2, 2))
+    file.write_bytes(dumped(records_of(toy, draw_samples(toy, 2, 1), datum), 4))
+    found = import_samples(toy, file, 2, 1)
+    assert found.source == "imported" and found.same_images(draw_samples(toy, 2, 1))
+    assert not found.same_images(draw_samples(toy, 2, 2))
 
 
 def broken_records(toy: ShardSet, datum: Callable[..., object], change: str) -> dict[str, list[object]]:
-    content = records_of(toy, drawn(toy, 2, 1), datum)
+    content = records_of(toy, draw_samples(toy, 2, 1), datum)
     first, second = content["train"][:2]
     if change == "label":
         first._label = (first._label + 1) % 5
@@ -260,9 +268,9 @@ def broken_records(toy: ShardSet, datum: Callable[..., object], change: str) -> 
     elif change == "no val":
         del content["val"]
     elif change == "fewer":
-        content = records_of(toy, drawn(toy, 1, 1), datum)
+        content = records_of(toy, draw_samples(toy, 1, 1), datum)
     else:
-        content = records_of(toy, drawn(toy, 3, 1), datum)
+        content = records_of(toy, draw_samples(toy, 3, 1), datum)
     return content
 
 
@@ -272,9 +280,9 @@ def broken_records(toy: ShardSet, datum: Callable[..., object], change: str) -> 
         ("label", r"train: 1 of 10 images have another label than in the packed set: .*png\" has '\d', here '\d'"),
         ("name", r"train: 1 of 10 images have another class name"),
         ("path", r"train: 1 of 10 images are not in the packed split: .*/11\.png\.bak"),
-        ("twice", r"train: 1 of 10 images are picked more than once"),
+        ("twice", r"train: 1 of 10 images are listed more than once"),
         ("class", r"train: 1 of 5 classes have no image: 'red_ball'"),
-        ("split", r"train: 10 of 10 images are not in the packed split: .*, \.\.\.; are they picks of another"),
+        ("split", r"train: 10 of 10 images are not in the packed split: .*, \.\.\.; are they samples of another"),
         ("no val", r"has no images for validation and the packed 'toy' has some"),
         ("shots", r"3 images of class .*: these are not 2 shots"),
         ("fewer", r"1 image of class .*: these are not 2 shots"),
@@ -284,84 +292,84 @@ def test_a_cache_that_does_not_fit_the_packed_set_is_refused_with_counts(toy, tm
     file = tmp_path / "picks.pkl"
     file.write_bytes(dumped(broken_records(toy, datum, change), 4))
     with pytest.raises(DataError, match=words) as caught:
-        imported(toy, file, 2, 1)
+        import_samples(toy, file, 2, 1)
     assert "\n" not in str(caught.value)
 
 
 def test_a_cache_named_for_another_draw_is_refused(toy, tmp_path, datum):
     file = tmp_path / "shot_2-seed_3.pkl"
-    file.write_bytes(dumped(records_of(toy, drawn(toy, 2, 1), datum), 4))
+    file.write_bytes(dumped(records_of(toy, draw_samples(toy, 2, 1), datum), 4))
     with pytest.raises(DataUsageError, match="give --shots 2 --seed 3"):
-        imported(toy, file, 2, 1)
+        import_samples(toy, file, 2, 1)
 
 
 def test_a_flat_path_is_matched_to_its_longest_ending(tmp_path):
     """`a/1.png` and `1.png` are two images; a foreign path means the longer one where both fit."""
-    from shards.import_samples import _ending
+    from shards.import_samples import match_ending
 
-    assert _ending("/x/a/1.png", {"1.png", "a/1.png"}, 2) == "a/1.png"
-    assert _ending("/x/b/1.png", {"1.png", "a/1.png"}, 2) == "1.png"
-    assert _ending("/x/b/11.png", {"1.png", "a/1.png"}, 2) is None
+    assert match_ending("/x/a/1.png", {"1.png", "a/1.png"}, 2) == "a/1.png"
+    assert match_ending("/x/b/1.png", {"1.png", "a/1.png"}, 2) == "1.png"
+    assert match_ending("/x/b/11.png", {"1.png", "a/1.png"}, 2) is None
 
 
 def test_a_path_of_a_million_folders_is_matched_at_once(toy, tmp_path, datum):
-    content = records_of(toy, drawn(toy, 2, 1), datum)
+    content = records_of(toy, draw_samples(toy, 2, 1), datum)
     content["train"][0]._impath = "a/" * 1_000_000 + "1.png"
     (tmp_path / "picks.pkl").write_bytes(dumped(content, 4))
     before = time.process_time()
     with pytest.raises(DataError, match="1 of 10 images are not in the packed split"):
-        imported(toy, tmp_path / "picks.pkl", 2, 1)
+        import_samples(toy, tmp_path / "picks.pkl", 2, 1)
     assert time.process_time() - before < 60, "one ending after the other would take hours"
 
 
 def test_one_record_named_many_times_is_refused(tmp_path, datum):
     record = datum("/x/1.png", 0, 0, "red ball")
     (tmp_path / "picks.pkl").write_bytes(dumped({"train": [record] * 1000, "val": []}, 4))
-    with pytest.raises(DataError, match="entry 2 of 'train' is the record of an entry before it"):
-        read_coop_picks(tmp_path / "picks.pkl")
+    with pytest.raises(DataError, match="'train' holds the same record more than once"):
+        read_coop_cache(tmp_path / "picks.pkl")
 
 
 def test_picks_that_are_kept_again_have_the_facts_that_were_said_last(tmp_path):
     pack_source(toy_source(), tmp_path)
     toy = open_dataset(tmp_path, "toy")
-    by_rule = drawn(toy, 2, 9)
-    keep(toy.folder, FewShotSamples("toy", 2, 1, "imported", by_rule.train, by_rule.val))
-    keep(toy.folder, FewShotSamples("toy", 2, 9, "imported", by_rule.train, by_rule.val))
-    assert kept(toy.folder, by_rule.digest).seed == 9
+    by_rule = draw_samples(toy, 2, 9)
+    store_samples(toy.folder, FewShotSamples("toy", 2, 1, "imported", by_rule.train, by_rule.val))
+    store_samples(toy.folder, FewShotSamples("toy", 2, 9, "imported", by_rule.train, by_rule.val))
+    assert load_samples(toy.folder, by_rule.digest).seed == 9
 
 
 def test_kept_picks_are_found_by_their_digest_and_are_no_part_of_the_set(tmp_path):
     manifest = pack_source(toy_source(), tmp_path)
     toy = open_dataset(tmp_path, "toy")
-    other = FewShotSamples("toy", 2, 1, "imported", drawn(toy, 2, 9).train, drawn(toy, 2, 9).val)
-    file = keep(toy.folder, other)
-    assert file == tmp_path / "toy" / "picks" / f"{other.digest}.json" and keep(toy.folder, other) == file
-    assert kept(toy.folder, other.digest) == other
+    other = FewShotSamples("toy", 2, 1, "imported", draw_samples(toy, 2, 9).train, draw_samples(toy, 2, 9).val)
+    file = store_samples(toy.folder, other)
+    assert file == tmp_path / "toy" / "few-shot" / f"{other.digest}.json" and store_samples(toy.folder, other) == file
+    assert load_samples(toy.folder, other.digest) == other
     assert open_dataset(tmp_path, "toy").manifest == manifest
     pack_source(toy_source(), tmp_path, force=True)
-    assert kept(toy.folder, other.digest) == other
-    with pytest.raises(DataError, match=rf"no picks {'0' * 16} of 'toy' .*it holds: {other.digest}"):
-        kept(toy.folder, "0" * 16)
+    assert load_samples(toy.folder, other.digest) == other
+    with pytest.raises(DataError, match=rf"no few-shot samples {'0' * 16} of 'toy' .*it holds: {other.digest}"):
+        load_samples(toy.folder, "0" * 16)
     file.rename(file.with_name(f"{'1' * 16}.json"))
     with pytest.raises(DataError, match="was renamed"):
-        kept(toy.folder, "1" * 16)
+        load_samples(toy.folder, "1" * 16)
     with pytest.raises(DataError, match="other validation images"):
-        keep(toy.folder, other)
-        keep(toy.folder, FewShotSamples("toy", 2, 1, "imported", other.train, drawn(toy, 2, 1).val))
+        store_samples(toy.folder, other)
+        store_samples(toy.folder, FewShotSamples("toy", 2, 1, "imported", other.train, draw_samples(toy, 2, 1).val))
 
 
 def test_imported_picks_stand_in_for_the_draw_and_halves_are_taken_from_them(toy):
-    other = drawn(toy, 2, 9)
+    other = draw_samples(toy, 2, 9)
     chosen = FewShotSamples("toy", 2, 4, "imported", other.train[::-1], other.val)
-    run, base = pick(toy, 2, 1, "all", chosen), pick(toy, 2, 1, "base", chosen)
-    assert run.picks == list(other.train[::-1]) and run.digest == chosen.digest
+    run, base = load_few_shot(toy, 2, 1, "all", chosen), load_few_shot(toy, 2, 1, "base", chosen)
+    assert run.train.paths == list(other.train[::-1]) and run.digest == chosen.digest
     assert (run.source, run.seed) == ("imported", 4)
-    assert base.picks == [path for path in run.picks if CLASSNAMES.index(path.split("/")[1]) < 3]
+    assert base.train.paths == [path for path in run.train.paths if CLASSNAMES.index(path.split("/")[1]) < 3]
     with pytest.raises(DataUsageError, match="of 2 shots: give --shots 2"):
-        pick(toy, 4, 1, "all", chosen)
+        load_few_shot(toy, 4, 1, "all", chosen)
     foreign = FewShotSamples("toy", 2, 4, "imported", ("nowhere/1.png", *other.train[1:]), other.val)
     with pytest.raises(DataError, match=r"1 of 10 images that are not in the packed set, first 'nowhere/1\.png'"):
-        pick(toy, 2, 1, "all", foreign)
+        load_few_shot(toy, 2, 1, "all", foreign)
 
 
 @pytest.fixture
@@ -370,7 +378,7 @@ def packed(few_digits, tmp_path) -> tuple[Path, FewShotSamples]:
     (tmp_path / "data" / "digits").mkdir(parents=True)
     for file in (few_digits / "digits").iterdir():
         (tmp_path / "data" / "digits" / file.name).symlink_to(file)
-    other = drawn(open_dataset(tmp_path / "data", "digits"), 2, 9)
+    other = draw_samples(open_dataset(tmp_path / "data", "digits"), 2, 9)
     return tmp_path / "data", FewShotSamples("digits", 2, 1, "imported", other.train, other.val)
 
 
@@ -383,7 +391,7 @@ def plan(picks: str, tiny_checkpoint: Path) -> RunConfig:
 
 def test_a_run_on_imported_picks_is_another_run_and_says_what_it_was_trained_on(packed, tmp_path, tiny_checkpoint):
     data, picks = packed
-    keep(data / "digits", picks)
+    store_samples(data / "digits", picks)
     place = RuntimeConfig(data, tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
     config, usual = plan(picks.digest, tiny_checkpoint), plan("", tiny_checkpoint)
     assert config.hash != usual.hash and config.identity() == usual.identity() | {"picks": picks.digest}
@@ -397,7 +405,7 @@ def test_a_run_on_imported_picks_is_another_run_and_says_what_it_was_trained_on(
         digest=lines_digest(path for path in picks.train if path in base),
         picks=[path for path in picks.train if path in base],
     )
-    keep(data / "digits", picks).unlink()
+    store_samples(data / "digits", picks).unlink()
     assert train(config, place).fewshot == record
 
 
@@ -405,9 +413,7 @@ def test_picks_that_are_not_there_stop_a_run_in_one_line(packed, tiny_checkpoint
     import torch
 
     place = RuntimeConfig(data=packed[0], results=Path("unused"))
-    with pytest.raises(
-        DataError, match=r"no picks 0123456789abcdef of 'digits' .*procap data few-shot digits --import"
-    ):
+    with pytest.raises(DataError, match=r"no few-shot samples 0123456789abcdef of 'digits' .*procap data few-shot digits --import"):
         set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), ProcessGroup(ALONE))
 
 
@@ -423,16 +429,16 @@ def test_the_command_lists_what_a_run_will_train_on(packed, capsys):
     shards = open_dataset(data, "digits")
     code, out, _ = run(capsys, "data", "few-shot", "digits", "--data", data, "--shots", 2, "--split-digests", "--json")
     assert code == 0
-    found, expected = json.loads(out.splitlines()[-1]), pick(shards, 2, 1)
-    assert found["digest"] == expected.digest and [row["path"] for row in found["train"]] == expected.picks
+    found, expected = json.loads(out.splitlines()[-1]), load_few_shot(shards, 2, 1)
+    assert found["digest"] == expected.digest and [row["path"] for row in found["train"]] == expected.train.paths
     assert found["split_digests"] == {split: entry.digest for split, entry in shards.manifest.splits.items()}
     assert found["counts"][3] == {"label": 3, "class": "three", "train": 2, "val": 2}
-    for path in expected.picks:
+    for path in expected.train.paths:
         [line] = [line for line in out.splitlines() if line.endswith(f" {path}")]
         assert path.split("/")[1] in line
     _, out, _ = run(capsys, "data", "few-shot", "digits", "--data", data, "--shots", 2, "--classes", "new", "--json")
-    half, expected = json.loads(out.splitlines()[-1]), pick(shards, 2, 1, "novel")
-    assert (half["digest"], [row["path"] for row in half["train"]]) == (expected.digest, expected.picks)
+    half, expected = json.loads(out.splitlines()[-1]), load_few_shot(shards, 2, 1, "novel")
+    assert (half["digest"], [row["path"] for row in half["train"]]) == (expected.digest, expected.train.paths)
     assert {row["label"] for row in half["train"]} == set(expected.labels)
 
 
@@ -445,11 +451,11 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
     common = ("--data", data, "--shots", 2)
     code, out, err = run(capsys, "data", "few-shot", "digits", "--import", cache, "--out", written, *common, "--json")
     assert code == 0 and f"--few-shot-samples {other.digest}" in err and "rule draws others" in err
-    assert json.loads(out.splitlines()[-1])["equals_rule"] is False and read_picks(written) == other
+    assert json.loads(out.splitlines()[-1])["equals_rule"] is False and read_samples(written) == other
     flags = ("--methods", "coop", "--datasets", "digits", "--backbone", tiny_checkpoint, "--epochs", 1, *common)
     where = ("--results", tmp_path / "results", "--tracking", "off")
     _, by_digest, _ = run(capsys, "train", *flags, *where, "--few-shot-samples", other.digest, "--dry-run", "--json")
-    kept_file = data / "digits" / "picks" / f"{other.digest}.json"
+    kept_file = data / "digits" / "few-shot" / f"{other.digest}.json"
     kept_file.unlink()
     _, by_file, _ = run(capsys, "train", *flags, *where, "--few-shot-samples", written, "--dry-run", "--json")
     assert by_digest == by_file and not kept_file.exists()
@@ -462,21 +468,12 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (
-            "train --methods coop --datasets digits,tiles --shots 2 --few-shot-samples 0123456789abcdef",
-            "one data set, and 2 are",
-        ),
+        ("train --methods coop --datasets digits,tiles --shots 2 --few-shot-samples 0123456789abcdef", "one data set, and 2 are"),
         ("train --methods coop --datasets digits --shots 4 --few-shot-samples {json}", "are 2 shots: give --shots 2"),
-        (
-            "train --methods coop --datasets tiles --shots 2 --few-shot-samples {json}",
-            "images of 'digits', not of 'tiles'",
-        ),
+        ("train --methods coop --datasets tiles --shots 2 --few-shot-samples {json}", "images of 'digits', not of 'tiles'"),
         ("train --methods coop --datasets digits --few-shot-samples nowhere", "neither a file nor the 16 hex digits"),
-        (
-            "train --methods coop --datasets digits --few-shot-samples x.pkl",
-            "import it first, with procap data few-shot",
-        ),
-        ("data few-shot digits --shots 2 --classes base --out {json}", "files hold the picks of all classes"),
+        ("train --methods coop --datasets digits --few-shot-samples x.pkl", "import it first, with procap data few-shot"),
+        ("data few-shot digits --shots 2 --classes base --out {json}", "files hold the samples of all classes"),
         ("data few-shot digits --shots 999", "the largest class of 'digits' has"),
         ("data few-shot digits --shots 4 --import {json}", "give --shots 2 --seed 1"),
         ("data few-shot digits --shots 2 --import x.txt", "CoOp's .pkl cache or from .json"),
@@ -485,7 +482,7 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
 )
 def test_wrong_requests_for_picks_are_answered_in_one_line(packed, tmp_path, capsys, flags, words):
     data, picks = packed
-    write_picks(tmp_path / "picks.json", picks)
+    write_samples(tmp_path / "picks.json", picks)
     code, _, err = run(capsys, *flags.format(json=tmp_path / "picks.json").split(), "--data", data)
     assert code == 2 and words in err and len(err.strip().splitlines()) == 1
 
@@ -493,7 +490,7 @@ def test_wrong_requests_for_picks_are_answered_in_one_line(packed, tmp_path, cap
 def test_picks_need_no_torch(packed):
     program = (
         "import sys; from benchmarks.cli import main;"
-        f"code = main(['data', 'picks', 'digits', '--shots', '2', '--data', {str(packed[0])!r}]);"
+        f"code = main(['data', 'few-shot', 'digits', '--shots', '2', '--data', {str(packed[0])!r}]);"
         "print(code, 'torch' in sys.modules, 'open_clip' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)

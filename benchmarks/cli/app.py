@@ -333,7 +333,7 @@ def show(
     )
 )
 @flat
-def picks(
+def few_shot(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
@@ -344,11 +344,11 @@ def picks(
     source: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="take CoOp's .pkl cache, or .json of --out, instead")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the picks as JSON")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the samples as JSON")] = None,
 ) -> int:
     """List the few-shot images of a data set, as CoOp's rule draws them, or import those of CoOp itself."""
     from benchmarks.cli.data_few_shot import Request
-    from benchmarks.cli.data_few_shot import picks as run
+    from benchmarks.cli.data_few_shot import few_shot as run
 
     return run(name, data, Request(shots, seed, classes, split_digests, source, out), output)
 

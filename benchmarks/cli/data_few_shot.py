@@ -1,4 +1,4 @@
-"""`procap data few-shot`: the few-shot images of a data set, listed, written to a file, or brought from elsewhere."""
+"""`procap data few-shot`: list the few-shot samples of a data set, write them to a file, or import others."""
 
 from __future__ import annotations
 
@@ -11,23 +11,32 @@ from typing import Any
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError
-from shards.few_shot_samples import DIGEST, FewShotSamples, PickSource, drawn, keep, listed, read_picks, write_picks
-from shards.fewshot import class_choice, class_half
+from shards.fewshot import (
+    DIGEST,
+    FewShotSamples,
+    draw_samples,
+    list_split,
+    parse_classes,
+    read_samples,
+    select_labels,
+    store_samples,
+    write_samples,
+)
 from shards.home import data_root
-from shards.import_samples import imported
+from shards.import_samples import import_samples
 from shards.manifest import lines_digest
 from shards.reader import ShardSet, open_dataset
 from shards.resolve import base_name, known
 
 SORTED = (
     "ImageNet's lists are its folders: file names are sorted here, CoOp takes them as the disk lists them. "
-    "To train on CoOp's own draw, import its cache: --import shot_16-seed_1.pkl"
+    "To train on CoOp's own samples, import its cache: --import shot_16-seed_1.pkl"
 )
 
 
 @dataclass(frozen=True)
-class Picked:
-    """One picked image, with the data set's own label of its class."""
+class Row:
+    """One sample, with the data set's own label of its class."""
 
     split: str
     path: str
@@ -37,7 +46,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Request:
-    """What `procap data few-shot` is asked for. source: a file to import instead of drawing; out: where JSON goes."""
+    """Arguments of `procap data few-shot`. source: a file to import instead of drawing; out: JSON file to write."""
 
     shots: int
     seed: int
@@ -47,116 +56,109 @@ class Request:
     out: Path | None
 
 
-def picks(name: str, data: str, request: Request, output: OutputFlags) -> int:
+def few_shot(name: str, data: str, request: Request, output: OutputFlags) -> int:
     """See `procap data few-shot --help`."""
     root = data_root(data)
-    classes = class_choice(request.classes)
+    classes = parse_classes(request.classes)
     if classes != "all" and (request.out or request.source):
-        raise UsageError(f"--classes {classes}: files hold the picks of all classes, a run takes its half of them")
+        raise UsageError(f"--classes {classes}: files hold the samples of all classes, a run takes its half of them")
     if request.out and request.out.is_dir():
-        raise UsageError(f"--out {request.out} is a folder; name a file, for example picks.json")
+        raise UsageError(f"--out {request.out} is a folder; name a file, for example samples.json")
     shards = open_dataset(root, known(name, root).name)
-    found, rule = _found(shards, request)
-    rows = _rows(shards, found, classes)
-    said = _summary(shards, found, classes, rows)
+    drawn = draw_samples(shards, request.shots, request.seed)
+    samples = drawn
+    if request.source:
+        samples = import_samples(shards, request.source.expanduser(), request.shots, request.seed)
+    rows = _rows(shards, samples, classes)
+    lines = _summary(shards, samples, classes, rows)
     digests = {split: entry.digest for split, entry in shards.manifest.splits.items()} if request.split_digests else {}
-    show("\n".join([*said, *(f"split {split}  digest {digest}" for split, digest in digests.items())]))
-    if rule is not None:
-        note(_comparison(found, rule))
-    stored = _store(root, shards, found, request, needed=rule is None or not found.same_images(rule))
+    show("\n".join([*lines, *(f"split {split}  digest {digest}" for split, digest in digests.items())]))
+    if request.source:
+        note(_compare(samples, drawn))
+    stored = _store(root, shards, samples, request, train_hint=not request.source or not samples.same_images(drawn))
     if not request.source:
         table = [(row.split, row.label, row.classname, row.path) for row in rows]
         show("\n" + columns(("split", "label", "class", "path"), table))
     if base_name(shards.name) == "imagenet":
         note(SORTED)
     if output.json:
-        document = _document(shards, found, classes, rows) | {"file": stored, "split_digests": digests}
-        show_json(document | ({"equals_rule": found.same_images(rule)} if rule else {}))
+        document = _document(shards, samples, classes, rows) | {"file": stored, "split_digests": digests}
+        show_json(document | ({"equals_rule": samples.same_images(drawn)} if request.source else {}))
     return 0
 
 
-def picks_digest(text: str, datasets: Sequence[str], shots: int) -> str:
+def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
     """The digest that `--few-shot-samples DIGEST|FILE` stands for; empty without the flag.
 
-    Raises UsageError where it does not fit the data sets or the shots, DataError for a file that holds no picks.
+    Raises UsageError where it does not fit the data sets or the shots, DataError for a file of anything else.
     """
     if not text:
         return ""
     if len(datasets) != 1:
-        raise UsageError(
-            f"--few-shot-samples {text} are images of one data set, and {len(datasets)} are chosen: one is needed"
-        )
+        what = f"--few-shot-samples {text} are images of one data set"
+        raise UsageError(f"{what}, and {len(datasets)} are chosen: one is needed")
     if DIGEST.fullmatch(text):
         return text
-    picks = _file(text)
-    if picks.dataset != datasets[0]:
-        raise UsageError(f"--few-shot-samples {text} are images of '{picks.dataset}', not of '{datasets[0]}'")
-    if picks.shots != shots:
-        raise UsageError(f"--few-shot-samples {text} are {picks.shots} shots: give --shots {picks.shots}")
-    return picks.digest
+    samples = _read(text)
+    if samples.dataset != datasets[0]:
+        raise UsageError(f"--few-shot-samples {text} are images of '{samples.dataset}', not of '{datasets[0]}'")
+    if samples.shots != shots:
+        raise UsageError(f"--few-shot-samples {text} are {samples.shots} shots: give --shots {samples.shots}")
+    return samples.digest
 
 
-def keep_picks(text: str, dataset: str, data: Path) -> None:
-    """Keep the picks of `--few-shot-samples FILE` beside the shards, which must be there; a digest is kept already."""
+def store_file(text: str, dataset: str, data: Path) -> None:
+    """Store the samples of `--few-shot-samples FILE` beside the shards, which must exist; a digest is stored already."""
     if text and not DIGEST.fullmatch(text):
-        picks = _file(text)
+        samples = _read(text)
         shards = open_dataset(data, dataset)
-        keep(shards.folder, imported(shards, Path(text).expanduser(), picks.shots, picks.seed))
+        imported = import_samples(shards, Path(text).expanduser(), samples.shots, samples.seed)
+        store_samples(shards.folder, imported)
 
 
-def _file(text: str) -> FewShotSamples:
+def _read(text: str) -> FewShotSamples:
     file = Path(text).expanduser()
     if file.suffix.lower() == ".pkl":
-        raise UsageError(
-            f"--few-shot-samples {text}: import it first, with procap data few-shot NAME --import {quoted(file)}"
-        )
+        command = f"procap data few-shot NAME --import {quoted(file)}"
+        raise UsageError(f"--few-shot-samples {text}: import it first, with {command}")
     if not file.exists():
-        raise UsageError(
-            f"--few-shot-samples {text} is neither a file nor the 16 hex digits that procap data few-shot prints"
-        )
-    return read_picks(file)
+        digest = "the 16 hex digits that procap data few-shot prints"
+        raise UsageError(f"--few-shot-samples {text} is neither a file nor {digest}")
+    return read_samples(file)
 
 
-def _found(shards: ShardSet, request: Request) -> tuple[FewShotSamples, FewShotSamples | None]:
-    """The picks that are asked for, and what the rule draws where they are brought from elsewhere."""
-    rule = drawn(shards, request.shots, request.seed)
-    if request.source is None:
-        return rule, None
-    return imported(shards, request.source.expanduser(), request.shots, request.seed), rule
-
-
-def _store(root: Path, shards: ShardSet, found: FewShotSamples, request: Request, *, needed: bool) -> str | None:
-    """Keep imported picks, write what is asked for; gives the file. `needed`: training does not draw them anyway."""
+def _store(root: Path, shards: ShardSet, samples: FewShotSamples, request: Request, *, train_hint: bool) -> str | None:
+    """Store imported samples and write `--out`; returns the file written last."""
+    file = None
     if request.source:
-        file = keep(shards.folder, found)
-        flags = (
-            f"--datasets {shards.name} --shots {found.shots} --few-shot-samples {found.digest} --data {quoted(root)}"
-        )
-        note(f"kept in {file}" + (f"; train on them: procap train --methods procap {flags}" if needed else ""))
+        file = store_samples(shards.folder, samples)
+        flags = f"--datasets {shards.name} --shots {samples.shots} --few-shot-samples {samples.digest}"
+        command = f"procap train --methods procap {flags} --data {quoted(root)}"
+        note(f"stored in {file}" + (f"; train on them: {command}" if train_hint else ""))
     if request.out:
         file = request.out.expanduser()
-        write_picks(file, found)
+        write_samples(file, samples)
         note(f"written to {file}")
-    return str(file) if request.source or request.out else None
+    return str(file) if file else None
 
 
-def _rows(shards: ShardSet, found: FewShotSamples, classes: str) -> list[Picked]:
+def _rows(shards: ShardSet, samples: FewShotSamples, classes: str) -> list[Row]:
     rows = []
-    for split, paths in (("train", found.train), ("val", found.val)):
-        there = listed(shards, split)
-        labels = dict(zip(there.paths, there.labels.tolist(), strict=True))
-        rows += [Picked(split, path, labels[path], shards.classnames[labels[path]]) for path in paths]
-    kept = set(class_half((row.label for row in rows if row.split == "train"), classes))
-    return [row for row in rows if row.label in kept]
+    for split, paths in (("train", samples.train), ("val", samples.val)):
+        all_paths, all_labels = list_split(shards, split)
+        labels = dict(zip(all_paths, all_labels.tolist(), strict=True))
+        rows += [Row(split, path, labels[path], shards.classnames[labels[path]]) for path in paths]
+    chosen = set(select_labels((row.label for row in rows if row.split == "train"), classes))
+    return [row for row in rows if row.label in chosen]
 
 
-def _digests(rows: Sequence[Picked]) -> dict[str, str]:
+def _digests(rows: Sequence[Row]) -> dict[str, str]:
     return {split: lines_digest(row.path for row in rows if row.split == split) for split in ("train", "val")}
 
 
-def _summary(shards: ShardSet, found: FewShotSamples, classes: str, rows: Sequence[Picked]) -> list[str]:
-    told: dict[PickSource, str] = {"coop-rule": "drawn by CoOp's rule", "imported": "imported"}
-    lines = [f"{shards.name}: {found.shots} shots, seed {found.seed}, {classes} classes, {told[found.source]}"]
+def _summary(shards: ShardSet, samples: FewShotSamples, classes: str, rows: Sequence[Row]) -> list[str]:
+    source = {"coop-rule": "drawn by CoOp's rule", "imported": "imported"}[samples.source]
+    lines = [f"{shards.name}: {samples.shots} shots, seed {samples.seed}, {classes} classes, {source}"]
     digests = _digests(rows)
     for split in ("train", "val"):
         counts = Counter((row.label, row.classname) for row in rows if row.split == split)
@@ -173,28 +175,28 @@ def _summary(shards: ShardSet, found: FewShotSamples, classes: str, rows: Sequen
     return lines
 
 
-def _comparison(found: FewShotSamples, rule: FewShotSamples) -> str:
-    if found.same_images(rule):
+def _compare(samples: FewShotSamples, drawn: FewShotSamples) -> str:
+    if samples.same_images(drawn):
         return "these are the images that CoOp's rule draws: training needs no --few-shot-samples to use them"
     parts = []
     for split in ("train", "val"):
-        ours, theirs = getattr(rule, split), getattr(found, split)
+        ours, theirs = getattr(drawn, split), getattr(samples, split)
         shared = len(set(ours) & set(theirs))
         order = ", in another order" if set(ours) == set(theirs) and ours != theirs else ""
         parts.append(f"{shared:,} of {len(theirs):,} {split} images{order}")
     return f"CoOp's rule draws others here: it shares {' and '.join(parts)}"
 
 
-def _document(shards: ShardSet, found: FewShotSamples, classes: str, rows: Sequence[Picked]) -> dict[str, Any]:
+def _document(shards: ShardSet, samples: FewShotSamples, classes: str, rows: Sequence[Row]) -> dict[str, Any]:
     digests = _digests(rows)
     labels = dict.fromkeys((row.label, row.classname) for row in rows)
     counts = Counter((row.split, row.label) for row in rows)
     return {
         "dataset": shards.name,
-        "shots": found.shots,
-        "seed": found.seed,
+        "shots": samples.shots,
+        "seed": samples.seed,
         "classes": classes,
-        "source": found.source,
+        "source": samples.source,
         "digest": digests["train"],
         "val_digest": digests["val"],
         "counts": [
@@ -206,5 +208,5 @@ def _document(shards: ShardSet, found: FewShotSamples, classes: str, rows: Seque
     }
 
 
-def _entry(row: Picked) -> dict[str, Any]:
+def _entry(row: Row) -> dict[str, Any]:
     return {"path": row.path, "label": row.label, "class": row.classname}

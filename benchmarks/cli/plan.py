@@ -12,7 +12,7 @@ from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.results import RunFolder
 from shards.errors import DataError, DataUsageError
-from shards.fewshot import class_half
+from shards.fewshot import select_labels
 from shards.manifest import read_manifest
 from shards.resolve import is_packed, known
 
@@ -79,7 +79,7 @@ def _planned(config: RunConfig, place: RuntimeConfig, targets: list[Target], for
 def _train_images(config: RunConfig, data: Path, steps: int) -> int:
     """Of the epochs that are left after so many steps."""
     dataset = known(config.dataset, data)
-    classes = len(class_half(range(dataset.classes), config.classes))
+    classes = len(select_labels(range(dataset.classes), config.classes))
     each = dataset.counts["train"] / dataset.classes
     images = classes * (min(config.shots, each) if config.shots else each)
     epochs = config.recipe.epochs - steps / max(1, round(images) // config.recipe.batch_size)
@@ -88,7 +88,7 @@ def _train_images(config: RunConfig, data: Path, steps: int) -> int:
 
 def _test_images(target: Target, place: RuntimeConfig) -> int:
     dataset = known(target.dataset, place.data)
-    classes = len(class_half(range(dataset.classes), target.classes))
+    classes = len(select_labels(range(dataset.classes), target.classes))
     images = round(dataset.counts[target.split] * classes / dataset.classes)
     return images if place.limit is None else min(place.limit, images)
 

@@ -148,14 +148,14 @@ def configs(selection: SelectionFlags, training: RecipeFlags, data: Path | None 
 
     data: where the data sets are packed.
     """
-    from benchmarks.cli.data_few_shot import picks_digest
+    from benchmarks.cli.data_few_shot import samples_digest
     from runner.config import plan_run
 
     methods = method_names(selection.methods)
     datasets = dataset_names(selection.datasets, data)
     options = option_values(training.option or (), methods)
     shots = shot_count(selection.shots or "16")
-    picks = picks_digest(training.few_shot_samples, datasets, shots)
+    samples = samples_digest(training.few_shot_samples, datasets, shots)
     return [
         plan_run(
             method=method,
@@ -169,7 +169,7 @@ def configs(selection: SelectionFlags, training: RecipeFlags, data: Path | None 
             recipe=training.recipe or "published",
             overrides=overrides(training),
             options=options[method],
-            picks=picks,
+            picks=samples,
             data=data,
         )
         for dataset in datasets

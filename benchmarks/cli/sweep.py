@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli.data import ensure_packed
-from benchmarks.cli.data_few_shot import keep_picks
+from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.cli.selection import workplace
 from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
@@ -62,7 +62,7 @@ def sweep(asked: Asked, dry_run: bool, output: OutputFlags) -> int:
         resolve_device(at.device)
     ensure_packed(settings.datasets, at.data)
     if asked.training.few_shot_samples:
-        keep_picks(asked.training.few_shot_samples, settings.datasets[0], at.data)
+        store_file(asked.training.few_shot_samples, settings.datasets[0], at.data)
     with folder.locked():
         folder.check(settings)
         return _search(settings, folder, at, fleet, asked, output)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli.data import ensure_packed
-from benchmarks.cli.data_few_shot import keep_picks
+from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.flags import (
     EngineFlags,
     ModeFlags,
@@ -92,7 +92,7 @@ def train(
         chosen = _chosen(selection, training, at)
         if training.few_shot_samples:
             ensure_packed([chosen[0].dataset], at.data)
-            keep_picks(training.few_shot_samples, chosen[0].dataset, at.data)
+            store_file(training.few_shot_samples, chosen[0].dataset, at.data)
         failures = Failures(len(chosen), verbose=output.verbose, crew=crew)
         done = train_all(chosen, at, failures, force=doing.force, crew=crew)
     if done:

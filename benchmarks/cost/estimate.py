@@ -203,11 +203,11 @@ class CostModel:
     def _choice(self, dataset: str, classes: str, split: str) -> SuiteOptions:
         key = (dataset, classes, split)
         if key not in self._choices:
-            from shards.fewshot import class_half
+            from shards.fewshot import select_labels
             from shards.resolve import known
 
             found = known(dataset, self.data)
-            chosen = len(class_half(range(found.classes), classes))
+            chosen = len(select_labels(range(found.classes), classes))
             images = found.counts.get(split, 0) * chosen / found.classes
             self._choices[key] = SuiteOptions(chosen, images, found.source in ("folder", "packed"))
         return self._choices[key]

@@ -22,7 +22,7 @@ from procap.clip import CLIP
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from runner.setup import label_space, train_augment
-from shards.fewshot import FewShot, Selection, evaluation_split, pick
+from shards.fewshot import FewShot, Selection, evaluation_split, load_few_shot
 from shards.reader import open_dataset
 from shards.records import Record, Source
 from shards.resolve import is_packed, known
@@ -83,7 +83,7 @@ def open_contest(name: str, root: Path, shots: int, seed: int, clip: CLIP, recip
     """Open `name`, draw its few-shot images, and time decoding and both transforms on a few of them."""
     began = time.perf_counter()
     shards = open_dataset(root, name)
-    fewshot = pick(shards, shots, seed, "all")
+    fewshot = load_few_shot(shards, shots, seed, "all")
     test = evaluation_split(shards, "all")
     loaded = time.perf_counter() - began
     few = range(min(LOOK_AT, len(fewshot.train)))

@@ -73,7 +73,7 @@ def settings_of(asked: Asked, data: Path) -> SweepSettings:
         "recipe": training.recipe or "published",
         "overrides": overrides(training),
         "options": option_values(training.option or (), methods),
-        "picks": _picks(training.few_shot_samples, datasets, shot_count(selection.shots or "16")),
+        "picks": _samples(training.few_shot_samples, datasets, shot_count(selection.shots or "16")),
         "stop": stop,
         "trials": searched.trials,
         "hours": searched.hours,
@@ -176,10 +176,10 @@ def _classes(given: str, metric: str) -> str:
     raise UsageError(f"--classes {given}: a sweep looks at base or all classes; novel ones stay unseen")
 
 
-def _picks(text: str, datasets: Sequence[str], shots: int) -> str:
-    from benchmarks.cli.data_few_shot import picks_digest
+def _samples(text: str, datasets: Sequence[str], shots: int) -> str:
+    from benchmarks.cli.data_few_shot import samples_digest
 
-    return picks_digest(text, list(datasets), shots)
+    return samples_digest(text, list(datasets), shots)
 
 
 def _name(methods: Sequence[str], datasets: Sequence[str], fields: Mapping[str, Dimension]) -> str:
