@@ -176,7 +176,7 @@ def test_own_data_by_one_yaml_file(raw, tmp_path, capsys):
     assert run(capsys, "data", "show", "my-land", *at)[0] == 0 and (tmp_path / "my-land-test.png").exists()
 
 
-def test_picks_are_printed_exported_and_trained_on(packed, tmp_path, capsys):
+def test_few_shot_samples_are_printed_exported_and_trained_on(packed, tmp_path, capsys):
     code, out, _ = run(
         capsys, "data", "few-shot", "dtd-subset", "--shots", "1", "--seed", "0", "--data", packed, "--json"
     )
@@ -209,7 +209,7 @@ WRONG = [
     (["check", "shapes", "--raw", "RAW"], 2, "no raw folder"),
     (["check", "--raw", "nowhere"], 2, "nowhere is not there"),
     (["show", "caltech101"], 1, "no shards of 'caltech101'"),
-    (["picks", "caltech101", "--shots", "16", "--seed", "1"], 1, "no shards of 'caltech101'"),
+    (["few-shot", "caltech101", "--shots", "16", "--seed", "1"], 1, "no shards of 'caltech101'"),
 ]
 
 

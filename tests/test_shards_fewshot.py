@@ -1,4 +1,4 @@
-"""Few-shot picks and halves: the draws of CoOp, proven on the published split files where they are at hand."""
+"""Few-shot samples and halves: the draws of CoOp, proven on the published split files where they are at hand."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def blocks(*sizes: int) -> list[int]:
     ],
 )
 def test_draws_are_those_of_python_random_train_then_val_from_one_stream(seed, train, val):
-    train_picks, val_picks = draw_positions(blocks(20, 100, 1300), blocks(8, 40), 4, seed)
+    in_train, in_val = draw_positions(blocks(20, 100, 1300), blocks(8, 40), 4, seed)
     starts = np.repeat([0, 20, 120], 4)
-    assert (np.array(train_picks) - starts).reshape(3, 4).tolist() == train
-    assert (np.array(val_picks) - np.repeat([0, 8], 4)).reshape(2, 4).tolist() == val
+    assert (np.array(in_train) - starts).reshape(3, 4).tolist() == train
+    assert (np.array(in_val) - np.repeat([0, 8], 4)).reshape(2, 4).tolist() == val
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_draws_are_those_of_python_random_train_then_val_from_one_stream(seed, t
 )
 def test_sixteen_shots_of_seed_one_are_the_published_images(name, train, val):
     split = published(name)
-    train_picks, val_picks = draw_positions(split.labels["train"], split.labels["val"], 16, 1)
-    assert lines_digest(split.paths["train"][i] for i in train_picks) == train
-    assert lines_digest(split.paths["val"][i] for i in val_picks) == val
+    in_train, in_val = draw_positions(split.labels["train"], split.labels["val"], 16, 1)
+    assert lines_digest(split.paths["train"][i] for i in in_train) == train
+    assert lines_digest(split.paths["val"][i] for i in in_val) == val
 
 
 def coops_own_words(split: Published, shots: int, seed: int) -> tuple[list[str], list[str]]:
@@ -188,11 +188,15 @@ def test_seed_zero_is_a_seed_and_the_global_stream_is_left_alone(toy):
     random.seed(5)
     expected = random.random()
     random.seed(5)
-    assert load_few_shot(toy, 2, 0).train.paths == load_few_shot(toy, 2, 0).train.paths != load_few_shot(toy, 2, 1).train.paths
+    assert (
+        load_few_shot(toy, 2, 0).train.paths
+        == load_few_shot(toy, 2, 0).train.paths
+        != load_few_shot(toy, 2, 1).train.paths
+    )
     assert random.random() == expected
 
 
-def test_picks_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
+def test_samples_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
     everything, base, novel = (load_few_shot(toy, 2, 1, classes) for classes in ("all", "base", "novel"))
     assert everything.digest == lines_digest(everything.train.paths) == "020599b08bb8b514"
     chosen = set(base.train.paths) | set(novel.train.paths)
@@ -204,7 +208,7 @@ def test_picks_are_stable_and_the_same_for_a_base_run_as_for_all_classes(toy):
         assert CLASSNAMES.index(path.split("/")[1]) == novel.labels[new]
 
 
-def test_a_development_run_takes_of_the_base_picks_those_of_its_classes(toy):
+def test_a_development_run_takes_of_the_base_samples_those_of_its_classes(toy):
     base, *halves = (load_few_shot(toy, 2, 1, classes) for classes in ("base", "dev-base", "dev-novel"))
     assert [half.classnames for half in halves] == [CLASSNAMES[:2], CLASSNAMES[2:3]]
     for half in halves:

@@ -108,7 +108,7 @@ def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
 
 
 def store_file(text: str, dataset: str, data: Path) -> None:
-    """Store the samples of `--few-shot-samples FILE` beside the shards, which must exist; a digest is stored already."""
+    """Store the samples of `--few-shot-samples FILE` beside the packed shards; a digest is stored already."""
     if text and not DIGEST.fullmatch(text):
         samples = _read(text)
         shards = open_dataset(data, dataset)
