@@ -142,9 +142,9 @@ def _results(given: str, nonce: str, name: str) -> str:
     mark = f".preflight-{nonce}"
     folder = local_path(given)
     if folder is None and is_url(given):
-        from shards.object_folder import ObjectFolder
+        from shards.remote import RemoteFolder
 
-        there = ObjectFolder(given)
+        there = RemoteFolder(given)
         if name != "driver" and not there.read([f"{mark}/driver"]):
             return "!other"
         there.write(f"{mark}/{name}", nonce.encode())

@@ -15,7 +15,7 @@ from cluster.node_probe import Facts, look, seen
 from cluster.paths import absolute
 from cluster.ray_cluster import Node, nodes
 from procap.errors import UserError
-from shards.urls import local_path, shown
+from shards.urls import local_path, redact
 
 FREE_BYTES = 256 * 2**20
 TRAINING_SPLITS = ("train", "val")
@@ -159,7 +159,7 @@ def problems_of(node: Node, facts: Facts | str, here: Mapping[str, Any], request
 def _results_problems(name: str, facts: Facts, request: Facts) -> Iterator[str]:
     if "results" not in facts:
         return
-    place = shown(request["results"])
+    place = redact(request["results"])
     other = (
         f"results: {place} there is not the same storage as here; name a folder that all nodes share, or a URL such as "
         "s3://bucket/folder"
@@ -187,9 +187,9 @@ def _wrote(name: str, request: Facts) -> bool:
     folder = local_path(request["results"])
     if folder is not None:
         return seen(folder / mark / name, nonce)
-    from shards.object_folder import ObjectFolder
+    from shards.remote import RemoteFolder
 
-    return ObjectFolder(request["results"]).read([f"{mark}/{name}"]) == {f"{mark}/{name}": nonce.encode()}
+    return RemoteFolder(request["results"]).read([f"{mark}/{name}"]) == {f"{mark}/{name}": nonce.encode()}
 
 
 def _tidy(request: Facts) -> None:
@@ -198,10 +198,10 @@ def _tidy(request: Facts) -> None:
     if folder is not None:
         shutil.rmtree(folder / mark, ignore_errors=True)
         return
-    from shards.object_folder import ObjectFolder
+    from shards.remote import RemoteFolder
 
     with suppress(Exception):
-        there = ObjectFolder(request["results"])
+        there = RemoteFolder(request["results"])
         for name in (DRIVER, *(node.identifier for node in working_nodes())):
             there.delete(f"{mark}/{name}")
 

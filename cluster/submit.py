@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 from cluster.address import Dashboard, settle_auth
 from procap.errors import UsageError, UserError
 from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
-from shards.urls import is_url, shown
+from shards.urls import is_url, redact
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -70,9 +70,9 @@ def find_secret(text: str) -> str:
         try:
             parts = urlsplit(url)
             if parts.password or (parts.username and parts.scheme in ("http", "https")):
-                return f"the password of {shown(url)}"
+                return f"the password of {redact(url)}"
             if any(_SECRET_NAME.search(key) for key, _ in parse_qsl(parts.query)):
-                return f"the signature or password of {shown(url)}"
+                return f"the signature or password of {redact(url)}"
         except ValueError:
             return "a URL that cannot be parsed"
     if value := _SECRET_VALUE.search(text):

@@ -43,10 +43,9 @@ from runner.store_index import (
     unit_of,
 )
 from shards.errors import DataError
-from shards.fetch import alone
-from shards.object_folder import ObjectFolder
-from shards.objects import filesystem
-from shards.urls import canonical, folder_name, is_url, local_path, scheme, shown
+from shards.locks import file_lock
+from shards.remote import RemoteFolder, filesystem
+from shards.urls import cache_name, canonical, is_url, local_path, redact, scheme
 
 # Seconds to wait for who came first to finish a run, or for who is between its two files.
 PATIENCE = (0.5, 1.0, 2.0, 4.0)
@@ -70,9 +69,9 @@ def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
     if folder is not None:
         return folder, None
     if scheme(url) in ("http", "https", "pipe", "hf"):
-        raise UsageError(f"results cannot be written to {shown(url)}: name a folder or a URL such as s3://bucket/path")
+        raise UsageError(f"results cannot be written to {redact(url)}: name a folder or a URL such as s3://bucket/path")
     filesystem(url)
-    return cache / "results" / folder_name(url), url
+    return cache / "results" / cache_name(url), url
 
 
 @dataclass(frozen=True)
@@ -156,16 +155,16 @@ class ResultsStore:
                 (self.local / run / FILE).unlink(missing_ok=True)
 
     @property
-    def _there(self) -> ObjectFolder:
+    def _there(self) -> RemoteFolder:
         assert self.url
-        return ObjectFolder(self.url)
+        return RemoteFolder(self.url)
 
     @contextmanager
     def _alone(self, unit: str) -> Iterator[None]:
         """One process of this machine at a time brings a folder up to date."""
         locks = self.local / ".store"
         locks.mkdir(parents=True, exist_ok=True)
-        with alone(locks / f"{hashlib.sha256(unit.encode()).hexdigest()[:16]}.lock"):
+        with file_lock(locks / f"{hashlib.sha256(unit.encode()).hexdigest()[:16]}.lock"):
             yield
 
     def _pull_below(self, name: str, wanted: Wanted) -> None:
@@ -287,7 +286,8 @@ class ResultsStore:
         if TRAIN in there:
             self._there.delete(f"{unit}/{TRAIN}")
         elif CHECKPOINT not in there:
-            written = self._there.write(f"{unit}/{CHECKPOINT}", weights, new=True)
+            self._there.write(f"{unit}/{CHECKPOINT}", weights)
+            written = True
         if not written and TRAIN not in there and self._finished_soon(unit):
             return None
         for wait in PATIENCE:
@@ -303,7 +303,7 @@ class ResultsStore:
                 return None
             written = False
             time.sleep(wait * random.random())
-        raise UserError(f"{shown(self.url or '')}/{unit} is being written by another machine; stop one of the two")
+        raise UserError(f"{redact(self.url or '')}/{unit} is being written by another machine; stop one of the two")
 
     def _finished_soon(self, unit: str) -> bool:
         """Whether who put a checkpoint there finishes the run; a machine that was lost between the two does not."""

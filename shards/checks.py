@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import DataError
-from shards.hash_cache import Stamps
+from shards.hash_cache import HashCache
 from shards.index import INDEX_FILE, PATHS_FILE, index_rows
 from shards.manifest import Manifest, Shard, repack_hint
-from shards.mirror import is_mirror, provide
+from shards.mirror import fetch_file, is_mirror
 from shards.tar import file_sha256
 
 # Splits up to this size are hashed every time they are opened (a fraction of a second); larger ones once per change.
@@ -66,21 +66,21 @@ def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
     if is_mirror(folder.parent):
         return
     entry = manifest.splits[split]
-    stamps = Stamps(folder) if sum(shard.size for shard in entry.shards) > ALWAYS_HASH_BYTES else None
+    cache = HashCache(folder) if sum(shard.size for shard in entry.shards) > ALWAYS_HASH_BYTES else None
     try:
         for shard in entry.shards:
-            if stamps and stamps.vouches(shard):
+            if cache and cache.is_verified(shard):
                 continue
             problem = hash_problem(folder, shard)
             if problem:
                 total = f"the split has {entry.count} images"
                 raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
-            if stamps:
-                stamps.add(shard)
+            if cache:
+                cache.add(shard)
     finally:
         # Hashing hundreds of gigabytes takes minutes: who interrupts it goes on from there.
-        if stamps:
-            stamps.save()
+        if cache:
+            cache.save()
 
 
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
@@ -112,7 +112,7 @@ def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
 
 
 def _proven(folder: Path, manifest: Manifest, split: str, name: str, sha256: str) -> bytes:
-    provide(folder, f"{split}/{name}", sha256)
+    fetch_file(folder, f"{split}/{name}", sha256)
     try:
         data = (folder / split / name).read_bytes()
         if hashlib.sha256(data).hexdigest() != sha256:

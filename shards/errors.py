@@ -19,11 +19,11 @@ class DataUsageError(DataError):
 
 
 class Unreachable(DataError):
-    """A server that did not answer, or not to the end: asking again may help."""
+    """A server did not answer, or not to the end: trying again may help."""
 
 
-class NotThere(DataError):
-    """A server that has no such file or none for us, which some say alike, or a path that does not exist."""
+class NotFound(DataError):
+    """A file that does not exist, or that a server does not give to us, which some servers report alike."""
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str], known: Iterable[str] = ()) -> DataUsageError:

@@ -1,97 +1,112 @@
-"""Open what a URL names as a stream of bytes whose every failure is one line that names the URL.
+"""Remote files through fsspec: open, download, list, read, write and delete.
 
-Plain paths and file:// are read directly, http(s):// by the standard library, hf:// as the webdataset library opens it
-and other schemes (s3://, gs://) through fsspec. `pipe:` runs a command of the URL's own and is refused unless
-PROCAP_ALLOW_PIPE=1.
+A location is a URL (http(s)://, s3://, gs://, abfs://, hf://, and whatever else fsspec opens), a file:// URL or a path.
+Object stores take credentials from the environment and the configuration files that their own tools read. Every
+failure is a DataError of one line that names the URL without its secrets.
 """
 
 from __future__ import annotations
 
-import base64
+import errno
 import io
 import os
-import ssl
+import re
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from http.client import HTTPException, InvalidURL, responses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from shards.errors import DataError, DataUsageError, NotThere, Unreachable
-from shards.objects import Blocks, ask, failure, filesystem, translated, version
-from shards.urls import canonical, local_path, scheme, shown
+from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from shards.locks import file_lock
+from shards.tar import file_sha256
+from shards.urls import canonical, has_secrets, is_url, join, local_path, redact, scheme
 
-# Seconds without a byte before a server counts as gone, and the waits before asking it again.
-TIMEOUT = 30.0
-WAITS = (0.3, 1.0, 2.0)
+# Extra packages by scheme, for the message where one is missing.
+PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs", "oss": "ossfs"}
+# Here an upload becomes visible as a whole; elsewhere files are uploaded under another name and renamed.
+OBJECT_STORES = (*PACKAGES, "memory")
+
+SOCKET_SECONDS = 30.0
+"""Without a byte for so long a web server counts as gone."""
+CALL_SECONDS = 600.0
+"""Limit of a whole call to an object store, whose clients have no limit for some kinds of silence."""
+RETRY_WAITS = (0.5, 2.0)
+BLOCK = 2**23
+ABANDONED_SECONDS = 3600.0
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes received so far and the size of the whole file where the server states it."""
 
 T = TypeVar("T")
 
 
-def open_url(url: str, *, retry: bool = True) -> BinaryIO:
-    """The bytes that a URL or a path names, as a stream to be closed by the caller.
+def filesystem(location: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a location, without a cache of listings, and the path in it.
 
-    Raises DataError naming the URL, also while reading; `Unreachable` when asking again later may help. A stream that
-    ends early is an error, never a short file. retry: ask a silent server a few times before giving up.
+    Raises DataUsageError for an unknown scheme or secrets in the URL of a store, DataError for a missing package.
     """
-    url = canonical(url)
-    body = persist(lambda: open_body(url)) if retry else open_body(url)
-    return cast(BinaryIO, io.BufferedReader(body, 2**16))
+    import fsspec
+
+    url = canonical(location)
+    path, name = local_path(url), scheme(url)
+    if path is not None:
+        return fsspec.filesystem("file"), str(path)
+    if name not in fsspec.available_protocols():
+        raise DataUsageError(f"{redact(url)}: {name}:// is not an address that can be opened; use https:// or s3://")
+    if name in ("http", "https"):
+        return fsspec.filesystem("http", **_http_options()), url
+    if has_secrets(url):
+        reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
+        raise DataUsageError(f"{redact(url)}: {reason} instead")
+    if name in PACKAGES and not re.match(r"[^/]+://[^/]", url):
+        raise DataUsageError(f"{redact(url)} names no bucket; for example {name}://bucket/folder")
+    try:
+        files, inner = fsspec.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        hint = f"pip install {PACKAGES[name]}" if name in PACKAGES else _first_line(error)
+        raise DataError(f"{redact(url)} needs a package that is not installed here: {hint}") from error
+    return files, inner.rstrip("/")
 
 
-def persist(attempt: Callable[[], T]) -> T:
-    """What `attempt` returns, made again after short waits while a server does not answer."""
-    for wait in WAITS:
-        try:
-            return attempt()
-        except Unreachable:
-            time.sleep(wait)
-    return attempt()
+def _http_options() -> dict[str, Any]:
+    import aiohttp
+
+    # aiohttp's default would end every download after five minutes.
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=SOCKET_SECONDS, sock_read=SOCKET_SECONDS)
+    headers = {"User-Agent": "procap", "Accept-Encoding": "identity"}
+    return {"client_kwargs": {"timeout": timeout, "headers": headers, "trust_env": True}}
 
 
-class Body(io.RawIOBase):
-    """The bytes of a response, whose errors are `DataError`s that name the URL.
+def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
+    """Open a location as a stream of bytes to read from start to end; close it after use.
 
-    start: where in the file they begin. length: how many there are, where that is known. tag: the file's version.
-    failure: says in one line what went wrong while reading.
+    Nothing is cached. Raises DataError here and while reading; a stream that ends early raises Unreachable where the
+    server announced a length. retry: try again a few times while the server does not answer.
     """
+    files, path = filesystem(location)
+    # For HTTP: one streaming GET. Any size given saves a request that only asks for it.
+    how = {"block_size": 0, "size": 1} if scheme(location) in ("http", "https") else {"block_size": BLOCK}
+    how = how if local_path(canonical(location)) is None else {}
+    stream = _attempt(location, lambda: files.open(path, "rb", **how), retry)
+    return cast(BinaryIO, io.BufferedReader(_Stream(location, stream), 2**16))
 
-    def __init__(
-        self,
-        url: str,
-        stream: Any,
-        start: int = 0,
-        length: int | None = None,
-        tag: str = "",
-        failure: Callable[[str, Exception], DataError] | None = None,
-    ) -> None:
-        self.url, self.start, self.length, self.tag = url, start, length, tag
-        self._failure = failure or _unreachable
-        self._stream, self._left, self._ended = stream, length, False
+
+class _Stream(io.RawIOBase):
+    """A stream whose errors are DataErrors that name its location."""
+
+    def __init__(self, location: str, stream: Any) -> None:
+        self._location, self._stream = location, stream
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self._ended:
-            return 0
-        try:
+        with translated(self._location):
             data = self._stream.read(len(buffer))
-            if not data:
-                # Only closing tells whether the command behind a pipe succeeded.
-                self._stream.close()
-                self._ended = True
-        # Any error: the classes of the clouds' libraries are not known here.
-        except Exception as error:
-            raise self._failure(self.url, error) from error
-        if self._left is not None:
-            self._left -= len(data)
-            if not data and self._left > 0:
-                raise Unreachable(f"{shown(self.url)} was cut short ({self._left} bytes are missing); try again")
         buffer[: len(data)] = data
         return len(data)
 
@@ -101,112 +116,236 @@ class Body(io.RawIOBase):
         super().close()
 
 
-def open_body(url: str, start: int = 0, tag: str = "") -> Body:
-    """The bytes of a canonical URL; from `start` on when the server can and its file still is the version `tag`."""
-    path = local_path(url)
-    if path is not None:
-        return _open_file(path)
-    if scheme(url) in ("http", "https"):
-        return _open_http(url, start, tag)
-    return _open_by_webdataset(url) if scheme(url) in ("pipe", "hf") else _open_object(url, start, tag)
+def read_bytes(location: str, limit: int, *, retry: bool = True) -> bytes:
+    """Read a small file. Raises DataError, also when it is longer than `limit` bytes."""
+    with open_stream(location, retry=retry) as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise DataError(f"{redact(location)} is too long ({limit} bytes are the limit)")
+    return data
 
 
-def _open_file(path: Path) -> Body:
+def download(
+    location: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    size: int | None = None,
+    on_progress: Progress | None = None,
+) -> None:
+    """Download a file to `target`; it appears there whole and verified or not at all, and a valid one is kept.
+
+    Of several processes or threads of a machine one downloads and the others wait for it. A broken download begins
+    again, it is not continued. Raises DataError: missing, refused, unreachable, no space, or not of the given SHA-256
+    and size.
+    """
     try:
-        stream = path.open("rb")
-        return Body(str(path), stream, length=os.fstat(stream.fileno()).st_size)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotThere(f"{path} is not there") from error
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(target.with_name(f".{target.name}.lock"), remove=True):
+            if _is_valid(target, sha256, size):
+                return
+            # Unique, because file systems without locks admit several downloads at once.
+            part = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
+            try:
+                part.touch()
+                _attempt(location, lambda: _receive(location, part, size, on_progress))
+                _verify(location, part, sha256, size)
+                os.replace(part, target)
+            finally:
+                part.unlink(missing_ok=True)
+                _remove_abandoned(target)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
+        reason = error.strerror or error
+        raise DataError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
 
 
-class _ToTheWebOnly(HTTPRedirectHandler):
-    def redirect_request(self, request: Request, *answer: Any) -> Request | None:
-        to = answer[-1]
-        if scheme(to) not in ("http", "https"):
-            raise DataError(f"{shown(request.full_url)} sends on to {shown(to)}, which is not followed")
-        return super().redirect_request(request, *answer)
+def _receive(location: str, part: Path, size: int | None, on_progress: Progress | None) -> None:
+    from fsspec.callbacks import Callback
+
+    def report(total: int | None, value: int, **_: Any) -> None:
+        if size is not None and max(value, total or 0) > size:
+            raise DataError(f"{redact(location)} is not the expected file: it has more than {size} bytes")
+        if on_progress:
+            on_progress(value, total)
+
+    files, path = filesystem(location)
+    files.get_file(path, str(part), callback=Callback(hooks={"report": report}))
 
 
-def _open_http(url: str, start: int, tag: str) -> Body:
-    headers = {"User-Agent": "procap", "Accept-Encoding": "identity"}
-    if start:
-        headers |= {"Range": f"bytes={start}-", "If-Range": tag}
+def _is_valid(file: Path, sha256: str | None, size: int | None) -> bool:
+    if not file.is_file() or (size is not None and file.stat().st_size != size):
+        return False
+    return sha256 is None or file_sha256(file) == sha256
+
+
+def _verify(location: str, part: Path, sha256: str | None, size: int | None) -> None:
+    received = part.stat().st_size
+    if size is not None and received != size:
+        problem = f"it has {received} bytes, not {size}"
+    elif sha256 is not None and (found := file_sha256(part)) != sha256:
+        problem = f"its SHA-256 is {found}, not {sha256}"
+    else:
+        return
+    raise DataError(f"{redact(location)} is not the expected file: {problem}; nothing of it was kept")
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove what killed downloads of `target` left."""
+    for part in target.parent.glob(f".{target.name}.*.part"):
+        with suppress(OSError):
+            if time.time() - part.stat().st_mtime > ABANDONED_SECONDS:
+                part.unlink()
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """The files below a URL by relative name with forward slashes; hidden ones, which begin with a dot, are left out.
+
+    Every method raises DataError: NotFound where the bucket or a permission is missing, Unreachable where trying again
+    may help.
+    """
+
+    url: str
+
+    def list(self, below: str = "") -> dict[str, str]:
+        """List every file below the folder `below`: its name relative to that folder, and its version."""
+        root = join(self.url, below) if below else self.url
+        with translated(root):
+            files, path = filesystem(root)
+            found = _call(files, "find", path, detail=True)
+        names = {name.removeprefix(f"{path}/"): version(facts) for name, facts in found.items() if name != path}
+        return {name: tag for name, tag in names.items() if not any(part[:1] == "." for part in name.split("/"))}
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Read many small files at once; those that do not exist are left out."""
+        contents: dict[str, bytes] = {}
+        listed = list(names)
+        for start in range(0, len(listed), 256):
+            some = listed[start : start + 256]
+            with translated(self.url):
+                files, root = filesystem(self.url)
+                paths = {f"{root}/{name}": name for name in some}
+                found = _call(files, "cat", list(paths), on_error="return")
+            for path, content in found.items():
+                if isinstance(content, bytes):
+                    contents[paths[path]] = content
+                elif not isinstance(content, FileNotFoundError):
+                    raise _translate(join(self.url, paths[path]), content)
+        return contents
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that becomes visible as a whole."""
+        self._send(name, lambda files, path: _call(files, "pipe_file", path, content))
+
+    def upload(self, name: str, file: Path) -> None:
+        """Copy a local file there; it becomes visible as a whole."""
+        self._send(name, lambda files, path: _call(files, "put_file", str(file), path))
+
+    def delete(self, name: str) -> None:
+        """Delete a file if it exists."""
+        with translated(join(self.url, name)), suppress(FileNotFoundError):
+            files, root = filesystem(self.url)
+            _call(files, "rm_file", f"{root}/{name}")
+
+    def _send(self, name: str, send: Callable[[Any, str], None]) -> None:
+        with translated(join(self.url, name)):
+            files, root = filesystem(self.url)
+            path = f"{root}/{name}"
+            if scheme(self.url) in OBJECT_STORES:
+                send(files, path)
+                return
+            folder, _, last = path.rpartition("/")
+            files.makedirs(folder, exist_ok=True)
+            part = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.part"
+            try:
+                send(files, part)
+                files.mv(part, path)
+            except BaseException:
+                with suppress(Exception):
+                    files.rm_file(part)
+                raise
+
+
+def version(facts: Mapping[str, Any]) -> str:
+    """Return what tells this content of a remote file from an earlier one, from what the store says of it."""
+    keys = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "created")
+    found = next((facts[key] for key in keys if facts.get(key)), "")
+    # A store may print one moment in several time zones.
+    moment = found.timestamp() if hasattr(found, "timestamp") else found
+    return f"{moment}-{facts.get('size')}"
+
+
+def _call(files: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    if getattr(files, "async_impl", False):
+        kwargs["timeout"] = CALL_SECONDS
+    return getattr(files, method)(*args, **kwargs)
+
+
+def _attempt(location: str, action: Callable[[], T], retry: bool = True) -> T:
+    """Run `action` with translated errors, again after short waits while the server does not answer."""
+    for wait in RETRY_WAITS if retry else ():
+        try:
+            with translated(location):
+                return action()
+        except Unreachable:
+            time.sleep(wait)
+    with translated(location):
+        return action()
+
+
+@contextmanager
+def translated(location: str) -> Iterator[None]:
+    """Turn every error inside into a DataError that names the location."""
     try:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-        path, query = (quote(text, safe="/%:@!$&'()*+,;=?~") for text in (parts.path, parts.query))
-        request = Request(urlunsplit((parts.scheme, host, path, query, "")), headers=headers)
-        if parts.username:
-            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            # Unredirected: a password is for this server and for none that it points to.
-            request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(secret.encode()).decode()}")
-        response = build_opener(_ToTheWebOnly).open(request, timeout=TIMEOUT)
-    except HTTPError as error:
-        error.close()
-        if error.code == 416 and start:
-            return _open_http(url, 0, "")
-        raise _refused(url, error.code) from None
-    except (OSError, HTTPException, ValueError) as error:
-        raise _unreachable(url, error) from error
-    etag = response.headers.get("ETag", "")
-    version = response.headers.get("Last-Modified", "") if not etag or etag.startswith("W/") else etag
-    where = response.headers.get("Content-Range", "")
-    resumed = response.status == 206 and where.startswith(f"bytes {start}-") and version == tag
-    if response.status != 200 and not resumed:
-        response.close()
-        if start:
-            return _open_http(url, 0, "")
-        raise _refused(url, response.status)
-    return Body(url, response, start if resumed else 0, response.length, version)
-
-
-def _refused(url: str, status: int) -> DataError:
-    words = f"{status} {responses.get(status, '')}".strip()
-    if status in (404, 410):
-        return NotThere(f"{shown(url)} is not there ({words}); check the address")
-    if status in (401, 403, 407):
-        return NotThere(f"{shown(url)} is not open to everyone ({words}); download it by hand and give the folder")
-    if status == 429 or status >= 500:
-        return Unreachable(f"{shown(url)} cannot be had now, the server answers {words}; try again later")
-    return DataError(f"{shown(url)} cannot be had, the server answers {words}")
-
-
-def _unreachable(url: str, error: Exception) -> DataError:
-    reason = error.reason if isinstance(error, URLError) else error
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        problem = f"the certificate of its server is not valid ({reason.verify_message})"
-        return DataError(f"{shown(url)} is not trusted: {problem}")
-    if isinstance(reason, ValueError | InvalidURL):
-        return DataUsageError(f"{shown(url)} is not a usable URL")
-    if isinstance(reason, TimeoutError):
-        return Unreachable(f"{shown(url)} cannot be reached (no answer for {TIMEOUT:g} s); try again later")
-    # The text of an error may hold the arguments of a command, but only where there is one.
-    words = getattr(reason, "strerror", None) or (str(reason) if scheme(url) in ("http", "https") else "it failed")
-    return Unreachable(f"{shown(url)} cannot be reached ({words}); try again later")
-
-
-def _open_object(url: str, start: int, tag: str) -> Body:
-    with translated(url):
-        files, path = filesystem(url)
-        facts = ask(files, "info", path)
-        if facts["type"] == "directory":
-            raise NotThere(f"{shown(url)} is a folder and not a file; check the address")
-        size, found = facts["size"], version(facts)
-        begin = start if start and tag and found == tag and start <= size else 0
-    return Body(url, Blocks(files, path, begin, size, found), begin, size - begin, found, failure)
-
-
-def _open_by_webdataset(url: str) -> Body:
-    if scheme(url) == "pipe" and os.environ.get("PROCAP_ALLOW_PIPE") != "1":
-        raise DataUsageError(f"{shown(url)} would run a command: if it is yours, set PROCAP_ALLOW_PIPE=1")
-    try:
-        from webdataset.gopen import gopen
-    except ImportError:
-        raise DataError(f"{shown(url)}: pipe: and hf:// need webdataset: pip install webdataset") from None
-    try:
-        return Body(url, gopen(url, "rb"))
-    # Any error of the hub's library, whose classes are not known here.
+        yield
+    except DataError:
+        raise
+    # Any class: the clients of the stores have none in common.
     except Exception as error:
-        raise Unreachable(f"{shown(url)} cannot be opened (webdataset: {type(error).__name__})") from error
+        raise _translate(location, error) from error
+
+
+def _translate(location: str, error: Exception) -> DataError:
+    """Describe in one line what a file system raised; Unreachable where trying again may help."""
+    name, kind, reason = redact(location), type(error).__name__, _first_line(error)
+    # aiohttp's errors carry the status; their text would repeat the URL with its secrets.
+    status = getattr(error, "status", None) or 0
+    answer = f"{status} {getattr(error, 'message', '')}".strip()
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return DataError(
+            f"{name} does not fit on the disk ({error.strerror}); free some space or choose another folder"
+        )
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or status in (404, 410):
+        what = "; check the address" if is_url(location) else ""
+        return NotFound(f"{name} is not there{what}")
+    if status in (401, 403, 407):
+        return NotFound(f"{name} is not open to everyone ({answer}); download it by hand and give the folder")
+    if isinstance(error, OSError) and not is_url(location):
+        return DataError(f"{name} cannot be read ({error.strerror or reason})")
+    if isinstance(error, PermissionError):
+        return NotFound(f"{name} is not open to the credentials of this machine ({reason})")
+    if kind == "TooManyRedirects":
+        return DataError(f"{name} cannot be read: too many redirects")
+    if kind.startswith("NonHttpUrl"):
+        return DataError(f"{name} redirects to an address that is not http(s)://, which is not followed")
+    if isinstance(error, ValueError) and "URL" in kind:
+        return DataUsageError(f"{name} is not a usable URL")
+    if isinstance(error, TimeoutError) or kind == "FSTimeoutError":
+        return Unreachable(f"{name} cannot be reached (no answer in time); try again later")
+    if "Certificate" in kind:
+        return DataError(f"{name} is not trusted: the certificate of its server is not valid ({reason})")
+    if re.search("Credential|Profile|Token|Auth", kind):
+        return DataError(f"{name} needs credentials, and this machine has none that work ({kind})")
+    if kind == "ClientPayloadError":
+        return Unreachable(f"{name} was cut short; try again later")
+    if status == 429 or status >= 500:
+        return Unreachable(f"{name} is not available now, the server answers {answer}; try again later")
+    if status:
+        return DataError(f"{name} cannot be read, the server answers {answer}")
+    return Unreachable(f"{name} cannot be reached ({reason}); try again later")
+
+
+def _first_line(error: Exception) -> str:
+    # The query of an address may hold a signature.
+    text = re.sub(r"\?\S+", "", str(error).strip().partition("\n")[0])[:200].rstrip(". ")
+    return text or type(error).__name__

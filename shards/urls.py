@@ -1,4 +1,4 @@
-"""The names of things elsewhere: what counts as a URL, how one is shown, and how a file below one is named."""
+"""URLs as text: recognize, normalize, join and print them, and name their local copies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from shards.errors import DataUsageError
 
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|pipe:")
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 HUB_PAGE = re.compile(
     r"(?P<repository>https?://huggingface\.co/datasets/[^/?#]+/[^/?#]+)"
     r"(/(tree|blob|raw|resolve)/(?P<branch>[^/?#]+))?(?=[/?#]|$)"
@@ -17,25 +17,21 @@ HUB_PAGE = re.compile(
 
 
 def is_url(text: str) -> bool:
-    """Whether `text` names something by a scheme (https://, gs://, file://, pipe:) and not by a plain path."""
+    """Whether `text` begins with a scheme (https://, gs://, file://) and is not a plain path."""
     return URL.match(text) is not None
 
 
 def scheme(url: str) -> str:
+    """The scheme in lower case, empty for a path."""
     return url.partition(":")[0].lower() if is_url(url) else ""
 
 
-def tells_absence(url: str) -> bool:
-    """Whether what opens a URL says that a file is not there; a command that fails says nothing about why."""
-    return scheme(url) not in ("pipe", "hf")
-
-
 def canonical(url: str) -> str:
-    """The same place in one spelling: no trailing slash, and the files of a Hugging Face repository, not its pages.
+    """Return the one spelling of a URL: no trailing slash; the files of a Hugging Face repository, not its pages.
 
     Raises DataUsageError for what cannot be a URL.
     """
-    if scheme(url) in ("", "pipe"):
+    if not is_url(url):
         return url
     hub = HUB_PAGE.match(url)
     if hub:
@@ -45,22 +41,20 @@ def canonical(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise DataUsageError(f"{shown(url)} is not a usable URL") from None
+        raise DataUsageError(f"{redact(url)} is not a usable URL") from None
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), parts.query, ""))
 
 
 def join(root: str, name: str) -> str:
-    """The URL of the file `name` (with forward slashes) below `root`; a query, such as a signature, stays behind it."""
+    """Return the URL of the file `name` (with forward slashes) below `root`, with the query of `root`."""
     if scheme(root) in ("http", "https"):
         parts = urlsplit(root)
         return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(name)}", parts.query, ""))
     return f"{root.rstrip('/')}/{name}"
 
 
-def shown(url: str) -> str:
-    """How messages name a URL: without what may be secret in it (user, password, query, the arguments of a command)."""
-    if scheme(url) == "pipe":
-        return f"pipe:{(url[5:].split() or [''])[0]} ..."
+def redact(url: str) -> str:
+    """Return a URL for messages: without user, password and query, which may be secret."""
     if not is_url(url):
         return url
     try:
@@ -71,19 +65,19 @@ def shown(url: str) -> str:
 
 
 def has_secrets(url: str) -> bool:
-    """Whether `shown` leaves something of a URL out."""
-    return shown(url) != url
+    """Whether `redact` leaves out a part of the URL."""
+    return redact(url) != url
 
 
-def folder_name(url: str) -> str:
-    """A name for what is kept of a URL: host or scheme for people, a hash so that no two URLs share a folder."""
+def cache_name(url: str) -> str:
+    """Return a folder name for the local copy of a URL: its host, and a hash so that no two URLs share a folder."""
     url = canonical(url)
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", shown(url).partition("://")[2].partition("/")[0])[:80] if "://" in url else ""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", redact(url).partition("://")[2].partition("/")[0])[:80] if is_url(url) else ""
     return f"{host or scheme(url) or 'folder'}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 def local_path(url: str) -> Path | None:
-    """The file that a plain path or a file:// URL names; None for another scheme.
+    """Return the file that a plain path or a file:// URL names; None for another scheme.
 
     Raises DataUsageError for a file:// URL of another machine.
     """

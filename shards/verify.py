@@ -12,7 +12,7 @@ import numpy as np
 from shards.checks import hash_problem, read_paths, size_problem
 from shards.errors import DataError
 from shards.manifest import Manifest, Shard, convention_texts
-from shards.mirror import present
+from shards.mirror import is_fetched
 from shards.pack_progress import Progress, SplitProgress
 from shards.process_pool import Report as Told
 from shards.process_pool import in_order
@@ -89,7 +89,7 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
     faults: dict[str, list[str]] = {split: [] for split in manifest.splits}
     tasks = _tasks(shards, faults)
     split_of_task = [
-        split for split, entry in manifest.splits.items() for shard in entry.shards if present(folder, shard)
+        split for split, entry in manifest.splits.items() for shard in entry.shards if is_fetched(folder, shard)
     ]
     counts = {split: entry.count for split, entry in manifest.splits.items()}
     progress = SplitProgress(split_of_task, counts, on_progress)
@@ -116,7 +116,7 @@ def _tasks(shards: ShardSet, faults: dict[str, list[str]]) -> Iterator[_Task]:
         start = 0
         for shard in entry.shards:
             own = images and images.subset(np.arange(start, start + shard.count))
-            if present(folder, shard):
+            if is_fetched(folder, shard):
                 yield _Task(folder, manifest.dataset, split, shard, own)
             start += shard.count
 

@@ -175,14 +175,14 @@ def test_every_real_node_is_asked_and_nothing_is_left_behind(nodes, wants):
 
 @pytest.mark.slow
 def test_results_and_data_behind_a_url_are_checked_on_every_real_node(nodes, wants, data):
-    from shards.object_folder import ObjectFolder
+    from shards.remote import RemoteFolder
 
-    there = ObjectFolder(f"s3://{nodes.s3.bucket}/data")
+    there = RemoteFolder(f"s3://{nodes.s3.bucket}/data")
     for file in (data / "toy").rglob("*"):
         if file.is_file():
             there.write(file.relative_to(data).as_posix(), file.read_bytes())
     check_nodes(replace(wants, data=there.url, results=f"s3://{nodes.s3.bucket}/results"))
-    assert ObjectFolder(f"s3://{nodes.s3.bucket}/results").list() == {}
+    assert RemoteFolder(f"s3://{nodes.s3.bucket}/results").list() == {}
     with pytest.raises(UserError, match=r"s3://no-such-bucket.* is not there"):
         check_nodes(replace(wants, results="s3://no-such-bucket/results"))
     each_node_fetches_each_shard_once(nodes, there.url)
@@ -209,9 +209,9 @@ def each_node_fetches_each_shard_once(nodes: Nodes, url: str) -> None:
 
 @pytest.mark.slow
 def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, few_digits, tmp_path):
-    from shards.object_folder import ObjectFolder
+    from shards.remote import RemoteFolder
 
-    there = ObjectFolder(f"s3://{nodes.s3.bucket}/digits")
+    there = RemoteFolder(f"s3://{nodes.s3.bucket}/digits")
     for file in (few_digits / "digits").rglob("*"):
         if file.is_file():
             there.write(file.relative_to(few_digits).as_posix(), file.read_bytes())
@@ -240,7 +240,7 @@ def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, 
     results = f"s3://{nodes.s3.bucket}/{tmp_path.name}"
     spread = counts("--launcher", "ray", "--address", nodes.address, "--data", there.url, "--results", results)
     assert spread == counts("--data", str(few_digits), "--results", str(tmp_path / "local"))
-    assert sum(name.endswith("/train.json") for name in ObjectFolder(results).list()) == 2
+    assert sum(name.endswith("/train.json") for name in RemoteFolder(results).list()) == 2
 
 
 @pytest.mark.slow

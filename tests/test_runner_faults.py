@@ -90,7 +90,7 @@ def procap(
     """
     rank = announced_ranks().rank
     arguments = [word.replace("{rank}", str(rank)) for word in arguments]
-    count, workplace, open_http = TrainState.count, commands_run.workplace, remote._open_http
+    count, workplace, filesystem = TrainState.count, commands_run.workplace, remote.filesystem
 
     def counted(state: TrainState, *what: Any) -> None:
         count(state, *what)
@@ -101,9 +101,9 @@ def procap(
     def often(*place: Any, **more: Any) -> RuntimeConfig:
         return replace(workplace(*place, **more), checkpoint_seconds=every, timeout=SECONDS)
 
-    def opened(url: str, *how: Any) -> remote.Body:
-        with patch.object(remote, "TIMEOUT", 0.5 if silent and url.endswith(silent) else SECONDS):
-            return open_http(url, *how)
+    def opened(url: str) -> tuple[Any, str]:
+        with patch.object(remote, "SOCKET_SECONDS", 0.5 if silent and url.endswith(silent) else SECONDS):
+            return filesystem(url)
 
     with ExitStack() as stack:
         for where, name, value in (
@@ -111,8 +111,8 @@ def procap(
             (commands_run, "workplace", often),
             # On a slow machine an epoch takes long enough for a state of its own.
             (journal, "EPOCH_SAVE_SECONDS", math.inf),
-            (remote, "_open_http", opened),
-            (remote, "WAITS", (0.1,)),
+            (remote, "filesystem", opened),
+            (remote, "RETRY_WAITS", (0.1,)),
         ):
             stack.enter_context(patch.object(where, name, value))
         code = main(arguments)
@@ -338,16 +338,16 @@ def test_a_server_that_cuts_the_stream_is_asked_again(command, straight, few_dig
         server.answers[SHARD] = [Answer(cut=1000)]
         ends = run_ranks(2, procap, command(tmp_path, server.url), environ={"PROCAP_HOME": str(tmp_path / "cache")})
         assert codes(ends) == [0, 0], told(ends)
-        assert [asked for asked in server.asked if asked[0] == SHARD] == [(SHARD, ""), (SHARD, "bytes=1000-")]
+        assert server.paths(SHARD) == [SHARD, SHARD]
     assert_same(straight, tmp_path, few_digits)
 
 
 @pytest.mark.parametrize(
     ("answer", "silent", "words"),
-    [(Answer(wait=SECONDS), SHARD, "no answer for 0.5 s"), (Answer(cut=1000), "", "was cut short")],
+    [(Answer(wait=SECONDS), SHARD, "no answer in time"), (Answer(cut=1000), "", "was cut short")],
 )
 def test_a_server_that_stays_silent_ends_all_with_one_line(command, few_digits, tmp_path, answer, silent, words):
-    with LocalServer(few_digits, ranges=False) as server:
+    with LocalServer(few_digits) as server:
         server.always[SHARD] = answer
         arguments = command(tmp_path, server.url), 3600.0, (), 1, LATER, silent
         ends = run_ranks(2, procap, *arguments, environ={"PROCAP_HOME": str(tmp_path / "cache")})

@@ -22,7 +22,7 @@ from runner.results import Progress, RunFolder
 from runner.results_store import ResultsStore
 from runner.train import train
 from shards.errors import Unreachable
-from shards.object_folder import ObjectFolder
+from shards.remote import RemoteFolder
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +165,13 @@ def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digi
     alone = result("alone", str(tmp_path / "alone"))
     with begun("lost", url, STOPPED) as lost:
         deadline = time.monotonic() + 200
-        while not any("/state/step-" in name for name in ObjectFolder(url).list()):
+        while not any("/state/step-" in name for name in RemoteFolder(url).list()):
             assert lost.poll() is None and time.monotonic() < deadline, "no state was sent"
             time.sleep(0.05)
         lost.kill()
-    assert not any(name.endswith("train.json") for name in ObjectFolder(url).list()), "it was killed on the way"
+    assert not any(name.endswith("train.json") for name in RemoteFolder(url).list()), "it was killed on the way"
     assert result("next", url)["checkpoint_sha256"] == alone["checkpoint_sha256"]
-    names = ObjectFolder(url).list()
+    names = RemoteFolder(url).list()
     assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
     place = tmp_path / "third"
     ResultsStore(url, place).pull_all()

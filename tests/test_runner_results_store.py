@@ -15,8 +15,8 @@ from object_server import ObjectServer, object_server
 from procap.errors import UsageError, UserError
 from runner import results_store
 from runner.results_store import ResultsStore, results_root
-from shards.errors import DataError, DataUsageError, NotThere, Unreachable
-from shards.object_folder import ObjectFolder
+from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from shards.remote import RemoteFolder
 
 RUN = "base/toy/coop/mini/16shot/seed1-0123abcd"
 OTHER = "base/toy/coop/mini/16shot/seed2-89abcdef"
@@ -78,7 +78,7 @@ def content(store: ResultsStore, run: str = RUN) -> dict[str, bytes]:
 
 def remote(store: ResultsStore, run: str = RUN) -> dict[str, bytes]:
     assert store.url
-    folder = ObjectFolder(store.url)
+    folder = RemoteFolder(store.url)
     names = folder.list(run)
     return {name.removeprefix(f"{run}/"): data for name, data in folder.read(f"{run}/{n}" for n in names).items()}
 
@@ -112,12 +112,12 @@ def test_only_what_changed_travels(here, elsewhere, monkeypatch):
     here.push(RUN)
     elsewhere.pull(RUN)
     moved: list[str] = []
-    write_there, read_there = ObjectFolder.write, ObjectFolder.read
+    write_there, read_there = RemoteFolder.write, RemoteFolder.read
     monkeypatch.setattr(
-        ObjectFolder, "write", lambda self, name, *a, **k: moved.append(name) or write_there(self, name, *a, **k)
+        RemoteFolder, "write", lambda self, name, *a, **k: moved.append(name) or write_there(self, name, *a, **k)
     )
     monkeypatch.setattr(
-        ObjectFolder, "read", lambda self, names: read_there(self, [moved.append(name) or name for name in names])
+        RemoteFolder, "read", lambda self, names: read_there(self, [moved.append(name) or name for name in names])
     )
     here.push(RUN)
     elsewhere.pull(RUN)
@@ -201,7 +201,7 @@ def test_who_is_overtaken_after_finishing_takes_what_is_there(here, monkeypatch)
     def overtaken(store, unit, index):
         ours = finish(store, unit, index)
         for name, written in finished(b"second").items():
-            ObjectFolder(here.url).write(f"{unit}/{name}", written)
+            RemoteFolder(here.url).write(f"{unit}/{name}", written)
         return ours
 
     monkeypatch.setattr(ResultsStore, "_finish", overtaken)
@@ -252,7 +252,7 @@ def test_who_fails_is_told_that_something_is_only_here_and_keeps_its_own_error(t
 
 
 def test_a_machine_lost_between_checkpoint_and_train_json_is_not_waited_for_for_ever(here, elsewhere):
-    ObjectFolder(here.url).write(f"{RUN}/checkpoint.safetensors", b"of a lost machine")
+    RemoteFolder(here.url).write(f"{RUN}/checkpoint.safetensors", b"of a lost machine")
     write(elsewhere, finished(b"prompts"))
     elsewhere.push(RUN)
     assert remote(elsewhere) == finished(b"prompts")
@@ -317,7 +317,7 @@ def test_killed_between_any_two_puts_there_is_no_finished_run_without_its_weight
         return call
 
     for name in ("write", "delete"):
-        monkeypatch.setattr(ObjectFolder, name, counted(getattr(ObjectFolder, name)))
+        monkeypatch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name)))
     last = b"other prompts"
     for kill_at in range(200):
         url = f"local://{tmp_path}/{kill_at}/remote"
@@ -405,7 +405,7 @@ def test_addresses_that_cannot_hold_results_are_one_line(s3, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(DataError, match=r"gs://bucket/y needs a package that is not installed here: pip install gcsfs"):
         results_root("gs://bucket/y", tmp_path)
-    with pytest.raises(NotThere, match=r"s3://no-such-bucket/y/base.* is not there"):
+    with pytest.raises(NotFound, match=r"s3://no-such-bucket/y/base.* is not there"):
         ResultsStore("s3://no-such-bucket/y", tmp_path).pull("base")
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from other_shards import image, sample, write_tar
 
-from shards import remote
 from shards.catalogue import CATALOGUE, derived
-from shards.errors import DataError, DataUsageError
+from shards.errors import DataError, DataUsageError, NotFound
 from shards.pack import pack_source
 from shards.raw.classnames import published_classnames
 from shards.raw.tars import public_source
@@ -111,11 +110,11 @@ def test_sets_that_are_not_published_are_refused(tmp_path):
 def test_a_hub_page_is_read_by_its_files(tmp_path, small_pets, monkeypatch):
     asked = []
 
-    def open_url(url: str, retry: bool):
+    def read_bytes(url: str, limit: int) -> bytes:
         asked.append(url)
-        raise remote.NotThere("not there")
+        raise NotFound("not there")
 
-    monkeypatch.setattr("shards.raw.tarlists.open_url", open_url)
+    monkeypatch.setattr("shards.raw.tarlists.read_bytes", read_bytes)
     with pytest.raises(DataError, match="holds no shards"):
         public_source(small_pets, "https://huggingface.co/datasets/clip-benchmark/wds_vtab-pets/tree/main", tmp_path)
     assert set(asked) == {

@@ -24,7 +24,7 @@ from toy_shards import CLASSNAMES, COUNTS, SIZE, label, let_time_pass, pixels, t
 
 from shards import checks
 from shards.errors import DataError, DataUsageError
-from shards.hash_cache import Stamps
+from shards.hash_cache import HashCache
 from shards.index import INDEX, index_bytes, index_rows
 from shards.manifest import Shard, write_text
 from shards.pack import pack_source
@@ -258,16 +258,16 @@ def test_an_unknown_split_names_those_there_are(packed):
 def test_a_stamp_ends_with_any_write_to_the_shard(root):
     file = root / "toy/test/0.tar"
     shard = Shard(file="test/0.tar", sha256="0" * 64, size=file.stat().st_size, count=5)
-    stamps = Stamps(root / "toy")
-    assert not stamps.vouches(shard)
-    stamps.add(shard)
-    stamps.save()
-    assert Stamps(root / "toy").vouches(shard)
+    cache = HashCache(root / "toy")
+    assert not cache.is_verified(shard)
+    cache.add(shard)
+    cache.save()
+    assert HashCache(root / "toy").is_verified(shard)
     before = file.stat()
     let_time_pass(root)
     flip_pixel_byte(file)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not Stamps(root / "toy").vouches(shard), "restoring the time of a changed file must not fool the check"
+    assert not HashCache(root / "toy").is_verified(shard), "the time was restored, the content was not"
 
 
 def test_a_large_split_is_hashed_once_and_again_when_it_changes(root, monkeypatch):

@@ -55,7 +55,7 @@ def refused(folder: Path, *words: str, **changes: object) -> str:
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    monkeypatch.setattr(remote, "RETRY_WAITS", (0.01,))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with LocalServer(layout(tmp_path / "www", {"train": (4, 3), "test": (5,)})) as running:
         yield running
@@ -434,19 +434,12 @@ def test_tars_can_be_named_by_a_pattern(server, tmp_path):
     refused(server.url, "one range", splits={"train": "train/{0..2.tar"}, cache=tmp_path / "cache")
 
 
-def test_tars_can_come_from_a_command_when_that_is_asked_for(server, tmp_path, monkeypatch):
-    command = f"pipe:cat {server.folder}"
-    monkeypatch.delenv("PROCAP_ALLOW_PIPE", raising=False)
-    refused(command, "PROCAP_ALLOW_PIPE", cache=tmp_path / "cache")
-    monkeypatch.setenv("PROCAP_ALLOW_PIPE", "1")
-    found = source(command, tmp_path / "cache")
-    assert found.counts == {"train": 7, "test": 5} and records(found)[4].data == image(4)
-
-
 def test_a_broken_tar_behind_a_url_is_named_by_its_url_and_not_kept(server, tmp_path):
-    server.always["/test/0.tar"] = Answer(data=(server.folder / "test" / "0.tar").read_bytes()[:2048])
+    tar = server.folder / "test" / "0.tar"
+    whole = tar.read_bytes()
+    tar.write_bytes(whole[:2048])
     refused(server.url, f"{server.url}/test/0.tar", cache=tmp_path / "cache")
-    server.always.clear()
+    tar.write_bytes(whole)
     assert source(server.url, tmp_path / "cache").counts["test"] == 5
 
 

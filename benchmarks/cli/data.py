@@ -23,7 +23,7 @@ from shards.mirror import is_mirror, mirrored_url, refuse_packing
 from shards.records import Source
 from shards.resolve import is_packed, known
 from shards.sources import builtin_source
-from shards.urls import shown
+from shards.urls import redact
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
@@ -35,7 +35,7 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
     """
     missing = [dataset for name in names if not is_packed(data_root, (dataset := known(name, data_root)).name)]
     if missing and is_mirror(data_root):
-        raise DataError(f"there is no {_listed(missing)} at {shown(mirrored_url(data_root))}")
+        raise DataError(f"there is no {_listed(missing)} at {redact(mirrored_url(data_root))}")
     if raw := [dataset for dataset in missing if dataset.source == "folder"]:
         folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
         command = f"procap data pack {' '.join(one.name for one in raw)}{folder} --data {quoted(data_root)}"

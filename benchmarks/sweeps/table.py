@@ -12,7 +12,7 @@ from benchmarks.console.output import columns
 from cluster.space import Values
 from cluster.submit import find_secret
 from cluster.sweep_record import SweepSettings, TrialRecord, best, best_of_each, ordered
-from shards.urls import shown
+from shards.urls import redact
 
 SHOWN = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
 
@@ -91,7 +91,7 @@ def commands(settings: SweepSettings, values: Values, place: RuntimeFlags, paral
 
 def _without_password(text: str) -> str:
     """Without its password, which is left to who types it: what is printed is also kept in a file that others read."""
-    return shown(text) if find_secret(text) else text
+    return redact(text) if find_secret(text) else text
 
 
 def summary(settings: SweepSettings, records: Mapping[str, TrialRecord], ready: list[str]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _part(root: Path, splits: Mapping[str, Rows], split: str, start: int, stop: 
 
 def _shards(file: Path, sheet: Sheet, cache: Path) -> Source:
     from shards.raw.tars import tar_source
-    from shards.urls import is_url, shown
+    from shards.urls import is_url, redact
 
     location = sheet.shards or ""
     assert not isinstance(sheet.classes, dict)
@@ -94,7 +94,7 @@ def _shards(file: Path, sheet: Sheet, cache: Path) -> Source:
         classnames=sheet.classes,
         template=sheet.template,
         templates=sheet.prompts,
-        origin=f"own shards {shown(location)}",
+        origin=f"own shards {redact(location)}",
         cache=cache,
     )
     if "test" not in source.counts:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from shards.errors import DataError, DataUsageError
-from shards.fetch import download
-from shards.remote import NotThere, Unreachable, open_url
-from shards.urls import canonical, folder_name, join, local_path, shown, tells_absence
+from shards.errors import DataError, DataUsageError, NotFound
+from shards.remote import download, read_bytes
+from shards.urls import cache_name, canonical, join, local_path, redact
 
 SPLITS = {"train": "train", "val": "val", "test": "test"}
 COUNT_FILE = "nshards.txt"
@@ -26,7 +25,7 @@ Progress = Callable[[str, int, int | None], None]
 
 def working_folder(location: str, cache: Path) -> Path:
     """Where the tars of a URL lie between their download and `remove_downloads`."""
-    return cache / "downloads" / folder_name(location)
+    return cache / "downloads" / cache_name(location)
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,16 @@ class Place:
         """A text file of the convention; None when there is none."""
         try:
             return self.read(name)
-        except NotThere:
-            return None
-        except Unreachable:
-            if tells_absence(self.location):
-                raise
+        except NotFound:
             return None
 
     def read(self, name: str) -> str:
         """A text file that has to be there. Raises DataError."""
         url = join(canonical(self.location), name)
-        with open_url(url, retry=tells_absence(url)) as stream:
-            data = stream.read(TEXT_LIMIT + 1)
         try:
-            if len(data) > TEXT_LIMIT:
-                raise ValueError
-            return data.decode()
-        except ValueError:
-            raise DataError(f"{shown(url)} is no short text file in UTF-8") from None
+            return read_bytes(url, TEXT_LIMIT).decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{redact(url)} is no short text file in UTF-8") from None
 
     def here(self, name: str) -> Path:
         """The tar of that name as a local file; downloaded when it is not."""
@@ -84,12 +75,12 @@ def listed(place: Place, splits: Mapping[str, str] | None) -> dict[str, list[str
     for split, there in wanted.items():
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", split) or not INSIDE.fullmatch(re.sub(r"[{}]", "", there)):
             raise DataUsageError(
-                f"split '{split}': '{there}' is no folder or pattern of tars below {shown(place.location)}"
+                f"split '{split}': '{there}' is no folder or pattern of tars below {redact(place.location)}"
             )
     found = {split: _tars(place, there) for split, there in wanted.items()}
     absent = [there for split, there in wanted.items() if not found[split]]
     if absent and (splits is not None or len(absent) == len(found)):
-        where = f"{shown(place.location)} holds no shards of that name"
+        where = f"{redact(place.location)} holds no shards of that name"
         if place.folder is not None:
             raise DataError(f"{where}: {' nor '.join(f'{there}/*.tar' for there in absent)} is not there")
         try:
@@ -112,7 +103,7 @@ def _counted(place: Place, there: str, text: str) -> list[str]:
     digits = text.strip()
     if not re.fullmatch(r"[0-9]{1,6}", digits) or not 0 < int(digits) <= MOST_TARS:
         raise DataError(
-            f"{shown(place.location)}: {there}/{COUNT_FILE} says {digits[:40]!r}, not how many tars there are"
+            f"{redact(place.location)}: {there}/{COUNT_FILE} says {digits[:40]!r}, not how many tars there are"
         )
     names = [f"{there}/{number}.tar" for number in range(int(digits))]
     if place.folder is not None:
@@ -172,6 +163,6 @@ def classnames_of(place: Place) -> tuple[str, ...]:
     names = tuple(line.strip() for line in (text or "").splitlines())
     if not names or not all(names):
         raise DataUsageError(
-            f"{shown(place.location)} has no classnames.txt with a name per class: give the class names"
+            f"{redact(place.location)} has no classnames.txt with a name per class: give the class names"
         )
     return names

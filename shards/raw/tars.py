@@ -22,7 +22,7 @@ from shards.published import PUBLISHED
 from shards.raw.tarlists import Place, Progress, classnames_of, listed, working_folder
 from shards.raw.tarscan import TarIndex, TarProblem, scan
 from shards.records import Record, Source
-from shards.urls import canonical, is_url, join, shown
+from shards.urls import canonical, is_url, join, redact
 
 
 def tar_source(
@@ -62,7 +62,7 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
 
     repository = _usable(dataset, location)
     place = Place(location, cache, on_progress)
-    other = f"{shown(location)} is not {repository}"
+    other = f"{redact(location)} is not {repository}"
     named = place.text("classnames.txt")
     if named is not None and len(named.splitlines()) != dataset.classes:
         raise DataError(f"{other}: it names {len(named.splitlines())} classes, {dataset.title} has {dataset.classes}")
@@ -179,7 +179,7 @@ def _digest(tars: Mapping[str, Iterable[TarIndex]]) -> str:
 def _scan_all(place: Place, splits: Mapping[str, str] | None, classes: int) -> dict[str, tuple[TarIndex, ...]]:
     kind = (place.text("dataset_type.txt") or "classification").strip()
     if kind != "classification":
-        what = f"{shown(place.location)} holds a {kind[:40]!r} data set"
+        what = f"{redact(place.location)} holds a {kind[:40]!r} data set"
         raise DataUsageError(f"{what}: only classification sets can be used")
     return {split: tuple(_scanned(place, split, names, classes)) for split, names in listed(place, splits).items()}
 
@@ -199,7 +199,7 @@ def _scanned(place: Place, split: str, names: Iterable[str], classes: int) -> It
         except TarProblem as problem:
             if place.folder is None:
                 file.unlink(missing_ok=True)
-            named = file if place.folder is not None else shown(join(canonical(place.location), name))
+            named = file if place.folder is not None else redact(join(canonical(place.location), name))
             raise DataError(f"{named} {problem}") from None
         yield index
 

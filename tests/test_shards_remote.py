@@ -1,0 +1,317 @@
+"""Remote files: whole or not at all, one download per machine, and one line that names the URL for every failure."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import resource
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import s3fs
+from local_server import Answer, LocalServer
+from object_server import ObjectServer, object_server
+
+from shards import remote
+from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from shards.remote import RemoteFolder, download, open_stream
+from shards.urls import canonical, is_url, join
+
+BYTES = bytes(range(256)) * 9000
+SHA256 = hashlib.sha256(BYTES).hexdigest()
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "RETRY_WAITS", (0.01, 0.01))
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    (tmp_path / "www").mkdir()
+    (tmp_path / "www" / "a.tar").write_bytes(BYTES)
+    with LocalServer(tmp_path / "www") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with object_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def s3(store, monkeypatch) -> ObjectServer:
+    monkeypatch.setattr(remote, "RETRY_WAITS", ())
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    return store
+
+
+@pytest.fixture
+def target(tmp_path) -> Path:
+    return tmp_path / "here" / "a.tar"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def is_one_line(error: BaseException, *words: str) -> bool:
+    text = str(error)
+    return "\n" not in text and all(word in text for word in words)
+
+
+def test_a_download_reports_progress_and_is_not_repeated(server, target):
+    steps: list[tuple[int, int | None]] = []
+    download(f"{server.url}/a.tar", target, sha256=SHA256, size=len(BYTES), on_progress=lambda *s: steps.append(s))
+    assert target.read_bytes() == BYTES and names(target.parent) == ["a.tar"]
+    assert steps[-1] == (len(BYTES), len(BYTES)) and steps == sorted(steps)
+    download(f"{server.url}/a.tar", target, sha256=SHA256)
+    assert len(server.asked) == 1
+
+
+def test_paths_and_file_urls_need_no_server(tmp_path, target):
+    odd = tmp_path / "a b#c?d%::e.tar"
+    odd.write_bytes(BYTES)
+    for url in (str(odd), "file://" + str(odd).replace("%", "%25").replace(" ", "%20").replace("#", "%23")):
+        with open_stream(url) as stream:
+            assert stream.read() == BYTES and stream.read(1) == b""
+    download(str(odd), target, sha256=SHA256)
+    assert target.read_bytes() == BYTES
+    with pytest.raises(NotFound, match=r"nothing\.tar is not there"):
+        open_stream(str(tmp_path / "nothing.tar"))
+    with pytest.raises(DataUsageError, match="another machine"):
+        open_stream("file://elsewhere/a.tar")
+
+
+@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"size": 1000}, {"size": len(BYTES) + 1}])
+def test_another_file_than_the_expected_one_is_refused_and_not_kept(server, target, wrong):
+    target.parent.mkdir()
+    target.write_bytes(b"older")
+    with pytest.raises(DataError) as error:
+        download(f"{server.url}/a.tar", target, **wrong)
+    assert is_one_line(error.value, f"{server.url}/a.tar is not the expected file", str(next(iter(wrong.values()))))
+    assert names(target.parent) == ["a.tar"] and target.read_bytes() == b"older"
+
+
+def test_a_broken_download_begins_again(server, target):
+    server.answers["/a.tar"] = [Answer(cut=1_500_000), Answer(503)]
+    download(f"{server.url}/a.tar", target)
+    assert target.read_bytes() == BYTES and len(server.asked) == 3
+
+
+def test_a_server_that_keeps_breaking_off_leaves_nothing(server, target):
+    server.always["/a.tar"] = Answer(cut=100_000)
+    with pytest.raises(Unreachable, match=r"/a\.tar was cut short"):
+        download(f"{server.url}/a.tar", target)
+    assert names(target.parent) == []
+    with open_stream(f"{server.url}/a.tar") as stream, pytest.raises(Unreachable, match=r"/a\.tar"):
+        stream.read()
+
+
+@pytest.mark.parametrize(
+    "status, words, attempts",
+    [(404, "is not there", 1), (403, "not open to everyone", 1), (400, "400 Bad Request", 1), (503, "503 Service", 3)],
+)
+def test_an_answer_that_refuses_is_one_line(server, target, status, words, attempts):
+    server.always["/a.tar"] = Answer(status)
+    with pytest.raises(DataError) as error:
+        download(f"{server.url}/a.tar", target)
+    assert is_one_line(error.value, f"{server.url}/a.tar", words)
+    assert len(server.asked) == attempts and names(target.parent) == []
+
+
+def test_a_silent_server_is_given_up(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(remote, "SOCKET_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(Unreachable, match="no answer in time"):
+            open_stream(f"http://127.0.0.1:{silent.getsockname()[1]}/a.tar", retry=False)
+
+
+def test_a_missing_host_or_server_is_one_line(server, target):
+    with socket.socket() as held:
+        # Bound, so that no other program gets the port, and not listening.
+        held.bind(("127.0.0.1", 0))
+        for url in (f"http://127.0.0.1:{held.getsockname()[1]}/a.tar", "http://no-such-host.invalid/a.tar"):
+            with pytest.raises(Unreachable) as error:
+                download(url, target)
+            assert is_one_line(error.value, url, "cannot be reached")
+
+
+def test_a_self_signed_certificate_is_refused(tmp_path, monkeypatch):
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1"
+    subprocess.run([*make.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with LocalServer(tmp_path) as server:
+        # Its thread must be at work: before, it would ask the socket that is wrapped for its number.
+        open_stream(f"{server.url}/cert.pem").close()
+        server._server.socket = context.wrap_socket(server._server.socket, server_side=True)
+        url = f"https://{server.host}/cert.pem"
+        with pytest.raises(DataError) as error:
+            open_stream(url)
+        assert is_one_line(error.value, url, "certificate") and not isinstance(error.value, Unreachable)
+
+
+def test_redirects_are_followed_to_http_only(server, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    for to in (f"file://{tmp_path}/secret", "ftp://127.0.0.1/a.tar"):
+        server.always["/b.tar"] = Answer(302, to=to)
+        with pytest.raises(DataError) as error:
+            open_stream(f"{server.url}/b.tar")
+        assert is_one_line(error.value, f"{server.url}/b.tar", "not http(s)://")
+    server.always["/b.tar"] = Answer(302, to=f"{server.url}/a.tar")
+    with open_stream(f"{server.url}/b.tar") as stream:
+        assert stream.read() == BYTES
+    server.always["/b.tar"] = Answer(302, to=f"{server.url}/b.tar")
+    with pytest.raises(DataError, match="too many redirects"):
+        open_stream(f"{server.url}/b.tar")
+
+
+def test_passwords_and_signatures_are_sent_but_never_printed(server):
+    server.always["/b.tar"] = Answer(302, to=f"http://localhost:{server.host.partition(':')[2]}/a.tar")
+    url = f"http://me:hush@{server.host}"
+    with open_stream(f"{url}/a.tar?token=hush") as stream:
+        stream.read()
+    assert server.headers["Authorization"] == "Basic bWU6aHVzaA=="
+    open_stream(f"{url}/b.tar").close()
+    assert "Authorization" not in server.headers, "the password is not for the server of the redirect"
+    for path in ("/nothing.tar?token=hush", "/a b\x00.tar?token=hush", ":hush"):
+        with pytest.raises(DataError) as error:
+            open_stream(url + path)
+        assert "hush" not in str(error.value).replace(f"{server.host}:hush", "")
+    with pytest.raises(DataUsageError, match="put credentials into the environment") as error:
+        open_stream("s3://key:hush@bucket/a.tar")
+    assert "hush" not in str(error.value)
+
+
+def test_an_address_that_cannot_be_opened_is_one_line(monkeypatch):
+    monkeypatch.setattr(remote, "RETRY_WAITS", ())
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    for url in ("nothing://bucket/a.tar", "pipe:cat a.tar"):
+        with pytest.raises(DataError, match=f"{url.partition('//')[0]}"):
+            open_stream(url)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(DataError, match=r"gs://bucket/a\.tar needs a package .*: pip install gcsfs"):
+        open_stream("gs://bucket/a.tar")
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_kept(server, target):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A limit on file sizes stands for a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        with pytest.raises(DataError, match=r"/a\.tar does not fit on the disk \(.*\); free some space"):
+            download(f"{server.url}/a.tar", target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names(target.parent) == []
+    (target.parent / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        download(f"{server.url}/a.tar", target.parent / "file" / "a.tar")
+
+
+def test_processes_and_threads_of_a_machine_download_a_file_once(server, target):
+    server.always["/a.tar"] = Answer(wait=0.5)
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=download, args=(f"{server.url}/a.tar", target)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: download(f"{server.url}/a.tar", target), range(4)))
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert len(server.asked) == 1 and target.read_bytes() == BYTES and names(target.parent) == ["a.tar"]
+
+
+def test_a_failed_download_is_tried_again_by_those_that_waited(server, target):
+    server.answers["/a.tar"] = [Answer(404, wait=0.2)]
+
+    def attempt(_: int) -> str:
+        try:
+            download(f"{server.url}/a.tar", target, sha256=SHA256)
+            return "there"
+        except DataError:
+            return "failed"
+
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(pool.map(attempt, range(3))) == ["failed", "there", "there"]
+    assert names(target.parent) == ["a.tar"]
+
+
+def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeypatch):
+    monkeypatch.setattr(remote, "BLOCK", 5 * 2**20)
+    folder, data = RemoteFolder(f"s3://{s3.bucket}/files"), os.urandom(11 * 2**20)
+    target.parent.mkdir()
+    target.write_bytes(data)
+    folder.upload("big/a.tar", target)
+    folder.write("b.txt", b"b")
+    first = folder.list()
+    assert set(first) == {"big/a.tar", "b.txt"} and folder.list("big") == {"a.tar": first["big/a.tar"]}
+    folder.write("b.txt", b"c")
+    assert folder.list()["b.txt"] != first["b.txt"] and folder.read(["b.txt", "absent"]) == {"b.txt": b"c"}
+    with open_stream(f"{folder.url}/big/a.tar") as stream:
+        assert stream.read(1000) + stream.read() == data
+    target.unlink()
+    download(f"{folder.url}/big/a.tar", target, sha256=hashlib.sha256(data).hexdigest())
+    folder.delete("b.txt")
+    folder.delete("b.txt")
+    assert set(folder.list()) == {"big/a.tar"}
+
+
+def test_an_object_store_names_what_is_missing(s3, monkeypatch):
+    with pytest.raises(NotFound, match=r"s3://results/data/absent\.tar is not there"):
+        open_stream(f"s3://{s3.bucket}/data/absent.tar")
+    with pytest.raises(NotFound, match=r"s3://no-such-bucket/a\.tar is not there"):
+        open_stream("s3://no-such-bucket/a.tar")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    # A process reads the settings of its machine once.
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        with pytest.raises(Unreachable, match=r"s3://results/data/a\.tar cannot be reached \(.*\); try again later"):
+            open_stream(f"s3://{s3.bucket}/data/a.tar")
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_silent_object_store_is_given_up(monkeypatch):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "anything")
+        monkeypatch.setattr(remote, "CALL_SECONDS", 0.5)
+        s3fs.S3FileSystem.clear_instance_cache()
+        try:
+            with pytest.raises(Unreachable, match=r"s3://bucket/x/a cannot be reached \(no answer in time\)"):
+                RemoteFolder("s3://bucket/x").write("a", b"content")
+        finally:
+            s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_urls_are_recognized_and_normalized():
+    assert is_url("https://x/y") and is_url("gs://x") and is_url("file:///x")
+    assert not is_url("data/x") and not is_url("/x:y/z") and not is_url("C:\\data")
+    repository = "https://huggingface.co/datasets/clip-benchmark/wds_cars"
+    for page in (f"{repository}/tree/main", f"{repository}/tree/main/", f"{repository}/resolve/main", repository):
+        assert canonical(page) == f"{repository}/resolve/main"
+    assert canonical(f"{repository}/tree/v2/test?x=1") == f"{repository}/resolve/v2/test?x=1"
+    assert join("https://x/y/?sig=1", "test/0 .tar") == "https://x/y/test/0%20.tar?sig=1"
+    assert join("gs://x/y/", "test/0.tar") == "gs://x/y/test/0.tar"
+    with pytest.raises(DataUsageError, match="not a usable URL"):
+        canonical("http://[::1/x")
