@@ -17,8 +17,8 @@ from cluster.job import Job, Report
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Resources
 from cluster.work import Tell, Work, attempt
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import Ranks, announced_ranks
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import Ranks, ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
 
 ASK_SECONDS = 1.0
@@ -47,14 +47,14 @@ class Rank:
         return attempt(lambda: self._together(job, places, mailbox))
 
     def _together(self, job: Job, places: StoragePaths, mailbox: Any) -> Report:
-        place, ranks = places.here(), announced_ranks()
+        place, ranks = places.here(), ranks_from_environment()
         device = resolve_device(place.device)
         # Ray shows an actor its own GPU alone, whatever its number on the machine.
         device = resolve_device("cuda:0") if device.type == "cuda" else own_device(device, ranks)
         # Held until the moment before it is listened at: the first to bind a free port has it.
         self._port.close()
-        with joined(ranks, device, place.timeout) as crew:
-            return Work(job, replace(place, device=str(device)), lambda report: mailbox.put(report), crew).do()
+        with init_process_group(ranks, device, place.timeout) as group:
+            return Work(job, replace(place, device=str(device)), lambda report: mailbox.put(report), group).do()
 
 
 def perform_together(job: Job, places: StoragePaths, share: Resources, tell: Tell) -> Report:

@@ -16,7 +16,7 @@ from cluster.tune_runner import Listener, carry_out
 from cluster.work import Tell, Work, attempt
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
-from runner.distributed.ranks import announced_ranks
+from runner.distributed.ranks import ranks_from_environment
 from runner.environment import resolve_device
 from runner.stop_signals import Interrupted
 
@@ -85,7 +85,7 @@ def gathered(fleet: Launcher, places: StoragePaths, *, always_ray: bool = False)
     always_ray: even where one run at a time is done, as Ray Tune's searchers need it. Raises UserError where the
     cluster does not answer, UsageError where not even one run fits or this machine has not the device.
     """
-    if announced_ranks().size > 1:
+    if ranks_from_environment().size > 1:
         raise UsageError("start this command without torchrun: --processes says how many train one run together")
     if fleet.on == "local":
         # At once, as else every run would say so.

@@ -29,13 +29,13 @@ Tell = Callable[[Report], None]
 
 
 class Work:
-    """A job on this machine; of a crew every process makes one, and the first one tells."""
+    """A job on this machine; of a group every process makes one, and the first one tells."""
 
-    def __init__(self, job: Job, place: RuntimeConfig, tell: Tell, crew: ProcessGroup | None = None) -> None:
+    def __init__(self, job: Job, place: RuntimeConfig, tell: Tell, group: ProcessGroup | None = None) -> None:
         """tell: is called from time to time, and may end the work by raising."""
         self.job = job
         self.place = place
-        self.crew = crew or ProcessGroup(ALONE)
+        self.group = group or ProcessGroup(ALONE)
         self._tell = tell
         self._began = time.monotonic()
         self._told = -TELL_SECONDS
@@ -51,9 +51,9 @@ class Work:
         """Draw or unpack the sets that need nobody's files, where this machine has them not."""
         names = [piece.config.dataset for piece in self.job.pieces]
         names += [Target.recorded(target).dataset for piece in self.job.pieces for target in piece.targets]
-        if self.crew.ranks.local_rank == 0:
+        if self.group.ranks.local_rank == 0:
             make_ready(names, self.place.data)
-        self.crew.meet()
+        self.group.barrier()
 
     def _look_at_targets(self) -> None:
         """Test images that are not there are found before a training, not after it."""
@@ -84,7 +84,7 @@ class Work:
         for end in [*(rung for rung in self.job.rungs if rung < last), last]:
             for piece, targets in zip(self.job.pieces, watched, strict=True):
                 self._train_one(piece, Watch(Validation(targets)), until=end)
-            if self.crew.ranks.first:
+            if self.group.ranks.first:
                 for epoch in range(told, end):
                     if (figure := self._score_at(epoch, watched)) is not None:
                         self._tell(self._report(epoch=epoch + 1, of=last, figures={"score": figure}))
@@ -106,20 +106,20 @@ class Work:
         from runner.train import train
 
         while True:
-            if self.crew.size > 1:
+            if self.group.size > 1:
                 self._wait_for(piece)
             try:
-                train(piece.config, self.place, crew=self.crew, until=until, watch=watch)
+                train(piece.config, self.place, group=self.group, until=until, watch=watch)
                 return
             except RunHeld as error:
-                if self.crew.size > 1:
+                if self.group.size > 1:
                     raise
                 self._say(self._report(state="waiting", run=piece.config.path, why=str(error)))
                 time.sleep(HELD_SECONDS)
 
     def _wait_for(self, piece: RunSpec) -> None:
-        """Before a crew begins a run that somebody else holds: once begun, only its first process would find out."""
-        while why := self.crew.share(self._held(piece) if self.crew.ranks.first else None):
+        """Before a group begins a run that somebody else holds: once begun, only its first process would find out."""
+        while why := self.group.broadcast_object(self._held(piece) if self.group.ranks.first else None):
             self._say(self._report(state="waiting", run=piece.config.path, why=why))
             time.sleep(HELD_SECONDS)
 
@@ -143,10 +143,10 @@ class Work:
             trained = None
             for text in piece.targets:
                 target = Target.recorded(text)
-                known = self.crew.share(self._is_known(piece, target) if self.crew.ranks.first else None)
+                known = self.group.broadcast_object(self._is_known(piece, target) if self.group.ranks.first else None)
                 if not known and trained is None:
-                    trained = load_trained(piece.config, self.place, self.crew)
-                results.append(evaluate(piece.config, target, self.place, trained=trained, crew=self.crew))
+                    trained = load_trained(piece.config, self.place, self.group)
+                results.append(evaluate(piece.config, target, self.place, trained=trained, group=self.group))
             if results:
                 scores.append(score([result.accuracy for result in results]))
         return {"score": fmean(scores)} if scores else {}
@@ -158,7 +158,7 @@ class Work:
 
     def _say(self, report: Report) -> None:
         """Tell, unless that was done a moment ago: whoever listens answers for many."""
-        if self.crew.ranks.first and time.monotonic() - self._told >= TELL_SECONDS:
+        if self.group.ranks.first and time.monotonic() - self._told >= TELL_SECONDS:
             self._told = time.monotonic()
             self._tell(report)
 

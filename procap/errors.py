@@ -10,8 +10,8 @@ class UserError(Exception):
     """Something failed that the user can mend; the command line prints the message alone and exits with `exit_code`."""
 
     exit_code = 1
-    spoken: bool | None = None
-    """Of processes that work together: whether another one tells it to people; None where nobody decided."""
+    printed_elsewhere: bool | None = None
+    """Whether another process of the same run prints the error; None where that is not decided."""
 
 
 class UsageError(UserError):

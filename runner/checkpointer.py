@@ -28,13 +28,13 @@ class Checkpointer:
     def __init__(
         self,
         config: RunConfig,
-        place: RuntimeConfig,
+        runtime: RuntimeConfig,
         folder: RunFolder,
         setup: Setup,
         meter: Meter,
         steps: int,
         where: dict[str, Any],
-        crew: ProcessGroup,
+        group: ProcessGroup,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -42,8 +42,8 @@ class Checkpointer:
         self.meter = meter
         self.steps = steps
         self.where = where
-        self.crew = crew
-        self.engine = make_engine(setup.method, config, place, crew)
+        self.group = group
+        self.engine = make_engine(setup.method, config, runtime, group)
         card = setup.card
         identity = {
             "config_hash": config.hash,
@@ -51,7 +51,7 @@ class Checkpointer:
             "manifest_digest": card.manifest_digest,
         }
         self.keeper = StateKeeper(folder.state, identity)
-        self.courier = CheckpointUploader(ResultsStore.of(place), config.path)
+        self.courier = CheckpointUploader(ResultsStore.of(runtime), config.path)
         self.state = TrainState()
         self._saved_at: tuple[int, int] | None = None
         self._saved = time.monotonic()
@@ -59,8 +59,8 @@ class Checkpointer:
 
     def restore(self) -> TrainState:
         """The newest sound state on disk, filled into method and optimizer; else the beginning."""
-        found = self.keeper.newest() if self.crew.ranks.first else None
-        data = self.crew.share_bytes(found and found[0])
+        found = self.keeper.newest() if self.group.ranks.first else None
+        data = self.group.broadcast_object(found and found[0])
         if data:
             self.state, tensors = self.keeper.unpack(data)
             self.engine.load(tensors, found[1] if found else self.folder.state)
@@ -78,18 +78,18 @@ class Checkpointer:
         return time.monotonic() - self._saved >= seconds
 
     def save(self, status: RunStatus = "running") -> None:
-        """Write the state, then the progress; of a crew every process calls this, and the first one writes."""
+        """Write the state, then the progress; of a group every process calls this, and the first one writes."""
         began = time.monotonic()
         with self.meter.phase("checkpoint", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
             tensors = self.engine.tensors()
-            if self.crew.ranks.first:
+            if self.group.ranks.first:
                 self.keeper.save(self.state, tensors)
         self._report(status)
         self._saved, self._saved_at = time.monotonic(), self._at
         self._cost = self._saved - began
-        if self.crew.ranks.first:
+        if self.group.ranks.first:
             with self.meter.phase("checkpoint", rated=False):
                 self.courier.offer()
 
@@ -102,7 +102,7 @@ class Checkpointer:
         """Write the state and raise `Interrupted` for a signal that all processes know of; every one calls this."""
         self.save("interrupted")
         # Whoever leaves first may get the others killed; the state has to be written by then.
-        self.crew.meet()
+        self.group.barrier()
         where = f"step {self.state.step} of {self.steps}"
         raise interrupted(signum, f"stopped {self.config.path} at {where}; repeat to go on")
 
@@ -112,7 +112,7 @@ class Checkpointer:
             self._report(status)
         else:
             self.save(status)
-        said = self.crew.share_record(self._progress(status) if self.crew.ranks.first else None, Progress)
+        said = self.group.broadcast_object(self._progress(status) if self.group.ranks.first else None)
         assert said is not None
         return said
 
@@ -135,7 +135,7 @@ class Checkpointer:
         return loss
 
     def _report(self, status: RunStatus) -> None:
-        if self.crew.ranks.first:
+        if self.group.ranks.first:
             write_json(self.folder.progress_file, self._progress(status))
 
     def _progress(self, status: RunStatus) -> Progress:

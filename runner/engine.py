@@ -64,17 +64,17 @@ class Objective(nn.Module):
 
 
 class Engine:
-    """Plain torch; of a crew, DistributedDataParallel averages the gradients, which only learnable tensors have."""
+    """Plain torch; of a group, DistributedDataParallel averages the gradients, which only learnable tensors have."""
 
-    def __init__(self, method: Method, config: RunConfig, crew: ProcessGroup | None = None) -> None:
+    def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.method = method
         self.objective = Objective(method, config)
         self.optimizer = make_optimizer(method, config.recipe)
         self.module: nn.Module = self.objective
         self._averaging: Averaging | None = None
-        if crew is not None and crew.ranks.size > 1:
+        if group is not None and group.ranks.size > 1:
             device = method.clip.device
-            self._averaging = Averaging(crew, device)
+            self._averaging = Averaging(group, device)
             self.module = parallel = nn.parallel.DistributedDataParallel(
                 self.objective,
                 device_ids=[device] if device.type == "cuda" else None,
@@ -87,7 +87,7 @@ class Engine:
             parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.of(bucket))
 
     def set_rate(self, lr: float) -> None:
-        """The learning rate of the next steps, in place where recorded steps read it from the device."""
+        """The learning rate of the next steps, in place where captured steps read it from the device."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
@@ -135,17 +135,17 @@ def _buffers_switch() -> str:
 class Averaging:
     """DDP's averaging of gradients, its buckets sent as they fill, and how long the end of the backward pass waits."""
 
-    def __init__(self, crew: ProcessGroup, device: torch.device) -> None:
-        self._crew = crew
+    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+        self._group = group
         self._device = device
         assert dist.group.WORLD is not None
-        self._group = dist.group.WORLD
+        self._world = dist.group.WORLD
 
     def of(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """The mean of a bucket over the processes, on its way."""
-        self._crew.begin_waiting(self._device)
-        return allreduce_hook(self._group, bucket)
+        self._group.begin_waiting(self._device)
+        return allreduce_hook(self._world, bucket)
 
     def done(self) -> None:
         """All buckets are there: what has passed since the last of them was sent nothing else could fill."""
-        self._crew.end_waiting(self._device)
+        self._group.end_waiting(self._device)

@@ -11,24 +11,24 @@ from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 
 
-def make_engine(method: Method, config: RunConfig, place: RuntimeConfig, crew: ProcessGroup) -> Engine:
-    """The engine that `place` names; it has to be closed.
+def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
+    """The engine that `runtime` names; it has to be closed.
 
     Raises UsageError where DeepSpeed's configuration contradicts the run, UserError where DeepSpeed is not installed.
     """
-    settings = engine_settings(config, place, crew.ranks)
+    settings = engine_settings(config, runtime, group.ranks)
     if settings is None:
-        return Engine(method, config, crew)
+        return Engine(method, config, group)
     from runner.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(method, config, settings)
 
 
-def engine_settings(config: RunConfig, place: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
+def engine_settings(config: RunConfig, runtime: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
     """DeepSpeed's configuration for a run, None where DDP averages. Raises UsageError where it contradicts the run."""
-    if place.engine == "ddp":
+    if runtime.engine == "ddp":
         return None
     from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
 
-    user = read_deepspeed_json(place.deepspeed_json) if place.deepspeed_json else None
-    return deepspeed_config(config, ranks.size, place.zero_stage, user)
+    user = read_deepspeed_json(runtime.deepspeed_json) if runtime.deepspeed_json else None
+    return deepspeed_config(config, ranks.size, runtime.zero_stage, user)

@@ -20,7 +20,7 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.correctness import pack_bits
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.flag_sync import FlagSync, Status
+from runner.distributed.flag_sync import Flags, FlagSync
 from runner.distributed.ranks import ALONE
 from runner.environment import decoders, environment, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
@@ -49,18 +49,18 @@ class Trained:
     method: Method
 
 
-def load_trained(config: RunConfig, place: RuntimeConfig, crew: ProcessGroup | None = None) -> Trained:
+def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None) -> Trained:
     """Load a finished run. Raises UserError when it is not finished, was altered, or its backbone is another here."""
-    crew = crew or ProcessGroup(ALONE)
-    folder = RunFolder(place.results / config.path)
-    if crew.ranks.first:
-        ResultsStore.of(place).pull(config.path)
-    training = _training(folder, crew)
+    group = group or ProcessGroup(ALONE)
+    folder = RunFolder(runtime.results / config.path)
+    if group.ranks.first:
+        ResultsStore.of(runtime).pull(config.path)
+    training = _training(folder, group)
     file = folder.checkpoint_file
-    data = prompts_bytes(file, training.checkpoint_sha256) if crew.ranks.first else None
-    tensors, card = unpack_prompts(crew.share_bytes(data) or b"", file)
-    device = resolve_device(place.device)
-    clip = load_backbone(config, device, Acceleration.of(place.accelerate, device))
+    data = prompts_bytes(file, training.checkpoint_sha256) if group.ranks.first else None
+    tensors, card = unpack_prompts(group.broadcast_object(data) or b"", file)
+    device = resolve_device(runtime.device)
+    clip = load_backbone(config, device, Acceleration.of(runtime.accelerate, device))
     if (digest := clip.digest()) != training.backbone_digest:
         raise UserError(
             f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, here are {digest}: "
@@ -74,63 +74,63 @@ def load_trained(config: RunConfig, place: RuntimeConfig, crew: ProcessGroup | N
 def evaluate(
     config: RunConfig,
     target: Target,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     *,
     force: bool = False,
     trained: Trained | None = None,
-    crew: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
 ) -> EvalResult:
     """Count what a finished run gets right on `target` and give what `eval/<target>.json` says.
 
     A result of the same checkpoint is read, not repeated, unless `force`, or a limit that made it smaller than asked.
-    Image features that `place.features` holds are used, unless `force`, where the classifier puts no prompts into the
+    Image features that `runtime.features` holds are used, unless `force`, where the classifier puts no prompts into the
     image tower; the result then says so and has no speed. Logits differ from computed ones by rounding at most.
     `trained` saves loading when several targets follow each other. Draws no random number.
-    Of a crew every process calls this and looks at its part of the images, each of which is counted once; the first one
-    reads and writes the results. Known image features are left aside then.
+    All ranks of a group call this. Each image is counted on one of them; rank 0 reads and writes the results. Stored
+    image features are not used then.
     Raises UserError when the run is not finished, when a data set has other content than the run was trained on or a
     known result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
     that cannot be read: no image is ever left out.
     """
-    crew = crew or ProcessGroup(ALONE)
-    folder = RunFolder(place.results / config.path)
-    store = ResultsStore.of(place) if crew.ranks.first else ResultsStore(None, place.results)
+    group = group or ProcessGroup(ALONE)
+    folder = RunFolder(runtime.results / config.path)
+    store = ResultsStore.of(runtime) if group.ranks.first else ResultsStore(None, runtime.results)
     store.pull(config.path, weights=False)
-    training = _training(folder, crew)
-    if crew.ranks.first:
+    training = _training(folder, group)
+    if group.ranks.first:
         folder.tidy()
     if target.dataset == config.dataset:
-        check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, place.data, "train")
-    known = crew.share_record(_known(folder, target, training, force) if crew.ranks.first else None, EvalResult)
-    if known and force and not known.limited and place.limit and place.limit < known.total:
+        check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, runtime.data, "train")
+    known = group.broadcast_object(_known(folder, target, training, force) if group.ranks.first else None)
+    if known and force and not known.limited and runtime.limit and runtime.limit < known.total:
         raise UserError(
-            f"{folder.eval_file(target)} counts all {known.total} images and --limit {place.limit} fewer: "
+            f"{folder.eval_file(target)} counts all {known.total} images and --limit {runtime.limit} fewer: "
             "leave out --limit, or name another --results"
         )
-    if known and not force and known.answers(training, place.limit):
-        check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, place.data, "evaluate")
+    if known and not force and known.answers(training, runtime.limit):
+        check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, runtime.data, "evaluate")
         store.push(config.path)
         return known
     with StopRequest() as stop:
-        trained = trained or load_trained(config, place, crew)
-        found = _evaluate(config, target, place, trained, stop, crew, anew=force)
-        if crew.ranks.first:
+        trained = trained or load_trained(config, runtime, group)
+        found = _evaluate(config, target, runtime, trained, stop, group, anew=force)
+        if group.ranks.first:
             write_json(folder.eval_file(target), found)
             store.push(config.path)
-        result = crew.share_record(found, EvalResult)
+        result = group.broadcast_object(found)
         assert result is not None
         stop.check(f"evaluated {config.path} on {target}")
-    if crew.ranks.first:
-        tracker_for(folder, place).close()
+    if group.ranks.first:
+        tracker_for(folder, runtime).close()
         store.push(config.path)
     return result
 
 
-def _training(folder: RunFolder, crew: ProcessGroup) -> TrainResult:
-    training = folder.train() if crew.ranks.first else None
-    if crew.ranks.first and training is None:
+def _training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
+    training = folder.train() if group.ranks.first else None
+    if group.ranks.first and training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
-    shared = crew.share_record(training, TrainResult)
+    shared = group.broadcast_object(training)
     assert shared is not None
     return shared
 
@@ -147,7 +147,7 @@ def _known(folder: RunFolder, target: Target, training: TrainResult, force: bool
 
 
 class Answers:
-    """What a classifier said, by the image's place in the target; nothing leaves the device before `predictions`."""
+    """What a classifier said, by the image's index in the target; nothing leaves the device before `predictions`."""
 
     def __init__(self) -> None:
         self._places: list[NDArray[np.int64]] = []
@@ -161,14 +161,14 @@ class Answers:
         self._finite.append(torch.isfinite(logits).all())
         return int((places >= 0).sum())
 
-    def finite(self, crew: ProcessGroup) -> bool:
+    def finite(self, group: ProcessGroup) -> bool:
         """Whether everything was, in all processes."""
-        return all(crew.collect(bool(torch.stack(self._finite).all())))
+        return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
 
-    def predictions(self, wanted: int, crew: ProcessGroup) -> NDArray[np.int64]:
+    def predictions(self, wanted: int, group: ProcessGroup) -> NDArray[np.int64]:
         """The class [N] of each of the first `wanted` images, which all processes have seen exactly once together."""
-        places = crew.gather(torch.from_numpy(np.concatenate(self._places))).numpy()
-        predictions = crew.gather(torch.cat(self._predictions).cpu()).numpy()
+        places = group.gather(torch.from_numpy(np.concatenate(self._places))).numpy()
+        predictions = group.gather(torch.cat(self._predictions).cpu()).numpy()
         # A stream that is shared by processes fills its last batch with images of index -1; none of them is an answer.
         real = places >= 0
         order = np.argsort(places[real])
@@ -180,64 +180,64 @@ class Answers:
 def _evaluate(
     config: RunConfig,
     target: Target,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     trained: Trained,
     stop: StopRequest,
-    crew: ProcessGroup,
+    group: ProcessGroup,
     *,
     anew: bool,
 ) -> EvalResult:
     """`anew`: no feature on the disk is read; all are computed and put there."""
     clip, device = trained.clip, trained.clip.device
-    shards = open_dataset(place.data, target.dataset)
+    shards = open_dataset(runtime.data, target.dataset)
     manifest = shards.manifest
-    crew.same(f"the content of {target.dataset}", manifest.digest)
+    group.check_same(f"the content of {target.dataset}", manifest.digest)
     selection = evaluation_split(shards, target.classes, target.split)
-    wanted = min(len(selection.images), place.limit or len(selection.images))
-    batch_size, workers = config.recipe.test_batch_size, decoders(place.workers, device)
+    wanted = min(len(selection.images), runtime.limit or len(selection.images))
+    batch_size, workers = config.recipe.test_batch_size, decoders(runtime.workers, device)
     transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
     meter, machine = Meter(device, warmup=0), Machine(device)
     with meter.phase("classes", rated=False), autocast(config, device):
         classifier = trained.method.classifier(label_space(manifest, selection.classnames))
     store = None
-    if place.features and crew.ranks.size == 1 and reads_plain_features(classifier, clip):
+    if runtime.features and group.ranks.size == 1 and reads_plain_features(classifier, clip):
         with meter.phase("features", rated=False):
             backbone = trained.training.backbone_digest
             key = FeatureKey.of(manifest, target.split, backbone, transform, config.precision, device)
-            store = FeatureStore(place.features, key, read=not anew)
-    graphs = CudaGraphs(device) if Acceleration.of(place.accelerate, device).graphs else None
+            store = FeatureStore(runtime.features, key, read=not anew)
+    graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
     inference = Inference(clip, classifier, selection.images.positions[:wanted], store, graphs)
     with meter.phase("warm-up", rated=False), autocast(config, device):
         # Kernels and memory pools of a GPU are for one size of batch; a CPU has neither, and two whole batches there
         # can cost as much as the evaluation.
-        share = -(-len(inference.fresh) // crew.ranks.size)
+        share = -(-len(inference.fresh) // group.ranks.size)
         warmed = inference.warm_up(min(batch_size, share) if device.type == "cuda" else 1)
     meter.settle()
-    answers, agreement, what = Answers(), FlagSync(crew), f"{config.method} on {target}"
+    answers, flag_sync, what = Answers(), FlagSync(group), f"{config.method} on {target}"
     with (
         fitting_threads(clip, min(batch_size, wanted), "eval"),
-        ProgressDisplay(what, wanted, unit="images", quiet=place.quiet or not crew.ranks.first) as display,
+        ProgressDisplay(what, wanted, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
         inference.kept(meter),
     ):
-        batches = inference.batches(selection.images, transform, batch_size, workers, crew.ranks)
+        batches = inference.batches(selection.images, transform, batch_size, workers, group.ranks)
         for pixels, places in meter.each("data", batches):
             # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
                 # All processes work at the same pace, and each of them on as many images.
-                seen = crew.ranks.size * answers.add(inference(pixels, places), places)
+                seen = group.ranks.size * answers.add(inference(pixels, places), places)
             meter.step(seen)
             machine.sample()
             display.update(min(display.done + seen, wanted))
-            if signum := agreement.exchange(Status(signum=stop.signum or 0)).signum:
-                crew.meet()
+            if signum := flag_sync.exchange(Flags(signum=stop.signum or 0)).signum:
+                group.barrier()
                 raise interrupted(
                     signum, f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
                 )
-        agreement.settle()
+        flag_sync.wait()
     meter.settle()
-    if not answers.finite(crew):
+    if not answers.finite(group):
         raise UserError(f"{config.path} gives logits on {target} that are not finite: train with {config.calmer}")
-    right = answers.predictions(wanted, crew) == selection.images.labels[:wanted]
+    right = answers.predictions(wanted, group) == selection.images.labels[:wanted]
     correct, total = per_class_counts(right, selection)
     # A speed without the image tower, or partly without, is not that of the method.
     rated = inference.features == "computed"
@@ -247,7 +247,7 @@ def _evaluate(
         correct=sum(correct),
         total=sum(total),
         per_class=PerClass(correct=correct, total=total),
-        limit=place.limit,
+        limit=runtime.limit,
         dataset_size=len(selection.images),
         num_classes=len(selection.classnames),
         precision=config.precision,

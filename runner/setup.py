@@ -43,16 +43,16 @@ class Setup:
     ways: Acceleration
 
 
-def set_up(config: RunConfig, place: RuntimeConfig, device: torch.device, crew: ProcessGroup) -> Setup:
+def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
     """Open the data, load the backbone and build the method; raises the user's errors of all three.
 
-    Raises UsageError where the batch cannot be dealt out evenly to the crew.
+    Raises UsageError where the batch cannot be dealt out evenly to the group.
     """
     # Messages between processes are not recorded, so steps of several are run as they are.
-    alone = crew.ranks.size == 1
-    ways = Acceleration.of(place.accelerate, device)
+    alone = group.ranks.size == 1
+    ways = Acceleration.of(runtime.accelerate, device)
     ways = ways if alone else replace(ways, graphs=False)
-    shards = open_dataset(place.data, config.dataset)
+    shards = open_dataset(runtime.data, config.dataset)
     fewshot = stream = None
     if config.recipe.epochs:
         samples = load_samples(shards.folder, config.picks) if config.picks else None
@@ -61,8 +61,8 @@ def set_up(config: RunConfig, place: RuntimeConfig, device: torch.device, crew: 
     clip = load_backbone(config, device, ways)
     if fewshot:
         augment = train_augment(config.recipe, clip)
-        workers = decoders(place.workers, device)
-        stream = train_stream(fewshot.train, config, augment, workers, device, ways, crew.ranks)
+        workers = decoders(runtime.workers, device)
+        stream = train_stream(fewshot.train, config, augment, workers, device, ways, group.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
     space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
     method = make_method(config, clip, space)
@@ -77,9 +77,9 @@ def set_up(config: RunConfig, place: RuntimeConfig, device: torch.device, crew: 
         manifest_digest=shards.manifest.digest,
     )
     if not alone:
-        method.team = crew
-        crew.same(f"the content of {config.dataset}", card.manifest_digest)
-        crew.same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
+        method.team = group
+        group.check_same(f"the content of {config.dataset}", card.manifest_digest)
+        group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     return Setup(method, card, stream, fewshot, ways)
 
 

@@ -15,7 +15,7 @@ from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.flag_sync import FlagSync, Status
+from runner.distributed.flag_sync import Flags, FlagSync
 from runner.distributed.ranks import ALONE
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
@@ -43,53 +43,53 @@ APART = (*STARTING, "validation")
 @overload
 def train(
     config: RunConfig,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     *,
     force: bool = False,
-    crew: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
     until: None = None,
     watch: Watch | None = None,
 ) -> TrainResult: ...
 @overload
 def train(
     config: RunConfig,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     *,
     force: bool = False,
-    crew: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
     until: int | None,
     watch: Watch | None = None,
 ) -> TrainResult | Progress: ...
 def train(
     config: RunConfig,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     *,
     force: bool = False,
-    crew: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
     until: int | None = None,
     watch: Watch | None = None,
 ) -> TrainResult | Progress:
-    """Train `config` below `place.results` and give what `train.json` says.
+    """Train `config` below `runtime.results` and give what `train.json` says.
 
     A finished run is read, not repeated, unless `force` forgets it with its evaluations; an interrupted one goes on
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
     until: pause after so many epochs with a saved state, where that is before the last one, and give the progress so
         far. A run that is there already is left as it is.
     watch: who looks on; changes nothing of the training. A run without epochs has nothing to be seen.
-    Of a crew every process calls this; the first one reads and writes the results, and alone needs their folder.
+    Of a group every process calls this; the first one reads and writes the results, and alone needs their folder.
     Raises RunHeld when another process works on the run, UserError when data or weights are not those it began with or
     was finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
     SIGTERM, which are held back in the main thread only.
     """
     if until is not None and until < 1:
         raise ValueError(f"until = {until}: a run pauses after one epoch or more")
-    crew = crew or ProcessGroup(ALONE)
-    first = crew.ranks.first
-    folder = RunFolder(place.results / config.path)
-    store = ResultsStore.of(place) if first else ResultsStore(None, place.results)
+    group = group or ProcessGroup(ALONE)
+    first = group.ranks.first
+    folder = RunFolder(runtime.results / config.path)
+    store = ResultsStore.of(runtime) if first else ResultsStore(None, runtime.results)
     if not force:
         store.pull(config.path)
-    if done := _known(config, place, folder, crew, force):
+    if done := _known(config, runtime, folder, group, force):
         if first:
             folder.tidy()
             store.push(config.path)
@@ -98,38 +98,38 @@ def train(
         if force:
             if first:
                 folder.clear()
-        elif done := _known(config, place, folder, crew, force):
+        elif done := _known(config, runtime, folder, group, force):
             return done
-        elif until and (paused := _reached(config, folder, until, crew, watch)):
+        elif until and (paused := _reached(config, folder, until, group, watch)):
             return paused
         with StopRequest() as stop:
-            result = _train(config, place, folder, stop, crew, until, watch)
+            result = _train(config, runtime, folder, stop, group, until, watch)
             stop.check(f"{result.status} {config.path}")
     return result
 
 
 def _known(
-    config: RunConfig, place: RuntimeConfig, folder: RunFolder, crew: ProcessGroup, force: bool
+    config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup, force: bool
 ) -> TrainResult | None:
-    """The finished training, as the first process of the crew finds it."""
-    return crew.share_record(_finished(folder, config, place) if crew.ranks.first and not force else None, TrainResult)
+    """The finished training, as the first process of the group finds it."""
+    return group.broadcast_object(_finished(folder, config, runtime) if group.ranks.first and not force else None)
 
 
-def _finished(folder: RunFolder, config: RunConfig, place: RuntimeConfig) -> TrainResult | None:
+def _finished(folder: RunFolder, config: RunConfig, runtime: RuntimeConfig) -> TrainResult | None:
     done = folder.train()
     if done is not None:
         if done.config_hash != config.hash:
             raise UserError(f"{folder.train_file} is of run {done.config_hash}, not {config.hash}; repeat with --force")
-        check_content(f"{config.path} was trained", config.dataset, done.manifest_digest, place.data, "train")
+        check_content(f"{config.path} was trained", config.dataset, done.manifest_digest, runtime.data, "train")
         read_prompts(folder.checkpoint_file, done.checkpoint_sha256)
     return done
 
 
 def _reached(
-    config: RunConfig, folder: RunFolder, until: int, crew: ProcessGroup, watch: Watch | None
+    config: RunConfig, folder: RunFolder, until: int, group: ProcessGroup, watch: Watch | None
 ) -> Progress | None:
     """The progress of a run that has a state of epoch `until` or a later one, found without loading anything."""
-    said = folder.progress() if crew.ranks.first else None
+    said = folder.progress() if group.ranks.first else None
     epochs = len(said.epochs) if said else 0
     if said and (said.config_hash != config.hash or said.status == "failed" or not any(folder.state.glob("step-*"))):
         said = None
@@ -139,39 +139,39 @@ def _reached(
     if said and epochs >= until:
         said = said.model_copy(update={"status": "paused"})
         write_json(folder.progress_file, said)
-    return crew.share_record(said if epochs >= until else None, Progress)
+    return group.broadcast_object(said if epochs >= until else None)
 
 
 def _train(
     config: RunConfig,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     folder: RunFolder,
     stop: StopRequest,
-    crew: ProcessGroup,
+    group: ProcessGroup,
     until: int | None,
     watch: Watch | None,
 ) -> TrainResult | Progress:
-    device = resolve_device(place.device)
+    device = resolve_device(runtime.device)
     meter, machine = Meter(device, WARMUP_STEPS, PHASES), Machine(device)
     with meter.phase("load", rated=False):
-        setup = set_up(config, place, device, crew)
-    first = crew.ranks.first
+        setup = set_up(config, runtime, device, group)
+    first = group.ranks.first
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
     where = environment(device)
-    with closing(tracker_for(folder, place if first else replace(place, tracking_uri="off"))) as tracker:
+    with closing(tracker_for(folder, runtime if first else replace(runtime, tracking_uri="off"))) as tracker:
         state, watcher = TrainState(), None
         if setup.stream is not None:
             steps = config.recipe.epochs * setup.stream.steps_per_epoch
-            journal = Checkpointer(config, place, folder, setup, meter, steps, where, crew)
-            images = config.recipe.batch_size // crew.ranks.size
+            checkpointer = Checkpointer(config, runtime, folder, setup, meter, steps, where, group)
+            images = config.recipe.batch_size // group.ranks.size
             end = min(until or config.recipe.epochs, config.recipe.epochs)
-            watcher = Watcher(watch, journal, place, stop, last=end - 1)
-            with closing(journal.engine), fitting_threads(setup.method.clip, images):
-                state = _learn(config, place, journal, machine, stop, tracker, watcher)
+            watcher = Watcher(watch, checkpointer, runtime, stop, last=end - 1)
+            with closing(checkpointer.engine), fitting_threads(setup.method.clip, images):
+                state = _learn(config, runtime, checkpointer, machine, stop, tracker, watcher)
                 if state.epoch < config.recipe.epochs:
-                    return journal.leave("paused")
-        result = _finish(config, place, folder, setup, state, meter, machine, where, crew)
+                    return checkpointer.leave("paused")
+        result = _finish(config, runtime, folder, setup, state, meter, machine, where, group)
     if watcher is not None:
         watcher.tell(finished=True)
     return result
@@ -179,34 +179,34 @@ def _train(
 
 def _learn(
     config: RunConfig,
-    place: RuntimeConfig,
-    journal: Checkpointer,
+    runtime: RuntimeConfig,
+    checkpointer: Checkpointer,
     machine: Machine,
     stop: StopRequest,
     tracker: Tracker,
     watcher: Watcher,
 ) -> TrainState:
     """The loop. Every random draw is named by epoch, step or image, so that where it is entered changes nothing."""
-    setup, meter, recipe, crew = journal.setup, journal.meter, config.recipe, journal.crew
-    method, stream, first = setup.method, setup.stream, crew.ranks.first
+    setup, meter, recipe, group = checkpointer.setup, checkpointer.meter, config.recipe, checkpointer.group
+    method, stream, first = setup.method, setup.stream, group.ranks.first
     assert stream is not None
     device = method.clip.device
-    state = journal.restore()
+    state = checkpointer.restore()
     watcher.go_on()
-    crew.restart_seconds()
-    recorder = CudaGraphs(device) if setup.ways.graphs and place.engine == "ddp" else None
-    step, arrivals, agreement = TrainStep(journal.engine, meter, recorder), AsyncLosses(device), FlagSync(crew)
+    group.reset_seconds()
+    recorder = CudaGraphs(device) if setup.ways.graphs and runtime.engine == "ddp" else None
+    step, arrivals, flag_sync = TrainStep(checkpointer.engine, meter, recorder), AsyncLosses(device), FlagSync(group)
     images_per_step = min(recipe.batch_size, len(stream.split))
     asked = False
 
     def settle() -> None:
         """Book every step that was taken; the state is then that of the weights."""
         for terms in arrivals.take(everything=True):
-            journal.count(images_per_step, step.names, terms)
+            checkpointer.count(images_per_step, step.names, terms)
 
-    with ProgressDisplay(config.path, journal.steps, done=state.step, quiet=place.quiet or not first) as display:
+    with ProgressDisplay(config.path, checkpointer.steps, done=state.step, quiet=runtime.quiet or not first) as display:
         if state.resumed:
-            display.say(f"going on with {config.path} from step {state.step} of {journal.steps}")
+            display.say(f"going on with {config.path} from step {state.step} of {checkpointer.steps}")
         if recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
             highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
             display.say(
@@ -215,7 +215,7 @@ def _learn(
             )
         for epoch in range(state.epoch, watcher.last + 1):
             lr = learning_rate(recipe, epoch)
-            journal.engine.set_rate(lr)
+            checkpointer.engine.set_rate(lr)
             batches = stream.epoch(epoch, start_step=state.step_in_epoch)
             augmented = isinstance(stream, DeviceTrainStream)
             for images, labels in meter.each("data", batches if augmented else to_device(batches, device)):
@@ -228,50 +228,50 @@ def _learn(
                 meter.step(images_per_step)
                 machine.sample()
                 for terms in arrivals.take():
-                    loss = journal.count(images_per_step, step.names, terms)
+                    loss = checkpointer.count(images_per_step, step.names, terms)
                     display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=lr)
-                wish = Status(
-                    save=first and not asked and journal.due(place.checkpoint_seconds), signum=stop.signum or 0
+                wish = Flags(
+                    save=first and not asked and checkpointer.due(runtime.checkpoint_seconds), signum=stop.signum or 0
                 )
-                decided = agreement.exchange(wish)
+                decided = flag_sync.exchange(wish)
                 asked = (asked or wish.save) and not decided.save
                 if decided.save or decided.signum:
                     settle()
                     if decided.signum:
-                        journal.stop(decided.signum)
-                    journal.save()
+                        checkpointer.stop(decided.signum)
+                    checkpointer.save()
             settle()
             meter.settle()
             state.close_epoch(lr, meter.step_seconds)
             watcher.count()
-            if crew.share(first and journal.due(place.checkpoint_seconds, epoch_end=True)):
-                journal.save()
+            if group.broadcast_object(first and checkpointer.due(runtime.checkpoint_seconds, epoch_end=True)):
+                checkpointer.save()
             with meter.phase("tracking", rated=False):
                 tracker.sync()
             if epoch < recipe.epochs - 1:
                 watcher.tell()
-        agreement.settle()
+        flag_sync.wait()
     return state
 
 
 def _finish(
     config: RunConfig,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     folder: RunFolder,
     setup: Setup,
     state: TrainState,
     meter: Meter,
     machine: Machine,
     where: dict[str, Any],
-    crew: ProcessGroup,
+    group: ProcessGroup,
 ) -> TrainResult:
-    """Write the checkpoint, then `train.json`, which makes the run a finished one; of a crew its first process does."""
+    """Write the checkpoint, then `train.json`, which makes the run a finished one; rank 0 does."""
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
-    own = _use(meter, machine, crew, seen=place.engine == "ddp")
-    ranks = [RankUse.model_validate(use) for use in crew.collect(own.model_dump(mode="json"))]
-    result = _record(config, folder, setup, state, meter, machine, where, ranks) if crew.ranks.first else None
-    result = crew.share_record(result, TrainResult)
+    own = _use(meter, machine, group, seen=runtime.engine == "ddp")
+    ranks = [RankUse.model_validate(use) for use in group.all_gather_object(own.model_dump(mode="json"))]
+    result = _record(config, folder, setup, state, meter, machine, where, ranks) if group.ranks.first else None
+    result = group.broadcast_object(result)
     assert result is not None
     return result
 
@@ -321,14 +321,14 @@ def _record(
     return result
 
 
-def _use(meter: Meter, machine: Machine, crew: ProcessGroup, *, seen: bool) -> RankUse:
-    """seen: whether the crew was there when gradients were sent."""
+def _use(meter: Meter, machine: Machine, group: ProcessGroup, *, seen: bool) -> RankUse:
+    """seen: whether the group was there when gradients were sent."""
     seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(
         host=platform.node(),
         device=str(meter.device),
-        images_per_second=rate and rate / crew.ranks.size,
+        images_per_second=rate and rate / group.ranks.size,
         data_share=meter.own_seconds("data") / seconds,
-        communication_share=crew.seconds / seconds if seen else None,
+        communication_share=group.communication_seconds / seconds if seen else None,
         peak_memory_bytes=machine.peak_memory(),
     )

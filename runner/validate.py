@@ -17,7 +17,7 @@ from procap.errors import UsageError, UserError
 from procap.text import LabelSpace
 from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
-from runner.distributed.flag_sync import FlagSync, Status
+from runner.distributed.flag_sync import Flags, FlagSync
 from runner.environment import decoders
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.setup import autocast, label_space
@@ -79,7 +79,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Watch:
-    """Whoever looks on while a run trains; of a crew every process is given one, with the same `validation`.
+    """Whoever looks on while a run trains; of a group every process is given one, with the same `validation`.
 
     on_epoch: called by the first process at the end of every epoch that ends here, when its counts are on the disk; for
         the run's last epoch when the run is a finished one. A run that goes on from an earlier state tells again what
@@ -98,28 +98,28 @@ class _Opened:
 
 
 class Watcher:
-    """Does what a `Watch` asks of one training; every process of a crew has one and calls each method."""
+    """Does what a `Watch` asks of one training; every process of a group has one and calls each method."""
 
     def __init__(
-        self, watch: Watch | None, journal: Checkpointer, place: RuntimeConfig, stop: StopRequest, last: int
+        self, watch: Watch | None, checkpointer: Checkpointer, runtime: RuntimeConfig, stop: StopRequest, last: int
     ) -> None:
         """last: the epoch that the training is to end with. Opens all targets, and raises the user's errors of that."""
         self.watched = watch is not None
         self.watch = watch or Watch()
-        self.journal = journal
-        self.place = place
+        self.checkpointer = checkpointer
+        self.runtime = runtime
         self.stop = stop
         self.last = last
         self._counts: list[ValidationCount] = []
         validation = self.watch.validation
         self._opened: list[_Opened] = []
         if validation:
-            with journal.meter.phase("validation", rated=False):
+            with checkpointer.meter.phase("validation", rated=False):
                 self._opened = [self._open(target, validation.limit) for target in validation.targets]
 
     def _open(self, target: Target, limit: int | None) -> _Opened:
-        shards = open_dataset(self.place.data, target.dataset)
-        self.journal.crew.same(f"the content of {target.dataset}", shards.manifest.digest)
+        shards = open_dataset(self.runtime.data, target.dataset)
+        self.checkpointer.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
         selection = evaluation_split(shards, target.classes, target.split)
         images = selection.images.subset(spread(len(selection.images), limit))
         return _Opened(target, label_space(shards.manifest, selection.classnames), images)
@@ -130,16 +130,16 @@ class Watcher:
         Those of later epochs are of weights that are lost; they are counted again. What is missing of the epoch that
         has just ended is counted now.
         """
-        validation, state, crew = self.watch.validation, self.journal.state, self.journal.crew
+        validation, state, group = self.watch.validation, self.checkpointer.state, self.checkpointer.group
         if validation is None:
             return
-        known = self.journal.folder.validation() if crew.ranks.first else []
-        shared = crew.share([count.model_dump() for count in known if count.epoch < state.epoch])
+        known = self.checkpointer.folder.validation() if group.ranks.first else []
+        shared = group.broadcast_object([count.model_dump() for count in known if count.epoch < state.epoch])
         self._counts = [ValidationCount.model_validate(count) for count in shared]
         if state.epoch and not state.step_in_epoch and validation.missing(state.epoch - 1, self.last, self._counts):
             self.count()
             # Of the last epoch the finished run is told.
-            if state.epoch < self.journal.config.recipe.epochs:
+            if state.epoch < self.checkpointer.config.recipe.epochs:
                 self.tell()
 
     def count(self) -> None:
@@ -148,14 +148,14 @@ class Watcher:
         Raises UserError for logits that are not finite, DataError for an image that cannot be read, and `Interrupted`,
         after the state was saved, when a signal asks to stop.
         """
-        validation, journal = self.watch.validation, self.journal
-        epoch = journal.state.epoch - 1
+        validation, checkpointer = self.watch.validation, self.checkpointer
+        epoch = checkpointer.state.epoch - 1
         if validation is None or not validation.due(epoch, self.last):
             return
-        with journal.meter.phase("validation", rated=False), journal.crew.uncounted():
+        with checkpointer.meter.phase("validation", rated=False), checkpointer.group.uncounted():
             found, signum = self._look()
         if signum:
-            journal.stop(signum)
+            checkpointer.stop(signum)
         counts = [
             ValidationCount(
                 epoch=epoch,
@@ -169,31 +169,32 @@ class Watcher:
         named = {(count.epoch, count.target) for count in counts}
         kept = [count for count in self._counts if (count.epoch, count.target) not in named]
         self._counts = sorted([*kept, *counts], key=lambda count: count.epoch)
-        if journal.crew.ranks.first:
-            with journal.meter.phase("validation", rated=False):
-                history = ValidationHistory(config_hash=journal.config.hash, counts=self._counts)
-                write_json(journal.folder.validation_file, history)
+        if checkpointer.group.ranks.first:
+            with checkpointer.meter.phase("validation", rated=False):
+                history = ValidationHistory(config_hash=checkpointer.config.hash, counts=self._counts)
+                write_json(checkpointer.folder.validation_file, history)
 
     def _look(self) -> tuple[list[int], int]:
         """How many images of each target were right; and the signal that stopped this, else 0."""
-        crew, found = self.journal.crew, []
+        group, found = self.checkpointer.group, []
         for opened in self._opened:
-            agreement = FlagSync(crew)
-            correct, signum = self._correct(opened, agreement)
-            if signum := agreement.settle().signum or signum:
+            flag_sync = FlagSync(group)
+            correct, signum = self._correct(opened, flag_sync)
+            if signum := flag_sync.wait().signum or signum:
                 return [], signum
-            shares = crew.collect(correct)
-            if None in shares:
+            shares = group.all_gather_object(correct)
+            counts = [share for share in shares if share is not None]
+            if len(counts) < len(shares):
                 raise UserError(
-                    f"{self.journal.config.path} gives logits on {opened.target} that are not finite after epoch "
-                    f"{self.journal.state.epoch}: try {self.journal.config.calmer}"
+                    f"{self.checkpointer.config.path} gives logits on {opened.target} that are not finite after epoch "
+                    f"{self.checkpointer.state.epoch}: try {self.checkpointer.config.calmer}"
                 )
-            found.append(sum(shares))
+            found.append(sum(counts))
         return found, 0
 
-    def _correct(self, opened: _Opened, agreement: FlagSync) -> tuple[int | None, int]:
+    def _correct(self, opened: _Opened, flag_sync: FlagSync) -> tuple[int | None, int]:
         """Of this process's share of the images those that were right, None where a logit is not finite; the signal."""
-        config, crew, method = self.journal.config, self.journal.crew, self.journal.setup.method
+        config, group, method = self.checkpointer.config, self.checkpointer.group, self.checkpointer.setup.method
         clip, device = method.clip, method.clip.device
         with autocast(config, device):
             classifier = method.classifier(opened.space)
@@ -203,9 +204,9 @@ class Watcher:
             opened.images,
             eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std),
             config.recipe.test_batch_size,
-            decoders(self.place.workers, device),
-            rank=crew.ranks.rank,
-            world_size=crew.ranks.size,
+            decoders(self.runtime.workers, device),
+            rank=group.ranks.rank,
+            world_size=group.ranks.size,
         )
         for images, labels, _ in to_device(batches, device, moved=(0, 1)):
             with autocast(config, device):
@@ -213,7 +214,7 @@ class Watcher:
             # An image that fills the last batch of a process has label -1, which no prediction is.
             right.append((logits.argmax(dim=1) == labels).sum())
             finite.append(torch.isfinite(logits).all())
-            if signum := agreement.exchange(Status(signum=self.stop.signum or 0)).signum:
+            if signum := flag_sync.exchange(Flags(signum=self.stop.signum or 0)).signum:
                 return 0, signum
         return (int(torch.stack(right).sum()) if torch.stack(finite).all() else None), 0
 
@@ -222,21 +223,21 @@ class Watcher:
 
         finished: the run is, so that no state is needed.
         """
-        journal, crew = self.journal, self.journal.crew
+        checkpointer, group = self.checkpointer, self.checkpointer.group
         if not self.watched:
             return
-        if crew.ranks.first and self.watch.on_epoch is not None:
-            epoch = journal.state.epochs[-1]
+        if group.ranks.first and self.watch.on_epoch is not None:
+            epoch = checkpointer.state.epochs[-1]
             counts = tuple(count for count in self._counts if count.epoch == epoch.epoch)
             try:
-                with journal.meter.phase("tracking", rated=False):
+                with checkpointer.meter.phase("tracking", rated=False):
                     self.watch.on_epoch(EpochRecord(epoch, counts))
             except BaseException as error:
-                crew.share(f"{type(error).__name__}: {error}")
+                group.broadcast_object(f"{type(error).__name__}: {error}")
                 if not finished:
-                    journal.leave("interrupted")
+                    checkpointer.leave("interrupted")
                 raise
-        if said := crew.share(None):
+        if said := group.broadcast_object(None):
             if not finished:
-                journal.leave("interrupted")
-            raise UserError(f"rank 0 of {crew.size} stopped {journal.config.path}: {said}")
+                checkpointer.leave("interrupted")
+            raise UserError(f"rank 0 of {group.size} stopped {checkpointer.config.path}: {said}")

@@ -38,13 +38,13 @@ class SharedClock:
         timed, begin = ProcessGroup.timed, ProcessGroup.begin_waiting
 
         @contextmanager
-        def counted(crew: ProcessGroup, device: torch.device) -> Iterator[None]:
-            with timed(crew, device):
+        def counted(group: ProcessGroup, device: torch.device) -> Iterator[None]:
+            with timed(group, device):
                 self._waits[self._rank] += 1
                 yield
 
-        def begun(crew: ProcessGroup, device: torch.device) -> None:
-            begin(crew, device)
+        def begun(group: ProcessGroup, device: torch.device) -> None:
+            begin(group, device)
             self._waits[self._rank] += 1
 
         replaced: dict[str, Callable[..., Any]] = {"timed": counted, "begin_waiting": begun}

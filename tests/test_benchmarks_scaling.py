@@ -21,8 +21,8 @@ from procap.errors import UsageError, UserError
 from procap.methods import build_method
 from procap.weights.mini import load_mini
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import ALONE, announced_ranks
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ALONE, ranks_from_environment
 
 CPU = torch.device("cpu")
 
@@ -88,14 +88,14 @@ JOB = Job("procap", 9, 4)
 
 def take_steps(folder: str) -> None:
     """What a process of a group does, with classes dealt out and with all of them on each."""
-    ranks, found = announced_ranks(), {}
-    with joined(ranks, CPU) as crew:
+    ranks, found = ranks_from_environment(), {}
+    with init_process_group(ranks, CPU) as group:
         for dealt in (True, False):
             parallel.SHARED_FROM = 1 if dealt else 1000
-            steps = Steps(JOB, Way("", ranks.size, dealt=dealt), crew, load_mini())
+            steps = Steps(JOB, Way("", ranks.size, dealt=dealt), group, load_mini())
             found[f"dealt {dealt}"] = steps.look() | steps.take(2)
             del steps
-        found["ping"] = ping(crew, 10)
+        found["ping"] = ping(group, 10)
     (Path(folder) / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 

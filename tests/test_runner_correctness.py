@@ -20,8 +20,8 @@ from ranked import run_ranks
 from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.correctness import pack_bits, unpack_bits
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import announced_ranks
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
 from runner.results import EvalResult, RunFolder, read_document
 from runner.tracking.record import read_record
@@ -97,19 +97,19 @@ def plan(checkpoint: str) -> RunConfig:
     return plan_run(method="maple", dataset="digits", shots=1, backbone=checkpoint, overrides=quick)
 
 
-def place_of(data: Path | str, results: Path | str) -> RuntimeConfig:
+def make_runtime(data: Path | str, results: Path | str) -> RuntimeConfig:
     return RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
 
 
 @pytest.fixture(scope="module")
 def trained(few_digits, tiny_checkpoint, tmp_path_factory) -> RuntimeConfig:
     """Where a run is finished and counted by one process."""
-    place, config = place_of(few_digits, tmp_path_factory.mktemp("one")), plan(str(tiny_checkpoint))
-    train(config, place)
-    loaded = load_trained(config, place)
+    runtime, config = make_runtime(few_digits, tmp_path_factory.mktemp("one")), plan(str(tiny_checkpoint))
+    train(config, runtime)
+    loaded = load_trained(config, runtime)
     for target in TARGETS:
-        evaluate(config, target, place, trained=loaded)
-    return place
+        evaluate(config, target, runtime, trained=loaded)
+    return runtime
 
 
 def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, tiny_checkpoint):
@@ -141,11 +141,11 @@ def test_a_part_keeps_the_first_images(trained, tiny_checkpoint, tmp_path):
 
 def count(data: str, results: str, checkpoint: str) -> None:
     """What every rank does; only the first one has the folder of the results."""
-    ranks = announced_ranks()
-    place = place_of(data, results if ranks.first else f"{results}-of-{ranks.rank}")
-    with joined(ranks, torch.device("cpu")) as crew:
+    ranks = ranks_from_environment()
+    runtime = make_runtime(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    with init_process_group(ranks, torch.device("cpu")) as group:
         for target in TARGETS:
-            found = evaluate(plan(checkpoint), target, place, force=True, crew=crew)
+            found = evaluate(plan(checkpoint), target, runtime, force=True, group=group)
             assert found.correct_images().sum() == found.correct
 
 

@@ -17,8 +17,8 @@ from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner.checkpoint import read_prompts
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import announced_ranks
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.engine import Batch, Engine
 from runner.evaluate import evaluate
 from runner.results import RunFolder
@@ -47,15 +47,15 @@ def workplace(data: str, results: str, **more: Any) -> RuntimeConfig:
 
 def train_and_evaluate(data: str, results: str, checkpoint: str, precision: str) -> None:
     """What every rank does; only the first one has the folder of the results."""
-    ranks = announced_ranks()
-    place = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
-    with joined(ranks, CPU) as crew:
+    ranks = ranks_from_environment()
+    runtime = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    with init_process_group(ranks, CPU) as group:
         for config in configs(checkpoint, precision):
-            result = train(config, place, crew=crew)
-            counts = [evaluate(config, target, place, crew=crew) for target in TARGETS]
-            again = [evaluate(config, target, place, crew=crew) for target in TARGETS]
+            result = train(config, runtime, group=group)
+            counts = [evaluate(config, target, runtime, group=group) for target in TARGETS]
+            again = [evaluate(config, target, runtime, group=group) for target in TARGETS]
             assert again == counts
-            assert train(config, place, crew=crew).model_dump(mode="json") == result.model_dump(mode="json")
+            assert train(config, runtime, group=group).model_dump(mode="json") == result.model_dump(mode="json")
             print(json.dumps([result.images, result.ranks and len(result.ranks), [c.correct for c in counts]]))
 
 
@@ -63,11 +63,11 @@ def train_and_evaluate(data: str, results: str, checkpoint: str, precision: str)
 def alone(few_digits, tiny_checkpoint, tmp_path_factory) -> Path:
     """The results of one process."""
     results = tmp_path_factory.mktemp("alone")
-    place = workplace(str(few_digits), str(results))
+    runtime = workplace(str(few_digits), str(results))
     for config in configs(str(tiny_checkpoint)):
-        train(config, place)
+        train(config, runtime)
         for target in TARGETS:
-            evaluate(config, target, place)
+            evaluate(config, target, runtime)
     return results
 
 
@@ -106,16 +106,16 @@ def test_several_processes_train_and_count_as_one(few_digits, tiny_checkpoint, a
 
 def gradients(name: str, classes: int) -> list[torch.Tensor]:
     """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks there are."""
-    ranks = announced_ranks()
+    ranks = ranks_from_environment()
     clip = CLIP.random(GEOMETRY, seed=0, name="tiny")
     space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
     options = {"csc": True, "ctx_init": ""} if name == "coop" else {}
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
     found = []
-    with joined(ranks, CPU) as crew:
-        method.team = crew if ranks.size > 1 else None
-        engine = Engine(method, config, crew)
+    with init_process_group(ranks, CPU) as group:
+        method.team = group if ranks.size > 1 else None
+        engine = Engine(method, config, group)
         for step in range(2):
             images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(step))
             noise = method.draw(torch.Generator().manual_seed(10 + step))
@@ -130,7 +130,7 @@ def gradients(name: str, classes: int) -> list[torch.Tensor]:
 
 
 def write_gradients(name: str, classes: int, folder: str) -> None:
-    torch.save(gradients(name, classes), Path(folder) / f"{announced_ranks().rank}.pt")
+    torch.save(gradients(name, classes), Path(folder) / f"{ranks_from_environment().rank}.pt")
 
 
 @pytest.mark.parametrize("classes", [SHARED_FROM - 1, SHARED_FROM + 1])

@@ -63,9 +63,9 @@ def short_clip(geometry) -> CLIP:
     return CLIP.random(replace(geometry, vision_layers=3, text_layers=3), seed=0, name="short")
 
 
-def method_on(clip, space, crew=None):
+def method_on(clip, space, group=None):
     method = build_method("procap", clip, space, OPTIONS, seeded(1))
-    method.team = crew
+    method.team = group
     return method
 
 
@@ -94,10 +94,10 @@ class Worker:
         self.folder, self.clip, self.space, self.ranks = folder, clip, space, ranks
 
     def engine(self, kind, run="adamw", user=None):
-        crew = ProcessGroup(self.ranks) if self.ranks.size > 1 else None
-        method, config = method_on(self.clip, self.space, crew), planned(run)
+        group = ProcessGroup(self.ranks) if self.ranks.size > 1 else None
+        method, config = method_on(self.clip, self.space, group), planned(run)
         if kind == "ddp":
-            return Engine(method, config, crew)
+            return Engine(method, config, group)
         return DeepSpeedEngine(method, config, deepspeed_config(config, self.ranks.size, kind, user))
 
     def write(self, name, terms, tensors):

@@ -22,10 +22,10 @@ from ranked import SECONDS, Ended, run_ranks
 
 from benchmarks.cli import main
 from benchmarks.cli import train_eval as commands_run
-from runner import checkpointer as journal
+from runner import checkpointer
 from runner.checkpoint import TrainState, read_prompts
 from runner.config import RuntimeConfig, Target
-from runner.distributed.ranks import announced_ranks
+from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
 from runner.results import RunFolder
 from shards import remote
@@ -88,7 +88,7 @@ def procap(
 
     "{rank}" in an argument is the rank's number. A server is given up after a second where `silent` ends the URL.
     """
-    rank = announced_ranks().rank
+    rank = ranks_from_environment().rank
     arguments = [word.replace("{rank}", str(rank)) for word in arguments]
     count, workplace, filesystem = TrainState.count, commands_run.workplace, remote.filesystem
 
@@ -110,7 +110,7 @@ def procap(
             (TrainState, "count", counted),
             (commands_run, "workplace", often),
             # On a slow machine an epoch takes long enough for a state of its own.
-            (journal, "EPOCH_SAVE_SECONDS", math.inf),
+            (checkpointer, "EPOCH_SAVE_SECONDS", math.inf),
             (remote, "filesystem", opened),
             (remote, "RETRY_WAITS", (0.1,)),
         ):

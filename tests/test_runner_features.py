@@ -49,14 +49,16 @@ def plan(tiny_checkpoint):
 @pytest.fixture(scope="module")
 def without(few_digits, plan, tmp_path_factory) -> RuntimeConfig:
     """Every method, trained; evaluations there use no features of each other."""
-    place = RuntimeConfig(few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True)
+    runtime = RuntimeConfig(
+        few_digits, tmp_path_factory.mktemp("results"), device="cpu", tracking_uri="off", quiet=True
+    )
     for method in (*TEXT_ONLY, *PROMPTED):
-        train(plan(method), place)
-    return place
+        train(plan(method), runtime)
+    return runtime
 
 
 @pytest.fixture
-def place(without, tmp_path) -> RuntimeConfig:
+def runtime(without, tmp_path) -> RuntimeConfig:
     return dataclasses.replace(without, features=tmp_path / "features")
 
 
@@ -64,15 +66,15 @@ def place(without, tmp_path) -> RuntimeConfig:
 def answer(monkeypatch) -> Callable[..., tuple[EvalResult, torch.Tensor]]:
     """Evaluates, whatever was counted before; gives the result and the logits in the order of the target."""
 
-    def evaluated(config: RunConfig, target: Target, place: RuntimeConfig, **how) -> tuple[EvalResult, torch.Tensor]:
-        RunFolder(place.results / config.path).eval_file(target).unlink(missing_ok=True)
+    def evaluated(config: RunConfig, target: Target, runtime: RuntimeConfig, **how) -> tuple[EvalResult, torch.Tensor]:
+        RunFolder(runtime.results / config.path).eval_file(target).unlink(missing_ok=True)
         seen: list[tuple[np.ndarray, torch.Tensor]] = []
         add = Answers.add
         with monkeypatch.context() as patch:
             patch.setattr(
                 Answers, "add", lambda self, logits, at: (seen.append((at, logits)), add(self, logits, at))[1]
             )
-            result = evaluate(config, target, place, **how)
+            result = evaluate(config, target, runtime, **how)
         places = np.concatenate([at for at, _ in seen])
         logits = torch.cat([batch for _, batch in seen])[torch.from_numpy(places >= 0)]
         return result, logits[torch.from_numpy(np.argsort(places[places >= 0]))]
@@ -89,52 +91,52 @@ def decoded(monkeypatch) -> list[int]:
     return found
 
 
-def files(place: RuntimeConfig) -> list[Path]:
-    assert place.features
-    return sorted(place.features.glob("*.safetensors"))
+def files(runtime: RuntimeConfig) -> list[Path]:
+    assert runtime.features
+    return sorted(runtime.features.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize(("method", "precision"), [*((method, "fp32") for method in TEXT_ONLY), ("coop", "bf16")])
-def test_not_a_bit_of_any_logit_changes(plan, without, place, answer, decoded, method, precision):
+def test_not_a_bit_of_any_logit_changes(plan, without, runtime, answer, decoded, method, precision):
     config = plan(method, precision=precision)
     train(config, without)
     plain, wanted = answer(config, NOVEL, without)
     assert plain.features == "computed"
-    first, computed = answer(config, NOVEL, place)
+    first, computed = answer(config, NOVEL, runtime)
     assert first.features == "computed" and first.images_per_second and first.images_per_second_model
     decoded.clear()
-    again, cached = answer(config, NOVEL, place)
+    again, cached = answer(config, NOVEL, runtime)
     assert again.features == "cached" and not decoded
     assert torch.equal(computed, wanted) and torch.equal(cached, wanted)
     assert plain.per_class == first.per_class == again.per_class
 
 
-def test_one_computation_serves_all_methods_that_prompt_the_text_alone(plan, without, place, answer, monkeypatch):
+def test_one_computation_serves_all_methods_that_prompt_the_text_alone(plan, without, runtime, answer, monkeypatch):
     wanted = {method: answer(plan(method), ALL, without) for method in TEXT_ONLY}
-    answer(plan("zeroshot"), ALL, place)
+    answer(plan("zeroshot"), ALL, runtime)
     monkeypatch.setattr(CLIP, "encode_image", None)
     monkeypatch.setattr(Split, "image", None)
     for method in TEXT_ONLY:
-        result, logits = answer(plan(method), ALL, place)
+        result, logits = answer(plan(method), ALL, runtime)
         assert result.features == "cached"
         assert result.per_class == wanted[method][0].per_class and torch.equal(logits, wanted[method][1])
-    assert len(files(place)) == 1
+    assert len(files(runtime)) == 1
 
 
-def test_a_cached_evaluation_has_no_speed(plan, place, answer):
-    answer(plan("zeroshot"), BASE, place)
-    result, _ = answer(plan("coop"), BASE, place)
+def test_a_cached_evaluation_has_no_speed(plan, runtime, answer):
+    answer(plan("zeroshot"), BASE, runtime)
+    result, _ = answer(plan("coop"), BASE, runtime)
     assert (result.images_per_second, result.images_per_second_model, result.warmup_batches) == (None, None, 0)
     assert result.seconds > 0 and result.phases["features"] > 0
 
 
 @pytest.mark.parametrize("method", PROMPTED)
-def test_prompts_in_the_image_tower_keep_away_from_it(plan, place, answer, decoded, method):
-    answer(plan("zeroshot"), ALL, place)
-    [file] = files(place)
+def test_prompts_in_the_image_tower_keep_away_from_it(plan, runtime, answer, decoded, method):
+    answer(plan("zeroshot"), ALL, runtime)
+    [file] = files(runtime)
     before = file.read_bytes()
     decoded.clear()
-    result, _ = answer(plan(method), ALL, place)
+    result, _ = answer(plan(method), ALL, runtime)
     assert result.features == "computed" and result.images_per_second and "features" not in result.phases
     assert len(decoded) == result.total and file.read_bytes() == before
 
@@ -156,23 +158,23 @@ def test_the_classifier_decides_and_a_plug_in_that_looks_at_images_itself_is_lef
     assert not reads_plain_features(lambda images: images, tiny_clip)
 
 
-def test_halves_and_limits_share_what_is_known(plan, without, place, answer, decoded):
+def test_halves_and_limits_share_what_is_known(plan, without, runtime, answer, decoded):
     config = plan("coop")
-    base, _ = answer(config, BASE, place)
-    few, _ = answer(config, ALL, dataclasses.replace(place, limit=20))
+    base, _ = answer(config, BASE, runtime)
+    few, _ = answer(config, ALL, dataclasses.replace(runtime, limit=20))
     decoded.clear()
-    result, logits = answer(config, ALL, place)
+    result, logits = answer(config, ALL, runtime)
     assert (base.features, few.features, result.features) == ("computed", "mixed", "mixed")
     assert result.images_per_second is None and result.images_per_second_model is None
     assert len(set(decoded)) == len(decoded) < result.total - base.total
-    assert answer(config, NOVEL, place)[0].features == "cached"
+    assert answer(config, NOVEL, runtime)[0].features == "cached"
     plain, wanted = answer(config, ALL, without)
     # An image in another batch is rounded otherwise: by units in the last place of a scale of 100.
     assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
     assert result.per_class == plain.per_class
 
 
-def test_filling_of_shared_streams_is_never_remembered(plan, without, place, answer, monkeypatch):
+def test_filling_of_shared_streams_is_never_remembered(plan, without, runtime, answer, monkeypatch):
     def of_seven_processes(*args: object, **options: object) -> Iterator[tuple[torch.Tensor, ...]]:
         for rank in range(7):
             yield from evaluation_batches(*args, **options | {"rank": rank, "world_size": 7})  # type: ignore[arg-type]
@@ -180,32 +182,32 @@ def test_filling_of_shared_streams_is_never_remembered(plan, without, place, ans
     config = plan("zeroshot")
     with monkeypatch.context() as patch:
         patch.setattr(runner.inference, "evaluation_batches", of_seven_processes)
-        assert answer(config, ALL, place)[0].features == "computed"
-    result, logits = answer(config, ALL, place)
+        assert answer(config, ALL, runtime)[0].features == "computed"
+    result, logits = answer(config, ALL, runtime)
     plain, wanted = answer(config, ALL, without)
     assert result.features == "cached" and result.per_class == plain.per_class
     assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
 
 
-def test_force_computes_again_and_replaces_what_was_kept(plan, without, place, answer, decoded, tiny_geometry):
+def test_force_computes_again_and_replaces_what_was_kept(plan, without, runtime, answer, decoded, tiny_geometry):
     config, wide = plan("zeroshot"), tiny_geometry.embed_dim
-    answer(config, BASE, place)
-    [file] = files(place)
+    answer(config, BASE, runtime)
+    [file] = files(runtime)
     sound = file.read_bytes()
     _, wanted = answer(config, BASE, without)
     false = FeatureStore(file.parent, read_key(file))
     at = read_positions(file)
     false.add(torch.ones(len(at), wide), at)
     false.keep()
-    misled, wrong = answer(config, BASE, place)
+    misled, wrong = answer(config, BASE, runtime)
     assert misled.features == "cached" and not torch.equal(wrong, wanted)
     decoded.clear()
-    forced, right = answer(config, BASE, place, force=True)
+    forced, right = answer(config, BASE, runtime, force=True)
     assert forced.features == "computed" and forced.images_per_second and len(decoded) == forced.total
     assert torch.equal(right, wanted) and file.read_bytes() == sound
 
 
-def test_what_was_encoded_before_a_broken_image_is_kept(plan, place, answer, monkeypatch):
+def test_what_was_encoded_before_a_broken_image_is_kept(plan, runtime, answer, monkeypatch):
     image = Split.image
 
     def broken(split: Split, i: int):
@@ -214,46 +216,46 @@ def test_what_was_encoded_before_a_broken_image_is_kept(plan, place, answer, mon
         return image(split, i)
 
     config = plan("zeroshot", seed=2)
-    train(config, place)
+    train(config, runtime)
     with monkeypatch.context() as patch, pytest.raises(DataError):
         patch.setattr(Split, "image", broken)
-        evaluate(config, ALL, place)
-    assert not RunFolder(place.results / config.path).eval_file(ALL).exists()
-    assert len(read_positions(files(place)[0])) == 16
-    assert answer(config, ALL, place)[0].features == "mixed"
+        evaluate(config, ALL, runtime)
+    assert not RunFolder(runtime.results / config.path).eval_file(ALL).exists()
+    assert len(read_positions(files(runtime)[0])) == 16
+    assert answer(config, ALL, runtime)[0].features == "mixed"
 
 
-def test_other_images_of_the_same_name_are_other_features(plan, place, answer, tmp_path):
+def test_other_images_of_the_same_name_are_other_features(plan, runtime, answer, tmp_path):
     source = builtin_source(find("digits"))
-    there = dataclasses.replace(place, data=tmp_path)
+    there = dataclasses.replace(runtime, data=tmp_path)
     for count in (30, 31):
         pack_source(dataclasses.replace(source, name="scans", counts={"test": count}), tmp_path, force=True)
         assert answer(plan("zeroshot"), Target("scans"), there)[0].features == "computed"
-    assert len(files(place)) == 2
+    assert len(files(runtime)) == 2
 
 
-def test_another_precision_or_backbone_finds_nothing(plan, without, place, answer, tiny_geometry, tmp_path):
+def test_another_precision_or_backbone_finds_nothing(plan, without, runtime, answer, tiny_geometry, tmp_path):
     save_file(CLIP.random(tiny_geometry, seed=1).state_dict(), tmp_path / "other.safetensors", {"quick_gelu": "true"})
-    answer(plan("zeroshot"), BASE, place)
+    answer(plan("zeroshot"), BASE, runtime)
     for change in ({"precision": "bf16"}, {"backbone": str(tmp_path / "other.safetensors")}):
         config = plan("zeroshot", **change)
         train(config, without)
-        assert answer(config, BASE, place)[0].features == "computed"
-    assert len(files(place)) == 3
+        assert answer(config, BASE, runtime)[0].features == "computed"
+    assert len(files(runtime)) == 3
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_a_gpu_kept_features_give_the_same_answers_and_those_of_a_cpu_are_not_used(
-    plan, without, place, answer, precision
+    plan, without, runtime, answer, precision
 ):
     config = plan("coop", precision=precision)
     train(config, without)
-    answer(config, ALL, place)
-    there = dataclasses.replace(place, device="cuda")
+    answer(config, ALL, runtime)
+    there = dataclasses.replace(runtime, device="cuda")
     first, computed = answer(config, ALL, there)
     again, cached = answer(config, ALL, there)
-    assert (first.features, again.features) == ("computed", "cached") and len(files(place)) == 2
+    assert (first.features, again.features) == ("computed", "cached") and len(files(runtime)) == 2
     assert torch.allclose(computed, cached, rtol=0, atol=1e-4) and first.per_class == again.per_class
 
 
@@ -360,11 +362,11 @@ def test_features_that_are_not_finite_are_never_kept(tmp_path):
     assert FeatureStore(tmp_path, KEY).known(np.arange(3)).tolist() == [True, False, False]
 
 
-def test_a_folder_that_cannot_be_written_costs_a_note(plan, place, answer):
-    assert place.features
-    place.features.write_text("a file in its place")
+def test_a_folder_that_cannot_be_written_costs_a_note(plan, runtime, answer):
+    assert runtime.features
+    runtime.features.write_text("a file in its runtime")
     with pytest.warns(UserWarning, match="not kept") as notes:
-        result, _ = answer(plan("zeroshot"), BASE, place)
+        result, _ = answer(plan("zeroshot"), BASE, runtime)
     assert len(own(notes)) == 1
     assert result.features == "computed"
 

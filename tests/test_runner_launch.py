@@ -22,8 +22,8 @@ from benchmarks.cli.data import ensure_packed
 from runner import stop_signals as signals
 from runner.checkpoint import TrainState
 from runner.distributed.network import choose_network
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import Ranks, announced_ranks
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.results import find_runs
 from shards.pack import pack_source
 
@@ -32,7 +32,7 @@ QUICK = ["--datasets", "digits", "--shots", "2", "--batch-size", "4", "--device"
 
 def procap(place: str, line: list[str]) -> None:
     """The command line of one process, in a folder of its own, as on machines that share none."""
-    here = Path(place) / f"host{announced_ranks().rank}"
+    here = Path(place) / f"host{ranks_from_environment().rank}"
     here.mkdir(parents=True, exist_ok=True)
     os.chdir(here)
     code = main(line)
@@ -155,7 +155,7 @@ def test_data_that_one_host_lacks_or_has_otherwise_end_all_with_the_reason(tiny_
 
 
 def pack_here(place: str, data: str) -> None:
-    here = Path(place) / f"host{announced_ranks().rank}"
+    here = Path(place) / f"host{ranks_from_environment().rank}"
     here.mkdir(exist_ok=True)
     os.chdir(here)
     ensure_packed(["digits"], Path(data))
@@ -221,7 +221,7 @@ def test_a_signal_that_is_passed_on_twice_saves_the_state_and_the_run_goes_on(
 
 
 def meet(kinds: list[str]) -> None:
-    with joined(announced_ranks(), torch.device(kinds[announced_ranks().rank]), 10 * SECONDS):
+    with init_process_group(ranks_from_environment(), torch.device(kinds[ranks_from_environment().rank]), 10 * SECONDS):
         raise AssertionError("they cannot have met")
 
 
@@ -240,18 +240,12 @@ def test_hosts_talk_over_the_network_that_joins_them(monkeypatch):
     except OSError:
         pytest.skip("this machine has no network")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "by-hand")
-    for ranks, there, chosen in (
-        (Ranks(0, 2, 0, 1), address, None),
-        (Ranks(0, 2, 0, 1), "127.0.0.1", ""),
-        (Ranks(0, 2, 0, 2), address, ""),
-    ):
-        store = torch.distributed.HashStore()
-        store.set("address 1", there)
-        choose_network(store, ranks, "")
+    for there, chosen in ((address, None), ("127.0.0.1", ""), ("", "")):
+        choose_network(["", there])
         assert os.environ["GLOO_SOCKET_IFNAME"] == "by-hand"
         with monkeypatch.context() as unset:
             unset.delenv("GLOO_SOCKET_IFNAME")
-            choose_network(store, ranks, "")
+            choose_network(["", there])
             name = os.environ.get("GLOO_SOCKET_IFNAME", "")
             assert name == chosen if chosen is not None else name in dict(map(reversed, socket.if_nameindex())), name
             assert name != "lo"

@@ -19,8 +19,8 @@ from ranked import run_ranks
 from shared_clock import SharedClock
 
 from runner.config import RunConfig, RuntimeConfig, plan_run
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import announced_ranks
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay, duration
 from runner.results import RunFolder, TrainResult
@@ -137,7 +137,7 @@ def runs(checkpoint: str) -> list[RunConfig]:
 
 def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
     """The last rank waits for its images in the first run; all are equally fast in the second."""
-    ranks, epoch, step = announced_ranks(), TrainStream.epoch, itertools.count()
+    ranks, epoch, step = ranks_from_environment(), TrainStream.epoch, itertools.count()
     clock = SharedClock(Path(results) / "clock", ranks)
 
     def late(self, *arguments, **more):
@@ -147,13 +147,13 @@ def train_beside_a_slow_one(data: str, results: str, checkpoint: str) -> None:
                 clock.hold_up(LATE_SECONDS)
             yield batch
 
-    place = RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
-    with joined(ranks, CPU) as crew:
+    runtime = RuntimeConfig(Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True)
+    with init_process_group(ranks, CPU) as group:
         slow, fast = runs(checkpoint)
         TrainStream.epoch = late if ranks.rank == ranks.size - 1 else epoch  # type: ignore[method-assign]
-        train(slow, place, crew=crew)
+        train(slow, runtime, group=group)
         TrainStream.epoch = epoch  # type: ignore[method-assign]
-        train(fast, place, crew=crew)
+        train(fast, runtime, group=group)
 
 
 def waited(result: TrainResult) -> float:

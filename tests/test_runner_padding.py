@@ -16,10 +16,10 @@ from shards.loader import evaluation_batches
 
 
 def test_padding_is_never_counted(tiny_checkpoint, few_digits, tmp_path, monkeypatch):
-    place = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    runtime = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
     quick = {"epochs": 1, "batch_size": 5}
     config = plan_run(method="coop", dataset="digits", shots=1, backbone=str(tiny_checkpoint), overrides=quick)
-    train(config, place)
+    train(config, runtime)
     target = Target("digits", "all")
     padding: list[int] = []
     rated: list[int] = []
@@ -36,8 +36,8 @@ def test_padding_is_never_counted(tiny_checkpoint, few_digits, tmp_path, monkeyp
     for limit in (1, 20, None):
         padding.clear()
         rated.clear()
-        result = evaluate(config, target, dataclasses.replace(place, limit=limit))
+        result = evaluate(config, target, dataclasses.replace(runtime, limit=limit))
         assert sum(padding) > 0
         assert result.total == sum(rated) == (limit or result.dataset_size)
     monkeypatch.undo()
-    assert evaluate(config, target, place, force=True).per_class == result.per_class
+    assert evaluate(config, target, runtime, force=True).per_class == result.per_class

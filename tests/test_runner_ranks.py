@@ -24,9 +24,9 @@ from procap.errors import UsageError, UserError
 from procap.parallel import ClassShares
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.error_store import INTERRUPTED, ErrorStore
-from runner.distributed.flag_sync import FlagSync, Status
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import ALONE, Ranks, announced_ranks
+from runner.distributed.flag_sync import Flags, FlagSync
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ALONE, Ranks, ranks_from_environment
 
 CPU = torch.device("cpu")
 BATCH = 12
@@ -38,21 +38,21 @@ class Matcher(nn.Module):
     Shapes: B images of this rank, C classes.
     """
 
-    def __init__(self, crew: ProcessGroup, classes: int, dtype: torch.dtype) -> None:
+    def __init__(self, group: ProcessGroup, classes: int, dtype: torch.dtype) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(3)
-        self.crew = crew
+        self.group = group
         self.image = nn.Parameter(torch.randn(7, 5, generator=generator, dtype=dtype))
         self.text = nn.Parameter(torch.randn(classes, 6, generator=generator, dtype=dtype))
         self.shared = nn.Parameter(torch.randn(6, 5, generator=generator, dtype=dtype))
         self.scale = nn.Parameter(torch.tensor(0.3, dtype=dtype))
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        shares = ClassShares(len(self.text), self.crew)
+        shares = ClassShares(len(self.text), self.group)
         own, counts = slice(*shares.mine), shares.counts
-        image = self.crew.gather_interleaved(images @ self.image)
-        labels = self.crew.gather_interleaved(labels)
-        text = self.crew.gather_uneven(torch.tanh(self.text[own] @ self.shared), counts)
+        image = self.group.gather_interleaved(images @ self.image)
+        labels = self.group.gather_interleaved(labels)
+        text = self.group.gather_uneven(torch.tanh(self.text[own] @ self.shared), counts)
         logits = F.normalize(image) @ F.normalize(text).t() * self.scale.exp()
         return F.cross_entropy(logits, labels) + 0.1 * self.shared.square().sum()
 
@@ -63,21 +63,21 @@ def batch(classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return images, torch.randint(classes, (BATCH,), generator=generator)
 
 
-def loss_and_gradients(crew: ProcessGroup, classes: int, dtype: torch.dtype, bf16: bool) -> tuple[float, list[Tensor]]:
+def loss_and_gradients(group: ProcessGroup, classes: int, dtype: torch.dtype, bf16: bool) -> tuple[float, list[Tensor]]:
     """Of the global batch, of which this rank has every W-th image."""
     images, labels = batch(classes, dtype)
-    model = Matcher(crew, classes, dtype)
+    model = Matcher(group, classes, dtype)
     ddp: nn.Module = model
-    if crew.ranks.size > 1:
+    if group.ranks.size > 1:
         ddp = nn.parallel.DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
-    mine = slice(crew.ranks.rank, None, crew.ranks.size)
+    mine = slice(group.ranks.rank, None, group.ranks.size)
     with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
         loss = ddp(images[mine], labels[mine])
     loss.backward()
     return loss.item(), [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def same_numbers(crew: ProcessGroup) -> None:
+def same_numbers(group: ProcessGroup) -> None:
     for classes, dtype, bf16, tolerance in (
         (5, torch.float64, False, 1e-14),
         (3, torch.float64, False, 1e-14),
@@ -85,75 +85,69 @@ def same_numbers(crew: ProcessGroup) -> None:
         (5, torch.float32, True, 2e-2),
     ):
         want, gradients = loss_and_gradients(ProcessGroup(ALONE), classes, dtype, bf16)
-        loss, ours = loss_and_gradients(crew, classes, dtype, bf16)
+        loss, ours = loss_and_gradients(group, classes, dtype, bf16)
         assert loss == pytest.approx(want, abs=tolerance)
-        assert set(crew.collect(loss)) == {loss}
+        assert set(group.all_gather_object(loss)) == {loss}
         assert len(ours) == len(gradients) == 4
         for own, one in zip(ours, gradients, strict=True):
             assert (own - one).abs().max() <= tolerance, (classes, dtype, bf16, own, one)
 
 
-def same_rows(crew: ProcessGroup) -> None:
-    rank, size = crew.ranks.rank, crew.ranks.size
+def same_rows(group: ProcessGroup) -> None:
+    rank, size = group.ranks.rank, group.ranks.size
     dealt = torch.arange(3 * size * 2).view(3 * size, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         rows = dealt[rank::size].to(dtype)
-        assert torch.equal(crew.gather_interleaved(rows), dealt.to(dtype))
+        assert torch.equal(group.gather_interleaved(rows), dealt.to(dtype))
         expected = torch.cat([dealt[r::size] for r in range(size)]).to(dtype)
-        assert torch.equal(crew.gather(rows), expected)
+        assert torch.equal(group.gather(rows), expected)
     for items in (1, size - 1, size, 2 * size + 1):
-        shares, every = ClassShares(items, crew), torch.randn(items, 2)
-        every = torch.tensor(crew.share(every.tolist()))
-        assert torch.equal(crew.gather_uneven(every[slice(*shares.mine)], shares.counts), every)
+        shares, every = ClassShares(items, group), torch.randn(items, 2)
+        every = torch.tensor(group.broadcast_object(every.tolist()))
+        assert torch.equal(group.gather_uneven(every[slice(*shares.mine)], shares.counts), every)
 
 
-def same_words(crew: ProcessGroup) -> None:
-    rank, size = crew.ranks.rank, crew.ranks.size
+def same_words(group: ProcessGroup) -> None:
+    rank, size = group.ranks.rank, group.ranks.size
     said = [{"rank": r, "text": "ü" * 50 * r, "pi": 0.1 + 0.2, "none": None} for r in range(size)]
-    assert crew.collect(said[rank]) == said
-    assert crew.share(["from", rank]) == ["from", 0]
-    tensors = [torch.full((3,), float(rank)), torch.tensor(2.0 * rank), torch.ones(2, 2)]
-    crew.average(tensors)
-    mean = (size - 1) / 2
-    assert torch.equal(torch.cat([t.reshape(-1) for t in tensors]), torch.tensor([mean] * 3 + [2 * mean] + [1.0] * 4))
+    assert group.all_gather_object(said[rank]) == said
+    assert group.broadcast_object(["from", rank]) == ["from", 0]
 
 
-def same_decisions(crew: ProcessGroup) -> None:
-    rank, size, agreement = crew.ranks.rank, crew.ranks.size, FlagSync(crew)
-    wishes = [Status()] * 7
+def same_decisions(group: ProcessGroup) -> None:
+    rank, size, flag_sync = group.ranks.rank, group.ranks.size, FlagSync(group)
+    wishes = [Flags()] * 7
     if rank == 0:
-        wishes[1] = Status(save=True)
-        wishes[3] = Status(signum=2)
+        wishes[1] = Flags(save=True)
+        wishes[3] = Flags(signum=2)
     if rank == size - 1:
-        wishes[3] = wishes[6] = Status(signum=15)
-    if rank == 1:
-        wishes[4] = Status(failed=True)
+        wishes[3] = wishes[6] = Flags(signum=15)
     decisions = []
     for step, wish in enumerate(wishes):
         time.sleep(random.Random(10 * step + rank).uniform(0, 0.02))
-        decisions.append(agreement.exchange(wish))
-        crew.gather(torch.ones(2, 2))
-    decisions.append(agreement.settle())
-    go, stop = Status(), Status(signum=15)
-    assert decisions == [go, go, Status(save=True), go, stop, Status(failed=True), go, stop]
-    assert agreement.settle() == go
+        decisions.append(flag_sync.exchange(wish))
+        group.gather(torch.ones(2, 2))
+    decisions.append(flag_sync.wait())
+    go, stop = Flags(), Flags(signum=15)
+    assert decisions == [go, go, Flags(save=True), go, stop, go, go, stop]
+    assert flag_sync.wait() == go
 
 
-def waits_are_counted(crew: ProcessGroup, clock: SharedClock) -> None:
-    crew.meet()
-    before = crew.seconds
-    if crew.ranks.first:
+def waits_are_counted(group: ProcessGroup, clock: SharedClock) -> None:
+    group.barrier()
+    before = group.communication_seconds
+    if group.ranks.first:
         clock.hold_up(1.0)
-    crew.meet()
-    first, *others = crew.collect(crew.seconds - before)
+    group.barrier()
+    first, *others = group.all_gather_object(group.communication_seconds - before)
     assert first < 0.01 and others == pytest.approx([1.0] * len(others), abs=0.01), (first, others)
 
 
 def work_together(folder: str) -> None:
-    with joined(announced_ranks(), CPU) as crew:
+    with init_process_group(ranks_from_environment(), CPU) as group:
         for check in (same_numbers, same_rows, same_words, same_decisions):
-            check(crew)
-        waits_are_counted(crew, SharedClock(Path(folder) / "clock", crew.ranks))
+            check(group)
+        waits_are_counted(group, SharedClock(Path(folder) / "clock", group.ranks))
         print("done", flush=True)
 
 
@@ -164,19 +158,18 @@ def test_processes_compute_and_decide_what_one_does(size: int, tmp_path: Path) -
 
 
 def test_one_process_needs_no_group() -> None:
-    with joined(ALONE, CPU) as crew:
+    with init_process_group(ALONE, CPU) as group:
         rows = torch.ones(2, 3, requires_grad=True)
-        assert crew.gather(rows) is crew.gather_interleaved(rows) is crew.gather_uneven(rows, [2]) is rows
-        assert crew.collect(1) == [1] and crew.share("x") == "x"
-        crew.average([torch.ones(1)])
-        crew.meet()
-        assert crew.seconds == 0
+        assert group.gather(rows) is group.gather_interleaved(rows) is group.gather_uneven(rows, [2]) is rows
+        assert group.all_gather_object(1) == [1] and group.broadcast_object("x") == "x"
+        group.barrier()
+        assert group.communication_seconds == 0
         assert not torch.distributed.is_initialized()
-        agreement, wish = FlagSync(crew), Status(save=True, signum=2)
-        assert agreement.exchange(wish) == wish and agreement.settle() == Status()
-        same_rows(crew)
+        flag_sync, wish = FlagSync(group), Flags(save=True, signum=2)
+        assert flag_sync.exchange(wish) == wish and flag_sync.wait() == Flags()
+        same_rows(group)
     with pytest.raises(ValueError, match="counts"):
-        crew.gather_uneven(rows, [3])
+        group.gather_uneven(rows, [3])
 
 
 def threads_of_groups() -> list[str]:
@@ -196,21 +189,21 @@ def names_of_threads() -> Iterator[str]:
                 yield name
 
 
-def train_for_ever(crew: ProcessGroup, trouble: Callable[[], None], unlucky: int, silent: bool) -> None:
+def train_for_ever(group: ProcessGroup, trouble: Callable[[], None], unlucky: int, silent: bool) -> None:
     """Steps as a run takes them, until `trouble` comes to one rank, which may leave it silent."""
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-    agreement, pids = FlagSync(crew), crew.collect(os.getpid())
+    flag_sync, pids = FlagSync(group), group.all_gather_object(os.getpid())
     for step in range(100_000):
-        agreement.exchange(Status())
+        flag_sync.exchange(Flags())
         if step == 5:
             print("training", flush=True)
-            if crew.ranks.rank == unlucky:
+            if group.ranks.rank == unlucky:
                 trouble()
             if silent:
                 wait_until_still(pids[unlucky])
-                for group in (torch.distributed.group.WORLD, crew.votes):
-                    assert group is not None
-                    group._get_backend(CPU)._set_default_timeout(timedelta(seconds=1))
+                for each in (torch.distributed.group.WORLD, group.flag_group):
+                    assert each is not None
+                    each._get_backend(CPU)._set_default_timeout(timedelta(seconds=1))
         ddp(torch.ones(2, 4)).sum().backward()
 
 
@@ -234,8 +227,8 @@ def fail(kind: str, unlucky: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
     try:
-        with joined(announced_ranks(), CPU) as crew:
-            train_for_ever(crew, trouble, unlucky, silent)
+        with init_process_group(ranks_from_environment(), CPU) as group:
+            train_for_ever(group, trouble, unlucky, silent)
     finally:
         # Of a group that a process hangs in, no thread comes back.
         if not silent:
@@ -245,17 +238,17 @@ def fail(kind: str, unlucky: int) -> None:
 def finish() -> None:
     """A short run that ends well, with all that makes a process abort when it is not let go of."""
 
-    def train(crew: ProcessGroup) -> None:
+    def train(group: ProcessGroup) -> None:
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-        optimizer, agreement = torch.optim.SGD(ddp.parameters(), 0.1), FlagSync(crew)
+        optimizer, flag_sync = torch.optim.SGD(ddp.parameters(), 0.1), FlagSync(group)
         for _ in range(20):
-            agreement.exchange(Status())
+            flag_sync.exchange(Flags())
             ddp(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        agreement.settle()
+        flag_sync.wait()
 
-    with joined(announced_ranks(), CPU) as crew:
-        train(crew)
+    with init_process_group(ranks_from_environment(), CPU) as group:
+        train(group)
     assert not threads_of_groups()
 
 
@@ -310,17 +303,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None:
     store, ranks = torch.distributed.HashStore(), [Ranks(rank, 3, rank, 3) for rank in range(3)]
-    boards = [ErrorStore(store, one) for one in ranks]
-    boards[2].leave("disk full")
-    boards[1].leave("a consequence")
-    boards[0].leave(INTERRUPTED)
-    assert {board.verdict("closed") for board in boards} == {"rank 2 of 3 failed: disk full"}
-    assert [board.blames_another for board in boards] == [True, True, False]
-    for board in boards:
-        board.close()
+    stores = [ErrorStore(store, one) for one in ranks]
+    stores[2].report("disk full")
+    stores[1].report("a consequence")
+    stores[0].report(INTERRUPTED)
+    assert {each.explain("closed") for each in stores} == {"rank 2 of 3 failed: disk full"}
+    assert [each.is_another_to_blame for each in stores] == [True, True, False]
+    for each in stores:
+        each.close()
     stopped = ErrorStore(torch.distributed.PrefixStore("next attempt", store), Ranks(0, 1, 0, 1))
-    stopped.leave(INTERRUPTED)
-    assert not stopped.blames_another
+    stopped.report(INTERRUPTED)
+    assert not stopped.is_another_to_blame
     stopped.close()
 
 
@@ -329,25 +322,25 @@ def test_a_rank_that_fails_stays_until_the_others_know_why() -> None:
     store, late = torch.distributed.HashStore(), list[ErrorStore]()
 
     def come_late() -> None:
-        store.wait(["alarm"])
+        store.wait(["failed"])
         time.sleep(0.5)
         late.append(ErrorStore(store, Ranks(1, 2, 1, 2)))
 
     first, coming = ErrorStore(store, Ranks(0, 2, 0, 2)), threading.Thread(target=come_late)
     coming.start()
-    first.leave("disk full")
-    assert store.check(["here 1"]), "the store may end before rank 1 has read it"
+    first.report("disk full")
+    assert store.check(["read by 1"]), "the store may end before rank 1 has read it"
     coming.join()
-    late[0].leave()
-    assert late[0].verdict("closed") == "rank 0 of 2 failed: disk full"
-    for board in (first, *late):
-        board.close()
+    late[0].report()
+    assert late[0].explain("closed") == "rank 0 of 2 failed: disk full"
+    for each in (first, *late):
+        each.close()
 
 
 def come_alone(timeout: float, absent: int) -> None:
-    if announced_ranks().rank == absent:
+    if ranks_from_environment().rank == absent:
         signal.pause()
-    with joined(announced_ranks(), CPU, timeout):
+    with init_process_group(ranks_from_environment(), CPU, timeout):
         raise AssertionError("somebody else came")
 
 
@@ -363,7 +356,10 @@ def test_ranks_that_do_not_meet_say_where_they_waited() -> None:
 def test_restarts_over_one_store_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-    with pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"), joined(Ranks(0, 2, 0, 2), CPU):
+    with (
+        pytest.raises(UsageError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
+        init_process_group(Ranks(0, 2, 0, 2), CPU),
+    ):
         pass
 
 
@@ -372,11 +368,11 @@ MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def test_ranks_are_what_the_launcher_announced() -> None:
-    assert announced_ranks({}) == ALONE
-    assert announced_ranks(TORCHRUN | MASTER) == Ranks(5, 8, 1, 4)
+    assert ranks_from_environment({}) == ALONE
+    assert ranks_from_environment(TORCHRUN | MASTER) == Ranks(5, 8, 1, 4)
     deepspeed = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
-    assert announced_ranks(deepspeed | MASTER) == Ranks(1, 2, 1, 2)
-    assert announced_ranks({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == ALONE
+    assert ranks_from_environment(deepspeed | MASTER) == Ranks(1, 2, 1, 2)
+    assert ranks_from_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == ALONE
 
 
 @pytest.mark.parametrize(
@@ -393,7 +389,7 @@ def test_ranks_are_what_the_launcher_announced() -> None:
 )
 def test_absurd_announcements_are_refused_in_one_line(change: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
-        announced_ranks(TORCHRUN | MASTER | change)
+        ranks_from_environment(TORCHRUN | MASTER | change)
     assert "\n" not in str(refused.value)
 
 

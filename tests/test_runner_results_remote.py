@@ -44,8 +44,8 @@ def machines(s3, few_digits, tmp_path):
     url = f"s3://{s3.bucket}/{tmp_path.name}"
 
     def make(name: str) -> RuntimeConfig:
-        place = RuntimeConfig(few_digits, tmp_path / name, device="cpu", tracking_uri="off", quiet=True)
-        return place if name == "alone" else replace(place, store=url)
+        runtime = RuntimeConfig(few_digits, tmp_path / name, device="cpu", tracking_uri="off", quiet=True)
+        return runtime if name == "alone" else replace(runtime, store=url)
 
     return make
 
@@ -77,14 +77,14 @@ def test_force_forgets_a_run_at_the_url(s3, machines, config):
     sent = s3.asked("PUT", "train.json")
     again = train(config, machines("second"), force=True)
     assert s3.asked("PUT", "train.json") == sent + 1, "it was trained again"
-    place = machines("third")
-    ResultsStore.of(place).pull_all()
-    assert RunFolder(place.results / config.path).train() == again
-    assert RunFolder(place.results / config.path).evaluations() == []
+    runtime = machines("third")
+    ResultsStore.of(runtime).pull_all()
+    assert RunFolder(runtime.results / config.path).train() == again
+    assert RunFolder(runtime.results / config.path).evaluations() == []
 
 
 def test_a_url_that_goes_away_costs_a_training_nothing_but_the_sending(machines, config, monkeypatch, caplog):
-    place = replace(machines("first"), checkpoint_seconds=0.0)
+    runtime = replace(machines("first"), checkpoint_seconds=0.0)
     push = ResultsStore._push_unit
     away = [True]
 
@@ -95,10 +95,10 @@ def test_a_url_that_goes_away_costs_a_training_nothing_but_the_sending(machines,
 
     monkeypatch.setattr(ResultsStore, "_push_unit", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
-        train(config, place)
+        train(config, runtime)
     assert "is sent later" in caplog.text
     away[0] = False
-    done = train(config, place)
+    done = train(config, runtime)
     assert done.resumed == 0, "it was finished here"
     assert train(config, machines("second")) == done
 
@@ -173,7 +173,7 @@ def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digi
     assert result("next", url)["checkpoint_sha256"] == alone["checkpoint_sha256"]
     names = RemoteFolder(url).list()
     assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
-    place = tmp_path / "third"
-    ResultsStore(url, place).pull_all()
-    [file] = place.rglob("train.json")
+    runtime = tmp_path / "third"
+    ResultsStore(url, runtime).pull_all()
+    [file] = runtime.rglob("train.json")
     assert json.loads(file.read_text())["resumed"] == 1

@@ -33,11 +33,11 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from procap.errors import UserError
-from runner import journal
+from runner import checkpointer
 from runner.checkpoint import TrainState
-from runner.config import RunConfig, Workplace
+from runner.config import RunConfig, RuntimeConfig
 from runner.train import train
-journal.EPOCH_SAVE_SECONDS = float("inf")
+checkpointer.EPOCH_SAVE_SECONDS = float("inf")
 count = TrainState.count
 def stop_at(stop, seconds):
     stopped = []
@@ -60,10 +60,10 @@ for line in sys.stdin:
     if not child:
         code = 0
         try:
-            place = Workplace(Path(order["data"]), Path(order["results"]), device="cpu", tracking_uri="off", quiet=True,
-                              checkpoint_seconds=order["every"])
+            runtime = RuntimeConfig(Path(order["data"]), Path(order["results"]), device="cpu", tracking_uri="off",
+                                    quiet=True, checkpoint_seconds=order["every"])
             stop_at(order["stop"], order["seconds"])
-            train(RunConfig.model_validate(order["config"]), place)
+            train(RunConfig.model_validate(order["config"]), runtime)
         except UserError as error:
             print(error, file=sys.stderr, flush=True)
             code = error.exit_code
@@ -148,21 +148,23 @@ def configs(tiny_checkpoint) -> dict[str, RunConfig]:
     }
 
 
-def outcome(config: RunConfig, place: RuntimeConfig) -> tuple[bytes, list, list]:
+def outcome(config: RunConfig, runtime: RuntimeConfig) -> tuple[bytes, list, list]:
     """Everything of a run that must not depend on where it was interrupted."""
-    folder = RunFolder(place.results / config.path)
+    folder = RunFolder(runtime.results / config.path)
     result = folder.train()
     assert result is not None
     logs = [(log.epoch, log.lr, log.terms) for log in result.epochs]
-    counts = [evaluate(config, Target("digits", half), place).per_class for half in ("base", "novel")]
+    counts = [evaluate(config, Target("digits", half), runtime).per_class for half in ("base", "novel")]
     return folder.checkpoint_file.read_bytes(), logs, counts
 
 
 @pytest.fixture(scope="module")
 def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[RuntimeConfig, TrainResult]]:
     """Where each configuration was trained without interruption, and what came out."""
-    place = RuntimeConfig(few_digits, tmp_path_factory.mktemp("straight"), device="cpu", tracking_uri="off", quiet=True)
-    return lambda name: (place, train(configs[name], place))
+    runtime = RuntimeConfig(
+        few_digits, tmp_path_factory.mktemp("straight"), device="cpu", tracking_uri="off", quiet=True
+    )
+    return lambda name: (runtime, train(configs[name], runtime))
 
 
 @pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), pytest.param("sgd", (5,), marks=pytest.mark.slow)])
@@ -243,8 +245,8 @@ def test_a_broken_newest_state_costs_a_step_and_changes_nothing(stopped, straigh
     config, folder = stopped
     newest = max(folder.state.glob("step-*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:100])
-    place = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
-    result = train(config, place)
+    runtime = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    result = train(config, runtime)
     assert str(newest) in caplog.text
     assert result.resumed == 1
     assert result.checkpoint_sha256 == straight("sgd")[1].checkpoint_sha256
@@ -261,7 +263,7 @@ def test_a_run_in_progress_is_not_started_twice(forge, configs, few_digits, tmp_
 
 
 def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, few_digits, tmp_path):
-    place = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
+    runtime = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
     write_json(RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])
     with pytest.raises(UserError, match=r"--force"):
-        train(configs["adamw"], place)
+        train(configs["adamw"], runtime)

@@ -31,7 +31,7 @@ BASE, NOVEL = Target("digits", "base"), Target("digits", "novel")
 
 
 @pytest.fixture(scope="module")
-def place(few_digits, tmp_path_factory) -> RuntimeConfig:
+def runtime(few_digits, tmp_path_factory) -> RuntimeConfig:
     results = tmp_path_factory.mktemp("results")
     return RuntimeConfig(few_digits, results, device="cpu", tracking_uri="off", quiet=True)
 
@@ -49,16 +49,16 @@ def plan(tiny_checkpoint):
 
 
 @pytest.fixture(scope="module")
-def finished(plan, place) -> tuple[RunConfig, TrainResult]:
+def finished(plan, runtime) -> tuple[RunConfig, TrainResult]:
     config = plan(overrides={"lr": 0.1, "warmup": "none"})
-    return config, train(config, place)
+    return config, train(config, runtime)
 
 
 def seconds_of_training(result: TrainResult) -> float:
     return sum(seconds for name, seconds in result.phases.items() if name not in APART)
 
 
-def test_what_training_says_of_itself(finished, place):
+def test_what_training_says_of_itself(finished, runtime):
     config, result = finished
     assert (result.steps, result.images) == (4, 20)
     assert [log.lr for log in result.epochs] == [learning_rate(config.recipe, epoch) for epoch in range(2)]
@@ -73,40 +73,40 @@ def test_what_training_says_of_itself(finished, place):
     assert result.images_per_second_model
     assert result.images_per_second_model > result.images_per_second
     assert result.peak_memory_bytes.process > 50e6
-    folder = RunFolder(place.results / config.path)
+    folder = RunFolder(runtime.results / config.path)
     left = {path.name for path in folder.path.iterdir()} - {"eval"}
     assert left == {".lock", "config.json", "train.json", "checkpoint.safetensors"}
     assert folder.config() == config
 
 
-def test_training_learns(plan, place):
+def test_training_learns(plan, runtime):
     by_heart = {"lr": 1.0, "warmup": "none", "epochs": 8, "batch_size": 10, "crop_scale": (1, 1), "flip": False}
-    losses = [log.terms["ce"] for log in train(plan(overrides=by_heart), place).epochs]
+    losses = [log.terms["ce"] for log in train(plan(overrides=by_heart), runtime).epochs]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.01
 
 
-def test_a_finished_run_is_read_and_not_repeated(finished, place):
+def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
     config, result = finished
-    file = RunFolder(place.results / config.path).checkpoint_file
+    file = RunFolder(runtime.results / config.path).checkpoint_file
     before = file.stat().st_mtime_ns
-    assert train(config, place) == result
+    assert train(config, runtime) == result
     assert file.stat().st_mtime_ns == before
 
 
-def test_what_a_kill_left_of_a_finished_run_is_cleared_away(plan, place, tmp_path, monkeypatch):
-    config, place = plan(seed=4), dataclasses.replace(place, results=tmp_path, checkpoint_seconds=0.0)
+def test_what_a_kill_left_of_a_finished_run_is_cleared_away(plan, runtime, tmp_path, monkeypatch):
+    config, runtime = plan(seed=4), dataclasses.replace(runtime, results=tmp_path, checkpoint_seconds=0.0)
 
     def killed(folder):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(RunFolder, "forget_progress", killed)
-        train(config, place)
+        train(config, runtime)
     folder = RunFolder(tmp_path / config.path)
     assert folder.train() is not None
     assert list(folder.state.iterdir())
-    train(config, place)
+    train(config, runtime)
     assert {path.name for path in folder.path.iterdir()} == {
         ".lock",
         "config.json",
@@ -115,53 +115,53 @@ def test_what_a_kill_left_of_a_finished_run_is_cleared_away(plan, place, tmp_pat
     }
 
 
-def test_tracking_is_no_part_of_the_seconds_of_a_training(plan, place, tmp_path, monkeypatch):
+def test_tracking_is_no_part_of_the_seconds_of_a_training(plan, runtime, tmp_path, monkeypatch):
     monkeypatch.setattr(Tracker, "sync", lambda self: time.sleep(0.1))
-    result = train(plan(), dataclasses.replace(place, results=tmp_path))
+    result = train(plan(), dataclasses.replace(runtime, results=tmp_path))
     assert result.phases["tracking"] >= 0.2
     assert seconds_of_training(result) == pytest.approx(result.seconds)
 
 
 @pytest.mark.parametrize(("epochs", "warned"), [(1, True), (2, False)])
-def test_a_schedule_that_never_leaves_its_warm_up_is_said(plan, place, tmp_path, capsys, epochs, warned):
-    train(plan(overrides={"epochs": epochs}), dataclasses.replace(place, results=tmp_path, quiet=False))
+def test_a_schedule_that_never_leaves_its_warm_up_is_said(plan, runtime, tmp_path, capsys, epochs, warned):
+    train(plan(overrides={"epochs": epochs}), dataclasses.replace(runtime, results=tmp_path, quiet=False))
     out, err = capsys.readouterr()
     assert out == ""
     assert ("every epoch is a warm-up epoch at a rate of 1e-05" in err) == warned
 
 
-def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, place):
+def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runtime):
     config = plan(seed=5)
-    folder = RunFolder(place.results / config.path)
-    first = train(config, place)
-    evaluate(config, BASE, place)
+    folder = RunFolder(runtime.results / config.path)
+    first = train(config, runtime)
+    evaluate(config, BASE, runtime)
     written = folder.train_file.stat().st_mtime_ns
-    again = train(config, place, force=True)
+    again = train(config, runtime, force=True)
     assert folder.train_file.stat().st_mtime_ns != written and folder.train() == again
     assert again.checkpoint_sha256 == first.checkpoint_sha256
     assert not folder.eval_files()
 
 
-def test_where_a_run_happens_changes_no_bit(finished, place, tmp_path):
+def test_where_a_run_happens_changes_no_bit(finished, runtime, tmp_path):
     config, result = finished
-    other = dataclasses.replace(place, results=tmp_path, workers=2, checkpoint_seconds=0.0)
+    other = dataclasses.replace(runtime, results=tmp_path, workers=2, checkpoint_seconds=0.0)
     assert train(config, other).checkpoint_sha256 == result.checkpoint_sha256
 
 
-def test_global_randomness_is_neither_read_nor_moved(finished, place, tmp_path):
+def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path):
     config, result = finished
     torch.manual_seed(123)
     before = torch.get_rng_state()
-    there = dataclasses.replace(place, results=tmp_path)
+    there = dataclasses.replace(runtime, results=tmp_path)
     assert train(config, there).checkpoint_sha256 == result.checkpoint_sha256
     evaluate(config, NOVEL, there)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def count_plainly(config: RunConfig, target: Target, place: RuntimeConfig) -> tuple[list[int], list[int]]:
+def count_plainly(config: RunConfig, target: Target, runtime: RuntimeConfig) -> tuple[list[int], list[int]]:
     """One image after the other, no batches, no meters."""
-    trained = load_trained(config, place)
-    selection = evaluation_split(open_dataset(place.data, target.dataset), target.classes)
+    trained = load_trained(config, runtime)
+    selection = evaluation_split(open_dataset(runtime.data, target.dataset), target.classes)
     space = dataclasses.replace(trained.card.space, classnames=selection.classnames)
     classifier = trained.method.classifier(space)
     transform = eval_transform(32, trained.clip.image_mean, trained.clip.image_std)
@@ -174,10 +174,10 @@ def count_plainly(config: RunConfig, target: Target, place: RuntimeConfig) -> tu
 
 
 @pytest.mark.parametrize("target", [BASE, NOVEL], ids=str)
-def test_counts_are_those_of_a_plain_loop(finished, place, target):
+def test_counts_are_those_of_a_plain_loop(finished, runtime, target):
     config, _ = finished
-    result = evaluate(config, target, place)
-    correct, total = count_plainly(config, target, place)
+    result = evaluate(config, target, runtime)
+    correct, total = count_plainly(config, target, runtime)
     assert (result.per_class.correct, result.per_class.total) == (correct, total)
     assert (result.correct, result.total) == (sum(correct), sum(total))
     assert result.total == result.dataset_size
@@ -189,7 +189,7 @@ def test_counts_are_those_of_a_plain_loop(finished, place, target):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_no_rate_is_faster_than_images_can_be_decoded(plan, place, tmp_path, monkeypatch, workers):
+def test_no_rate_is_faster_than_images_can_be_decoded(plan, runtime, tmp_path, monkeypatch, workers):
     """A model that is slow at first must not give its workers time to decode ahead off the clock."""
 
     class SlowTransform:
@@ -217,7 +217,7 @@ def test_no_rate_is_faster_than_images_can_be_decoded(plan, place, tmp_path, mon
             return classify
 
     config = plan("zeroshot", overrides={"test_batch_size": 8})
-    there = dataclasses.replace(place, results=tmp_path, workers=workers)
+    there = dataclasses.replace(runtime, results=tmp_path, workers=workers)
     train(config, there)
     trained = load_trained(config, there)
     monkeypatch.setattr("runner.evaluate.eval_transform", SlowTransform)
@@ -229,63 +229,63 @@ def test_no_rate_is_faster_than_images_can_be_decoded(plan, place, tmp_path, mon
     assert (result.batch_size, result.workers) == (8, workers)
 
 
-def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, place, tmp_path):
+def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, runtime, tmp_path):
     config, _ = finished
     target = Target("digits", "all")
-    place = dataclasses.replace(place, results=tmp_path)
-    train(config, place)
-    part = evaluate(config, target, dataclasses.replace(place, limit=7))
+    runtime = dataclasses.replace(runtime, results=tmp_path)
+    train(config, runtime)
+    part = evaluate(config, target, dataclasses.replace(runtime, limit=7))
     assert (part.total, part.limit, part.limited) == (7, 7, True)
-    full = evaluate(config, target, place)
+    full = evaluate(config, target, runtime)
     assert full.total == full.dataset_size > 7
     assert full.per_class.total[0] > 0
     file = RunFolder(tmp_path / config.path).eval_file(target)
     written = file.stat().st_mtime_ns
-    assert evaluate(config, target, dataclasses.replace(place, limit=7)) == full
+    assert evaluate(config, target, dataclasses.replace(runtime, limit=7)) == full
     assert file.stat().st_mtime_ns == written
-    evaluate(config, target, place, force=True)
+    evaluate(config, target, runtime, force=True)
     assert file.stat().st_mtime_ns != written
 
 
-def test_a_part_never_takes_the_place_of_the_whole(finished, place):
+def test_a_part_never_takes_the_place_of_the_whole(finished, runtime):
     config, _ = finished
-    full = evaluate(config, BASE, place)
+    full = evaluate(config, BASE, runtime)
     with pytest.raises(UserError, match=r"leave out --limit.*--results"):
-        evaluate(config, BASE, dataclasses.replace(place, limit=3), force=True)
-    assert evaluate(config, BASE, place) == full
+        evaluate(config, BASE, dataclasses.replace(runtime, limit=3), force=True)
+    assert evaluate(config, BASE, runtime) == full
 
 
-def test_zero_shot_trains_nothing_and_is_evaluated_like_the_rest(plan, place):
+def test_zero_shot_trains_nothing_and_is_evaluated_like_the_rest(plan, runtime):
     config = plan("zeroshot")
-    result = train(config, place)
+    result = train(config, runtime)
     assert (result.steps, result.epochs, result.fewshot, result.trainable_parameters) == (0, [], None, 0)
-    counts = evaluate(config, BASE, place)
-    assert (counts.per_class.correct, counts.per_class.total) == count_plainly(config, BASE, place)
+    counts = evaluate(config, BASE, runtime)
+    assert (counts.per_class.correct, counts.per_class.total) == count_plainly(config, BASE, runtime)
 
 
 @pytest.mark.parametrize("method", ["maple", "cocoop", "procap"])
-def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, place, method):
+def test_every_method_runs_in_bfloat16_and_keeps_float32_prompts(plan, runtime, method):
     config = plan(method, shots=1, precision="bf16")
-    result = train(config, place)
+    result = train(config, runtime)
     assert all(log.terms["ce"] > 0 for log in result.epochs)
-    trained = load_trained(config, place)
+    trained = load_trained(config, runtime)
     assert {parameter.dtype for parameter in trained.method.parameters()} == {torch.float32}
-    counts: EvalResult = evaluate(config, NOVEL, place, trained=trained)
+    counts: EvalResult = evaluate(config, NOVEL, runtime, trained=trained)
     assert counts.precision == "bf16"
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        correct, total = count_plainly(config, NOVEL, place)
+        correct, total = count_plainly(config, NOVEL, runtime)
     assert counts.per_class.total == total
     # One image at a time is rounded otherwise than a batch, which can turn a tie.
     assert counts.correct == pytest.approx(sum(correct), abs=2)
 
 
-def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(plan, place):
+def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(plan, runtime):
     config = plan("maple", overrides={"lr": 1e30, "warmup": "none", "epochs": 3})
-    eager = dataclasses.replace(place, checkpoint_seconds=0.0)
+    eager = dataclasses.replace(runtime, checkpoint_seconds=0.0)
     with pytest.raises(UserError, match=r"step 2 of 6 .* not finite") as caught:
         train(config, eager)
     assert "\n" not in str(caught.value)
-    folder = RunFolder(place.results / config.path)
+    folder = RunFolder(runtime.results / config.path)
     progress = folder.progress()
     assert progress is not None
     assert progress.status == "failed"
@@ -294,27 +294,27 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     assert [path.name[:13] for path in folder.state.glob("*.safetensors")] == ["step-00000001"]
 
 
-def test_what_was_not_trained_cannot_be_evaluated(plan, place):
+def test_what_was_not_trained_cannot_be_evaluated(plan, runtime):
     with pytest.raises(UserError, match="no finished training"):
-        evaluate(plan(seed=77), BASE, place)
+        evaluate(plan(seed=77), BASE, runtime)
 
 
-def test_an_altered_checkpoint_is_refused(plan, place, tmp_path):
-    config, place = plan(seed=6), dataclasses.replace(place, results=tmp_path)
-    train(config, place)
+def test_an_altered_checkpoint_is_refused(plan, runtime, tmp_path):
+    config, runtime = plan(seed=6), dataclasses.replace(runtime, results=tmp_path)
+    train(config, runtime)
     file = RunFolder(tmp_path / config.path).checkpoint_file
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    for use in (lambda: evaluate(config, BASE, place), lambda: train(config, place)):
+    for use in (lambda: evaluate(config, BASE, runtime), lambda: train(config, runtime)):
         with pytest.raises(UserError, match=r"SHA-256.*train again with --force"):
             use()
     file.unlink()
     with pytest.raises(UserError, match="train again with --force"):
-        train(config, place)
+        train(config, runtime)
 
 
-def test_other_weights_under_the_same_name_are_refused(plan, place, tiny_geometry, tmp_path):
+def test_other_weights_under_the_same_name_are_refused(plan, runtime, tiny_geometry, tmp_path):
     from safetensors.torch import save_file
 
     from procap.clip import CLIP
@@ -324,9 +324,9 @@ def test_other_weights_under_the_same_name_are_refused(plan, place, tiny_geometr
         save_file(CLIP.random(tiny_geometry, seed=seed).state_dict(), file, metadata={"quick_gelu": "true"})
         config = plan(backbone=str(file), seed=3)
         if seed == 1:
-            train(config, dataclasses.replace(place, results=tmp_path))
+            train(config, dataclasses.replace(runtime, results=tmp_path))
     with pytest.raises(UserError, match="was trained on weights"):
-        evaluate(config, BASE, dataclasses.replace(place, results=tmp_path))
+        evaluate(config, BASE, dataclasses.replace(runtime, results=tmp_path))
 
 
 def pack_digits(data: Path, seen: int, name: str = "digits") -> None:
@@ -336,22 +336,22 @@ def pack_digits(data: Path, seen: int, name: str = "digits") -> None:
     pack_source(part, data, force=True)
 
 
-def test_other_content_under_the_same_data_set_name_is_refused(finished, place, tmp_path):
+def test_other_content_under_the_same_data_set_name_is_refused(finished, runtime, tmp_path):
     config, result = finished
-    counts = evaluate(config, BASE, place)
-    elsewhere = dataclasses.replace(place, data=tmp_path)
+    counts = evaluate(config, BASE, runtime)
+    elsewhere = dataclasses.replace(runtime, data=tmp_path)
     assert (train(config, elsewhere), evaluate(config, BASE, elsewhere)) == (result, counts)
     pack_digits(tmp_path, 60)
     for again in (lambda: train(config, elsewhere), lambda: evaluate(config, BASE, elsewhere)):
         with pytest.raises(UserError, match=r"trained on other content of digits .* train again with --force"):
             again()
-    assert train(config, place) == result
+    assert train(config, runtime) == result
 
 
-def test_other_content_of_another_target_is_counted_anew_only_with_force(finished, place, few_digits, tmp_path):
+def test_other_content_of_another_target_is_counted_anew_only_with_force(finished, runtime, few_digits, tmp_path):
     config, _ = finished
     (tmp_path / "digits").symlink_to(few_digits / "digits")
-    there, target = dataclasses.replace(place, data=tmp_path), Target("scans")
+    there, target = dataclasses.replace(runtime, data=tmp_path), Target("scans")
     pack_digits(tmp_path, 60, "scans")
     first = evaluate(config, target, there)
     assert evaluate(config, target, there) == first
@@ -363,7 +363,7 @@ def test_other_content_of_another_target_is_counted_anew_only_with_force(finishe
     assert evaluate(config, target, there) == again
 
 
-def test_missing_data_is_said_in_one_line_and_leaves_no_run_behind(plan, place, tmp_path):
+def test_missing_data_is_said_in_one_line_and_leaves_no_run_behind(plan, runtime, tmp_path):
     with pytest.raises(DataError, match="procap data pack digits"):
         train(plan(), RuntimeConfig(tmp_path / "none", tmp_path, device="cpu", tracking_uri="off", quiet=True))
     assert not list(Path(tmp_path).rglob("*.json"))
@@ -382,9 +382,9 @@ def test_fp32_on_a_gpu_convolves_in_float32(plan):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, place, tmp_path, precision):
+def test_on_a_gpu_the_same_run_is_metered_by_the_device(plan, runtime, tmp_path, precision):
     config = plan("procap", precision=precision)
-    there = dataclasses.replace(place, results=tmp_path, device="cuda", checkpoint_seconds=0.0)
+    there = dataclasses.replace(runtime, results=tmp_path, device="cuda", checkpoint_seconds=0.0)
     result = train(config, there)
     assert result.peak_memory_bytes.gpu
     assert all(result.phases[name] > 0 for name in ("load", "forward", "backward", "optimizer", "checkpoint"))

@@ -26,8 +26,8 @@ import runner.train
 import runner.validate
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.distributed.process_group import joined
-from runner.distributed.ranks import announced_ranks
+from runner.distributed.process_group import init_process_group
+from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
 from runner.results import Progress, RunFolder, RunHeld, TrainResult
 from runner.stop_signals import Interrupted
@@ -64,7 +64,7 @@ def no_state_but_on_request(monkeypatch):
 
 
 @pytest.fixture
-def place(few_digits, tmp_path) -> RuntimeConfig:
+def runtime(few_digits, tmp_path) -> RuntimeConfig:
     return workplace(few_digits, tmp_path)
 
 
@@ -76,13 +76,13 @@ def config(tiny_checkpoint) -> RunConfig:
 @pytest.fixture(scope="module")
 def straight(config, few_digits, tmp_path_factory) -> RunFolder:
     """The run trained at once, while both halves of the base classes are counted."""
-    place = workplace(few_digits, tmp_path_factory.mktemp("straight"))
-    train(config, place, watch=Watch(HALVES))
-    return RunFolder(place.results / config.path)
+    runtime = workplace(few_digits, tmp_path_factory.mktemp("straight"))
+    train(config, runtime, watch=Watch(HALVES))
+    return RunFolder(runtime.results / config.path)
 
 
-def folder_of(config: RunConfig, place: RuntimeConfig) -> RunFolder:
-    return RunFolder(place.results / config.path)
+def folder_of(config: RunConfig, runtime: RuntimeConfig) -> RunFolder:
+    return RunFolder(runtime.results / config.path)
 
 
 def weights(folder: RunFolder) -> bytes:
@@ -95,43 +95,43 @@ def logs(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
     return [(log.epoch, log.lr, log.terms) for log in result.epochs]
 
 
-def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, straight, place):
-    folder = folder_of(config, place)
+def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, straight, runtime):
+    folder = folder_of(config, runtime)
     for until in range(1, EPOCHS):
-        paused = train(config, place, until=until, watch=Watch(HALVES))
+        paused = train(config, runtime, until=until, watch=Watch(HALVES))
         assert isinstance(paused, Progress) and (paused.status, len(paused.epochs)) == ("paused", until)
         assert (paused.step, paused.steps) == (until * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH)
         assert paused == folder.progress() and folder.train() is None
         with folder.locked():
             pass
     # One who asks for more epochs than there are gets the finished run.
-    result = train(config, place, until=EPOCHS + 1, watch=Watch(HALVES))
+    result = train(config, runtime, until=EPOCHS + 1, watch=Watch(HALVES))
     assert isinstance(result, TrainResult) and result.resumed == EPOCHS - 1
     assert (weights(folder), logs(folder)) == (weights(straight), logs(straight))
     assert folder.validation() == straight.validation()
     assert not folder.state.exists() and not folder.progress_file.exists()
-    assert train(config, place, until=1) == result
+    assert train(config, runtime, until=1) == result
 
 
 @pytest.mark.parametrize("method", SMALL)
-def test_who_watches_changes_no_bit_of_any_method(method, tiny_checkpoint, place, tmp_path):
+def test_who_watches_changes_no_bit_of_any_method(method, tiny_checkpoint, runtime, tmp_path):
     config = planned(str(tiny_checkpoint), method, overrides={"epochs": 2})
-    alone = replace(place, results=tmp_path / "alone")
+    alone = replace(runtime, results=tmp_path / "alone")
     train(config, alone)
     seen: list[EpochRecord] = []
-    watched = train(config, place, watch=Watch(HALVES, seen.append))
-    folders = folder_of(config, place), folder_of(config, alone)
+    watched = train(config, runtime, watch=Watch(HALVES, seen.append))
+    folders = folder_of(config, runtime), folder_of(config, alone)
     assert weights(folders[0]) == weights(folders[1]) and logs(folders[0]) == logs(folders[1])
     assert [record.log for record in seen] == watched.epochs
     assert not folders[1].validation_file.exists() and folders[1].validation() == []
 
 
-def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, straight, place):
+def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, straight, runtime):
     counts = straight.validation()
     assert [(count.epoch, count.target) for count in counts] == [
         (epoch, str(target)) for epoch in range(EPOCHS) for target in (BASE, NOVEL)
     ]
-    where = replace(place, results=straight.path.parents[5])
+    where = replace(runtime, results=straight.path.parents[5])
     for count, target in zip(counts[-2:], (BASE, NOVEL), strict=True):
         result = evaluate(config, target, where)
         assert (count.correct, count.total, count.accuracy) == (result.correct, result.total, result.accuracy)
@@ -139,13 +139,13 @@ def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, s
     assert len({count.correct for count in counts if count.target == str(BASE)}) > 1
 
 
-def test_counting_now_and_then_never_leaves_out_the_end(config, straight, place):
+def test_counting_now_and_then_never_leaves_out_the_end(config, straight, runtime):
     seen: list[EpochRecord] = []
     validation = Validation((NOVEL,), every=3, limit=4)
-    train(config, place, until=2, watch=Watch(validation, seen.append))
-    train(config, place, watch=Watch(validation, seen.append))
+    train(config, runtime, until=2, watch=Watch(validation, seen.append))
+    train(config, runtime, watch=Watch(validation, seen.append))
     assert [(record.log.epoch, len(record.counts)) for record in seen] == [(0, 0), (1, 1), (2, 1), (3, 1)]
-    found = folder_of(config, place).validation()
+    found = folder_of(config, runtime).validation()
     assert [count for record in seen for count in record.counts] == found
     assert {(count.target, count.total, count.limit) for count in found} == {(str(NOVEL), 4, 4)}
 
@@ -164,18 +164,18 @@ def test_nobody_chooses_on_a_test_split():
             Validation((BASE, Target("digits", "novel", split)))
 
 
-def test_counting_is_no_part_of_the_seconds_and_rates_of_a_training(config, place, monkeypatch):
+def test_counting_is_no_part_of_the_seconds_and_rates_of_a_training(config, runtime, monkeypatch):
     plain = runner.validate.Watcher.count
     spent: list[float] = []
 
     def slow(watcher: runner.validate.Watcher) -> None:
         plain(watcher)
-        with watcher.journal.meter.phase("validation", rated=False):
+        with watcher.checkpointer.meter.phase("validation", rated=False):
             time.sleep(0.02)
         spent.append(0.02)
 
     monkeypatch.setattr(runner.validate.Watcher, "count", slow)
-    result = train(config, place, watch=Watch(HALVES))
+    result = train(config, runtime, watch=Watch(HALVES))
     assert result.phases["validation"] > sum(spent)
     rest = [seconds for name, seconds in result.phases.items() if name not in runner.train.APART]
     assert sum(rest) == pytest.approx(result.seconds)
@@ -188,27 +188,27 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("error", [Stop, SystemExit, KeyboardInterrupt])
-def test_a_watcher_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config, straight, place, error):
-    folder = folder_of(config, place)
+def test_a_watcher_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config, straight, runtime, error):
+    folder = folder_of(config, runtime)
 
     def end(record: EpochRecord) -> None:
         if record.log.epoch == 1:
             raise error("enough")
 
     with pytest.raises(error):
-        train(config, place, watch=Watch(HALVES, end))
+        train(config, runtime, watch=Watch(HALVES, end))
     progress = folder.progress()
     assert progress is not None
     assert (progress.status, progress.step, len(progress.epochs)) == ("interrupted", 2 * STEPS_PER_EPOCH, 2)
     assert [int(path.name[5:13]) for path in folder.state.iterdir()] == [progress.step]
     seen: list[EpochRecord] = []
-    result = train(config, place, watch=Watch(HALVES, seen.append))
+    result = train(config, runtime, watch=Watch(HALVES, seen.append))
     assert result.resumed == 1 and [record.log.epoch for record in seen] == [2, 3]
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def test_what_is_told_of_the_last_epoch_is_told_of_a_finished_run(config, place):
-    folder, finished = folder_of(config, place), []
+def test_what_is_told_of_the_last_epoch_is_told_of_a_finished_run(config, runtime):
+    folder, finished = folder_of(config, runtime), []
 
     def look(record: EpochRecord) -> None:
         finished.append(folder.train() is not None)
@@ -216,7 +216,7 @@ def test_what_is_told_of_the_last_epoch_is_told_of_a_finished_run(config, place)
             raise SystemExit
 
     with pytest.raises(SystemExit):
-        train(config, place, watch=Watch(on_epoch=look))
+        train(config, runtime, watch=Watch(on_epoch=look))
     assert finished == [False] * (EPOCHS - 1) + [True]
     assert not folder.state.exists()
 
@@ -229,70 +229,70 @@ def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, sec
             os.kill(os.getpid(), signal.SIGKILL)
 
     runner.checkpointer.EPOCH_SAVE_SECONDS = math.inf
-    place = workplace(data, results, checkpoint_seconds=seconds)
-    train(planned(checkpoint, overrides={"lr": 0.5}), place, watch=Watch(HALVES, die))
+    runtime = workplace(data, results, checkpoint_seconds=seconds)
+    train(planned(checkpoint, overrides={"lr": 0.5}), runtime, watch=Watch(HALVES, die))
 
 
 @pytest.mark.parametrize(("seconds", "resumed"), [(0.0, 2), (3600.0, 0)])
 def test_the_history_is_complete_after_kills_and_counts_no_epoch_twice(
-    config, straight, place, tiny_checkpoint, seconds, resumed
+    config, straight, runtime, tiny_checkpoint, seconds, resumed
 ):
     """With a state of the epoch on the disk, and with none, so that counted epochs are trained again."""
-    folder = folder_of(config, place)
-    arguments = str(place.data), str(place.results), str(tiny_checkpoint)
+    folder = folder_of(config, runtime)
+    arguments = str(runtime.data), str(runtime.results), str(tiny_checkpoint)
     for epoch in (1, 2):
         [end] = run_ranks(1, train_until_killed, *arguments, epoch, seconds)
         assert end.code == -signal.SIGKILL, end.err
         assert [count.epoch for count in folder.validation()] == [each for each in range(epoch + 1) for _ in range(2)]
-    assert train(config, place, watch=Watch(HALVES)).resumed == resumed
+    assert train(config, runtime, watch=Watch(HALVES)).resumed == resumed
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def test_counts_of_weights_that_are_lost_are_replaced(config, straight, place):
-    folder = folder_of(config, place)
-    train(config, place, until=2, watch=Watch(HALVES))
+def test_counts_of_weights_that_are_lost_are_replaced(config, straight, runtime):
+    folder = folder_of(config, runtime)
+    train(config, runtime, until=2, watch=Watch(HALVES))
     wrong = folder.validation_file.read_text().replace('"correct": ', '"correct": 1')
     folder.validation_file.write_text(wrong)
     for state in folder.state.iterdir():
         state.unlink()
-    train(config, place, until=1, watch=Watch(HALVES))
+    train(config, runtime, until=1, watch=Watch(HALVES))
     # What was counted at the end of epoch 1 is not taken for a figure of the weights that are there now.
     assert folder.validation() == straight.validation()[:2]
-    train(config, place, watch=Watch(HALVES))
+    train(config, runtime, watch=Watch(HALVES))
     assert folder.validation() == straight.validation()
 
 
-def test_another_limit_counts_the_epoch_anew_and_not_a_second_time(config, straight, place):
-    folder = folder_of(config, place)
+def test_another_limit_counts_the_epoch_anew_and_not_a_second_time(config, straight, runtime):
+    folder = folder_of(config, runtime)
     for limit in (4, None):
-        train(config, place, until=1, watch=Watch(replace(HALVES, limit=limit)))
+        train(config, runtime, until=1, watch=Watch(replace(HALVES, limit=limit)))
     assert folder.validation() == straight.validation()[:2]
 
 
-def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, straight, place):
-    folder = folder_of(config, place)
-    train(config, place, until=1, watch=Watch(HALVES))
-    train(config, place, until=2)
+def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, straight, runtime):
+    folder = folder_of(config, runtime)
+    train(config, runtime, until=1, watch=Watch(HALVES))
+    train(config, runtime, until=2)
     seen: list[EpochRecord] = []
-    paused = train(config, place, until=2, watch=Watch(HALVES, seen.append))
+    paused = train(config, runtime, until=2, watch=Watch(HALVES, seen.append))
     assert isinstance(paused, Progress) and [record.log.epoch for record in seen] == [1]
-    train(config, place, watch=Watch(HALVES))
+    train(config, runtime, watch=Watch(HALVES))
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def test_every_epoch_is_told_once_over_pauses_wherever_states_were_saved(config, place, monkeypatch):
+def test_every_epoch_is_told_once_over_pauses_wherever_states_were_saved(config, runtime, monkeypatch):
     # Due at every step and never at the end of an epoch: the state of its last step does not know yet that it ended.
     monkeypatch.setattr(
-        runner.checkpointer.Checkpointer, "due", lambda journal, seconds, *, epoch_end=False: not epoch_end
+        runner.checkpointer.Checkpointer, "due", lambda checkpointer, seconds, *, epoch_end=False: not epoch_end
     )
     told: list[int] = []
     for until in (1, 3, 4):
-        train(config, place, until=until, watch=Watch(HALVES, lambda record: told.append(record.log.epoch)))
+        train(config, runtime, until=until, watch=Watch(HALVES, lambda record: told.append(record.log.epoch)))
     assert told == [0, 1, 2, 3]
 
 
-def test_the_last_epoch_is_told_once_when_only_the_end_is_missing(config, straight, place, monkeypatch):
-    folder = folder_of(config, place)
+def test_the_last_epoch_is_told_once_when_only_the_end_is_missing(config, straight, runtime, monkeypatch):
+    folder = folder_of(config, runtime)
     told: list[EpochRecord] = []
 
     def killed(*arguments: object) -> None:
@@ -300,14 +300,14 @@ def test_the_last_epoch_is_told_once_when_only_the_end_is_missing(config, straig
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(runner.train, "_finish", killed)
-        train(config, replace(place, checkpoint_seconds=0.0))
-    train(config, place, watch=Watch(HALVES, told.append))
+        train(config, replace(runtime, checkpoint_seconds=0.0))
+    train(config, runtime, watch=Watch(HALVES, told.append))
     assert [(record.log.epoch, len(record.counts)) for record in told] == [(EPOCHS - 1, 2)]
     assert folder.validation() == straight.validation()[-2:]
 
 
-def test_a_run_that_is_there_already_is_not_loaded_again(config, place, monkeypatch):
-    train(config, place, until=3, watch=Watch(HALVES))
+def test_a_run_that_is_there_already_is_not_loaded_again(config, runtime, monkeypatch):
+    train(config, runtime, until=3, watch=Watch(HALVES))
 
     def loads(*arguments: object) -> None:
         raise AssertionError("the backbone was loaded")
@@ -315,16 +315,16 @@ def test_a_run_that_is_there_already_is_not_loaded_again(config, place, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(runner.train, "set_up", loads)
         for until in (1, 2, 3):
-            paused = train(config, place, until=until, watch=Watch(HALVES))
+            paused = train(config, runtime, until=until, watch=Watch(HALVES))
             assert isinstance(paused, Progress) and len(paused.epochs) == 3
-    for state in folder_of(config, place).state.iterdir():
+    for state in folder_of(config, runtime).state.iterdir():
         state.unlink()
-    again = train(config, place, until=1)
+    again = train(config, runtime, until=1)
     assert isinstance(again, Progress) and len(again.epochs) == 1
 
 
-def test_asked_to_stop_while_it_counts_it_saves_and_counts_later(config, straight, place, monkeypatch):
-    folder, plain = folder_of(config, place), runner.validate.to_device
+def test_asked_to_stop_while_it_counts_it_saves_and_counts_later(config, straight, runtime, monkeypatch):
+    folder, plain = folder_of(config, runtime), runner.validate.to_device
 
     def signalled(*arguments: Any, **more: Any) -> Any:
         for batch in plain(*arguments, **more):
@@ -333,16 +333,16 @@ def test_asked_to_stop_while_it_counts_it_saves_and_counts_later(config, straigh
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="at step 3 of 12; repeat to go on"):
         patch.setattr(runner.validate, "to_device", signalled)
-        train(config, place, watch=Watch(HALVES))
+        train(config, runtime, watch=Watch(HALVES))
     progress = folder.progress()
     assert progress is not None and progress.status == "interrupted" and not folder.validation()
-    train(config, place, watch=Watch(HALVES))
+    train(config, runtime, watch=Watch(HALVES))
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def test_a_run_that_another_process_holds_is_named_with_its_holder(config, place):
-    with folder_of(config, place).locked(), pytest.raises(RunHeld) as caught:
-        train(config, place, until=1)
+def test_a_run_that_another_process_holds_is_named_with_its_holder(config, runtime):
+    with folder_of(config, runtime).locked(), pytest.raises(RunHeld) as caught:
+        train(config, runtime, until=1)
     assert f"(pid {os.getpid()} on {os.uname().nodename})" in str(caught.value)
     assert isinstance(caught.value, UserError) and caught.value.exit_code == 1
 
@@ -363,56 +363,56 @@ def in_a_thread(work: Callable[[], object]) -> object:
     return found[0]
 
 
-def test_a_thread_trains_what_the_main_thread_trains(config, straight, place):
+def test_a_thread_trains_what_the_main_thread_trains(config, straight, runtime):
     """As Ray Tune calls it; with decoding threads, a pause and an end by SystemExit."""
-    place, folder = replace(place, workers=2), folder_of(config, place)
+    runtime, folder = replace(runtime, workers=2), folder_of(config, runtime)
 
     def leave(record: EpochRecord) -> None:
         if record.log.epoch == 1:
             raise SystemExit
 
     threads = torch.get_num_threads()
-    assert isinstance(in_a_thread(lambda: train(config, place, until=1)), Progress)
-    assert isinstance(in_a_thread(lambda: train(config, place, watch=Watch(HALVES, leave))), SystemExit)
-    result = in_a_thread(lambda: train(config, place, watch=Watch(HALVES)))
+    assert isinstance(in_a_thread(lambda: train(config, runtime, until=1)), Progress)
+    assert isinstance(in_a_thread(lambda: train(config, runtime, watch=Watch(HALVES, leave))), SystemExit)
+    result = in_a_thread(lambda: train(config, runtime, watch=Watch(HALVES)))
     assert isinstance(result, TrainResult), result
     assert weights(folder) == weights(straight) and torch.get_num_threads() == threads
-    assert isinstance(in_a_thread(lambda: evaluate(config, BASE, place).correct), int)
+    assert isinstance(in_a_thread(lambda: evaluate(config, BASE, runtime).correct), int)
 
 
 def test_only_who_tests_needs_the_test_images(config, straight, few_digits, tmp_path):
-    place = workplace(shutil.copytree(few_digits, tmp_path / "data"), tmp_path / "results")
-    shard = place.data / "digits/test/0.tar"
+    runtime = workplace(shutil.copytree(few_digits, tmp_path / "data"), tmp_path / "results")
+    shard = runtime.data / "digits/test/0.tar"
     shard.unlink()
-    train(config, place, watch=Watch(HALVES))
-    assert weights(folder_of(config, place)) == weights(straight)
-    assert folder_of(config, place).validation() == straight.validation()
+    train(config, runtime, watch=Watch(HALVES))
+    assert weights(folder_of(config, runtime)) == weights(straight)
+    assert folder_of(config, runtime).validation() == straight.validation()
     last = straight.validation()[-1]
-    assert evaluate(config, Target.recorded(last.target), place).correct == last.correct
+    assert evaluate(config, Target.recorded(last.target), runtime).correct == last.correct
     message = f"'digits' test: {shard} is missing (60 images); 0 of 60 images readable; pack it again"
     with pytest.raises(DataError, match=re.escape(message)):
-        evaluate(config, Target("digits", "base", "test"), place)
+        evaluate(config, Target("digits", "base", "test"), runtime)
 
 
 def test_a_training_without_its_images_is_refused_before_a_backbone_is_loaded(few_digits, tmp_path):
-    place = workplace(shutil.copytree(few_digits, tmp_path / "data"), tmp_path / "results")
-    (place.data / "digits/val/0.tar").unlink()
+    runtime = workplace(shutil.copytree(few_digits, tmp_path / "data"), tmp_path / "results")
+    (runtime.data / "digits/val/0.tar").unlink()
     with pytest.raises(DataError, match=r"'digits' val: .*val/0\.tar is missing"):
-        train(planned(str(tmp_path / "no-such-backbone.safetensors")), place)
+        train(planned(str(tmp_path / "no-such-backbone.safetensors")), runtime)
 
 
 def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> None:
     """What every rank does; only the first one has the folder of the results."""
-    ranks = announced_ranks()
+    ranks = ranks_from_environment()
     config = planned(checkpoint, overrides={"lr": 0.5, "optimizer": "sgd"})
-    with joined(ranks, torch.device("cpu")) as crew:
+    with init_process_group(ranks, torch.device("cpu")) as group:
         seen: list[EpochRecord] = []
         watch = Watch(HALVES, seen.append if ranks.first else None)
         for part, untils in (("whole", (None,)), ("parts", (1, 3, 2, None))):
             own = Path(results) / (part if ranks.first else f"{part}-of-{ranks.rank}")
-            place = workplace(data, own, engine=engine)
+            runtime = workplace(data, own, engine=engine)
             for until in untils:
-                result = train(config, place, crew=crew, until=until, watch=watch)
+                result = train(config, runtime, group=group, until=until, watch=watch)
                 print(result.status, len(result.epochs), flush=True)
         if ranks.first:
             assert [record.log.epoch for record in seen] == [0, 1, 2, 3] * 2
@@ -437,10 +437,10 @@ def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> N
         if record.log.epoch == 1:
             raise Stop("enough")
 
-    ranks = announced_ranks()
-    place = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
-    with joined(ranks, torch.device("cpu")) as crew:
-        train(planned(checkpoint), place, crew=crew, watch=Watch(HALVES, stop if ranks.first else None))
+    ranks = ranks_from_environment()
+    runtime = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
+    with init_process_group(ranks, torch.device("cpu")) as group:
+        train(planned(checkpoint), runtime, group=group, watch=Watch(HALVES, stop if ranks.first else None))
 
 
 def test_a_watcher_that_raises_ends_all_processes_of_a_run(few_digits, tiny_checkpoint, tmp_path):

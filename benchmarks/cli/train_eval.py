@@ -25,7 +25,7 @@ from benchmarks.cli.selection import configs, targets_of, workplace
 from benchmarks.console.output import SOME_FAILED, columns, note, show, show_json, speaks
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.distributed.ranks import announced_ranks
+from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
 from runner.results import EvalResult, RunFolder, TrainResult
 from runner.results_store import ResultsStore
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 class Failures:
     """What went wrong in a command of several runs; the runs after it are still done."""
 
-    def __init__(self, runs: int, *, verbose: bool, crew: ProcessGroup | None = None) -> None:
-        """Of a crew one process that fails ends them all: the others wait for it in the middle of a run."""
-        self.alone = runs == 1 or (crew is not None and crew.size > 1)
+    def __init__(self, runs: int, *, verbose: bool, group: ProcessGroup | None = None) -> None:
+        """Of a group one process that fails ends them all: the others wait for it in the middle of a run."""
+        self.alone = runs == 1 or (group is not None and group.size > 1)
         self.verbose = verbose
         self.found: dict[str, str] = {}
 
@@ -87,14 +87,14 @@ def train(
     if doing.dry_run:
         chosen = _chosen(selection, training, at)
         return show_plan(chosen, at, lambda config: [], output, force=doing.force) if speaks() else 0
-    with crew_at(at) as (crew, at):
+    with group_at(at) as (group, at):
         # Only who has met can be told what is wrong on one host alone, such as its data.
         chosen = _chosen(selection, training, at)
         if training.few_shot_samples:
             ensure_packed([chosen[0].dataset], at.data)
             store_file(training.few_shot_samples, chosen[0].dataset, at.data)
-        failures = Failures(len(chosen), verbose=output.verbose, crew=crew)
-        done = train_all(chosen, at, failures, force=doing.force, crew=crew)
+        failures = Failures(len(chosen), verbose=output.verbose, group=group)
+        done = train_all(chosen, at, failures, force=doing.force, group=group)
     if done:
         rows = [_trained_row(config, result) for config, result in done.items()]
         show(columns(("run", "loss", "steps", "seconds", "images/s"), rows))
@@ -113,7 +113,7 @@ def _chosen(selection: SelectionFlags, training: RecipeFlags, at: RuntimeConfig)
         from runner.engines import engine_settings
 
         for config in chosen:
-            engine_settings(config, at, announced_ranks())
+            engine_settings(config, at, ranks_from_environment())
     return chosen
 
 
@@ -125,7 +125,7 @@ def train_all(
     force: bool = False,
     first: int = 1,
     of: int = 0,
-    crew: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
 ) -> dict[RunConfig, TrainResult]:
     """Pack what is missing, then train `chosen` in their order; those that failed are left out.
 
@@ -141,7 +141,7 @@ def train_all(
 
         def work(config: RunConfig = config) -> TrainResult:
             ensure_packed([config.dataset], at.data)
-            return train_run(config, at, force=force, crew=crew)
+            return train_run(config, at, force=force, group=group)
 
         if not was_finished:
             note(f"{place} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
@@ -185,11 +185,11 @@ def evaluate(
             [config for config, _ in planned], at, by_run.__getitem__, output, places=[p for _, p in found]
         )
     flags = "with the flags it was planned with" if runs else command_line(selection, training, place)
-    with crew_at(at) as (crew, at):
-        found = _shared(find, crew, at) if runs else find()
+    with group_at(at) as (group, at):
+        found = _shared(find, group, at) if runs else find()
         jobs = [(config, here, target) for config, here in found for target in targets_of(config, targets, at.data)]
-        failures = Failures(len(found), verbose=output.verbose, crew=crew)
-        done = evaluate_all(jobs, failures, f"procap train {flags}", force=doing.force, crew=crew)
+        failures = Failures(len(found), verbose=output.verbose, group=group)
+        done = evaluate_all(jobs, failures, f"procap train {flags}", force=doing.force, group=group)
     if done:
         show(
             columns(("run", "target", "correct", "total", "accuracy", "images/s"), [_eval_row(*item) for item in done])
@@ -211,7 +211,7 @@ def evaluate_all(
     trained_by: str,
     *,
     force: bool = False,
-    crew: ProcessGroup | None = None,
+    group: ProcessGroup | None = None,
 ) -> list[tuple[RunConfig, Target, EvalResult]]:
     """Evaluate finished runs; a run is loaded once for all its targets that are still to do.
 
@@ -227,17 +227,17 @@ def evaluate_all(
         def work(config: RunConfig = config, at: RuntimeConfig = at, target: Target = target) -> EvalResult:
             nonlocal loaded
             todo = True
-            if crew is None or crew.ranks.first:
+            if group is None or group.ranks.first:
                 folder = RunFolder(at.results / config.path)
                 ResultsStore.of(at).pull(config.path, weights=False)
                 _refuse_untrained(folder, trained_by)
                 known = None if force else folder.evaluation(target)
                 todo = known is None or known.limit not in (None, at.limit)
-            todo = crew.share(todo) if crew else todo
+            todo = group.broadcast_object(todo) if group else todo
             ensure_packed([target.dataset], at.data)
             if todo and (loaded is None or loaded.config != config):
-                loaded = load_trained(config, at, crew)
-            return evaluate_run(config, target, at, force=force, trained=loaded if todo else None, crew=crew)
+                loaded = load_trained(config, at, group)
+            return evaluate_run(config, target, at, force=force, trained=loaded if todo else None, group=group)
 
         result = failures.attempt(f"{config.path} on {target}", work)
         if result is not None:
@@ -247,14 +247,14 @@ def evaluate_all(
 
 
 @contextmanager
-def crew_at(at: RuntimeConfig) -> Iterator[tuple[ProcessGroup, RuntimeConfig]]:
+def group_at(at: RuntimeConfig) -> Iterator[tuple[ProcessGroup, RuntimeConfig]]:
     """The processes that a launcher started, this one with its own device; what they train is trained inside."""
-    from runner.distributed.process_group import joined
+    from runner.distributed.process_group import init_process_group
 
-    ranks = announced_ranks()
+    ranks = ranks_from_environment()
     device = own_device(resolve_device(at.device), ranks)
-    with joined(ranks, device, at.timeout) as crew:
-        yield crew, replace(at, device=str(device))
+    with init_process_group(ranks, device, at.timeout) as group:
+        yield group, replace(at, device=str(device))
 
 
 def show_plan(
@@ -323,12 +323,12 @@ def _run_of(run: Path, at: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
 
 
 def _shared(
-    find: Callable[[], list[tuple[RunConfig, RuntimeConfig]]], crew: ProcessGroup, at: RuntimeConfig
+    find: Callable[[], list[tuple[RunConfig, RuntimeConfig]]], group: ProcessGroup, at: RuntimeConfig
 ) -> list[tuple[RunConfig, RuntimeConfig]]:
-    """What the first process of the crew finds, which alone needs the folder of the results."""
-    found = find() if crew.ranks.first else []
-    plain = crew.share([(config.model_dump(mode="json"), str(here.results)) for config, here in found])
-    if crew.ranks.first:
+    """What the first process of the group finds, which alone needs the folder of the results."""
+    found = find() if group.ranks.first else []
+    plain = group.broadcast_object([(config.model_dump(mode="json"), str(here.results)) for config, here in found])
+    if group.ranks.first:
         return found
     return [(RunConfig.model_validate(config), replace(at, results=Path(results))) for config, results in plain]
 

@@ -1,19 +1,17 @@
-"""What the processes of a run do together: gather rows with gradient, pass each other JSON, average.
+"""Collective operations of the processes of a run: gather rows with gradient, exchange objects, wait.
 
 Shapes: W ranks, N rows of one rank, R rows of all.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -21,33 +19,31 @@ from procap.errors import UserError
 from runner.distributed.ranks import Ranks
 
 CPU = torch.device("cpu")
-Record = TypeVar("Record", bound=BaseModel)
+T = TypeVar("T")
 
 
 class ProcessGroup:
-    """The ranks of one run; every method but `seconds` is called by all of them, in the same order.
+    """The ranks of one run; every method is called by all of them, in the same order.
 
-    With one rank there is no group, nothing is sent and nothing is copied. Tensors on the CPU go over gloo, on a GPU
-    over NCCL; JSON never touches the GPU. A rank that is lost makes the others' calls raise RuntimeError, at the latest
-    after the group's timeout; `runner.distributed.process_group.joined` turns that into a line for people.
+    With one rank there is no torch.distributed group: nothing is sent and nothing is copied. Tensors on the CPU go over
+    gloo, on a GPU over NCCL; objects are pickled and go over gloo. When a rank is lost, calls of the others raise
+    RuntimeError, at the latest after the group's timeout; `init_process_group` turns that into a one-line UserError.
     """
 
-    def __init__(self, ranks: Ranks, votes: dist.ProcessGroup | None = None) -> None:
-        """votes: a group of gloo for `runner.distributed.flag_sync`, whose messages never mix with those of others."""
+    def __init__(self, ranks: Ranks, flag_group: dist.ProcessGroup | None = None) -> None:
+        """flag_group: a gloo group of its own for `runner.distributed.flag_sync`, so that no other message waits."""
         self.ranks = ranks
-        self.votes = votes
+        self.flag_group = flag_group
         self._seconds = 0.0
-        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._waiting: float | torch.cuda.Event | None = None
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._waiting_since: float | torch.cuda.Event | None = None
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
         return self.ranks.rank
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
         return self.ranks.size
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -83,96 +79,58 @@ class ProcessGroup:
         parts = self.gather(padded).split(most)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    @torch.no_grad()
-    def average(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one device by their mean over the ranks, all in one message."""
-        if self.ranks.size == 1 or not tensors:
-            return
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        with self.timed(flat.device):
-            dist.all_reduce(flat)
-        flat /= self.ranks.size
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(mean.view_as(tensor))
-
-    def collect(self, value: Any) -> list[Any]:
-        """The JSON-able `value` of every rank, on every rank, in order of the ranks."""
+    def all_gather_object(self, value: T) -> list[T]:
+        """`value` of every rank, on every rank, in order of the ranks."""
         if self.ranks.size == 1:
             return [value]
-        own = _bytes(value)
+        values: list[Any] = [None] * self.ranks.size
         with self.timed(CPU):
-            lengths = torch.empty(self.ranks.size, dtype=torch.int64)
-            dist.all_gather_into_tensor(lengths, torch.tensor([len(own)]))
-            most = int(lengths.max())
-            everything = torch.empty(self.ranks.size * most, dtype=torch.uint8)
-            dist.all_gather_into_tensor(everything, torch.cat([own, own.new_zeros(most - len(own))]))
-        return [_value(part[:n]) for part, n in zip(everything.split(most), lengths.tolist(), strict=True)]
+            dist.all_gather_object(values, value)
+        return values
 
-    def same(self, what: str, value: str) -> None:
-        """Raises UserError, the same on all ranks, where `value` is not: it says `what` differs, and on which rank."""
-        for rank, other in enumerate(found := self.collect(value)):
-            if other != found[0]:
-                raise UserError(f"{what} is {found[0]} on rank 0 and {other} on rank {rank}: give all hosts the same")
-
-    def share(self, value: Any) -> Any:
-        """Rank 0's JSON-able `value`, on every rank; what the others pass is not looked at."""
+    def broadcast_object(self, value: T) -> T:
+        """Rank 0's `value`, on every rank; what the other ranks pass is ignored."""
         if self.ranks.size == 1:
             return value
-        message = self._sent(_bytes(value) if self.ranks.first else None)
-        return value if self.ranks.first else _value(message)
-
-    def share_record(self, record: Record | None, kind: type[Record]) -> Record | None:
-        """Rank 0's `record`, on every rank; what the others pass is not looked at."""
-        plain = self.share(record and record.model_dump(mode="json", by_alias=True))
-        return record if self.ranks.first or plain is None else kind.model_validate(plain)
-
-    def share_bytes(self, data: bytes | None) -> bytes | None:
-        """Rank 0's `data`, on every rank, None for nothing; what the others pass is not looked at."""
-        if self.ranks.size == 1:
-            return data
-        first = self.ranks.first
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8) if first and data else torch.empty(0).byte()
-        message = self._sent(own if first else None)
-        return data if first else message.numpy().tobytes() or None
-
-    def _sent(self, message: Tensor | None) -> Tensor:
-        """Rank 0's uint8 `message` [n], on every rank."""
+        values = [value if self.ranks.first else None]
         with self.timed(CPU):
-            length = torch.tensor([0 if message is None else len(message)])
-            dist.broadcast(length, 0)
-            if message is None:
-                message = torch.empty(int(length), dtype=torch.uint8)
-            dist.broadcast(message, 0)
-        return message
+            dist.broadcast_object_list(values, src=0, device=CPU)
+        return cast(T, values[0])
 
-    def meet(self) -> None:
-        """Wait until every rank is here."""
+    def check_same(self, what: str, value: str) -> None:
+        """Raise UserError on all ranks where `value` is not the same on all; it names `what` and the first rank."""
+        for rank, other in enumerate(values := self.all_gather_object(value)):
+            if other != values[0]:
+                raise UserError(f"{what} is {values[0]} on rank 0 and {other} on rank {rank}: give all hosts the same")
+
+    def barrier(self) -> None:
+        """Wait until every rank is here. Raises RuntimeError naming a rank that does not come in time."""
         if self.ranks.size > 1:
             with self.timed(CPU):
-                dist.all_reduce(torch.zeros(1))
+                dist.monitored_barrier(self.flag_group)
 
-    def restart_seconds(self) -> None:
-        """Count `seconds` from here on: a crew may do several runs, and waits while each is set up."""
-        self._seconds, self._marks = 0.0, []
+    def reset_seconds(self) -> None:
+        """Restart `communication_seconds` at 0: a group may do several runs, and waits while each is set up."""
+        self._seconds, self._events = 0.0, []
 
     @property
-    def seconds(self) -> float:
-        """Spent in the calls above so far, waiting for other ranks included; DeepSpeed's messages are not seen.
+    def communication_seconds(self) -> float:
+        """Time spent in the calls above, waiting for other ranks included; DeepSpeed's messages are not seen.
 
-        On a GPU the device's time, of the calls it is done with: reading never waits.
+        On a GPU the device's time, of the calls that it has finished: reading never waits.
         """
-        waiting = []
-        for start, end in self._marks:
+        pending = []
+        for start, end in self._events:
             if end.query():
                 self._seconds += start.elapsed_time(end) / 1000
             else:
-                waiting.append((start, end))
-        self._marks = waiting
+                pending.append((start, end))
+        self._events = pending
         return self._seconds
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave what the block sends, all of it on the CPU, out of `seconds`."""
+        """Leave what the block sends, all of it on the CPU, out of `communication_seconds`."""
         before = self._seconds
         try:
             yield
@@ -180,53 +138,50 @@ class ProcessGroup:
             self._seconds = before
 
     def begin_waiting(self, device: torch.device) -> None:
-        """From here on, unless called again, there is nothing to do but to wait for messages that others make."""
-        self._waiting = self._mark(device)
+        """From here on, unless called again, the device only waits for messages that others send."""
+        self._waiting_since = _now(device)
 
     def end_waiting(self, device: torch.device) -> None:
-        """Count the time since `begin_waiting` in `seconds`."""
-        if self._waiting is not None:
-            start, self._waiting = self._waiting, None
-            end = self._mark(device)
-            if isinstance(start, float) and isinstance(end, float):
-                self._seconds += end - start
-            elif not isinstance(start, float) and not isinstance(end, float):
-                self._marks.append((start, end))
-
-    def _mark(self, device: torch.device) -> float | torch.cuda.Event:
-        if device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-        return event
+        """Count the time since `begin_waiting` in `communication_seconds`."""
+        if self._waiting_since is not None:
+            start, self._waiting_since = self._waiting_since, None
+            self._count(start, _now(device))
 
     @contextmanager
     def timed(self, device: torch.device) -> Iterator[None]:
-        """Count the block, which communicates tensors of `device`, in `seconds`."""
-        if device.type != "cuda":
-            began = time.perf_counter()
-            try:
-                yield
-            finally:
-                self._seconds += time.perf_counter() - began
-            return
-        if torch.cuda.is_current_stream_capturing():
-            # Events that were recorded into a CUDA graph have no time of their own.
+        """Count the block, which communicates tensors of `device`, in `communication_seconds`."""
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # Events that are captured into a CUDA graph have no time of their own.
             yield
             return
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(torch.cuda.current_stream(device))
-        yield
-        end.record(torch.cuda.current_stream(device))
-        self._marks.append((start, end))
+        start = _now(device)
+        try:
+            yield
+        finally:
+            self._count(start, _now(device))
+
+    def _count(self, start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> None:
+        if isinstance(start, float) and isinstance(end, float):
+            self._seconds += end - start
+        elif not isinstance(start, float) and not isinstance(end, float):
+            self._events.append((start, end))
+
+
+def _now(device: torch.device) -> float | torch.cuda.Event:
+    """The time on the clock, or an event in the current stream of a GPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, crew: ProcessGroup) -> Tensor:
-        ctx.ranks = crew.ranks
-        gathered = rows.new_empty(crew.ranks.size * len(rows), *rows.shape[1:])
-        with crew.timed(rows.device):
+    def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.ranks = group.ranks
+        gathered = rows.new_empty(group.ranks.size * len(rows), *rows.shape[1:])
+        with group.timed(rows.device):
             dist.all_gather_into_tensor(gathered, rows.contiguous())
         return gathered
 
@@ -235,11 +190,3 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ranks, rows = ctx.ranks, len(gradient) // ctx.ranks.size
         return gradient.narrow(0, ranks.rank * rows, rows) * ranks.size, None
-
-
-def _bytes(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
-def _value(message: Tensor) -> Any:
-    return json.loads(message.numpy().tobytes())

@@ -1,4 +1,4 @@
-"""How the ranks of a run learn why one of them leaves: a board in the store they met at, watched by a thread."""
+"""Share the first error among all ranks through the c10d store that they met at."""
 
 from __future__ import annotations
 
@@ -10,101 +10,100 @@ import torch.distributed as dist
 from runner.distributed.ranks import Ranks
 
 INTERRUPTED = "interrupted"
-"""The reason of a rank that a signal stops on the spot."""
+"""The error of a rank that a signal ended on the spot."""
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 5.0
-"""How long a rank that leaves waits for the reason, and for all others to have read it."""
+"""How long a rank that fails waits for the first error, and for all other ranks to have read it."""
 
 
 class ErrorStore:
-    """The first reason that a rank gave for leaving. A thread reads it as soon as it is there.
+    """The first error of a process group. A thread polls the store and reads the error as soon as it is there.
 
-    That is needed because rank 0 mostly keeps the store: when rank 0 fails the store ends with it, so the others must
-    have read the reason before. All dealings with the store are the thread's; a store that does not answer holds up
-    nobody else.
+    Polling is necessary because the store lives in the process of rank 0: when rank 0 fails, the store ends with it, so
+    the other ranks must have read its error before. Only the thread talks to the store: a store that does not answer
+    never blocks the caller.
     """
 
     def __init__(self, store: dist.Store, ranks: Ranks) -> None:
         self._store, self._ranks = store, ranks
         self._changed = threading.Condition()
-        self._leaving = self._told = self._alarm = self._lost = self._closed = False
-        self._own = ""
-        self._reason: tuple[int, str] | None = None
-        self._missing = set(range(ranks.size))
-        self._thread = threading.Thread(target=self._watch, name="board", daemon=True)
+        self._own: str | None = None
+        self._first: tuple[int, str] | None = None
+        self._silent = set(range(ranks.size))
+        self._published = self._lost = self._closed = False
+        self._thread = threading.Thread(target=self._poll, name="error store", daemon=True)
         self._thread.start()
 
-    def leave(self, reason: str = "") -> None:
-        """Tell all that this rank leaves, for `reason` where it has its own; some seconds at most.
+    def report(self, error: str = "") -> None:
+        """Announce that this rank fails, and wait up to PATIENCE_SECONDS until all ranks know the first error.
 
-        The reason that is found is the first that any rank gave.
+        error: empty where this rank failed only because it lost another one.
         """
         with self._changed:
-            self._leaving, self._own = True, reason
+            self._own = error
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._lost or bool(self._reason and not self._missing), PATIENCE_SECONDS)
+            self._changed.wait_for(lambda: self._lost or bool(self._first and not self._silent), PATIENCE_SECONDS)
 
     @property
-    def reason(self) -> tuple[int, str] | None:
-        """The rank that gave its reason first, and the reason."""
+    def first(self) -> tuple[int, str] | None:
+        """The rank that reported its error first, and the error."""
         with self._changed:
-            return self._reason
+            return self._first
 
     @property
-    def blames_another(self) -> bool:
-        """Whether another rank gave its reason first, and did not just have to stop as well."""
-        with self._changed:
-            return self._reason is not None and self._reason[0] != self._ranks.rank and self._reason[1] != INTERRUPTED
+    def is_another_to_blame(self) -> bool:
+        """Whether another rank reported an error first that is not just an interrupt."""
+        first = self.first
+        return first is not None and first[0] != self._ranks.rank and first[1] != INTERRUPTED
 
-    def verdict(self, symptom: str) -> str:
-        """What people are told by a rank that saw only the `symptom` of another's trouble; call `leave` before."""
+    def explain(self, symptom: str) -> str:
+        """The message of a rank that only saw the `symptom` of another rank's failure; call `report` before."""
         size = self._ranks.size
         with self._changed:
-            if self._reason:
-                return f"rank {self._reason[0]} of {size} failed: {self._reason[1]}"
-            # Rank 0 may have been here and left, like this one, because of another.
-            silent = 0 in self._missing and (self._lost or not self._told)
-            gone = ["0"] if silent else [str(rank) for rank in sorted(self._missing)]
-        if not gone:
+            if self._first:
+                return f"rank {self._first[0]} of {size} failed: {self._first[1]}"
+            # Without the store, which rank 0 keeps, nothing is known of the other ranks.
+            no_store = 0 in self._silent and (self._lost or not self._published)
+            missing = ["0"] if no_store else [str(rank) for rank in sorted(self._silent)]
+        if not missing:
             return f"the {size} ranks lost each other, though all of them answer: {symptom}"
-        who = f"rank {gone[0]} of {size} is" if len(gone) == 1 else f"ranks {', '.join(gone)} of {size} are"
+        who = f"rank {missing[0]} of {size} is" if len(missing) == 1 else f"ranks {', '.join(missing)} of {size} are"
         return f"{who} gone without a word: killed, out of memory, stuck, or the machine is down ({symptom})"
 
     def close(self) -> None:
-        """End the thread, unless it waits for a store that does not answer; it then ends with the process."""
+        """Stop the thread. One that is blocked in a store that does not answer ends with the process."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(1.0)
 
-    def _watch(self) -> None:
+    def _poll(self) -> None:
         try:
             while not self._closed:
-                self._look()
+                self._publish()
+                if self._published or self._store.check(["failed"]):
+                    self._read()
                 with self._changed:
                     self._changed.notify_all()
-                    if not self._closed and self._told == self._leaving:
+                    if not self._closed and self._published == (self._own is not None):
                         self._changed.wait(POLL_SECONDS)
         except RuntimeError:
             with self._changed:
                 self._lost = True
                 self._changed.notify_all()
 
-    def _look(self) -> None:
-        store = self._store
-        if self._leaving and not self._told:
+    def _publish(self) -> None:
+        if self._own is not None and not self._published:
             if self._own:
-                store.compare_set("reason", "", json.dumps([self._ranks.rank, self._own]))
-            store.set("alarm", "")
-            self._told = True
-        if not self._alarm and not store.check(["alarm"]):
-            return
-        if self._reason is None and store.check(["reason"]):
-            rank, reason = json.loads(store.get("reason"))
-            self._reason = rank, reason
-        if not self._alarm:
-            # Said after the reason was looked for: who is here knows it, and nobody needs to keep the store for him.
-            store.set(f"here {self._ranks.rank}", "")
-            self._alarm = True
-        self._missing = {rank for rank in self._missing if not store.check([f"here {rank}"])}
+                self._store.compare_set("error", "", json.dumps([self._ranks.rank, self._own]))
+            self._store.set("failed", "")
+            self._published = True
+
+    def _read(self) -> None:
+        if self._first is None and self._store.check(["error"]):
+            rank, error = json.loads(self._store.get("error"))
+            self._first = rank, error
+        # After the error was looked for: a rank with this key set does not need the store any more.
+        self._store.set(f"read by {self._ranks.rank}", "")
+        self._silent = {rank for rank in self._silent if not self._store.check([f"read by {rank}"])}

@@ -1,4 +1,4 @@
-"""Ranks agree before anyone saves or stops, and nobody waits for it: a step reads what was said at the step before."""
+"""Non-blocking all-reduce of save and stop flags: the result of step t is applied at step t + 1."""
 
 from __future__ import annotations
 
@@ -12,42 +12,40 @@ from runner.distributed.collectives import CPU, ProcessGroup
 
 
 @dataclass(frozen=True)
-class Status:
-    """What a rank wishes, or what all decided.
+class Flags:
+    """The flags of one rank, or their maximum over all ranks.
 
-    save: write a state now. signum: of the signal that asks to stop, else 0; of several the highest.
-    failed: this rank cannot go on; it raises its error once all know; the others wait in `ProcessGroup.meet`.
+    save: write a state now. signum: number of the signal that asks to stop, else 0.
     """
 
     save: bool = False
     signum: int = 0
-    failed: bool = False
 
 
 class FlagSync:
-    """One decision a step, the same on all ranks at the same step; all call each method equally often."""
+    """Gives all ranks the same flags at the same step; all ranks call each method equally often."""
 
-    def __init__(self, crew: ProcessGroup) -> None:
-        self._crew = crew
-        self._posted: tuple[Tensor, dist.Work] | None = None
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._pending: tuple[Tensor, dist.Work] | None = None
 
-    def exchange(self, status: Status) -> Status:
-        """Post a wish and give what all decided by their wishes of the call before; with one rank its own at once."""
-        if self._crew.ranks.size == 1:
-            return status
-        decided = self.settle()
-        wish = torch.tensor([status.save, status.signum, status.failed], dtype=torch.int64)
-        work = dist.all_reduce(wish, dist.ReduceOp.MAX, group=self._crew.votes, async_op=True)
+    def exchange(self, flags: Flags) -> Flags:
+        """Start the all-reduce of `flags` and return the result of the call before; with one rank, `flags` at once."""
+        if self._group.ranks.size == 1:
+            return flags
+        result = self.wait()
+        values = torch.tensor([flags.save, flags.signum], dtype=torch.int64)
+        work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group.flag_group, async_op=True)
         assert work is not None
-        self._posted = wish, work
-        return decided
+        self._pending = values, work
+        return result
 
-    def settle(self) -> Status:
-        """Wait for what is decided by the last wishes; nothing is then under way. Nobody wishes anything twice."""
-        if self._posted is None:
-            return Status()
-        (wishes, work), self._posted = self._posted, None
-        with self._crew.timed(CPU):
+    def wait(self) -> Flags:
+        """Wait for the pending all-reduce, clear it, and return its result."""
+        if self._pending is None:
+            return Flags()
+        (values, work), self._pending = self._pending, None
+        with self._group.timed(CPU):
             work.wait()
-        save, signum, failed = wishes.tolist()
-        return Status(bool(save), signum, bool(failed))
+        save, signum = values.tolist()
+        return Flags(bool(save), signum)

@@ -28,7 +28,7 @@ ALONE = Ranks()
 """One process."""
 
 
-def announced_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
+def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     """What torchrun or the deepspeed launcher says about this process (RANK, WORLD_SIZE, LOCAL_RANK,
     LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); `ALONE` where nobody says anything or there is one process.
 

@@ -171,19 +171,19 @@ def _work(job: Job, rank: int, size: int, port: int, output: str, signs: Signs) 
 def _train_and_count(job: Job, rank: int, signs: Signs) -> None:
     import torch
 
-    from runner.distributed.process_group import joined
-    from runner.distributed.ranks import announced_ranks
+    from runner.distributed.process_group import init_process_group
+    from runner.distributed.ranks import ranks_from_environment
     from runner.evaluate import evaluate
     from runner.train import train
 
     signs.stages[rank] = JOINING
-    with joined(announced_ranks(), torch.device("cpu"), job.timeout) as crew:
+    with init_process_group(ranks_from_environment(), torch.device("cpu"), job.timeout) as group:
         signs.stages[rank] = LOADING
         with _ticking(signs):
-            train(job.config, job.place, crew=crew)
+            train(job.config, job.place, group=group)
         signs.stages[rank] = EVALUATING
         for target in job.targets:
-            evaluate(job.config, target, job.place, crew=crew)
+            evaluate(job.config, target, job.place, group=group)
         signs.stages[rank] = THE_END
 
 

@@ -147,7 +147,7 @@ def _free_port() -> int:
 class Steps:
     """Steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
 
-    def __init__(self, job: Job, way: Way, crew: ProcessGroup, clip: CLIP) -> None:
+    def __init__(self, job: Job, way: Way, group: ProcessGroup, clip: CLIP) -> None:
         from benchmarks.runtime.scaling import made_up
         from runner.config import RuntimeConfig
         from runner.engine import Batch
@@ -157,25 +157,25 @@ class Steps:
         from shards.rng import generator
 
         method, images, labels = made_up(clip, job.method, job.classes, job.batch)
-        if crew.size > 1:
-            method.team = crew
+        if group.size > 1:
+            method.team = group
         place = RuntimeConfig(Path(), Path(), "cpu", engine=way.engine, zero_stage=way.zero_stage)
         config = run_config(job)
-        self.crew, self.counted = crew, way.engine == "ddp"
+        self.group, self.counted = group, way.engine == "ddp"
         self.meter = Meter(clip.device, 0)
-        self.engine = make_engine(method, config, place, crew)
+        self.engine = make_engine(method, config, place, group)
         self.engine.set_rate(0.0)
-        self.batch = Batch(images[crew.rank :: crew.size], labels, method.draw(generator(config.seed, "noise", 0)))
+        self.batch = Batch(images[group.rank :: group.size], labels, method.draw(generator(config.seed, "noise", 0)))
         self._step = TrainStep(self.engine, self.meter)
 
     def take(self, times: int) -> dict[str, Any]:
         """Means of `times` steps in a row: seconds, those of the processor, those in messages where they are seen."""
-        self.crew.meet()
-        waited, worked, began = self.crew.seconds, time.process_time(), time.perf_counter()
+        self.group.barrier()
+        waited, worked, began = self.group.communication_seconds, time.process_time(), time.perf_counter()
         for _ in range(times):
             self._step(self.batch)
         seconds, worked = time.perf_counter() - began, time.process_time() - worked
-        waited = self.crew.seconds - waited
+        waited = self.group.communication_seconds - waited
         self.meter.settle()
         return {"seconds": seconds / times, "cpu": worked / times, "waited": waited / times if self.counted else None}
 
@@ -187,7 +187,7 @@ class Steps:
         for _ in range(WARM_UPS):
             self._step(self.batch)
         machine = Machine(self.meter.device)
-        sent, messages = sent_bytes(lambda: self._step(self.batch), self.crew.size)
+        sent, messages = sent_bytes(lambda: self._step(self.batch), self.group.size)
         process = machine.peak_memory().process
         tensors = peak_bytes(lambda: self._step(self.batch), self.meter.device)
         loss = float(self._step(self.batch)[-1])
@@ -242,19 +242,20 @@ def sent_bytes(work: Any, size: int) -> tuple[float, int]:
     return sum(found) * (size - 1) / size, len(found)
 
 
-def ping(crew: ProcessGroup, size: int) -> float:
+def ping(size: int) -> float:
     """Seconds of an all-reduce of `size` float32 numbers."""
     import torch
+    import torch.distributed as dist
 
     numbers = torch.zeros(size)
-    crew.average([numbers])
+    dist.all_reduce(numbers)
     began = time.perf_counter()
     for _ in range(PINGS):
-        crew.average([numbers])
+        dist.all_reduce(numbers)
     return (time.perf_counter() - began) / PINGS
 
 
-def serve(way: Way, clip: CLIP, crew: ProcessGroup, requests: Any, answer: Any) -> None:
+def serve(way: Way, clip: CLIP, group: ProcessGroup, requests: Any, answer: Any) -> None:
     """Do what is asked for until there is nothing any more."""
     steps: dict[Job, Steps] = {}
 
@@ -272,12 +273,12 @@ def serve(way: Way, clip: CLIP, crew: ProcessGroup, requests: Any, answer: Any) 
         job = Job(**asked.pop("job")) if "job" in asked else None
         match asked.pop("request"):
             case "build" if job:
-                steps[job] = Steps(job, way, crew, clip)
+                steps[job] = Steps(job, way, group, clip)
                 answer(steps[job].look())
             case "step" if job:
                 answer(steps[job].take(**asked))
             case "ping":
-                answer({"seconds": ping(crew, **asked)})
+                answer({"seconds": ping(**asked)})
             case "clear":
                 clear()
                 answer({})
@@ -298,20 +299,20 @@ def main() -> None:
 
     from procap import parallel
     from procap.weights.loading import load_clip
-    from runner.distributed.process_group import joined
-    from runner.distributed.ranks import announced_ranks
+    from runner.distributed.process_group import init_process_group
+    from runner.distributed.ranks import ranks_from_environment
 
     torch.set_num_threads(1)
     parallel.SHARED_FROM = 1 if way.dealt else sys.maxsize
-    ranks = announced_ranks()
+    ranks = ranks_from_environment()
 
     def answer(words: dict[str, Any]) -> None:
         answers.write(json.dumps(words) + "\n")
         answers.flush()
 
     clip = load_clip(setting["backbone"], setting["pretrained"])
-    with joined(ranks, torch.device("cpu"), WAIT_SECONDS) as crew:
-        serve(way, clip, crew, sys.stdin, answer)
+    with init_process_group(ranks, torch.device("cpu"), WAIT_SECONDS) as group:
+        serve(way, clip, group, sys.stdin, answer)
 
 
 if __name__ == "__main__":
