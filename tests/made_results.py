@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results.profiles import MINI
+from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import MINI
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.table import Sheet
 from runner.config import RunConfig, Target, plan_run

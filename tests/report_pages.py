@@ -8,9 +8,9 @@ from pathlib import Path
 
 from made_results import put_config, put_score
 
+from benchmarks.results.profiles import MINI
+from benchmarks.results.variant import SuiteOptions, SuiteRun
 from benchmarks.suites import suite_named
-from benchmarks.suites.profiles import MINI
-from benchmarks.suites.suite import SuiteOptions, SuiteRun
 from runner.collection import Collection, write_collection
 from runner.config import RunConfig
 

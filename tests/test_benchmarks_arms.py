@@ -11,11 +11,12 @@ from benchmarks.cli.selection import numbers
 from benchmarks.plots import base_novel as halves_figures
 from benchmarks.plots.shots import few_shot_curves
 from benchmarks.plots.spread import seed_spread
+from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tolerances import CHOSEN, PRINTED
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import MINI, PAPER
-from benchmarks.suites.suite import Suite, Variant, everything
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
+from benchmarks.suites.suite import Suite, everything
 from benchmarks.tables.base_novel import base_to_novel_sheets
 from benchmarks.tables.check import CHECKS, checks_of
 from benchmarks.tables.formats import render

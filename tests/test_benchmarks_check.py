@@ -16,12 +16,12 @@ import pytest
 from made_results import put_config, put_score
 
 from benchmarks.cli import main
+from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, PublishedSpread
 from benchmarks.results.published.tolerances import LEAST, Tolerance, expected, of_means
+from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import MINI, PAPER
 from benchmarks.suites.recorded import choice_of
 from benchmarks.tables.check import CHECKS, MISSING, OK, OUTSIDE, check_sheet, checks_of
 from benchmarks.tables.table import Value

@@ -18,12 +18,12 @@ from benchmarks.plots import FORMATS, image_of, save_figures
 from benchmarks.plots.base_novel import accuracy_speed, hm_bars, hm_radar, learning_curves
 from benchmarks.plots.series import Series, of_suite, of_table
 from benchmarks.plots.style import LOOKS, looks_of, looks_of_sets
+from benchmarks.results.profiles import PROFILES
 from benchmarks.results.published import tables as published
 from benchmarks.results.scores import Cell
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import PROFILES
-from benchmarks.suites.suite import SuiteRun
 from benchmarks.tables.plain import build_table
 from runner.results import harmonic_mean
 

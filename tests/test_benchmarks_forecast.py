@@ -11,11 +11,11 @@ from made_results import put_config, put_score
 from benchmarks.cli import main
 from benchmarks.cost.estimate import CostModel, Machine, here
 from benchmarks.cost.forecast import CostForecast, forecast_on
+from benchmarks.results.profiles import MINI
 from benchmarks.studies.cluster_simulation.cluster import Conditions
 from benchmarks.studies.cluster_simulation.study import cases
 from benchmarks.studies.cluster_simulation.study import job as simulated_job
 from benchmarks.suites import suite_named
-from benchmarks.suites.profiles import MINI
 from benchmarks.sweeps.progress import SweepProgress
 from cluster.job import Job, Report, RunSpec
 from cluster.job_progress import JobProgress

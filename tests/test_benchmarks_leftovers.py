@@ -9,10 +9,10 @@ import pytest
 from made_results import put_config, put_score
 
 from benchmarks.plots import save_figures
+from benchmarks.results.profiles import MINI
+from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.cleanup import remove_other_figures, remove_other_sheets
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import MINI
 from benchmarks.tables.formats import SUFFIXES, write_sheets
 
 STRANGE = ("notes.md", "collection.json", "tracking.json", "thesis.png", "thesis.pdf", "broken.json", "list.json")

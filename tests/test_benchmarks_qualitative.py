@@ -16,15 +16,15 @@ import torch
 from PIL import Image
 
 from benchmarks.plots import image_of
-from benchmarks.plots.record import pictures_of
 from benchmarks.qualitative.figures import Picture, draw_eigencam, draw_predictions
 from benchmarks.qualitative.picks import kinds_of, pick_images
 from benchmarks.qualitative.pictures import Qualitative, compare, make_pictures, make_qualitative
 from benchmarks.qualitative.prompts import LearnedPrompts, NoPrompts, learned_prompts, prompts_record, random_prompts
+from benchmarks.results.pictures import pictures_of
+from benchmarks.results.profiles import find_profile
+from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.cleanup import remove_other_figures
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import find_profile
 from benchmarks.tables.qualitative import qualitative_sheets
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError

@@ -17,6 +17,8 @@ import torch
 
 from benchmarks.cli import main
 from benchmarks.cli.flags import RuntimeFlags
+from benchmarks.results.profiles import MINI, PAPER, Profile
+from benchmarks.results.suite import SuiteResults
 from benchmarks.runtime.benchmark import contest_of_suite, write
 from benchmarks.runtime.data import class_names, open_contest, prepare
 from benchmarks.runtime.measure import Stretch, matmul_peak
@@ -24,9 +26,6 @@ from benchmarks.runtime.report import latex, published
 from benchmarks.runtime.settings import Flags, settings_of
 from benchmarks.runtime.targets import targets, targets_table
 from benchmarks.suites import suite_named
-from benchmarks.suites.command import suite_command
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import MINI, PAPER, Profile
 from benchmarks.tables.runtime import runtime_sheets
 from procap.methods.procap import PROCAP_RECIPE
 from procap.weights.mini import load_mini
@@ -263,7 +262,7 @@ def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeyp
     done = SuiteResults.read(suite, suite.options(world, quick=quick, data=tmp_path / "data"), tmp_path)
     with pytest.raises(Measured):
         suite.finish(done, RuntimeConfig(tmp_path / "data", tmp_path, device="cpu"), True)
-    words = shlex.split(suite_command(suite, done.options, tmp_path))
+    words = shlex.split(suite.command(done.options, tmp_path))
     assert words[-4:] == ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
     main([*words[1:], "--device", "cpu"])
     assert asked[0] == asked[1]

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from made_results import made, put_score, sheet_of
 
+from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import MINI, PAPER
 from benchmarks.tables import latex_text as latex
 from benchmarks.tables.formats import FORMATS, as_json, render, write_sheets
 from benchmarks.tables.published import published_sheets

@@ -10,9 +10,9 @@ import pytest
 from made_results import made, put_score, sheet_of
 
 from benchmarks.plots.series import of_suite
+from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.profiles import PAPER
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.formats import render
 from benchmarks.tables.table import Value
 from runner.config import Target

@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.cli import bench as suite_commands
 from benchmarks.cli import main
+from benchmarks.results.profiles import MINI, PAPER
+from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.done import SuiteResults
 from benchmarks.suites.outputs import short_names
 from benchmarks.suites.planning import is_done
-from benchmarks.suites.profiles import MINI, PAPER
 from cluster.job import Job
 from cluster.job_progress import JobProgress
 from cluster.launcher import Launcher, do_all
@@ -68,7 +68,8 @@ def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys)
 
 OWN = """
 from benchmarks.tables.base_novel import base_to_novel_sheets
-from benchmarks.suites.suite import Variant, Suite
+from benchmarks.results.variant import Variant
+from benchmarks.suites.suite import Suite
 
 def twice(options, method):
     return [Variant(method, key={"recipe": name}, recipe=name) for name in ("published", "procap")]

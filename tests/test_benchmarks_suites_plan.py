@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
+from benchmarks.results.profiles import MINI, PAPER, PROFILES
+from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.command import suite_command
 from benchmarks.suites.planning import merged, plan
-from benchmarks.suites.profiles import MINI, PAPER, PROFILES
-from benchmarks.suites.suite import SuiteOptions
 from procap.errors import UsageError
 from shards.catalogue import CATALOGUE
 
@@ -98,7 +97,7 @@ def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
         suite_named(name), SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1"), RuntimeFlags(), Path("data")
     )
     assert SuiteOptions.of_plain(json.loads(json.dumps(planned.options.plain())), data=Path("data")) == planned.options
-    command = suite_command(planned.suite, planned.options, "results").split()
+    command = planned.suite.command(planned.options, "results").split()
     assert (command[command.index("--shots") + 1] if "--shots" in command else "") == words.replace("full", "0")
     first = [entry for entry in planned.runs if entry.dataset == planned.runs[0].dataset]
     return [(entry.variant.method, entry.spec.config.shots) for entry in first]

@@ -11,10 +11,10 @@ from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlag
 from benchmarks.cli.selection import workplace
 from benchmarks.cli.train_eval import plan_of, show_plan
 from benchmarks.console.output import SOME_FAILED, note, plural, quoted, show, show_json
+from benchmarks.results.profiles import MINI
 from benchmarks.suites import ALL, suite_named
 from benchmarks.suites.outputs import Made, make
 from benchmarks.suites.planning import Planned, chosen, is_done, merged, plan
-from benchmarks.suites.profiles import MINI
 from benchmarks.suites.ready import check_training_images, check_ways, check_weights
 from benchmarks.tables.formats import as_json, render
 from cluster.job import Job, RunSpec

@@ -15,7 +15,7 @@ from benchmarks.tables.formats import FORMATS, as_json, render
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
-    from benchmarks.suites.suite import SuiteOptions
+    from benchmarks.results.variant import SuiteOptions
     from benchmarks.tables.table import Sheet
 
 FELL_OUTSIDE = 4
@@ -76,9 +76,8 @@ def _of_the_paper(word: str) -> list[Sheet]:
 def _suite_tables(
     name: str, selection: SelectionFlags, results: str, form: str, output: OutputFlags, flags: TableFlags
 ) -> int:
+    from benchmarks.results.suite import SuiteResults
     from benchmarks.suites import suite_named
-    from benchmarks.suites.command import suite_command
-    from benchmarks.suites.done import SuiteResults
     from benchmarks.suites.recorded import choice_of
     from benchmarks.tables.check import agrees, check_sheet, checks_of
     from runner.collection import COLLECTIONS, CollectionFolder
@@ -102,7 +101,7 @@ def _suite_tables(
     planned = {entry.path for entry in done.runs}
     further = collection.finished(root, but=planned) if collection else []
     if not sheets:
-        command = suite_command(suite, options, results)
+        command = suite.command(options, results)
         others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
         raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
     _show_sheets(name, sheets, form, output)

@@ -22,12 +22,13 @@ from benchmarks.plots.style import (
 )
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.scores import Cell
+from benchmarks.tables.grid import BETA, LAMBDA, TEMPERATURE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Drawings
+    from benchmarks.plots.style import Drawings
+    from benchmarks.results.suite import SuiteResults
 
 
 def sensitivity_figures(done: SuiteResults) -> Drawings:
@@ -46,8 +47,6 @@ def weights_map(done: SuiteResults) -> Figure | None:
     """
     import numpy as np
     from matplotlib.patches import Rectangle
-
-    from benchmarks.suites.sensitivity import BETA, LAMBDA, TEMPERATURE
 
     variants = {
         (variant.key["nce_weight"], variant.key["kl_weight"]): variant
@@ -117,8 +116,6 @@ def weights_map(done: SuiteResults) -> Figure | None:
 @styled
 def temperature_curve(done: SuiteResults) -> Figure | None:
     """HM over the initial temperature of InfoNCE at the paper's weights: data sets thin, their mean thick."""
-    from benchmarks.suites.sensitivity import BETA, LAMBDA, TEMPERATURE
-
     variants = {
         variant.key["nce_temperature"]: variant
         for variant in done.variants

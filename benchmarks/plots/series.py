@@ -14,7 +14,7 @@ from benchmarks.tables.plain import Row, Table
 from runner.config import Target
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
+    from benchmarks.results.suite import SuiteResults
 
 Halves = tuple[Cell | None, Cell | None, Cell | None]
 RADAR = ("coop", "cocoop", "maple", "procap")

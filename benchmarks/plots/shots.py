@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Drawings
+    from benchmarks.plots.style import Drawings
+    from benchmarks.results.suite import SuiteResults
 
 
 def shots_figures(done: SuiteResults) -> Drawings:

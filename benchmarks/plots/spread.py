@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Drawings, Variant
+    from benchmarks.plots.style import Drawings
+    from benchmarks.results.suite import SuiteResults
+    from benchmarks.results.variant import Variant
 
 KINDS = ("base", "novel", "harmonic mean")
 

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from benchmarks.results.scores import Cell
 from runner.results import write_bytes
 
+Drawings = Mapping[str, Callable[[], "Figure | None"]]
+"""Plots by name; each is drawn when it is called, None where there is nothing to draw."""
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from benchmarks.console.output import note
 from benchmarks.plots import save_figures
-from benchmarks.plots.record import FILE, folder_of, planned_runs
 from benchmarks.qualitative.figures import CAM_LOOK, Picture, draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.picks import PICK_RULE, Pick, kind_of, kinds_of, pick_images
 from benchmarks.qualitative.prompts import LearnedPrompts, learned_prompts, prompts_record, random_prompts
 from benchmarks.qualitative.words import picture_words
+from benchmarks.results.pictures import FILE, folder_of, planned_runs
 from benchmarks.results.published.tables import display_name
 from procap.classifier import Classifier
 from procap.eigencam import SIGN_RULE, image_maps
@@ -48,7 +48,7 @@ from shards.transfer import to_device
 from shards.transforms import EvalTransform, eval_transform
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
+    from benchmarks.results.suite import SuiteResults
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.plots.record import folder_of, pictures_of
+from benchmarks.plots.style import Drawings
 from benchmarks.report.read import Found
-from benchmarks.suites.suite import Drawings
+from benchmarks.results.pictures import folder_of, pictures_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results.scores import Score, listed
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.done import SuiteResults
 from benchmarks.suites.recorded import choice_of
-from benchmarks.suites.suite import Suite, SuiteOptions, SuiteRun
+from benchmarks.suites.suite import Suite
 from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, find_collections
 from runner.config import Target

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from benchmarks.console.output import plural
 from benchmarks.report.read import STATES, Found
+from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.scores import TITLES, variants_of
+from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import SUITES
-from benchmarks.suites.command import suite_command
-from benchmarks.suites.profiles import MINI, PAPER
-from benchmarks.suites.suite import SuiteRun
 from procap.weights.loading import canonical
 from runner.config import RunConfig, plan_run
 
@@ -42,7 +41,7 @@ def description(found: Found) -> tuple[str, str]:
 
 def command(found: Found, results: str, data: Path | None = None) -> str:
     """What goes on with the suite as it was chosen: everything finished is kept."""
-    return suite_command(found.suite, replace(found.options, data=data), results)
+    return found.suite.command(replace(found.options, data=data), results)
 
 
 def facts(found: Found) -> list[tuple[str, str]]:

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks.console.output import plural
-from benchmarks.plots.record import pictures_of
 from benchmarks.report.read import STATES, Found, Run
+from benchmarks.results.pictures import pictures_of
 from benchmarks.tables.runtime import newest_report
 from benchmarks.tables.table import Column, Line, Sheet, Value
 from runner.results import EvalResult, TrainResult

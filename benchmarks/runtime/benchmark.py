@@ -32,9 +32,9 @@ from runner.environment import environment, library_defaults, resolve_device
 if TYPE_CHECKING:
     import torch
 
+    from benchmarks.results.suite import SuiteResults
     from benchmarks.runtime.modes import Models
     from benchmarks.runtime.rounds import Clock
-    from benchmarks.suites.done import SuiteResults
     from runner.config import RuntimeConfig
 
 __all__ = ["Flags", "Settings", "bench_runtime"]

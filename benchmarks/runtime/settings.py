@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.cli.flags import RuntimeFlags
-    from benchmarks.suites.suite import SuiteOptions
+    from benchmarks.results.variant import SuiteOptions
     from runner.config import RunConfig
 
 SHOTS, SEED, TRAIN_BATCH, TEST_BATCH = 16, 1, 32, 100

@@ -10,7 +10,8 @@ full ProCAP and 79.46 for MaPLe-style, which is MaPLe with as many tokens as Pro
 
 from __future__ import annotations
 
-from benchmarks.suites.suite import Suite, SuiteOptions, Variant
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import ablation_sheets
 
 FULL, MAPLE_STYLE = "Full ProCAP", "MaPLe-style"

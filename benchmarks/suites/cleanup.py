@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.plots.record import folder_of, pictures_of
 from benchmarks.plots.style import FORMATS, MAKER
-from benchmarks.suites.done import SuiteResults
+from benchmarks.results.pictures import folder_of, pictures_of
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.formats import SUFFIXES
 from benchmarks.tables.table import Sheet
 

@@ -11,8 +11,9 @@ MaPLe 70.72 and 66.30.
 
 from __future__ import annotations
 
-from benchmarks.suites.profiles import PROFILES
-from benchmarks.suites.suite import Quick, Suite, SuiteOptions
+from benchmarks.results.profiles import PROFILES
+from benchmarks.results.variant import SuiteOptions
+from benchmarks.suites.suite import Quick, Suite
 from benchmarks.tables.targets import cross_dataset_sheets
 from runner.config import Target
 

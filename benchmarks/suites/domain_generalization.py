@@ -10,8 +10,9 @@ Sketch, A and R; MaPLe 70.72 and 60.28.
 
 from __future__ import annotations
 
-from benchmarks.suites.profiles import PROFILES
-from benchmarks.suites.suite import Quick, Suite, SuiteOptions
+from benchmarks.results.profiles import PROFILES
+from benchmarks.results.variant import SuiteOptions
+from benchmarks.suites.suite import Quick, Suite
 from benchmarks.tables.targets import domain_generalization_sheets
 from runner.config import Target
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from statistics import mode
 
 from benchmarks.plots.curves import duration_figures
-from benchmarks.suites.suite import Quick, Suite, SuiteOptions, Variant
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.suites.suite import Quick, Suite
 from benchmarks.tables.base_novel import duration_sheets
 
 PARTS = (0.2, 0.5, 1.0)

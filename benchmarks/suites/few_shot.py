@@ -12,10 +12,10 @@ Published: curves only, no figures.
 from __future__ import annotations
 
 from benchmarks.plots.shots import shots_figures
-from benchmarks.suites.suite import SHOTS, Quick, Suite, SuiteOptions, Variant, everything
+from benchmarks.results.variant import SHOTS, SuiteOptions, Variant, is_trained
+from benchmarks.suites.suite import Quick, Suite, everything
 from benchmarks.tables.grid import few_shot_sheets
 from procap.errors import UsageError
-from procap.methods import method_class
 
 CURVE = (1, 2, 4, 8, 16)
 QUICK_CURVE = (1, 4, 16)
@@ -26,7 +26,7 @@ def by_shots(options: SuiteOptions, method: str) -> list[Variant]:
     curve = options.shots or (QUICK_CURVE if options.quick else CURVE)
     if 0 in curve:
         raise UsageError("--shots: a curve is over numbers of shots; for example --shots 1,2,4")
-    if not method_class(method).recipe("few-shot").epochs:
+    if not is_trained(method):
         return [Variant(method, key={"shots": 0}, shots=SHOTS)]
     return [Variant(method, key={"shots": shots}, shots=shots) for shots in sorted(curve)]
 

@@ -11,11 +11,12 @@ from types import TracebackType
 
 from benchmarks.cli.data import ensure_packed
 from benchmarks.console.output import note
-from benchmarks.plots.record import folder_of
+from benchmarks.results.pictures import folder_of
 from benchmarks.results.scores import Cell, average
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.cleanup import remove_other_figures, remove_other_sheets
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.suite import Suite, SuiteOptions, Variant
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.formats import write_sheets
 from benchmarks.tables.table import Sheet
 from procap.errors import UserError

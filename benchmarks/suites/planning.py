@@ -8,9 +8,10 @@ from pathlib import Path
 
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
 from benchmarks.cli.selection import dataset_names, method_names, names, numbers, shot_counts
+from benchmarks.results.profiles import MINI, PAPER, Profile, find_profile
+from benchmarks.results.variant import SuiteOptions, SuiteRun
 from benchmarks.suites import ALL, SUITES
-from benchmarks.suites.profiles import MINI, PAPER, Profile, find_profile
-from benchmarks.suites.suite import Suite, SuiteOptions, SuiteRun
+from benchmarks.suites.suite import Suite
 from cluster.job import RunSpec
 from procap.errors import UsageError, UserError
 from runner.collection import Collection

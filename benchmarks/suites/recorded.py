@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites.profiles import PROFILES, find_profile
-from benchmarks.suites.suite import Suite, SuiteOptions
+from benchmarks.results.profiles import PROFILES, find_profile
+from benchmarks.results.variant import SuiteOptions
+from benchmarks.suites.suite import Suite
 from runner.collection import Collection
 from runner.results import find_runs
 

@@ -13,13 +13,13 @@ Published: a figure only.
 from __future__ import annotations
 
 from benchmarks.plots.sensitivity import sensitivity_figures
-from benchmarks.suites.suite import Quick, Suite, SuiteOptions, Variant
-from benchmarks.tables.grid import sensitivity_sheets
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.suites.suite import Quick, Suite
+from benchmarks.tables.grid import BETA, LAMBDA, TEMPERATURE, sensitivity_sheets
 
 LAMBDAS, BETAS = (0.0, 0.001, 0.01, 0.1, 1.0), (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
 TEMPERATURES = (0.01, 0.03, 0.07, 0.2, 0.5)
 QUICK_LAMBDAS, QUICK_BETAS, QUICK_TEMPERATURES = (0.0, 0.01, 1.0), (0.0, 1e-5, 1e-3), (0.01, 0.07, 0.5)
-LAMBDA, BETA, TEMPERATURE = 0.01, 1e-5, 0.07
 
 
 def grid(options: SuiteOptions, method: str) -> list[Variant]:

@@ -1,138 +1,26 @@
-"""What a suite is: an experiment as a list of runs, where each is evaluated, and how they are laid out in tables."""
+"""What a suite is: an experiment as a list of runs, where each is evaluated, and how its results are shown."""
 
 from __future__ import annotations
 
-import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.scores import TITLES
-from benchmarks.suites.profiles import Profile, find_profile
+from benchmarks.results.profiles import Profile
+from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
 from cluster.job import RunSpec
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.collection import COLLECTION_NAME
-from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.config import RuntimeConfig, Target
+from shards.home import data_root
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from benchmarks.suites.done import SuiteResults
+    from benchmarks.plots.style import Drawings
+    from benchmarks.results.suite import SuiteResults
     from benchmarks.tables.table import Sheet
-
-
-SHOTS = 16
-"""Training images per class where neither an variant nor a person says how many; those of all published figures."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One of the things that a suite compares: a method, and what is changed of it.
-
-    key: what varies within the suite, by name, as tables and figures look it up: {"n_ctx": 8}. options are the
-    method's, overrides the recipe's. recipe: "published" or "procap" where the suite prescribes one. part: share of the
-    epochs is trained. shots: where the suite prescribes how many.
-    """
-
-    method: str
-    title: str = ""
-    key: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    recipe: str = ""
-    part: float = 1.0
-    shots: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The method's title where the variant has none of its own."""
-        return self.title or TITLES.get(self.method, self.method)
-
-    @property
-    def changed(self) -> bool:
-        """Whether it is another method than the one whose figures the paper's main tables print."""
-        control = self.recipe == "procap" and self.method not in ("procap", "zeroshot")
-        return control or bool(self.options or self.overrides) or self.part != 1.0 or self.shots not in (None, SHOTS)
-
-
-@dataclass(frozen=True)
-class SuiteOptions:
-    """What a person may choose of any suite. recipe: empty for the profile's; data: where their own sets are packed.
-
-    shots: of all runs, or those of a curve, for a suite that draws one; 0 takes every image. Empty: the suite's own.
-    """
-
-    profile: Profile
-    datasets: tuple[str, ...]
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    shots: tuple[int, ...] = ()
-    recipe: str = ""
-    quick: bool = False
-    backbone: str = ""
-    pretrained: str | None = None
-    precision: str = ""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    data: Path | None = None
-
-    def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
-        """The run of one variant on one data set, as the profile wants it.
-
-        The profile's own changes of the recipe belong to its recipe; another that is asked for stays as published.
-        """
-        profile, method = self.profile, variant.method
-        recipe = variant.recipe or self.recipe or profile.recipe
-        changes = dict(profile.changes) if recipe == profile.recipe else {}
-        changes |= profile.quick if self.quick else {}
-        if recipe == profile.recipe and method in profile.rates:
-            changes["lr"] = profile.rates[method]
-        planned = partial(
-            plan_run,
-            method=method,
-            dataset=dataset,
-            classes=classes,
-            shots=(*self.shots, SHOTS)[0] if variant.shots is None else variant.shots,
-            seed=seed,
-            backbone=self.backbone or profile.backbone,
-            pretrained=self.pretrained if self.backbone else profile.pretrained,
-            precision=self.precision or profile.precision,
-            recipe=recipe,
-            task=task,
-            options=variant.options,
-            data=self.data,
-        )
-        changes |= {**self.overrides, **variant.overrides}
-        config = planned(overrides=changes)
-        epochs = config.recipe.epochs
-        further = {} if variant.part == 1.0 else {"epochs": max(1, round(variant.part * epochs))}
-        epochs = further.get("epochs", epochs)
-        shortened = "epochs" in {**changes, **further} and "warmup_epochs" not in {
-            **self.overrides,
-            **variant.overrides,
-        }
-        if shortened and 0 < epochs <= config.recipe.warmup_epochs:
-            # What is all warm-up teaches nothing.
-            further["warmup_epochs"] = epochs - 1
-        return planned(overrides={**changes, **further}) if further else config
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON, for `settings` of a collection."""
-        said = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}
-        return json.loads(json.dumps({"profile": self.profile.name, **said}))
-
-    @classmethod
-    def of_plain(cls, said: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
-        """What `plain` gave. Raises UserError for what is none."""
-        try:
-            lists = {name: tuple(said[name]) for name in ("datasets", "methods", "seeds", "shots") if name in said}
-            return cls(**{**said, "profile": find_profile(said["profile"]), **lists}, data=data)
-        except (KeyError, TypeError) as error:
-            raise UserError(
-                f"a collection whose settings are no options of a suite ({error}); run the suite again"
-            ) from error
 
 
 def plain(options: SuiteOptions, method: str) -> list[Variant]:
@@ -151,26 +39,8 @@ def everything(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
 
 
 @dataclass(frozen=True)
-class SuiteRun:
-    """One run of a suite: which variant it is, and what is sent to a machine."""
-
-    variant: Variant
-    dataset: str
-    seed: int
-    spec: RunSpec
-
-    @property
-    def path(self) -> str:
-        """The run's folder below the results."""
-        return self.spec.config.path
-
-
-Drawings = Mapping[str, Callable[[], "Figure | None"]]
-
-
-@dataclass(frozen=True)
 class Quick:
-    """What `--quick` takes of a suite's own lists; nothing given: all of it."""
+    """The shorter lists of a suite under `--quick`; empty ones stay the suite's own."""
 
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
@@ -178,14 +48,17 @@ class Quick:
 
 @dataclass(frozen=True)
 class Suite:
-    """An experiment: what is run and where it is evaluated, for whatever was chosen, and what is made of it.
+    """An experiment: its runs for given options, and the tables and plots of their results.
 
-    name, title: for the command line and for people. published: the file of published/ that has the paper's figures.
-    methods, seeds: what is run unless a person chooses. datasets: those trained on, by profile; all of a profile that
-    is not named. classes: which of them are trained on. task: whose published recipes count, see `plan_run`.
+    name, title: for the command line and for headings.
+    methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
+    classes: the classes trained on. task: whose published recipes count, see `plan_run`.
     variants: what is compared of a method. targets: where a run on a data set is evaluated.
-    sheets: its tables; figures: its figures; finish: what else is made when its runs are done, again if told to.
-    typed: the word for it on the command line where that is not its name: a file, or what a package calls it.
+    sheets: its tables. figures: its plots.
+    finish: makes further results when all runs are done; the flag says whether to make them again.
+    quick: what `--quick` shortens. published: the file of `results/published/` with the paper's numbers.
+    typed: its name on the command line where that is not `name`: a file, or the name that a package gives it.
+    flags: the flags of its command for given options, where they are not those of other suites.
     """
 
     name: str
@@ -203,6 +76,7 @@ class Suite:
     quick: Quick = Quick()
     published: str = ""
     typed: str = ""
+    flags: Callable[[SuiteOptions], list[str]] | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(COLLECTION_NAME, self.name):
@@ -210,40 +84,57 @@ class Suite:
 
     @property
     def heading(self) -> str:
-        """The title, as it begins a line."""
+        """The title with a capital letter."""
         return self.title[:1].upper() + self.title[1:]
 
     def options(self, profile: Profile, *, quick: bool = False, **more: Any) -> SuiteOptions:
-        """The suite's own options in `profile`; `more` are fields of Choice that are chosen otherwise, None: not."""
+        """The suite's defaults in `profile`; `more` are fields of SuiteOptions, of which None keeps the default."""
         datasets = self.quick.datasets.get(profile.name) if quick else None
         own: dict[str, Any] = {
             "datasets": datasets or self.datasets.get(profile.name, profile.datasets),
             "methods": self.methods,
             "seeds": (self.quick.seeds if quick else ()) or self.seeds,
         }
-        return SuiteOptions(
-            profile, **own | {name: value for name, value in more.items() if value is not None}, quick=quick
-        )
+        given = {name: value for name, value in more.items() if value is not None}
+        return SuiteOptions(profile, **own | given, quick=quick)
 
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
-        """Every run, data set by data set; one that two variants share is there twice."""
+        """Every run, data set by data set; a run that two variants share is listed for both.
+
+        A method without training has one run per data set, whatever the seeds and shots.
+        Raises UsageError for options or variants that contradict each other.
+        """
         variants = [variant for method in options.methods for variant in self.variants(options, method)]
         if len(options.shots) > 1 and any(variant.shots is None for variant in variants):
             listed = ",".join(map(str, options.shots))
             raise UsageError(f"--shots {listed}: {self.name} takes one number; few-shot draws curves over several")
         for number, variant in enumerate(variants):
-            if any(
-                (variant.name, variant.key) == (other.name, other.key) and variant != other
-                for other in variants[:number]
-            ):
+            like = [other for other in variants[:number] if (other.name, other.key) == (variant.name, variant.key)]
+            if any(other != variant for other in like):
                 raise UsageError(f"two variants are called '{variant.name}': give each a title or a key of its own")
-        return [
-            SuiteRun(variant, dataset, seed, self._spec(options, variant, dataset, seed))
-            for dataset in options.datasets
-            for variant in variants
-            for seed in options.seeds
-        ]
+        runs: list[SuiteRun] = []
+        for dataset in options.datasets:
+            targets = tuple(map(str, self.targets(options, dataset)))
+            for variant in variants:
+                configs = [options.run(variant, dataset, seed, self.classes, self.task) for seed in options.seeds]
+                runs += [
+                    SuiteRun(variant, dataset, config.seed, RunSpec(config=config, targets=targets))
+                    for config in {config.path: config for config in configs}.values()
+                ]
+        return runs
 
-    def _spec(self, options: SuiteOptions, variant: Variant, dataset: str, seed: int) -> RunSpec:
-        config = options.run(variant, dataset, seed, self.classes, self.task)
-        return RunSpec(config=config, targets=tuple(map(str, self.targets(options, dataset))))
+    def command(self, options: SuiteOptions, results: str | Path) -> str:
+        """The command line that runs the suite with these options."""
+        words = ["procap", "bench", self.typed or self.name, *(self.flags or self._changed_flags)(options)]
+        words += ["--data", str(options.data)] if options.data and options.data != data_root("") else []
+        return shlex.join([*words, "--results", str(results)])
+
+    def _changed_flags(self, options: SuiteOptions) -> list[str]:
+        own = self.options(options.profile, quick=options.quick, data=options.data)
+        words = ["--profile", options.profile.name, *(["--quick"] if options.quick else [])]
+        for name in ("datasets", "methods", "seeds", "shots"):
+            chosen = getattr(options, name)
+            words += [f"--{name}", ",".join(map(str, chosen))] if chosen != getattr(own, name) else []
+        for name in ("recipe", "backbone", "pretrained", "precision"):
+            words += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
+        return words + (["--epochs", str(options.overrides["epochs"])] if "epochs" in options.overrides else [])

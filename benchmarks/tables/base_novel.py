@@ -30,8 +30,8 @@ from benchmarks.tables.runs import SPEEDS
 from benchmarks.tables.table import Column, Item, Line, Sheet, Value
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Variant
+    from benchmarks.results.suite import SuiteResults
+    from benchmarks.results.variant import Variant
 
 Figures = tuple[float | None, float | None, float | None]
 Lookup = Callable[["Variant", str], Figures]

@@ -29,8 +29,8 @@ from benchmarks.tables.text import rounded
 from procap.errors import UserError
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Variant
+    from benchmarks.results.suite import SuiteResults
+    from benchmarks.results.variant import Variant
 
 FIGURES = ("base", "novel", "hm")
 TITLES = {"base": "Base", "novel": "Novel", "hm": "HM"}

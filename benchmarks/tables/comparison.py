@@ -11,8 +11,8 @@ from benchmarks.tables.table import Sheet
 
 if TYPE_CHECKING:
     from benchmarks.results.scores import Score
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Variant
+    from benchmarks.results.suite import SuiteResults
+    from benchmarks.results.variant import Variant
 
 
 def comparison_sheets(
@@ -47,4 +47,4 @@ def scores_of(done: SuiteResults, variant: Variant, source: str = "") -> list[Sc
     """Those of an variant that are there, of its runs on one data set or on all."""
     entries = [entry for entry in done.runs if entry.variant == variant and source in ("", entry.dataset)]
     places = dict.fromkeys((entry.path, target) for entry in entries for target in entry.spec.targets)
-    return [done.scores[place] for place in places if place in done.scores]
+    return done.for_all_seeds(variant, [done.scores[place] for place in places if place in done.scores])

@@ -14,8 +14,11 @@ from benchmarks.tables.table import Column, Item, Line, Sheet, Value
 from runner.config import Target
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Variant
+    from benchmarks.results.suite import SuiteResults
+    from benchmarks.results.variant import Variant
+
+LAMBDA, BETA, TEMPERATURE = 0.01, 1e-5, 0.07
+"""The paper's weights of InfoNCE and KL, and its initial temperature."""
 
 Read = Callable[["Variant", str], "Cell | None"]
 
@@ -72,8 +75,6 @@ def few_shot_sheets(done: SuiteResults) -> list[Sheet]:
 
 def sensitivity_sheets(done: SuiteResults) -> list[Sheet]:
     """HM over both weights on average, over the temperature, and over both weights for each data set."""
-    from benchmarks.suites.sensitivity import BETA, LAMBDA, TEMPERATURE
-
     swept = [variant for variant in done.variants if variant.key]
     grid = {
         (variant.key["nce_weight"], variant.key["kl_weight"]): variant
@@ -127,8 +128,6 @@ def sensitivity_sheets(done: SuiteResults) -> list[Sheet]:
 
 def _temperatures(done: SuiteResults, swept: Sequence[Variant], hm: Read, rule: str) -> Sheet:
     """A line per initial temperature at the paper's weights, and for methods that have none."""
-    from benchmarks.suites.sensitivity import BETA, LAMBDA
-
     points = [variant for variant in swept if (variant.key["nce_weight"], variant.key["kl_weight"]) == (LAMBDA, BETA)]
     points.sort(key=lambda variant: variant.key["nce_temperature"])
     others = [variant for variant in done.variants if not variant.key]

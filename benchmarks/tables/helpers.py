@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.results.published.tables import AVERAGE, DATASETS, display_name
 from benchmarks.results.scores import Cell, describe_variant
-from benchmarks.suites.command import suite_command
-from benchmarks.suites.suite import SHOTS, Variant
+from benchmarks.results.variant import SHOTS, Variant
 from benchmarks.tables.notes import not_as_published, setting, unequal
 from benchmarks.tables.table import Column, Item, Line, Sheet, Value
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
+    from benchmarks.results.suite import SuiteResults
 
 BACKBONE = "ViT-B-16"
 """The backbone of every published figure, with its own weights, which are OpenAI's."""
@@ -237,7 +236,7 @@ def _recipes(done: SuiteResults) -> list[str]:
 def _shorter(done: SuiteResults) -> list[str]:
     if not done.shorter:
         return []
-    command = suite_command(done.suite, done.options, done.results)
+    command = done.suite.command(done.options, done.results)
     return [
         f"LIMITED beside whole: {len(done.shorter)} evaluations ({_named(done.shorter)}) are of the first images, "
         f"and those of other seeds of all. A dash is what they take with them; `{command}` counts all."
@@ -254,7 +253,7 @@ def _missing(done: SuiteResults) -> list[str]:
     if not done.missing:
         return []
     whole = sum(len(entry.spec.targets) for entry in {entry.path: entry for entry in done.runs}.values())
-    command = suite_command(done.suite, done.options, done.results)
+    command = done.suite.command(done.options, done.results)
     return [
         f"MISSING: {len(done.missing)} of {whole} evaluations ({_named(done.missing)}). A dash is what they take with "
         f"them; `{command}` runs them."

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.record import pictures_of
+from benchmarks.results.pictures import pictures_of
 from benchmarks.tables.table import Column, Line, Sheet, Value
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
+    from benchmarks.results.suite import SuiteResults
 
 
 def qualitative_sheets(done: SuiteResults) -> list[Sheet]:

@@ -13,7 +13,7 @@ from benchmarks.tables.helpers import BACKBONE, in_paper, name_of, theirs
 from benchmarks.tables.table import Column, Item, Line, Sheet, Value
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
+    from benchmarks.results.suite import SuiteResults
 
 COLUMNS = (
     Column("training s", "low", digits=1),

@@ -25,8 +25,8 @@ from benchmarks.tables.table import Column, Item, Line, Sheet
 from runner.config import Target
 
 if TYPE_CHECKING:
-    from benchmarks.suites.done import SuiteResults
-    from benchmarks.suites.suite import Variant
+    from benchmarks.results.suite import SuiteResults
+    from benchmarks.results.variant import Variant
 
 TARGET_MEAN = "Target mean"
 

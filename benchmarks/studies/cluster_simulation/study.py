@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.cost.estimate import START_SECONDS, CostModel
 from benchmarks.cost.pace import Machine
+from benchmarks.results.profiles import PAPER
 from benchmarks.studies.cluster_simulation.cluster import (
     MTBF_HOURS,
     PER_NODE,
@@ -22,7 +23,6 @@ from benchmarks.studies.cluster_simulation.cluster import (
     spread,
 )
 from benchmarks.suites import suite_named
-from benchmarks.suites.profiles import PAPER
 from procap.errors import UsageError
 from runner.config import RunConfig, Target, plan_run
 

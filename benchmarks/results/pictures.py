@@ -17,7 +17,7 @@ from runner.collection import COLLECTIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.suites.done import SuiteResults
+    from benchmarks.results.suite import SuiteResults
 
 FILE = "pictures.json"
 

@@ -12,7 +12,7 @@ Published: figures only.
 
 from __future__ import annotations
 
-from benchmarks.suites.done import SuiteResults
+from benchmarks.results.suite import SuiteResults
 from benchmarks.suites.suite import Suite, everything
 from benchmarks.tables.qualitative import qualitative_sheets
 from runner.config import RuntimeConfig

@@ -13,9 +13,10 @@ MaPLe-style.
 
 from __future__ import annotations
 
-from benchmarks.runtime.settings import QUICK_BUDGET
-from benchmarks.suites.done import SuiteResults
-from benchmarks.suites.suite import Suite, SuiteOptions, Variant
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SuiteOptions, Variant
+from benchmarks.runtime.settings import QUICK_BUDGET, Flags, flags_of_choice
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.runtime import runtime_sheets
 from runner.config import RuntimeConfig
 
@@ -32,6 +33,15 @@ def contest(done: SuiteResults, at: RuntimeConfig, anew: bool) -> None:
     contest_of_suite(done, at, budget=QUICK_BUDGET if done.options.quick else None, anew=anew)
 
 
+def changed_flags(options: SuiteOptions) -> list[str]:
+    """The flags of `procap bench runtime`, which measures without runs and has flags of its own."""
+    words: list[str] = []
+    for name, value in vars(flags_of_choice(options, QUICK_BUDGET if options.quick else None)).items():
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        words += [f"--{name}", text] if value != getattr(Flags(), name) else []
+    return words
+
+
 SUITE = Suite(
     name="runtime",
     title="training seconds and images per second",
@@ -43,4 +53,5 @@ SUITE = Suite(
     sheets=runtime_sheets,
     finish=contest,
     published="runtime",
+    flags=changed_flags,
 )

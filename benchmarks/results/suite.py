@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.results.scores import Cell, Score, average, cell_of, hm_of, over_seeds, score_of, variants_of
-from benchmarks.suites.suite import Suite, SuiteOptions, SuiteRun, Variant
+from benchmarks.results.variant import SuiteDefinition, SuiteOptions, SuiteRun, Variant, is_trained
 from procap.errors import UserError
 from runner.config import RunConfig, Target
 from runner.results import RunFolder
@@ -23,7 +23,7 @@ class SuiteResults:
     is missing.
     """
 
-    suite: Suite
+    suite: SuiteDefinition
     options: SuiteOptions
     runs: tuple[SuiteRun, ...]
     scores: Mapping[tuple[str, str], Score]
@@ -32,7 +32,9 @@ class SuiteResults:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, suite: Suite, options: SuiteOptions, results: Path, *, paper_rounding: bool = False) -> SuiteResults:
+    def read(
+        cls, suite: SuiteDefinition, options: SuiteOptions, results: Path, *, paper_rounding: bool = False
+    ) -> SuiteResults:
         entries = tuple(suite.plan(options))
         scores: dict[tuple[str, str], Score] = {}
         unreadable: dict[str, str] = {}
@@ -84,9 +86,21 @@ class SuiteResults:
         return variants_of(self.scores.values())
 
     def found(self, variant: Variant, dataset: str, target: Target) -> list[Score]:
-        """The scores of an variant that was trained on `dataset`, one for each seed that is there."""
+        """The scores of a variant that was trained on `dataset`, one for each seed that is there."""
         paths = [entry.path for entry in self.runs if entry.dataset == dataset and entry.variant == variant]
-        return [self.scores[path, str(target)] for path in paths if (path, str(target)) in self.scores]
+        return self.for_all_seeds(
+            variant, [self.scores[path, str(target)] for path in paths if (path, str(target)) in self.scores]
+        )
+
+    def for_all_seeds(self, variant: Variant, scores: list[Score]) -> list[Score]:
+        """`scores`, of which those of a method without training count for every seed."""
+        if is_trained(variant.method):
+            return scores
+        return [
+            replace(score, config=score.config.model_copy(update={"seed": seed}))
+            for score in scores
+            for seed in self.options.seeds
+        ]
 
     def cell(self, variant: Variant, dataset: str, target: Target) -> Cell | None:
         """The accuracy over seeds; None unless every seed that was chosen is there, all whole or all limited.

@@ -1,0 +1,181 @@
+"""What a suite compares and how it is chosen: variants of methods, the options of a suite, and its planned runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks.results.profiles import Profile, find_profile
+from benchmarks.results.scores import TITLES
+from cluster.job import RunSpec
+from procap.errors import UserError
+from runner.config import RunConfig, Target, plan_run
+
+SHOTS = 16
+"""Training images per class unless a variant or the user says otherwise, as in all published numbers."""
+UNTRAINED_SEED = 1
+"""The seed of runs without training."""
+
+
+def is_trained(method: str) -> bool:
+    """Whether the method has a training at all, which zero-shot CLIP has not."""
+    from procap.methods import method_class
+
+    return method_class(method).recipe().epochs > 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the things that a suite compares: a method, and what is changed of it.
+
+    key: what varies within the suite, by name, as tables and figures look it up: {"n_ctx": 8}. options are the
+    method's, overrides the recipe's. recipe: "published" or "procap" where the suite prescribes one. part: share of the
+    epochs is trained. shots: where the suite prescribes how many.
+    """
+
+    method: str
+    title: str = ""
+    key: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = ""
+    part: float = 1.0
+    shots: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The method's title where the variant has none of its own."""
+        return self.title or TITLES.get(self.method, self.method)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is another method than the one whose figures the paper's main tables print."""
+        control = self.recipe == "procap" and self.method not in ("procap", "zeroshot")
+        return control or bool(self.options or self.overrides) or self.part != 1.0 or self.shots not in (None, SHOTS)
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """What a person may choose of any suite. recipe: empty for the profile's; data: where their own sets are packed.
+
+    shots: of all runs, or those of a curve, for a suite that draws one; 0 takes every image. Empty: the suite's own.
+    """
+
+    profile: Profile
+    datasets: tuple[str, ...]
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    shots: tuple[int, ...] = ()
+    recipe: str = ""
+    quick: bool = False
+    backbone: str = ""
+    pretrained: str | None = None
+    precision: str = ""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    data: Path | None = None
+
+    def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
+        """The run of one variant on one data set in this profile.
+
+        The profile's changes apply to the profile's recipe only; another recipe stays as published.
+        """
+        profile, method = self.profile, variant.method
+        recipe = variant.recipe or self.recipe or profile.recipe
+        changes = dict(profile.changes) if recipe == profile.recipe else {}
+        changes |= profile.quick if self.quick else {}
+        if recipe == profile.recipe and method in profile.rates:
+            changes["lr"] = profile.rates[method]
+        planned = partial(
+            plan_run,
+            method=method,
+            dataset=dataset,
+            classes=classes,
+            shots=(*self.shots, SHOTS)[0] if variant.shots is None else variant.shots,
+            seed=seed,
+            backbone=self.backbone or profile.backbone,
+            pretrained=self.pretrained if self.backbone else profile.pretrained,
+            precision=self.precision or profile.precision,
+            recipe=recipe,
+            task=task,
+            options=variant.options,
+            data=self.data,
+        )
+        changes |= {**self.overrides, **variant.overrides}
+        config = planned(overrides=changes)
+        if not is_trained(method):
+            # Without training neither seed nor shots change anything: the run is the same for all of them.
+            return planned(overrides=changes, seed=UNTRAINED_SEED, shots=SHOTS)
+        epochs = config.recipe.epochs
+        further = {} if variant.part == 1.0 else {"epochs": max(1, round(variant.part * epochs))}
+        epochs = further.get("epochs", epochs)
+        prescribed = {**self.overrides, **variant.overrides}
+        shortened = "epochs" in {**changes, **further} and "warmup_epochs" not in prescribed
+        if shortened and epochs <= config.recipe.warmup_epochs:
+            # What is all warm-up teaches nothing.
+            further["warmup_epochs"] = epochs - 1
+        return planned(overrides={**changes, **further}) if further else config
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, for `settings` of a collection."""
+        said = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}
+        return json.loads(json.dumps({"profile": self.profile.name, **said}))
+
+    @classmethod
+    def of_plain(cls, said: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
+        """What `plain` gave. Raises UserError for what is none."""
+        try:
+            lists = {name: tuple(said[name]) for name in ("datasets", "methods", "seeds", "shots") if name in said}
+            return cls(**{**said, "profile": find_profile(said["profile"]), **lists}, data=data)
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"a collection whose settings are no options of a suite ({error}); run the suite again"
+            ) from error
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """One run of a suite: which variant it is, and what is sent to a machine."""
+
+    variant: Variant
+    dataset: str
+    seed: int
+    spec: RunSpec
+
+    @property
+    def path(self) -> str:
+        """The run's folder below the results."""
+        return self.spec.config.path
+
+
+class SuiteDefinition(Protocol):
+    """The part of `benchmarks.suites.suite.Suite` that results, tables and plots use."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def heading(self) -> str: ...
+
+    @property
+    def classes(self) -> str: ...
+
+    @property
+    def task(self) -> str | None: ...
+
+    @property
+    def published(self) -> str: ...
+
+    @property
+    def datasets(self) -> Mapping[str, tuple[str, ...]]: ...
+
+    def targets(self, options: SuiteOptions, dataset: str, /) -> tuple[Target, ...]: ...
+
+    def plan(self, options: SuiteOptions) -> list[SuiteRun]:
+        """Every run of the suite, data set by data set."""
+
+    def command(self, options: SuiteOptions, results: str | Path) -> str:
+        """The command line that runs the suite with these options."""
