@@ -90,7 +90,7 @@ def test_results_beyond_a_tolerance_exit_with_4_and_are_named_first(tmp_path, ca
     as_published(tmp_path, "base-to-novel", off=4.0, **CHOSEN)
     assert check(tmp_path, *DTD) == 4
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| DTD")]
-    assert "CLIP (zero-shot)" in lines[0] and "+1.33" in lines[0] and "OUTSIDE" in lines[0]
+    assert "CLIP (zero-shot)" in lines[0] and "+4.00" in lines[0] and "OUTSIDE" in lines[0]
 
 
 @pytest.mark.parametrize(

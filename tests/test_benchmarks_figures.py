@@ -44,7 +44,8 @@ class Made:
         return self.done.suite.figures(self.done)[name]()
 
     def values(self, variant: Any, dataset: str, half: str) -> list[float]:
-        return [self.percent[variant.name, str(variant.key), dataset, half, seed] for seed in self.done.options.seeds]
+        found = [self.percent.get((variant.name, str(variant.key), dataset, half, n)) for n in self.done.options.seeds]
+        return [value for value in found if value is not None]
 
     def hm(self, variant: Any, *datasets: str) -> float:
         """Of the mean base and the mean novel accuracy over these data sets."""

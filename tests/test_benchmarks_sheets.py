@@ -106,6 +106,9 @@ def test_base_to_novel_agrees_with_a_recomputation_from_the_files(tmp_path):
     assert len(main) == 9 and len(averages) == 3
     for title, method in METHODS.items():
         pairs = {dataset: halves(rows, dataset, method=method) for dataset in sets}
+        if method == "zeroshot":
+            # One run stands for every seed.
+            pairs = {dataset: tuple(np.repeat(half, 3) for half in pair) for dataset, pair in pairs.items()}
         pairs["Average"] = tuple(np.mean([pair[half] for pair in pairs.values()], axis=0) for half in (0, 1))
         for dataset, pair in pairs.items():
             for column, (mean, std, n) in zip(("Base", "Novel", "HM"), three(*pair), strict=True):

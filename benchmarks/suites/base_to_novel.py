@@ -3,7 +3,7 @@
     procap bench base-to-novel --data DATA
     procap bench base-to-novel --data DATA --methods maple,procap --recipe procap      the same recipe for both
 
-Cost: 11 data sets, five methods, three seeds: 165 runs and 330 evaluations; `--dry-run` says how long they take.
+Cost: 11 data sets, four trained methods, three seeds, and zero-shot CLIP: 143 runs and 286 evaluations.
 
 Published (published/base_to_novel.csv, eighteen methods): ProCAP 85.43 base, 77.61 novel, 81.33 harmonic mean on
 average; MaPLe 82.28, 75.14, 78.55.

@@ -3,7 +3,7 @@
     procap bench few-shot --data DATA
     procap bench few-shot --data DATA --shots 1,4
 
-Cost: 11 data sets, three trained methods, five numbers of shots, three seeds, and zero-shot CLIP: 528 runs and as many
+Cost: 11 data sets, three trained methods, five numbers of shots, three seeds, and zero-shot CLIP: 506 runs and as many
 evaluations; CoOp trains up to 200 epochs.
 
 Published: curves only, no figures.
