@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -135,7 +136,10 @@ class JobProgress:
             elif number not in ended:
                 left.append(self._forecast.seconds(job))
         remaining = self._forecast.remaining(left, self._at_once)
-        facts = {"running": f"{len(self._running)}", "left": f"about {duration(remaining)}"}
+        facts = {
+            "running": f"{len(self._running)}",
+            "left": f"about {duration(remaining)}" if math.isfinite(remaining) else "unknown",
+        }
         if self.outcome.failed:
             facts["failed"] = f"{len(self.outcome.failed)}"
         self._display.update(len(ended), **facts)

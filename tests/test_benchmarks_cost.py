@@ -1,262 +1,233 @@
-"""Estimates of cost rest on recorded figures, agree with what was measured, and learn from what runs really take."""
+"""Estimates of run time: from counted operations at first, from finished runs once there are any."""
 
 from __future__ import annotations
 
 import json
 import math
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from made_results import put_run, put_score
+from made_results import put_config, put_run, put_score
 
-from benchmarks.cli.plan import plan
-from benchmarks.cost.estimate import CostModel, Machine, here, makespan
-from benchmarks.cost.figures import RESULTS, collect, counted, measured, read
+from benchmarks.cli import main
+from benchmarks.runtime.flops import bilinear, count_step
+from benchmarks.runtime.scaling import made_up
+from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
+from benchmarks.sweeps.progress import SweepProgress
+from cluster.job import Job, Report, RunSpec
+from cluster.job_progress import JobProgress
+from cluster.sweep_record import TrialRecord
+from procap.weights.mini import load_mini
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
 from runner.results import RunFolder
-from shards.errors import DataUsageError
 
-FROM_FIGURES = ("devices", "accelerators", "decode", "published")
 H200 = Machine("NVIDIA H200", "cuda")
-MEASURED = Machine(read()["devices"][0]["name"], "cpu")
+HERE = Machine(cpu_name(), "cpu")
+HALVES = ("digits:base:test", "digits:novel:test")
+PLAN = ("bench", "base-to-novel", "--profile", "mini", "--datasets", "digits", "--methods", "maple,coop", "--dry-run")
 
 
-def run(method: str, dataset: str = "oxford-flowers", **fields: object) -> RunConfig:
-    return plan_run(method=method, dataset=dataset, backbone="ViT-B-16", precision="bf16", **fields)  # type: ignore[arg-type]
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
 
 
-def halves(config: RunConfig) -> list[Target]:
-    return [Target(config.dataset, "base"), Target(config.dataset, "novel")]
+@pytest.fixture
+def runtime(tmp_path: Path) -> RuntimeConfig:
+    return RuntimeConfig(tmp_path / "data", tmp_path / "results")
 
 
-def test_the_installed_table_is_what_the_recorded_figures_give():
-    if not RESULTS.is_dir():
-        pytest.skip("the recorded figures are not installed")
-    installed = read()
-    _same(json.loads(json.dumps(measured(installed["counts"]))), {name: installed[name] for name in FROM_FIGURES})
-    _same(json.loads(json.dumps(counted("ViT-B-16", "procap"))), installed["counts"]["ViT-B-16"]["procap"])
-    _same(json.loads(json.dumps(counted("mini", "cocoop"))), installed["counts"]["mini"]["cocoop"])
+def config(method: str = "maple", seed: int = 1, **fields: object) -> RunConfig:
+    return plan_run(method=method, dataset="digits", seed=seed, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_the_whole_installed_table_is_what_counting_and_reading_anew_give():
-    if not RESULTS.is_dir():
-        pytest.skip("the recorded figures are not installed")
-    _same(json.loads(json.dumps(collect())), read())
+def job_of(one: RunConfig) -> Job:
+    return Job(pieces=(RunSpec(config=one, targets=HALVES),))
 
 
-def _same(found: object, installed: object) -> None:
-    if isinstance(found, dict):
-        assert isinstance(installed, dict) and found.keys() == installed.keys()
-        for name in found:
-            _same(found[name], installed[name])
-    elif isinstance(found, list):
-        assert isinstance(installed, list) and len(found) == len(installed)
-        for one, other in zip(found, installed, strict=True):
-            _same(one, other)
-    else:
-        # Fits differ in their last digits between processors.
-        assert found == (pytest.approx(installed, rel=1e-6, abs=1e-12) if isinstance(found, float) else installed)
+def finish(runtime: RuntimeConfig, one: RunConfig, *targets: str) -> None:
+    put_config(runtime.results, one)
+    for target in targets:
+        put_score(runtime.results, one, target, 3, 5)
 
 
-def test_estimated_steps_are_those_that_were_measured():
-    device = read()["devices"][0]
-    model = CostModel(MEASURED)
-    steps = [step for step in device["steps"] if step["kind"] == "train"]
-    assert len(steps) > 10
-    for step in steps:
-        config = plan_run(
-            method=step["method"], dataset="digits", backbone=step["backbone"], precision=step["precision"]
-        )
-        seconds = model.paces.step(config, step["classes"], step["batch"])
-        assert seconds == pytest.approx(step["seconds"], rel=0.15), step
+def test_the_installed_operations_are_those_of_a_training_step():
+    clip = load_mini()
+    for method in ("coop", "procap"):
+        counted = bilinear(lambda b, c, method=method: count_step(*made_up(clip, method, c, b)))
+        assert counted == pytest.approx(load_flops()["mini"][method]["step"], rel=1e-3)
+    # ViT-B/16 has 35 billion operations an image forward, and about as many backward where the weights are frozen.
+    assert flops(load_flops()["ViT-B-16"]["maple"]["step"], 1, 0) == pytest.approx(68e9, rel=0.05)
 
 
-def test_estimated_steps_on_h200s_are_those_of_the_recorded_scaling():
-    scaling = json.loads((RESULTS / "scaling.json").read_text())
-    model = CostModel(H200)
-    rows = [(one, row) for one in scaling["estimates"] if one["gpu"] == "H200" for row in one["ranks"]]
-    assert {one["method"] for one, _ in rows} >= {"maple", "procap"}
-    for one, row in rows:
-        step = model.paces.step(run(one["method"]), one["parts"]["classes"], one["batch"], row["ranks"])
-        assert step == pytest.approx(row["seconds"], rel=0.01)
+def test_more_work_takes_longer(runtime):
+    model = CostModel(runtime, H200)
+    one = config(backbone="ViT-B-16", precision="bf16", overrides={"epochs": 10})
+    base, novel = (Target("digits", half) for half in ("base", "novel"))
+    alone = model.work(one, [])
+    assert 20 < alone < model.work(one, [base]) < model.work(one, [base, novel])
+    assert model.work(one, [base], trained=0.5) < model.work(one, [base])
+    longer = config(backbone="ViT-B-16", precision="bf16", overrides={"epochs": 100})
+    assert model.work(longer, []) - 20 == pytest.approx(10 * (alone - 20), rel=0.05)
+    assert CostModel(runtime, Machine("A100", "cuda")).work(longer, []) > model.work(longer, [])
+    assert CostModel(runtime, HERE).work(longer, []) > 100 * model.work(longer, [])
 
 
-def test_every_estimate_says_what_it_rests_on():
-    config = run("procap")
-    assert CostModel(H200).estimate(config).basis.startswith("assumed: counted operations at 40 % of H200's peak")
-    unknown = CostModel(Machine("Some GPU", "cuda")).estimate(config)
-    assert "A100" in unknown.basis and unknown.seconds > CostModel(H200).estimate(config).seconds
-    other = CostModel(Machine("Another processor", "cpu")).estimate(config)
-    assert other.basis == f"scaled from ViT-B-16 in bf16 on {MEASURED.name}, 2 cores"
-    own = config.model_copy(update={"method": "somebody's own"})
-    assert "never counted" in CostModel(H200).estimate(own).basis
-    with pytest.raises(DataUsageError):
-        CostModel(H200).estimate(config.model_copy(update={"dataset": "nowhere"}))
+def test_only_what_is_left_of_a_run_is_estimated(runtime):
+    trained, halfway, done, broken, new = (config(seed=seed) for seed in range(1, 6))
+    finish(runtime, trained)
+    finish(runtime, halfway, HALVES[0])
+    finish(runtime, done, *HALVES)
+    RunFolder(runtime.results / broken.path).train_file.parent.mkdir(parents=True)
+    RunFolder(runtime.results / broken.path).train_file.write_text("{")
+    model = CostModel(runtime, H200)
+    found = [model.seconds(job_of(one)) for one in (done, halfway, trained, new)]
+    assert found[0] == 0.0 and found == sorted(found) and len({*found}) == 4
+    assert model.seconds(job_of(broken)) == model.seconds(job_of(new))
+    assert model.longest_first([job_of(trained), job_of(new)]) == [job_of(new), job_of(trained)]
+    assert CostModel(runtime, H200, force=True).seconds(job_of(done)) == model.seconds(job_of(new))
 
 
-def test_more_work_takes_longer_and_evaluations_add_up():
-    model = CostModel(MEASURED)
-    config = run("procap")
-    alone, base = model.estimate(config), model.estimate(config, [Target(config.dataset, "base")])
-    assert model.start < alone.seconds < base.seconds < model.estimate(config, halves(config)).seconds
-    longer = run("procap", overrides={"epochs": 100})
-    worked = model.estimate(longer).seconds - model.start
-    assert worked == pytest.approx(2 * (alone.seconds - model.start), rel=0.02)
-    only = model.estimate(config, halves(config), train=False).seconds
-    assert only == pytest.approx(model.estimate(config, halves(config)).seconds - alone.seconds + model.start)
-    few = model.estimate(config, halves(config), train=False, limit=10).seconds
-    assert few < 0.1 * only
-    # Conditional prompts are encoded anew for every image.
-    assert model.estimate(run("cocoop", "imagenet"), halves(run("cocoop", "imagenet")), train=False).seconds > (
-        3 * model.estimate(run("coop", "imagenet"), halves(run("coop", "imagenet")), train=False).seconds
-    )
+def test_finished_runs_of_this_machine_correct_the_estimate(runtime):
+    fresh = CostModel(runtime, HERE).work(config(), [])
+    for seed, seconds in ((1, 3 * fresh - 1), (2, 3 * fresh - 1), (3, 1e6)):
+        put_run(runtime.results, "maple", "digits", seed=seed, seconds=seconds)
+        file = RunFolder(runtime.results / config(seed=seed).path).train_file
+        document = json.loads(file.read_text())
+        name = "another machine" if seconds == 1e6 else HERE.name
+        file.write_text(json.dumps(document | {"environment": {"gpu": None, "cpu": {"name": name}}}))
+    model = CostModel(runtime, HERE)
+    job = Job(pieces=(RunSpec(config=config(seed=4)),))
+    assert model.seconds(job) == pytest.approx(3 * fresh, rel=0.01)
+    assert model.basis(config()) == "median of 2 finished maple runs"
+    assert model.basis(config("coop")) == "median of 2 finished runs of other methods"
+    # One run that hung changes no median.
+    for taken in (5 * fresh, 5 * fresh, 5 * fresh, 1e6):
+        model.learn(job, taken)
+    assert model.seconds(job) == pytest.approx(5 * fresh, rel=0.01)
 
 
-def test_an_evaluation_is_warmed_up_by_two_batches_on_a_gpu_and_by_two_images_on_a_processor():
-    small, large = (run("procap", overrides={"test_batch_size": size}) for size in (100, 200))
-    target = [Target("oxford-flowers", "base")]
-
-    # So slow that nothing waits for images.
-    gpu, processor = CostModel(H200, reached=0.01), CostModel(MEASURED)
-
-    def seconds(model: CostModel, config: RunConfig, limit: int, ranks: int = 1) -> float:
-        return sum(model.estimate(config, target, train=False, limit=limit, ranks=ranks).evaluations)
-
-    assert seconds(processor, small, 400) == seconds(processor, large, 400)
-    each = (seconds(gpu, small, 400) - seconds(gpu, small, 300)) / 100
-    assert seconds(gpu, large, 400) - seconds(gpu, small, 400) == pytest.approx(2 * 100 * each)
-    # Two GPUs have 150 images each.
-    assert seconds(gpu, large, 300, 2) - seconds(gpu, small, 300, 2) == pytest.approx(2 * 50 * each)
+def test_what_nothing_is_known_of_is_unknown(runtime):
+    own = config().model_copy(update={"method": "somebody's own"})
+    model = CostModel(runtime, HERE)
+    assert model.seconds(job_of(own)) == math.inf and model.basis(own).startswith("unknown")
+    assert model.basis(config()) == "assumed: 0.05 TFLOP/s"
+    elsewhere = config().model_copy(update={"dataset": "nowhere"})
+    assert model.seconds(job_of(elsewhere)) == math.inf
+    model.learn(job_of(own), 10.0)
+    assert math.isfinite(model.seconds(job_of(own)))
 
 
-def test_thousands_of_runs_are_estimated_at_once_and_without_torch():
-    """In calls of functions, which are as many on every machine: a thousand calls take less than a millisecond."""
+def test_estimates_need_no_torch(runtime):
     code = """
 import sys
-from benchmarks.cost.estimate import CostModel, here
-from runner.config import RunConfig, Target
+from pathlib import Path
+from benchmarks.suites.cost import CostModel, find_machine
+from runner.config import RunConfig, RuntimeConfig, Target
 config = RunConfig.model_validate_json(sys.argv[1])
-model, calls = CostModel(here(device="cpu")), 0
-def count(frame, event, argument):
-    global calls
-    calls += event in ("call", "c_call")
-for number in range(30):
-    if number == 10:
-        sys.setprofile(count)
-    model.estimate(config, [Target(config.dataset, "base"), Target(config.dataset, "novel")])
-sys.setprofile(None)
+assert CostModel(RuntimeConfig(Path("a"), Path("b")), find_machine("cpu")).work(config, [Target("digits", "base")]) > 0
 assert "torch" not in sys.modules
-print(calls)
 """
-    answer = subprocess.run(
-        [sys.executable, "-c", code, run("procap").model_dump_json()], capture_output=True, text=True, check=True
-    )
-    assert 20 < int(answer.stdout) < 20 * 300
+    subprocess.run([sys.executable, "-c", code, config("procap").model_dump_json()], check=True)
 
 
-def test_remaining_time_converges_on_hidden_factors_of_the_machine_and_the_methods():
-    draw = random.Random(0)
-    hidden = {"coop": 3.0, "maple": 0.5, "procap": 2.0}
-    model = CostModel(H200)
-    runs = [run(method, seed=seed) for seed in range(1, 21) for method in hidden]
-    first = {config: model.estimate(config) for config in runs}
-    truth = {config: hidden[config.method] * first[config].seconds * draw.lognormvariate(0, 0.05) for config in runs}
-
-    def error(left: list[RunConfig]) -> float:
-        return abs(sum(model.estimate(one).seconds for one in left) / sum(truth[one] for one in left) - 1)
-
-    before = error(runs)
-    for number, config in enumerate(runs[:30]):
-        # What was estimated on the way is corrected already, which must not matter.
-        model.learn(config, first[config] if number % 2 else model.estimate(config), truth[config])
-    assert before > 0.4 and error(runs[30:]) < 0.05
-    for method, factor in hidden.items():
-        assert model.correction(run(method)) == pytest.approx(factor, rel=0.1)
-    assert model.estimate(runs[-1]).basis == "measured here"
-
-
-def test_one_run_that_hung_for_hours_spoils_nothing_and_a_new_method_takes_what_others_took():
-    model = CostModel(H200)
-    for seconds in (20.0, 21.0, 19.0, 36000.0, 20.5):
-        model.learn(run("maple"), 10.0, seconds)
-    assert model.correction(run("maple")) == pytest.approx(2.05, rel=0.05)
-    assert model.correction(run("procap")) == pytest.approx(2.05, rel=0.05)
-    model.learn(run("procap"), 10.0, 10.0)
-    assert 1.0 < model.correction(run("procap")) < 1.5
-    assert model.estimate(run("coop")).basis.startswith("assumed")
-
-
-def test_finished_runs_on_the_disk_are_learned_from_where_this_machine_made_them(tmp_path: Path):
-    machine = Machine(cpu_name(), "cpu")
-    fresh = CostModel(machine)
-    for seed in (1, 2, 3):
-        config = plan_run(method="maple", dataset="digits", seed=seed)
-        expected = fresh.estimate(config).seconds - fresh.start
-        put_run(tmp_path, "maple", "digits", seed=seed, seconds=3 * expected + 2 * fresh.start)
-        put_score(tmp_path, config, "digits:base:test", 3, 5, rate=1e9)
-        _made_on(tmp_path, config, {"gpu": None, "cpu": {"name": machine.name}})
-    # Whatever is broken or from elsewhere is passed over.
-    elsewhere = put_run(tmp_path, "maple", "digits", seed=4, seconds=1e6)
-    _made_on(tmp_path, elsewhere, {"gpu": "NVIDIA H200", "cpu": {"name": machine.name}})
-    RunFolder(tmp_path / put_run(tmp_path, "maple", "digits", seed=5).path).train_file.write_text("{")
-    learned = CostModel.of(tmp_path, machine)
-    found = learned.estimate(config)
-    assert found.basis == "measured here" and found.seconds == pytest.approx(3 * found.uncorrected, rel=0.02)
-    assert CostModel.of(tmp_path, H200).correction(elsewhere) > 1000
-    assert CostModel.of(tmp_path / "nowhere", machine).correction(config) == 1.0
-
-
-def _made_on(results: Path, config: RunConfig, environment: dict[str, object]) -> None:
-    file = RunFolder(results / config.path).train_file
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"environment": environment}))
-
-
-def test_a_plan_costs_what_is_left_of_it(tmp_path: Path):
-    place = RuntimeConfig(tmp_path / "data", tmp_path)
-    model = CostModel(H200)
-    config = run("maple")
-    [new] = plan([config], place, halves)
-    assert model.of_plan(new).seconds == pytest.approx(model.estimate(config, halves(config)).seconds, rel=0.01)
-    put_run(tmp_path, "maple", "oxford-flowers", backbone="ViT-B-16", precision="bf16")
-    [trained] = plan([config], place, halves)
-    assert model.of_plan(trained).seconds == pytest.approx(
-        model.estimate(config, halves(config), train=False).seconds, rel=0.01
-    )
-    for half in ("base", "novel"):
-        file = put_score(tmp_path, config, f"oxford-flowers:{half}:test", 1, 2)
-    [done] = plan([config], place, halves)
-    assert (model.of_plan(done).seconds, model.of_plan(done).basis) == (0.0, "done")
-    put_score(tmp_path, config, "oxford-flowers:novel:test", 1, 2, checkpoint="of another training")
-    [stale] = plan([config], place, halves)
-    assert [one.done for one in stale.targets] == [True, False] and file.is_file()
-
-
-def test_a_run_that_goes_on_costs_what_is_left_after_its_saved_step(tmp_path: Path):
-    place, model, config = RuntimeConfig(tmp_path / "data", tmp_path), CostModel(H200), run("maple")
-    [new] = plan([config], place, halves)
-    steps = 16 * 51 // config.recipe.batch_size * config.recipe.epochs
-    state = RunFolder(tmp_path / config.path).state
-    state.mkdir(parents=True)
-    for step in (steps // 2, 3 * steps // 4):
-        (state / f"step-{step:08d}-{'a' * 16}.safetensors").touch()
-    [resumed] = plan([config], place, halves)
-    assert resumed.state == "resume" and resumed.train_images == pytest.approx(new.train_images / 4, rel=0.02)
-    assert model.of_plan(resumed).training < 0.4 * model.of_plan(new).training
-    assert model.of_plan(resumed).evaluations == model.of_plan(new).evaluations
-
-
-def test_this_machine_is_known_by_its_own_name():
-    assert here(device="cpu") == Machine(cpu_name(), "cpu")
-    assert here().name
-
-
-def test_runs_begin_as_soon_as_there_is_room():
+def test_jobs_start_as_soon_as_a_slot_is_free():
     assert makespan([], 2) == 0.0
     assert makespan([3.0, 3.0, 2.0, 2.0, 2.0], 2) == 7.0
-    assert makespan([1.0] * 10, 3) == 4.0
-    assert math.isclose(makespan([5.0, 1.0], 8), 5.0)
+    assert makespan([5.0, 1.0], 8) == 5.0
+    assert find_machine("cpu") == HERE
+
+
+class Guess:
+    """A forecast that records what it learns and which jobs it is asked for."""
+
+    def __init__(self) -> None:
+        self.learned: list[float] = []
+        self.asked: list[str] = []
+
+    def seconds(self, job: Job) -> float:
+        self.asked.append(job.name)
+        return 10.0
+
+    def learn(self, job: Job, taken: float) -> None:
+        self.learned.append(taken)
+
+    def remaining(self, left, at_once: int) -> float:
+        return sum(left) / at_once
+
+
+RUNNING, WAITING = Report(host="a"), Report(state="waiting", why="held", host="a")
+ATTEMPTS = {"at once": [RUNNING], "lost": [RUNNING, Report()], "held by others": [WAITING, RUNNING]}
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attempt: str):
+    guess, done, job = Guess(), Report(state="done", seconds=4.0, host="a"), job_of(config())
+    with JobProgress([job], guess, 1, quiet=True) as progress:
+        progress.started("0", {"number": 0})
+        for report in ATTEMPTS[attempt]:
+            if report.host:
+                progress.reported("0", {"number": 0}, report)
+            else:
+                progress.started("0", {"number": 0})
+        progress.ended("0", {"number": 0}, done)
+    assert guess.learned == ([4.0] if attempt == "at once" else []) and progress.outcome.done == [0]
+
+
+class Silent:
+    """A tracker that sends nothing."""
+
+    def update(self, *sent: object) -> None: ...
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_a_sweep_learns_by_the_same_rule(attempt: str):
+    guess, job, record = Guess(), job_of(config()), TrialRecord(number=0, values={})
+    progress = SweepProgress(None, Silent(), None)  # type: ignore[arg-type]
+    progress.follow(None, guess, 1)  # type: ignore[arg-type]
+    for report in (Report(), *ATTEMPTS[attempt]):
+        progress.heard(record, "0", job, report)
+    assert guess.asked == [job.name]
+    progress.over(record, "0", job, Report(state="done", seconds=4.0, host="a"))
+    assert guess.learned == ([4.0] if attempt == "at once" else [])
+
+
+def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
+    """The forecast lines of a dry run, by cluster size."""
+    capsys.readouterr()
+    assert main([*PLAN, *more]) == 0
+    return [line.strip() for line in capsys.readouterr().out.splitlines() if " machine-hours" in line]
+
+
+def test_a_dry_run_forecasts_what_is_left_on_clusters_of_several_sizes(runtime, capsys):
+    new = planned(capsys)
+    assert [line.split()[0] for line in new] == ["1", "2", "4", "8"] and not runtime.results.exists()
+    hours = float(new[0].split(", ")[1].split()[0])
+    assert "costs" not in new[0]
+    assert f"costs {3.5 * hours:.2f}"[:-1] in planned(capsys, "--price", "3.5")[0]
+    assert [line.split()[0] for line in planned(capsys, "--processes", "2")] == ["2", "4", "8", "16"]
+    runs = planned_runs()
+    for one in runs:
+        finish(runtime, one)
+    trained = planned(capsys)
+    assert trained and trained[0] != new[0]
+    for one in runs:
+        finish(runtime, one, *HALVES)
+    assert planned(capsys) == [] and len(planned(capsys, "--force")) == 4
+    assert main([*PLAN[:-1], "--price", "3.5"]) == 2
+    assert "add --dry-run" in capsys.readouterr().err
+
+
+def planned_runs() -> list[RunConfig]:
+    from benchmarks.results.profiles import MINI
+    from benchmarks.suites import suite_named
+
+    suite = suite_named("base-to-novel")
+    entries = suite.plan(suite.options(MINI, datasets=("digits",), methods=("maple", "coop")))
+    return [entry.spec.config for entry in entries]

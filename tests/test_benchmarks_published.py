@@ -33,8 +33,7 @@ from benchmarks.results.published.tables import (
     templates,
 )
 from benchmarks.runtime.report import published as runtime_rows
-from benchmarks.studies.audit.audit import audit, audit_sheet, by_method
-from benchmarks.studies.audit.checks import check_average_hm, check_hm, check_mean
+from benchmarks.studies.audit import audit, audit_sheet, by_method, check_average_hm, check_hm, check_mean
 from procap.methods import METHODS
 from shards import published as our_lists
 from shards.catalogue import CATALOGUE

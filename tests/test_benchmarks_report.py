@@ -147,7 +147,7 @@ def test_texts_that_are_numbers_are_sorted_by_value(tmp_path: Path) -> None:
     texts = ("-2.5", "13,500", "+1.0", "900", "none", "-10.0")
     lines = tuple(Line((f"line {number}",), (text,)) for number, text in enumerate(texts))
     sheet = Sheet("sorted", "Sorted", ("Line",), (Column("Change"),), lines)
-    nothing = dict.fromkeys(("state_lines", "troubles", "gaps", "caveats", "cost", "made_with", "parts", "audit"), ())
+    nothing = dict.fromkeys(("state_lines", "troubles", "gaps", "caveats", "cost", "made_with", "parts"), ())
     words = dict.fromkeys(("title", "lead", "state_title", "footer"), "")
     write_page(Report(bad=False, work=[sheet], **words, **nothing), tmp_path)  # type: ignore[arg-type]
 

@@ -14,11 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from benchmarks.cli import main
 from benchmarks.cli.flags import RuntimeFlags
-from benchmarks.cost.flops import evaluation, training_step
 from benchmarks.runtime.acceleration_ablation import measure_ways, possible, title
 from benchmarks.runtime.data import class_names, prepare
 from benchmarks.runtime.measure import Spread, interleaved, peak_bytes
@@ -39,10 +37,6 @@ from runner.meters import Meter
 
 CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
-SWITCHES = ("trim", "pack", "prefix", "last_rows", "frozen_rows", "folded")
-ONE_BY_ONE = [replace(NO_SAVINGS, **{name: True}) for name in SWITCHES]
-CASES = [(name, savings) for name in ("coop", "cocoop", "maple", "procap") for savings in (NO_SAVINGS, Savings())]
-CASES += [("procap", savings) for savings in ONE_BY_ONE]
 
 
 @pytest.fixture(scope="module")
@@ -58,55 +52,6 @@ def build(clip, name, classes=5):
 def random_images(clip, count):
     size = clip.geometry.image_size
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
-
-
-# Not every torch counts its fused attention on a CPU.
-ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **more: sdpa_flop_count(q, k, v),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda gradient, q, k, v, *rest, **more: sdpa_backward_flop_count(gradient, q, k, v)
-    ),
-}
-
-
-def counted(work):
-    with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
-        result = work()
-    return counter.get_total_flops(), result
-
-
-@pytest.mark.parametrize(("name", "savings"), CASES, ids=str)
-def test_counted_training_step_is_what_torch_counts(mini, name, savings):
-    """To half a percent: the attention between a handful of prompt tokens is not worth counting."""
-    method, images = build(mini.with_savings(savings), name), random_images(mini, 3)
-    labels, noise = torch.tensor([0, 1, 2]), torch.Generator().manual_seed(0)
-    forward, loss = counted(lambda: torch.stack(list(method.loss(images, labels, method.draw(noise)).values())).sum())
-    backward, _ = counted(loss.backward)
-    work = training_step(method, 3, executed=True)
-    assert forward == pytest.approx(work.forward, rel=5e-3)
-    assert backward == pytest.approx(work.backward, rel=5e-3)
-
-
-@pytest.mark.parametrize("name", ["zeroshot", "coop", "cocoop", "maple", "procap"])
-@pytest.mark.parametrize("mode", ["reference", "fast"])
-def test_counted_evaluation_is_what_torch_counts(mini, name, mode):
-    """In reference mode prompts and classes are encoded for every batch, in fast mode not even for the first."""
-    # Torch's counter asks every weight for its place in the graph, which inference mode has not got.
-    method, images = build(towers(mini, mode), name).requires_grad_(False), random_images(mini, 3)
-    classify = classifier_of(method, mode)
-    for _ in range(2):
-        found, _ = counted(lambda: classify(images))
-        work = evaluation(method, 3, every_batch=mode == "reference", executed=True)
-        assert found == pytest.approx(work.forward, rel=5e-3)
-
-
-def test_needed_work_is_never_more_than_executed_work(mini):
-    for name in ("coop", "maple", "procap"):
-        method = build(mini, name, classes=40)
-        needed, executed = training_step(method, 4), training_step(method, 4, executed=True)
-        assert needed.forward <= executed.forward and needed.backward <= executed.backward
-    reference = build(towers(mini, "reference"), "procap", classes=40)
-    assert training_step(reference, 4) == training_step(reference, 4, executed=True)
 
 
 @pytest.mark.parametrize("name", ["zeroshot", "coop", "cocoop", "maple", "procap"])

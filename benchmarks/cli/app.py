@@ -181,7 +181,6 @@ def evaluate(
         "procap table --methods coop,procap --format latex > table.tex",
         "procap table base-to-novel --results /shared/results",
         "procap table base-to-novel --check --data /shared/shards",
-        "procap table audit",
     )
 )
 @flat
@@ -189,7 +188,7 @@ def table(
     selection: SelectionFlags,
     output: OutputFlags,
     suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="a suite, `published` or `audit` [default: one table of all runs]")
+        str, typer.Argument(metavar="SUITE", help="a suite or `published` [default: one table of all runs]")
     ] = "",
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     format: Annotated[str, typer.Option(metavar="md|csv|latex|json", help="how the table is written")] = "md",

@@ -177,7 +177,7 @@ def _carry_out(
     force: bool,
 ) -> tuple[Outcome, list[Job]]:
     """Long ones first; gives what became of them, by their number in the list that is given back."""
-    from benchmarks.cost.forecast import forecast
+    from benchmarks.suites.cost import cost_model
     from cluster.ray_cluster import nodes
 
     # Workers are silent, and the driver alone sends to MLflow: one writer, however many runs.
@@ -191,7 +191,7 @@ def _carry_out(
         there = nodes() if room.ray else []
         if fleet.on == "ray":
             check_nodes(_wants(jobs, places), growing=fleet.autoscale)
-        costs = forecast(there, at, processes=fleet.processes)
+        costs = cost_model(there, at, processes=fleet.processes)
         note(_where(fleet, room, len(there)))
         if force:
             _forget(jobs, at)
@@ -245,27 +245,17 @@ def _where(fleet: Launcher, room: Capacity, nodes: int) -> str:
 def _show_outlook(
     pieces: Sequence[RunSpec], at: RuntimeConfig, fleet: Launcher, price: float | None, *, force: bool
 ) -> None:
-    """How long clusters of several sizes would take over `pieces`, of machines that suit the backbone."""
-    from benchmarks.cost.estimate import Machine, here
-    from benchmarks.cost.forecast import forecast_on
-    from benchmarks.studies.cluster_simulation.cluster import MTBF_HOURS, PER_NODE, Conditions
-    from benchmarks.studies.cluster_simulation.outlook import SEEDS, outlook
+    """Print how long clusters of several sizes would take over `pieces`, of machines that suit the backbone."""
+    from benchmarks.suites.cost import CostModel, Machine, describe_forecast, find_machine
 
     jobs = [Job(pieces=(piece,)) for piece in pieces]
     if not jobs:
         return
-    machine = here(device=at.device)
+    machine = find_machine(at.device)
     if machine.device == "cpu" and jobs[0].pieces[0].config.backbone != MINI.backbone:
         machine = Machine("H200", "cuda")
-    costs = forecast_on(machine, at, processes=fleet.processes, force=force)
-    what, per_node = ("GPU", PER_NODE) if machine.device == "cuda" else ("machine", 1)
-    given = Conditions(per_node, MTBF_HOURS)
-    node = f"node of {per_node} GPUs" if per_node > 1 else what
-    show(f"\nOn {machine.name} ({costs.basis(jobs[0])}), mean of {SEEDS} simulations:")
-    show(f"a run starts in {costs.costs.start:g} s, a {node} fails every {MTBF_HOURS:,.0f} hours (assumed)")
-    runs = [run for job in jobs for run in costs.simulated(job)]
-    for line in outlook(runs, given, price=price, what=what):
-        show(line)
+    costs = CostModel(at, machine, processes=fleet.processes, force=force)
+    show("\n" + "\n".join(describe_forecast(costs, jobs, price=price)))
 
 
 def _show_tables(made: Sequence[Made]) -> None:

@@ -38,7 +38,7 @@ from runner.tracking.suites import CollectionTracker
 from shards.errors import DataError
 
 if TYPE_CHECKING:
-    from benchmarks.cost.forecast import CostForecast
+    from benchmarks.suites.cost import CostModel
 
 LISTED = 20
 """Configurations that a plan prints and estimates."""
@@ -171,12 +171,12 @@ def _wants(settings: SweepSettings, places: StoragePaths) -> Wants:
     )
 
 
-def _forecast(fleet: Launcher, at: RuntimeConfig) -> CostForecast:
-    from benchmarks.cost.forecast import forecast
+def _forecast(fleet: Launcher, at: RuntimeConfig) -> CostModel:
+    from benchmarks.suites.cost import cost_model
     from cluster.ray_cluster import nodes
 
     there = nodes() if fleet.on == "ray" else []
-    return forecast(there, at, processes=fleet.processes)
+    return cost_model(there, at, processes=fleet.processes)
 
 
 def _plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, fleet: Launcher, output: OutputFlags) -> int:

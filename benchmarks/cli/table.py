@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FELL_OUTSIDE = 4
 """Exit code of `--check` unless every published figure is there and agrees."""
-AUDIT, PUBLISHED = "audit", "published"
+PUBLISHED = "published"
 """What can be printed beside suites: the paper's own tables, and what is wrong in them."""
 
 
@@ -41,10 +41,12 @@ def table(
     """See `procap table --help`."""
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
-    if suite in (AUDIT, PUBLISHED):
+    if suite == PUBLISHED:
         if given := command_line(selection, flags):
             raise UsageError(f"procap table {suite} prints what the paper has, of which no run is chosen: no {given}")
-        _show_sheets(suite, _of_the_paper(suite), form, output)
+        from benchmarks.tables.published import published_sheets
+
+        _show_sheets(suite, published_sheets(), form, output)
         return 0
     if suite:
         return _suite_tables(suite, selection, results, form, output, flags)
@@ -64,13 +66,6 @@ def _plain_table(selection: SelectionFlags, results: str, form: str, output: Out
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
     _show_sheets(None, run_sheets(build_table(scores)), form, output)
     return 0
-
-
-def _of_the_paper(word: str) -> list[Sheet]:
-    from benchmarks.studies.audit.audit import audit_sheet
-    from benchmarks.tables.published import published_sheets
-
-    return [audit_sheet()] if word == AUDIT else published_sheets()
 
 
 def _suite_tables(

@@ -105,7 +105,6 @@ def write_page(report: Report, folder: Path) -> None:
         "generator": GENERATOR,
         "work_sheets": [parts.sheet(sheet) for sheet in report.work],
         "parts": [_part(part, parts) for part in report.parts],
-        "audit": [parts.sheet(sheet) for sheet in report.audit],
     }
     write_bytes(folder / "index.html", template.render(shown).encode())
 

@@ -79,7 +79,6 @@ class Report:
     work: Sequence[Sheet]
     made_with: Sequence[tuple[str, str]]
     parts: Sequence[Part]
-    audit: Sequence[Sheet]
     footer: str
 
 
@@ -156,7 +155,6 @@ def build_report(place: Place, wanted: Sequence[str] = ()) -> Report:
     parts = [_part(one, place, maker) for one in found]
     gaps = [_gap(one, place) for one in found if one.unfinished or one.collection.status != "finished"]
     runs, extras = all_runs(found), all_extras(found)
-    audit = maker.attempt("audit", "the audit of the published figures", _audit)
     return Report(
         title="ProCAP Bench: report",
         lead=_lead(found, runs),
@@ -170,7 +168,6 @@ def build_report(place: Place, wanted: Sequence[str] = ()) -> Report:
         work=[suites_sheet(found), machines_sheet(runs, extras)] if runs or extras else [],
         made_with=versions(runs, extras),
         parts=parts,
-        audit=audit,
         footer=f"Made by {GENERATOR} from the result files in {place.shown}; the same files give the same page.",
     )
 
@@ -265,9 +262,3 @@ def _published(found: Found) -> list[Sheet]:
     from benchmarks.tables.published import published_sheets
 
     return [sheet for sheet in published_sheets() if sheet.name == f"published-{found.suite.name}"]
-
-
-def _audit() -> list[Sheet]:
-    from benchmarks.studies.audit.audit import audit_sheet
-
-    return [audit_sheet()]

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.runtime.measure import Spread, interleaved, times_on
 from benchmarks.runtime.modes import Models
-from benchmarks.runtime.scaling import made_up, needed
+from benchmarks.runtime.scaling import made_up
 from benchmarks.runtime.settings import Settings, run_config
 from benchmarks.runtime.work import Kind, RunSpec, piece_of_work
 from runner.acceleration import Acceleration
@@ -74,7 +74,7 @@ def _measure(
     if left is not None:
         repeats = max(1, min(repeats, int(left / 2 / (times * sum(piece.start.once for piece in pieces)))))
     rounds = interleaved(work, repeats, compiled.device, times)
-    flops = needed(kind, method, batch, "fast")
+    flops = pieces[0].start.flops
     calls = attention_calls(work[0])
     lines = []
     for rung, piece, seconds in zip(rungs, pieces, rounds, strict=True):

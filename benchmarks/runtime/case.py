@@ -12,7 +12,6 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from benchmarks.cost.flops import evaluation, training_step
 from benchmarks.runtime.data import Contest
 from benchmarks.runtime.measure import Spread, stretch
 from benchmarks.runtime.modes import Models, ModeName, ways_of
@@ -129,14 +128,6 @@ class Contestant:
         passes.seconds.append(whole.seconds)
         passes.class_seconds = classes.seconds
         passes.correct = int(torch.stack(right).sum())
-
-    def training_flops(self) -> float:
-        """Counted operations of one step."""
-        return training_step(self.method, self.config.recipe.batch_size).total
-
-    def evaluation_flops(self, batch: int) -> float:
-        """Counted operations of the logits of one batch."""
-        return evaluation(self.method, batch, every_batch=self.mode == "reference").total
 
     def expected_seconds(self) -> float:
         """Of one training step, from the last round; with images as they will come, not as they came first."""

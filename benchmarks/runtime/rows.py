@@ -39,8 +39,8 @@ def row(
     end_to_end = Spread.of(passes.seconds)
     train_start, eval_start = contestant.train_start, contestant.eval_start
     assert end_to_end is not None and eval_start is not None
-    step_flops = contestant.training_flops() if contestant.trains else None
-    batch_flops = contestant.evaluation_flops(batch)
+    step_flops = train_start.flops if train_start else None
+    batch_flops = eval_start.flops
     finished = contestant.steps_done == contestant.steps
     why = _no_meaning(settings, contest, finished)
     return {

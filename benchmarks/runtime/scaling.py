@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cost.flops import evaluation, training_step
 from benchmarks.runtime.data import class_names
 from benchmarks.runtime.measure import Spread, interleaved, times_on
-from benchmarks.runtime.modes import MODES, Models, ModeName, ways_of
+from benchmarks.runtime.modes import MODES, Models, ways_of
 from benchmarks.runtime.settings import OPTIONS, SEED, Settings, run_config
 from benchmarks.runtime.work import Kind, piece_of_work
 from procap.clip import CLIP
@@ -101,13 +100,6 @@ def made_up(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, 
     return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
 
 
-def needed(kind: Kind, method: Method, batch: int, mode: ModeName) -> float:
-    """Counted operations of one piece of work."""
-    if kind == "train":
-        return training_step(method, batch).total
-    return evaluation(method, batch, every_batch=mode == "reference").total
-
-
 def _measure(models: Models, name: str, point: Point, settings: Settings, rounds: int, left: float | None) -> Measured:
     device = models["fast"].device
     config = run_config(name, point.precision, settings, batch=point.batch)
@@ -116,7 +108,7 @@ def _measure(models: Models, name: str, point: Point, settings: Settings, rounds
         method, images, labels = made_up(models[mode], name, point.classes, point.batch)
         ways = ways_of(mode, settings.ways)
         pieces[mode] = piece_of_work(point.kind, method, config, mode, ways, images, labels)
-        flops[str(mode)] = needed(point.kind, method, point.batch, mode)
+        flops[str(mode)] = pieces[mode].start.flops
     times = times_on(device)
     if left is not None:
         once = times * sum(piece.start.once for piece in pieces.values())

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from benchmarks.runtime.flops import count_flops
 from benchmarks.runtime.measure import peak_bytes, stretch
 from benchmarks.runtime.modes import Classify, ModeName, at_work, classifier_of, engine_of
 from procap.methods.method import Method
@@ -36,12 +37,13 @@ class Start:
     """What comes before the first timed piece of work.
 
     seconds: all of it. once: one piece of work, as it is without a recording. peak: bytes of tensors alive in that.
-    loss: of the example batch in training.
+    flops: operations of it, as executed. loss: of the example batch in training.
     """
 
     seconds: float
     once: float
     peak: int
+    flops: float
     loss: float | None = None
 
 
@@ -95,9 +97,10 @@ class Training:
                     look()
                 with stretch(self.device) as last:
                     peak = peak_bytes(look, self.device)
+                flops = count_flops(look)
             if self._recorder is not None:
                 self._step.prepare(batch)
-        return Start(whole.seconds, last.seconds, peak, float(losses[-1]))
+        return Start(whole.seconds, last.seconds, peak, flops, float(losses[-1]))
 
     def __call__(self, batch: Batch) -> Tensor:
         """One step: its terms and their sum, [T + 1], until the next step overwrites them."""
@@ -147,12 +150,13 @@ class Evaluation:
                 self(images)
             with stretch(self.device) as last:
                 peak = peak_bytes(lambda: self(images), self.device)
+            flops = count_flops(lambda: self(images), self.method)
             if rest and self.device.type == "cuda":
                 self(images[:rest])
             if self._recorder is not None and self._classify is not None:
                 self._classify = Replayed(self._classify, self._recorder)
                 self(images)
-        return Start(whole.seconds, last.seconds, peak)
+        return Start(whole.seconds, last.seconds, peak, flops)
 
     def __call__(self, images: Tensor) -> Tensor:
         assert self._classify is not None

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.runtime.data import photographs
 from benchmarks.tables.pipes import pipes
 from runner.environment import environment
 from runner.results import write_bytes, write_json
@@ -93,32 +94,6 @@ class Row:
             "of_transform": round(self.share_of(transform), 3),
             "seconds": [round(seconds, 4) for seconds in self.seconds],
         }
-
-
-def photographs(count: int, seed: int = 0) -> list[bytes]:
-    """JPEGs whose spectrum falls as that of photographs does, two of three in landscape."""
-    draw = np.random.default_rng(seed)
-    noise = [_one_over_f(draw) for _ in range(min(count, 60))]
-    images = []
-    for i in range(count):
-        shift = draw.integers(0, 375, 2)
-        pixels = np.roll(noise[i % len(noise)], shift, (0, 1))
-        buffer = io.BytesIO()
-        Image.fromarray(pixels if i % 3 else pixels.swapaxes(0, 1)).save(buffer, "JPEG", quality=90)
-        images.append(buffer.getvalue())
-    return images
-
-
-def _one_over_f(draw: np.random.Generator, width: int = 500, height: int = 375) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    frequency = np.hypot(np.fft.fftfreq(height)[:, None] * height, np.fft.rfftfreq(width)[None] * width)
-    frequency[0, 0] = 1
-    shape = (3, *frequency.shape)
-    spectrum = (draw.normal(size=shape) + 1j * draw.normal(size=shape)) / frequency**1.05
-    planes = np.fft.irfft2(spectrum, s=(height, width)).transpose(1, 2, 0)
-    planes /= planes.std((0, 1))
-    # Colours of a photograph differ less than its brightness, and its sensor adds a little noise.
-    pixels = 110 + 50 * planes[..., :1] + 12 * planes + 4 * draw.normal(size=(height, width, 1))
-    return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
 def folder_source(root: Path, images: list[bytes]) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from runner.progress import ProgressDisplay, duration
 from runner.tracking.suites import CollectionTracker
 
 if TYPE_CHECKING:
-    from benchmarks.cost.forecast import CostForecast
+    from benchmarks.suites.cost import CostModel
 
 
 class SweepProgress:
@@ -32,7 +33,7 @@ class SweepProgress:
         self.settings = settings
         self._tracker, self._trace = tracker, trace
         self._sweep: Sweep | None = None
-        self._forecast: CostForecast | None = None
+        self._forecast: CostModel | None = None
         self._at_once = 1
         self._began = time.monotonic()
         self._jobs: dict[str, tuple[Job, float, str]] = {}
@@ -42,7 +43,7 @@ class SweepProgress:
         self._display = ProgressDisplay("configurations", 0, unit="done", timed=False)
         self._mail = BackgroundSender(tracker.update)
 
-    def follow(self, sweep: Sweep, forecast: CostForecast | None, at_once: int) -> None:
+    def follow(self, sweep: Sweep, forecast: CostModel | None, at_once: int) -> None:
         """Show how far `sweep` is from now on."""
         self._sweep, self._forecast, self._at_once = sweep, forecast, at_once
 
@@ -133,7 +134,8 @@ class SweepProgress:
             going = [max(0.0, costs[task] - (now - began)) for task, (_, began, _) in self._jobs.items()]
             mean = sum(costs.values()) / sum(len(job.pieces) for job, *_ in self._jobs.values())
             to_come = max(0, sweep.total - sweep.begun) * self._runs + sweep.queued
-            ends.append(self._forecast.remaining([*going, *[mean] * to_come], self._at_once))
+            left = self._forecast.remaining([*going, *[mean] * to_come], self._at_once)
+            ends += [left] if math.isfinite(left) else []
         return min(ends, default=None)
 
 

@@ -29,13 +29,11 @@ from benchmarks.studies.scaling.model import (
     A100,
     ETHERNET,
     H200,
-    VIT_B_16,
     Accelerator,
     Links,
     Parts,
     counted_parts,
     pays_up_to,
-    shapes_of,
     step_cost,
 )
 from benchmarks.studies.scaling.ranks import Group, Job, Way, started
@@ -237,17 +235,13 @@ def launched(method: str) -> int:
 
 def estimates(methods: Sequence[str], gpus: Sequence[Accelerator]) -> list[dict[str, Any]]:
     """The model's word for every method, GPU, global batch and number of classes, at 1 to 64 GPUs."""
-    from benchmarks.runtime.scaling import made_up
-
-    clip = shapes_of(VIT_B_16)
     found = []
     for method in methods:
         launches = launched(method)
         for classes in GPU_CLASSES:
-            built, _, _ = made_up(clip, method, classes, 1)
             for gpu in gpus:
                 for batch in GPU_BATCHES:
-                    parts = counted_parts(built, batch, gpu, launches)
+                    parts = counted_parts(method, classes, batch, gpu, launches)
                     # A global batch is dealt out evenly or not at all.
                     counts = tuple(ranks for ranks in GPU_RANKS if batch % ranks == 0)
                     costs = {ranks: step_cost(parts, gpu.links, ranks) for ranks in counts}

@@ -20,28 +20,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import torch
+from benchmarks.suites.cost import load_flops
 
-from benchmarks.cost.flops import image_work, logit_work, own_work, text_work
-from procap.clip import CLIP
-from procap.geometry import Geometry
-from procap.methods.method import Method
-
-VIT_B_16 = Geometry(
-    image_size=224,
-    patch_size=16,
-    vision_width=768,
-    vision_layers=12,
-    vision_heads=12,
-    text_width=512,
-    text_layers=12,
-    text_heads=8,
-    context_length=77,
-    vocab_size=49408,
-    embed_dim=512,
-    quick_gelu=True,
-)
 FLOAT = 4
+EMBEDDING = 512
+"""Width of the joint space of ViT-B/16."""
 GRADIENT_PASSES = 3
 """Parameters that a refinement reads forward, reads backward, and writes gradients of."""
 OPTIMIZER_BYTES = 28
@@ -178,31 +161,20 @@ A100 = Accelerator(
 )
 
 
-def shapes_of(geometry: Geometry) -> CLIP:
-    """A model whose weights were never written: only its shapes count."""
-    with torch.device("meta"):
-        clip = CLIP(geometry)
-    return clip.to_empty(device="cpu").requires_grad_(False)
-
-
-def counted_parts(method: Method, batch: int, gpu: Accelerator, launches: int) -> Parts:
-    """The parts of a step of `method` on `batch` images on one GPU, from counted operations and moved bytes."""
-    clip, prompts = method.clip, method.prompts
-    image_plan, text_plan = method.plans(prompts)
-    classes, embedding = len(prompts.ids), clip.geometry.embed_dim
-    image = image_work(clip.geometry, image_plan, batch, clip.savings, train=True)
-    text = text_work(clip.geometry, prompts.tokenized, text_plan, clip.savings, train=True)
-    alike = own_work(method, batch, classes, train=True) + logit_work(method, batch, classes, train=True)
-    learnables = sum(parameter.numel() for parameter in method.parameters())
+def counted_parts(method: str, classes: int, batch: int, gpu: Accelerator, launches: int) -> Parts:
+    """The parts of a step of `method` with ViT-B/16 on `batch` images on one GPU, from counted operations."""
+    counted = load_flops()["ViT-B-16"][method]
+    constant, image, text, pairs = counted["step"]
+    learnables = counted["learnables"]
     moved = learnables * (GRADIENT_PASSES * FLOAT + OPTIMIZER_BYTES)
     rate = gpu.flops * gpu.reached
     return Parts(
         classes=classes,
-        image=image.total / rate,
-        text=text.total / rate,
-        every=alike.total / rate + moved / (gpu.memory * gpu.memory_reached),
-        features=FLOAT * batch * embedding,
-        class_features=FLOAT * classes * embedding,
+        image=image * batch / rate,
+        text=text * classes / rate,
+        every=(constant + pairs * batch * classes) / rate + moved / (gpu.memory * gpu.memory_reached),
+        features=FLOAT * batch * EMBEDDING,
+        class_features=FLOAT * classes * EMBEDDING,
         gradients=FLOAT * learnables,
         launched=launches * gpu.launch,
         replayed=launches * gpu.replay,

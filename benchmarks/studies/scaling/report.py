@@ -118,8 +118,8 @@ def _expected(report: dict[str, Any]) -> list[str]:
     ]
     return [
         "## Up to 64 GPUs: a model, not a measurement",
-        "No figure below was measured. `benchmarks/scaling/model.py` computes them from the operations that "
-        "`benchmarks.cost.flops` counts for ViT-B/16, with these assumptions:",
+        "No number below was measured. `benchmarks/studies/scaling/model.py` computes them from the operations counted "
+        "for ViT-B/16 (`benchmarks.runtime.flops`), with these assumptions:",
         "\n".join(assumptions),
         f"Milliseconds of a step and speed-up over one GPU, {first['name']}, classes dealt out:",
         _ranks_table(estimates, first["name"]),

@@ -1,1 +1,0 @@
-"""Audit of the arithmetic of the paper's printed tables."""

@@ -1,0 +1,400 @@
+"""Simulate the paper's Table 1 on clusters of several sizes: makespan, cost, and work lost when nodes fail.
+
+    python -m benchmarks.studies.cluster_simulation                          1 to 512 GPUs
+    python -m benchmarks.studies.cluster_simulation --mtbf-hours 24          nodes that fail once a day
+    python -m benchmarks.studies.cluster_simulation --out docs/results       write cluster.md, .json, .png and .pdf
+
+Discrete events: runs start in the order of the list, each as soon as a GPU is free. Nodes fail on their own after
+exponential times and are replaced. A run on a failed node returns to its place in the list and restarts from its last
+checkpoint; an evaluation restarts from its beginning. Durations come from `benchmarks.suites.cost`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.results.profiles import PAPER
+from benchmarks.suites import suite_named
+from benchmarks.suites.cost import CLUSTER_SIZES, START_SECONDS, CostModel, Machine
+from benchmarks.tables.pipes import pipes
+from procap.errors import UsageError, UserError
+from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.progress import duration
+from runner.results import write_bytes, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TABLE = suite_named("base-to-novel")
+A100_PUBLISHED_PACE = 7.73e12
+"""Operations per second: counted operations of a step over the seconds of the paper's runtime.csv, median of four."""
+FAILING_HOURS = (24.0, 168.0, 1000.0)
+COLOURS = ("#0072b2", "#d55e00")
+START = START_SECONDS["cuda"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seconds of `training`, which saves checkpoints, of `evaluations`, which do not, and of every `start`."""
+
+    training: float
+    evaluations: tuple[float, ...] = ()
+    start: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of work, the start left out."""
+        return self.training + sum(self.evaluations)
+
+    def saved(self, worked: float, checkpoint: float) -> float:
+        """Seconds of work that survive when the run is lost after `worked` seconds of it in all."""
+        if worked < self.training:
+            return math.floor(worked / checkpoint) * checkpoint
+        saved = self.training
+        for evaluation in self.evaluations:
+            if saved + evaluation > worked:
+                break
+            saved += evaluation
+        return saved
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The cluster; seconds, but for `mtbf_hours`, after which a node fails on average (None: never).
+
+    checkpoint: between checkpoints of a training. notice: until a lost node is noticed. replace: until another node has
+    taken its place.
+    """
+
+    per_node: int = 8
+    mtbf_hours: float | None = 6000.0
+    checkpoint: float = 30.0
+    notice: float = 30.0
+    replace: float = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One simulation. Seconds of GPUs: `useful` work, `lost` work, `starting`; floor: no schedule ends earlier."""
+
+    gpus: int
+    makespan: float
+    useful: float
+    lost: float
+    starting: float
+    failures: int
+    interrupted: int
+    floor: float
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all GPUs until the last run has ended, busy or not."""
+        return self.gpus * self.makespan / 3600
+
+    @property
+    def utilization(self) -> float:
+        return self.useful / (self.gpus * self.makespan) if self.makespan else 1.0
+
+
+def simulate(runs: Sequence[Run], gpus: int, given: Conditions, seed: int = 0) -> Outcome:
+    """Carry out `runs` on `gpus` GPUs. Raises UsageError where nodes fail before any run can save something."""
+    _refuse_endless(runs, given)
+    draw = random.Random(seed)
+    sizes = {node: min(given.per_node, gpus - first) for node, first in enumerate(range(0, gpus, given.per_node))}
+    free, waiting = dict(sizes), list(range(len(runs)))
+    saved = [0.0] * len(runs)
+    attempts: dict[int, tuple[int, int, float]] = {}
+    events: list[tuple[float, int, str]] = []
+    now, left, started, failures, interrupted, lost, starting = 0.0, len(runs), 0, 0, 0, 0.0, 0.0
+
+    def plan_failure(node: int) -> None:
+        if given.mtbf_hours is not None:
+            heapq.heappush(events, (now + draw.expovariate(1 / (3600 * given.mtbf_hours)), node, "fail"))
+
+    for node in sizes:
+        plan_failure(node)
+    while True:
+        for node in free:
+            while free[node] and waiting:
+                run = waiting.pop(0)
+                free[node] -= 1
+                started += 1
+                works_from = now + runs[run].start
+                attempts[started] = (run, node, works_from)
+                heapq.heappush(events, (works_from + runs[run].seconds - saved[run], started, "end"))
+        if not left:
+            break
+        now, number, kind = heapq.heappop(events)
+        if kind == "end" and number in attempts:
+            run, node, _ = attempts.pop(number)
+            free[node] += 1
+            left -= 1
+            starting += runs[run].start
+        elif kind == "fail":
+            failures += 1
+            free.pop(number)
+            heapq.heappush(events, (now + given.replace, number, "replaced"))
+            for attempt in [attempt for attempt, (_, node, _) in attempts.items() if node == number]:
+                run, _, works_from = attempts.pop(attempt)
+                interrupted += 1
+                starting += min(runs[run].start, max(0.0, now - works_from + runs[run].start))
+                worked = saved[run] + max(0.0, now - works_from)
+                kept = max(saved[run], runs[run].saved(worked, given.checkpoint))
+                lost, saved[run] = lost + worked - kept, kept
+                heapq.heappush(events, (now + given.notice, run, "notice"))
+        elif kind == "replaced":
+            free[number] = sizes[number]
+            plan_failure(number)
+        elif kind == "notice":
+            waiting = sorted([*waiting, number])
+    useful = sum(run.seconds for run in runs)
+    evenly = (useful + sum(run.start for run in runs)) / gpus
+    floor = max([evenly, *(run.seconds + run.start for run in runs)])
+    return Outcome(gpus, now, useful, lost, starting, failures, interrupted, floor)
+
+
+def _refuse_endless(runs: Sequence[Run], given: Conditions) -> None:
+    least = max(
+        (run.start + max(min(run.training, given.checkpoint), *run.evaluations, 0.0) for run in runs), default=0
+    )
+    if given.mtbf_hours is not None and 3600 * given.mtbf_hours < least:
+        raise UsageError(
+            f"nodes that fail every {given.mtbf_hours:g} hours never finish a run that needs {duration(least)} without "
+            f"a failure; {math.ceil(least / 36) / 100:g} hours at least"
+        )
+
+
+class PublishedA100(Machine):
+    """An A100 at the pace of the paper's own code."""
+
+    def pace(self, precision: str) -> float:
+        return A100_PUBLISHED_PACE
+
+
+def machines() -> dict[str, Machine]:
+    """The two assumptions between which a GPU is expected, by the words of the report."""
+    return {
+        "H200, assumed: 40% of its 989 TFLOP/s reached": Machine("H200", "cuda"),
+        f"A100, published: {A100_PUBLISHED_PACE / 1e12:.1f} TFLOP/s by the paper's training seconds": PublishedA100(
+            "A100", "cuda"
+        ),
+    }
+
+
+def table_one() -> list[RunConfig]:
+    """Every run of the paper's Table 1, each method by its published recipe."""
+    return [
+        plan_run(method=method, dataset=dataset, seed=seed, backbone="ViT-B-16", precision="bf16")
+        for dataset in PAPER.datasets
+        for method in TABLE.methods
+        for seed in TABLE.seeds
+    ]
+
+
+def runs_of(configs: Sequence[RunConfig], machine: Machine, start: float) -> list[Run]:
+    """Durations of `configs`, tested on base and novel classes."""
+    nowhere = Path("/nonexistent")
+    model = CostModel(RuntimeConfig(nowhere, nowhere), machine)
+    base = model.work(configs[0], [], trained=1.0)
+    found = []
+    for config in configs:
+        targets = [Target(config.dataset, half) for half in ("base", "novel")]
+        evaluations = tuple(model.work(config, [target], trained=1.0) - base for target in targets)
+        found.append(Run(model.work(config, []) - base, evaluations, start))
+    return found
+
+
+def study(flags: argparse.Namespace) -> dict[str, Any]:
+    """Simulate everything; plain JSON. Raises UsageError for unusable flags."""
+    sizes = _sizes(flags)
+    given = Conditions(flags.gpus_per_node, flags.mtbf_hours or None, replace=flags.replace)
+    hours = sorted({*FAILING_HOURS, *([given.mtbf_hours] if given.mtbf_hours else [])})
+    cases = []
+    for name, machine in machines().items():
+        configs = table_one()
+        runs = runs_of(configs, machine, flags.start)
+        lengths: dict[str, dict[str, float]] = {}
+        for config, run in zip(configs, runs, strict=True):
+            lengths.setdefault(config.method, {})[config.dataset] = run.seconds + run.start
+        runs.sort(key=lambda run: -run.seconds)
+        failing = [
+            {"mtbf_hours": one} | _row(runs, size, replace(given, mtbf_hours=one), flags)
+            for size in sorted({min(8, sizes[-1]), sizes[-1]})
+            for one in hours
+        ]
+        cases.append(
+            {
+                "name": name,
+                "runs": len(runs),
+                "gpu_hours": sum(run.seconds + run.start for run in runs) / 3600,
+                "lengths": lengths,
+                "sizes": [_row(runs, size, given, flags) for size in sizes],
+                "failing": failing,
+            }
+        )
+    command = " ".join(["python -m benchmarks.studies.cluster_simulation", *flags.arguments])
+    conditions = {"start": flags.start, **asdict(given)}
+    return {"command": command, "conditions": conditions, "price": flags.price, "seeds": flags.seeds, "cases": cases}
+
+
+def _row(runs: Sequence[Run], gpus: int, given: Conditions, flags: argparse.Namespace) -> dict[str, Any]:
+    """Means over the seeds; one simulation is enough where nothing fails."""
+    seeds = flags.seeds if given.mtbf_hours is not None else 1
+    outcomes = [simulate(runs, gpus, given, seed) for seed in range(seeds)]
+    spans = [one.makespan for one in outcomes]
+    hours = statistics.fmean(one.gpu_hours for one in outcomes)
+    return {
+        "gpus": gpus,
+        "seconds": statistics.fmean(spans),
+        "deviation": statistics.stdev(spans) if len(spans) > 1 else 0.0,
+        "highest": max(spans),
+        "floor": outcomes[0].floor,
+        "gpu_hours": hours,
+        "cost": hours * flags.price,
+        "utilization": statistics.fmean(one.utilization for one in outcomes),
+        "failures": statistics.fmean(one.failures for one in outcomes),
+        "interrupted": statistics.fmean(one.interrupted for one in outcomes),
+        "lost_gpu_seconds": statistics.fmean(one.lost for one in outcomes),
+    }
+
+
+def _sizes(flags: argparse.Namespace) -> list[int]:
+    try:
+        sizes = sorted({int(one) for one in flags.gpus.split(",")})
+    except ValueError:
+        raise UsageError(f"--gpus {flags.gpus}: numbers with commas between, as in 1,8,64") from None
+    for name, value in {"--gpus": sizes[0], "--gpus-per-node": flags.gpus_per_node, "--seeds": flags.seeds}.items():
+        if value < 1:
+            raise UsageError(f"{name} {value}: at least 1 is needed")
+    for name in ("mtbf_hours", "replace", "start", "price"):
+        if not 0 <= getattr(flags, name) < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} {getattr(flags, name):g}: a number from 0 is needed")
+    return sizes
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    given, cases = report["conditions"], report["cases"]
+    mtbf = f"every {given['mtbf_hours']:,.0f} hours" if given["mtbf_hours"] else "never"
+    parts = [
+        f"# The paper's Table 1 on {cases[0]['sizes'][0]['gpus']} to {cases[0]['sizes'][-1]['gpus']} GPUs: "
+        "a simulation, not a measurement",
+        f"{cases[0]['runs']} runs: {len(PAPER.datasets)} data sets x {', '.join(TABLE.methods)} x seeds "
+        f"{', '.join(map(str, TABLE.seeds))}, ViT-B/16, bf16, 16 shots of the base classes, tested on base and novel. "
+        "NO GPU WAS MEASURED: operations are counted, their pace is assumed.",
+        f"    {report['command']}",
+        f"- means of {report['seeds']} simulations; floor: work and starts evenly over the GPUs, or the longest run.\n"
+        f"- assumed: {given['start']:g} s from the start of an attempt to its first step; a node of "
+        f"{given['per_node']} GPUs fails {mtbf}, is noticed after {given['notice']:g} s and replaced after "
+        f"{given['replace']:g} s; a training is saved every {given['checkpoint']:g} s, an evaluation not at all. "
+        "(Llama 3's training lost 419 times a part of 16,384 GPUs in 54 days: 6,300 hours for each 8.)\n"
+        f"- all GPUs are paid until the last run has ended, {report['price']:g} an hour: a number to multiply, "
+        "no offer.",
+    ]
+    for case in cases:
+        sizes = [
+            [
+                str(row["gpus"]),
+                duration(row["seconds"]),
+                duration(row["floor"]),
+                f"{row['gpu_hours']:.1f}",
+                f"{row['cost']:,.0f}",
+                f"{row['utilization']:.0%}",
+            ]
+            for row in case["sizes"]
+        ]
+        failing = [
+            [
+                str(row["gpus"]),
+                f"{row['mtbf_hours']:,.0f}",
+                f"{duration(row['seconds'])} ± {duration(row['deviation'])}",
+                f"{row['failures']:.2f}",
+                f"{row['interrupted']:.2f}",
+                f"{row['lost_gpu_seconds'] / 60:.1f}",
+            ]
+            for row in case["failing"]
+        ]
+        lengths = [[name, *(f"{found[one]:,.0f}" for one in PAPER.datasets)] for name, found in case["lengths"].items()]
+        parts += [
+            f"## {case['name']}: {case['gpu_hours']:.1f} GPU-hours of work and starts",
+            pipes(("GPUs", "makespan", "floor", "GPU-hours", "cost", "used"), sizes, left=0),
+            "Seconds of a run, its start included:",
+            pipes(("", *PAPER.datasets), lengths, left=1),
+            "When nodes fail more often:",
+            pipes(
+                ("GPUs", "node MTBF, h", "makespan", "nodes lost", "runs interrupted", "GPU-minutes lost"),
+                failing,
+                left=0,
+            ),
+        ]
+    return "\n\n".join([*parts, "![makespan over GPUs](cluster.png)"]) + "\n"
+
+
+def draw_makespans(report: dict[str, Any]) -> Figure:
+    """Plot makespan over GPUs with its floor, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    from benchmarks.plots import INK, grid
+
+    figure = Figure(figsize=(6.8, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    for case, colour, marker in zip(report["cases"], COLOURS, "os", strict=True):
+        sizes = [row["gpus"] for row in case["sizes"]]
+        name = case["name"].partition(":")[0]
+        minutes = {key: [row[key] / 60 for row in case["sizes"]] for key in ("seconds", "floor")}
+        axes.plot(sizes, minutes["seconds"], marker, color=colour, markersize=6, label=f"{name}: simulated")
+        axes.plot(sizes, minutes["floor"], "--", color=colour, linewidth=1.2, label=f"{name}: floor")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("makespan, minutes")
+    axes.set_title("Table 1 of the paper, simulated", loc="left", color=INK, fontsize=12)
+    grid(axes, "both")
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, simulate, print tables; with --out write them with a figure and the numbers."""
+    parser = argparse.ArgumentParser(description="Simulate the paper's Table 1 on clusters of several sizes.")
+    parser.add_argument("--gpus", default=",".join(map(str, CLUSTER_SIZES)))
+    parser.add_argument("--gpus-per-node", type=int, default=8)
+    parser.add_argument("--mtbf-hours", type=float, default=6000.0, help="of a node; 0: nodes never fail")
+    parser.add_argument("--replace", type=float, default=600.0, help="seconds until a lost node is replaced")
+    parser.add_argument("--start", type=float, default=START, help="seconds of every attempt before it works")
+    parser.add_argument("--price", type=float, default=4.0, help="of a GPU's hour, in any currency")
+    parser.add_argument("--seeds", type=int, default=100, help="simulations of each case")
+    parser.add_argument("--out", type=Path, help="folder of cluster.md, cluster.json and the figure")
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON on stdout")
+    flags = parser.parse_args(arguments)
+    flags.arguments = [word for word in (sys.argv[1:] if arguments is None else arguments) if word != "--json"]
+    try:
+        report = study(flags)
+        if flags.out:
+            from benchmarks.plots import save_figures
+
+            write_json(flags.out / "cluster.json", report)
+            write_bytes(flags.out / "cluster.md", format_report(report).encode())
+            save_figures(flags.out, {"cluster": lambda: draw_makespans(report)})
+    except UserError as error:
+        print(f"procap: {error}", file=sys.stderr)
+        return error.exit_code
+    print(format_report(report))
+    if flags.json:
+        print(json.dumps(report, allow_nan=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""A simulated cluster of GPUs: makespan and cost of lists of runs, from measured and guessed times."""

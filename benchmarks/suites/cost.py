@@ -1,0 +1,279 @@
+"""Estimate how long runs take: for `--dry-run`, for the order of jobs, and for the time left in progress bars.
+
+An estimate is the work of a run (counted operations over an assumed pace, plus decoding) times the median ratio of
+measured to estimated seconds of finished runs with the same method, backbone and device. A method without finished
+runs takes the ratio of the others on its backbone. A method without counted operations and without finished runs is
+unknown (infinite seconds).
+
+Operations come from `flops.json`, which `python -m benchmarks.runtime.flops` counts with torch's FlopCounterMode.
+Reading it needs no torch, so plans stay fast. Shapes: B images, C classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cluster.job import Job, RunSpec
+from cluster.ray_cluster import Node
+from procap.errors import UserError
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.progress import duration
+from runner.results import RunFolder, find_runs
+from shards.errors import DataError
+
+FLOPS_FILE = Path(__file__).with_name("flops.json")
+STAND_IN = "maple"
+"""Whose operations scale the finished runs of a method that was never counted."""
+
+# Assumptions, used until runs have finished on the device.
+CPU_PACE = 5e10
+GPU_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+"""Dense bfloat16 operations per second, by the data sheets."""
+GPU_SHARE = 0.4
+"""Of the peak that a training reaches."""
+FP32_SHARE = 1 / 15
+"""Of the bfloat16 peak that float32 reaches without TF32."""
+GPU_STEP_SECONDS = 2e-3
+"""The least that a recorded step takes: about a thousand kernels that follow each other at 2 us."""
+START_SECONDS = {"cpu": 1.0, "cuda": 20.0}
+"""Until the first step: loading weights, and on a GPU compiling and recording."""
+DECODE_SECONDS = {"photograph": 4.5e-3, "generated": 2.5e-4}
+"""Of one core for one image (docs/results/loader.md); a cached image of a later epoch takes a third."""
+DECODE_THREADS = 12
+"""That decode beside a GPU."""
+MAX_FINISHED_RUNS = 400
+CLUSTER_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device that runs are carried out on."""
+
+    name: str
+    device: Literal["cpu", "cuda"]
+
+    def pace(self, precision: str) -> float:
+        """Assumed operations per second; an unlisted GPU counts as the slowest one listed."""
+        if self.device == "cpu":
+            return CPU_PACE
+        peak = next((peak for gpu, peak in GPU_PEAKS.items() if gpu in self.name), min(GPU_PEAKS.values()))
+        return peak * GPU_SHARE * (FP32_SHARE if precision == "fp32" else 1.0)
+
+
+def find_machine(device: str = "auto") -> Machine:
+    """This machine's first GPU, or else its processor; found without torch."""
+    from runner.environment import cpu_name
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() not in ("", "-1")
+    if visible and not device.startswith("cpu"):
+        # Without a driver, or without the library, there is no GPU to train on either.
+        with suppress(Exception):
+            import pynvml
+
+            pynvml.nvmlInit()
+            return Machine(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)), "cuda")
+    return Machine(cpu_name(), "cpu")
+
+
+@functools.cache
+def load_flops() -> dict[str, dict[str, dict[str, Any]]]:
+    """Counted operations by backbone and method: `step` and `eval` are [1, B, C, B C] coefficients."""
+    return json.loads(FLOPS_FILE.read_text(encoding="utf-8"))
+
+
+def flops(coefficients: Sequence[float], images: float, classes: int) -> float:
+    """Operations on `images` images and `classes` classes."""
+    terms = (1.0, images, classes, images * classes)
+    return sum(coefficient * term for coefficient, term in zip(coefficients, terms, strict=True))
+
+
+class CostModel:
+    """Estimates seconds of runs on one machine; implements `cluster.job_progress.Forecast`."""
+
+    def __init__(self, runtime: RuntimeConfig, machine: Machine, *, processes: int = 1, force: bool = False) -> None:
+        """Learn from the newest finished runs below `runtime.results` that were trained on such a machine.
+
+        processes: train one run together, which divides its steps and images evenly. force: finished work is repeated.
+        """
+        self.runtime, self.machine, self.processes, self.force = runtime, machine, processes, force
+        self._ratios: dict[tuple[str, str], list[float]] = {}
+        self._first: dict[str, list[float]] = {}
+        newest = sorted((folder.train_file for folder in find_runs(runtime.results)), key=_age)[:MAX_FINISHED_RUNS]
+        for file in newest:
+            # An unreadable run is no example; the command that needs it reports the error.
+            with suppress(OSError, ValueError, KeyError, TypeError, UserError, DataError):
+                self._learn_from_file(file)
+
+    def seconds(self, job: Job) -> float:
+        """Seconds of what was left of `job` at the first call; infinite where nothing is known of a run."""
+        if job.name not in self._first:
+            self._first[job.name] = [self._work_left(run) for run in job.pieces]
+        pairs = zip(job.pieces, self._first[job.name], strict=True)
+        return sum(self._ratio(run.config) * work if work else 0.0 for run, work in pairs)
+
+    def learn(self, job: Job, taken: float) -> None:
+        """Correct later estimates by a job that did in `taken` seconds all that was left of it."""
+        self.seconds(job)
+        if len(job.pieces) == 1:
+            self._add(job.pieces[0].config, self._first[job.name][0], taken)
+
+    def remaining(self, left: Iterable[float], at_once: int) -> float:
+        return makespan(left, max(1, at_once))
+
+    def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
+        """The order in which greedy packing ends earliest."""
+        return sorted(jobs, key=self.seconds, reverse=True)
+
+    def basis(self, config: RunConfig) -> str:
+        """Describe what the estimate of a run rests on."""
+        own = len(self._ratios.get((config.method, config.backbone), []))
+        others = sum(len(ratios) for (_, backbone), ratios in self._ratios.items() if backbone == config.backbone)
+        if own:
+            return f"median of {own} finished {config.method} runs"
+        if not _is_counted(config):
+            return f"unknown: {config.method} on {config.backbone} has no finished runs and no counted operations"
+        if others:
+            return f"median of {others} finished runs of other methods"
+        return f"assumed: {self.machine.pace(config.precision) / 1e12:.3g} TFLOP/s"
+
+    def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
+        """Uncorrected seconds of a run and its evaluations; `trained`: share of the training that is done.
+
+        Raises DataUsageError for an unknown data set.
+        """
+        counts = load_flops().get(config.backbone, load_flops()["ViT-B-16"])
+        counted, pace = counts.get(config.method, counts[STAND_IN]), self.machine.pace(config.precision)
+        on_gpu = self.machine.device == "cuda"
+        seconds = START_SECONDS[self.machine.device]
+        if trained < 1 and config.recipe.epochs:
+            classes, images, decode = self._split(config.dataset, config.classes, "train")
+            images = min(images, config.shots * classes) if config.shots else images
+            batch, epochs = config.recipe.batch_size, config.recipe.epochs * (1 - trained)
+            step = flops(counted["step"], min(batch, images), classes) / pace / self.processes
+            steps = epochs * max(1, round(images) // batch)
+            # A GPU crops the cached images of later epochs itself.
+            again = images * decode / DECODE_THREADS if on_gpu else images * decode * (1 + epochs / 3)
+            seconds += steps * max(step, GPU_STEP_SECONDS if on_gpu else 0.0) + again
+        for target in targets:
+            classes, images, decode = self._split(target.dataset, target.classes, target.split)
+            images = images if self.runtime.limit is None else min(images, self.runtime.limit)
+            encode = flops(counted["eval"], images, classes) / pace
+            # Threads decode while a GPU computes; a processor does one after the other.
+            both = max(encode, images * decode / DECODE_THREADS) if on_gpu else encode + images * decode
+            seconds += both / self.processes
+        return seconds
+
+    def _work_left(self, run: RunSpec) -> float:
+        """Uncorrected seconds; 0 where everything is there, infinite where the data set is unknown."""
+        targets, trained = [Target.recorded(target) for target in run.targets], 0.0
+        folder = RunFolder(self.runtime.results / run.config.path)
+        with suppress(UserError, DataError):
+            if not self.force and (training := folder.train()):
+                found = [folder.evaluation(target) for target in targets]
+                pairs = zip(targets, found, strict=True)
+                trained = 1.0
+                targets = [one for one, known in pairs if not (known and known.answers(training, self.runtime.limit))]
+            elif not self.force and (progress := folder.progress()) and progress.steps:
+                trained = progress.step / progress.steps
+        if trained == 1 and not targets:
+            return 0.0
+        try:
+            return self.work(run.config, targets, trained=trained)
+        except DataError:
+            return math.inf
+
+    def _ratio(self, config: RunConfig) -> float:
+        """Median of measured over estimated seconds of like runs."""
+        own = self._ratios.get((config.method, config.backbone), [])
+        if not own and not _is_counted(config):
+            return math.inf
+        others = (found for (_, backbone), found in self._ratios.items() if backbone == config.backbone)
+        alike = own or list(itertools.chain(*others))
+        return statistics.median(alike) if alike else 1.0
+
+    def _add(self, config: RunConfig, work: float, taken: float) -> None:
+        if 0 < work < math.inf and taken > 0:
+            self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
+
+    def _learn_from_file(self, train: Path) -> None:
+        done = json.loads(train.read_bytes())
+        environment = done["environment"]
+        name = environment["cpu"]["name"] if environment.get("gpu") is None else environment["gpu"]
+        if done.get("ranks") or name != self.machine.name:
+            return
+        config = RunConfig.model_validate_json((train.parent / "config.json").read_bytes())
+        evaluations = [json.loads(file.read_bytes()) for file in (train.parent / "eval").glob("*.json")]
+        work = self.work(config, [Target.recorded(one["target"]) for one in evaluations])
+        # The start of a run is not part of its recorded seconds.
+        taken = done["seconds"] + sum(one["seconds"] for one in evaluations) + START_SECONDS[self.machine.device]
+        self._add(config, work, taken)
+
+    def _split(self, dataset: str, classes: str, split: str) -> tuple[int, float, float]:
+        """Classes, images, and seconds that one core takes to decode an image."""
+        from shards.fewshot import select_labels
+        from shards.resolve import known
+
+        found = known(dataset, self.runtime.data)
+        chosen = len(select_labels(range(found.classes), classes))
+        kind = "photograph" if found.source in ("folder", "packed") else "generated"
+        return chosen, found.counts.get(split, 0) * chosen / found.classes, DECODE_SECONDS[kind]
+
+
+def cost_model(nodes: Sequence[Node], runtime: RuntimeConfig, *, processes: int = 1) -> CostModel:
+    """The cost model of runs on `nodes`, or without any on this machine."""
+    gpu = next((node.accelerator for node in nodes if node.gpus), None)
+    machine = find_machine(runtime.device) if gpu is None else Machine(gpu, "cuda")
+    return CostModel(runtime, machine, processes=processes)
+
+
+def describe_forecast(model: CostModel, jobs: Sequence[Job], *, price: float | None = None) -> list[str]:
+    """Lines for a plan: wall time, GPU-hours and cost of `jobs` on clusters of 1 to 512 GPUs, packed greedily.
+
+    price: of one GPU's (or machine's) hour, idle or not.
+    """
+    seconds = sorted((model.seconds(job) for job in jobs), reverse=True)
+    unit = "GPU" if model.machine.device == "cuda" else "machine"
+    bases = dict.fromkeys(model.basis(run.config) for job in jobs for run in job.pieces)
+    start = START_SECONDS[model.machine.device]
+    lines = [f"On {model.machine.name} ({'; '.join(bases)}), a run starts in {start:g} s:"]
+    if not math.isfinite(sum(seconds)):
+        return [*lines, "unknown"]
+    for size in CLUSTER_SIZES:
+        groups = size // model.processes
+        if groups and (groups == 1 or groups // 2 < len(seconds)):
+            wall = makespan(seconds, groups)
+            hours = wall * size / 3600
+            cost = "" if price is None else f", costs {price * hours:,.2f}"
+            spent = f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+            lines.append(f"{size:>4} {unit}{'s' * (size > 1)}: {duration(wall)}, {spent} {unit}-hours{cost}")
+    return lines
+
+
+def makespan(seconds: Iterable[float], slots: int) -> float:
+    """When the last of some jobs ends, begun in the order given, each as soon as one of `slots` is free."""
+    free = [0.0] * slots
+    for one in seconds:
+        heapq.heapreplace(free, free[0] + one)
+    return max(free)
+
+
+def _is_counted(config: RunConfig) -> bool:
+    counts: Mapping[str, Any] = load_flops().get(config.backbone, {})
+    return config.method in counts
+
+
+def _age(file: Path) -> float:
+    with suppress(OSError):
+        return -file.stat().st_mtime
+    return math.inf
