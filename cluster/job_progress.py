@@ -14,7 +14,7 @@ from cluster.job import Job, Report
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay, duration
-from runner.results_store import ResultsStore
+from runner.remote_results import RemoteResults
 from shards.errors import DataError
 
 
@@ -123,7 +123,7 @@ class JobProgress:
         # What the runs have put behind a URL has to be here before it can be sent on.
         for run in runs:
             with suppress(UserError, DataError):
-                ResultsStore.of(self._tracker.place).pull(run)
+                RemoteResults.of(self._tracker.place).pull_run(run)
         self._tracker.update(runs, figures)
 
     def _show(self) -> None:

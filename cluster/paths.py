@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.config import RuntimeConfig
-from runner.results_store import results_root
+from runner.remote_results import results_root
 from shards.home import cache_home, data_root
 from shards.urls import is_url
 

@@ -24,8 +24,8 @@ from cluster.tune_runner import Search, run_trials
 from cluster.work import Work, attempt, score
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
+from runner.remote_results import RemoteResults
 from runner.results import RunFolder
-from runner.results_store import ResultsStore
 from runner.stop_signals import Interrupted
 from shards.errors import DataError
 
@@ -77,7 +77,7 @@ class Sweep:
         self.records = folder.trials()
         self.stopped: set[str] = set()
         """Trials that the scheduler has stopped."""
-        self._store = ResultsStore.of(place)
+        self._store = RemoteResults.of(place)
         self._proposer = proposer_for(settings)
         self._chosen = {digest for digest, record in self.records.items() if is_over(settings, record)}
         self._again = deque(digest for digest in self.records if digest not in self._chosen)
@@ -194,7 +194,7 @@ class Sweep:
         self.audience.over(self.records[digest], config["task"], job, report)
         with _at_leisure():
             for piece in job.pieces:
-                self._store.pull(piece.config.path, weights=False)
+                self._store.pull_run(piece.config.path, weights=False)
         if report.state in ("running", "waiting"):
             if trial in self.stopped:
                 curve = self.records[digest].curve
@@ -267,7 +267,7 @@ class Sweep:
 
     def _push(self) -> None:
         with _at_leisure():
-            self._store.push_tree(f"{SWEEPS}/{self.settings.name}")
+            self._store.push_all(f"{SWEEPS}/{self.settings.name}")
 
     def _write(self, digest: str, record: TrialRecord) -> None:
         self.records[digest] = record

@@ -9,13 +9,12 @@ from typing import Any, NoReturn
 
 from procap.errors import UserError
 from runner.checkpoint import StateKeeper, TrainState
-from runner.checkpoint_upload import CheckpointUploader
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.engines import make_engine
 from runner.meters import Meter
+from runner.remote_results import CheckpointUploader, RemoteResults
 from runner.results import Progress, RunFolder, RunStatus, write_json
-from runner.results_store import ResultsStore
 from runner.setup import Setup
 from runner.stop_signals import interrupted
 
@@ -51,7 +50,7 @@ class Checkpointer:
             "manifest_digest": card.manifest_digest,
         }
         self.keeper = StateKeeper(folder.state, identity)
-        self.courier = CheckpointUploader(ResultsStore.of(runtime), config.path)
+        self.uploader = CheckpointUploader(RemoteResults.of(runtime), config.path)
         self.state = TrainState()
         self._saved_at: tuple[int, int] | None = None
         self._saved = time.monotonic()
@@ -91,7 +90,7 @@ class Checkpointer:
         self._cost = self._saved - began
         if self.group.ranks.first:
             with self.meter.phase("checkpoint", rated=False):
-                self.courier.offer()
+                self.uploader.offer()
 
     @property
     def _at(self) -> tuple[int, int]:

@@ -157,7 +157,7 @@ class RuntimeConfig:
     accelerate: what `runner.acceleration.Acceleration.of` reads.
     timeout: seconds that a process waits for others at most.
     engine: of `ENGINES`; zero_stage and deepspeed_json (a file merged into its configuration) are DeepSpeed's.
-    store: the URL that the folder `results` stands for on this machine, see `runner.results_store`.
+    store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
     """
 
     data: Path

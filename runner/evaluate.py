@@ -27,8 +27,8 @@ from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.inference import Inference
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
+from runner.remote_results import RemoteResults
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
-from runner.results_store import ResultsStore
 from runner.setup import autocast, check_content, label_space, load_backbone, make_method
 from runner.stop_signals import StopRequest, interrupted
 from runner.threads import fitting_threads
@@ -54,7 +54,7 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     group = group or ProcessGroup(ALONE)
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.first:
-        ResultsStore.of(runtime).pull(config.path)
+        RemoteResults.of(runtime).pull_run(config.path)
     training = _training(folder, group)
     file = folder.checkpoint_file
     data = prompts_bytes(file, training.checkpoint_sha256) if group.ranks.first else None
@@ -94,8 +94,8 @@ def evaluate(
     """
     group = group or ProcessGroup(ALONE)
     folder = RunFolder(runtime.results / config.path)
-    store = ResultsStore.of(runtime) if group.ranks.first else ResultsStore(None, runtime.results)
-    store.pull(config.path, weights=False)
+    store = RemoteResults.of(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
+    store.pull_run(config.path, weights=False)
     training = _training(folder, group)
     if group.ranks.first:
         folder.tidy()
@@ -109,20 +109,20 @@ def evaluate(
         )
     if known and not force and known.answers(training, runtime.limit):
         check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, runtime.data, "evaluate")
-        store.push(config.path)
+        store.push_run(config.path)
         return known
     with StopRequest() as stop:
         trained = trained or load_trained(config, runtime, group)
         found = _evaluate(config, target, runtime, trained, stop, group, anew=force)
         if group.ranks.first:
             write_json(folder.eval_file(target), found)
-            store.push(config.path)
+            store.push_run(config.path)
         result = group.broadcast_object(found)
         assert result is not None
         stop.check(f"evaluated {config.path} on {target}")
     if group.ranks.first:
         tracker_for(folder, runtime).close()
-        store.push(config.path)
+        store.push_run(config.path)
     return result
 
 

@@ -10,7 +10,6 @@ from typing import Any, overload
 from procap.errors import UserError
 from procap.recipe import learning_rate
 from runner.checkpoint import TrainState, check_finite, read_prompts, save_prompts
-from runner.checkpoint_upload import delivered
 from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
@@ -21,8 +20,8 @@ from runner.engine import Batch
 from runner.environment import environment, resolve_device
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
+from runner.remote_results import RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, RankUse, RunFolder, TrainResult, write_json
-from runner.results_store import ResultsStore
 from runner.setup import Setup, check_content, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import StopRequest
@@ -86,15 +85,15 @@ def train(
     group = group or ProcessGroup(ALONE)
     first = group.ranks.first
     folder = RunFolder(runtime.results / config.path)
-    store = ResultsStore.of(runtime) if first else ResultsStore(None, runtime.results)
+    store = RemoteResults.of(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
-        store.pull(config.path)
+        store.pull_run(config.path)
     if done := _known(config, runtime, folder, group, force):
         if first:
             folder.tidy()
-            store.push(config.path)
+            store.push_run(config.path)
         return done
-    with folder.locked() if first else nullcontext(), delivered(store, config.path, anew=force):
+    with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, anew=force):
         if force:
             if first:
                 folder.clear()

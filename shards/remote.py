@@ -132,17 +132,19 @@ def download(
     sha256: str | None = None,
     size: int | None = None,
     on_progress: Progress | None = None,
+    replace: bool = False,
 ) -> None:
-    """Download a file to `target`; it appears there whole and verified or not at all, and a valid one is kept.
+    """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
     Of several processes or threads of a machine one downloads and the others wait for it. A broken download begins
-    again, it is not continued. Raises DataError: missing, refused, unreachable, no space, or not of the given SHA-256
-    and size.
+    again, it is not continued.
+    replace: download again what exists.
+    Raises DataError: missing, refused, unreachable, no space, or not of the given SHA-256 and size.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(target.with_name(f".{target.name}.lock"), remove=True):
-            if _is_valid(target, sha256, size):
+            if not replace and _is_valid(target, sha256, size):
                 return
             # Unique, because file systems without locks admit several downloads at once.
             part = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")

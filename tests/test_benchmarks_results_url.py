@@ -17,7 +17,7 @@ from benchmarks.sweeps.table import commands
 from cluster.launcher import do_all
 from cluster.sweep import carry_out
 from procap.errors import UserError
-from runner.results_store import results_root
+from runner.remote_results import results_root
 from runner.stop_signals import Interrupted
 from shards.home import cache_home
 

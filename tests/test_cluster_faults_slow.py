@@ -20,8 +20,8 @@ from ray_nodes import REPOSITORY, Node
 from toy_shards import toy_source
 
 from cluster.node_probe import PACKAGES
+from runner.remote_results import results_root
 from runner.results import find_runs
-from runner.results_store import results_root
 from shards.catalogue import find
 from shards.pack import pack_source
 from shards.sources import builtin_source

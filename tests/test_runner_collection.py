@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, Status, read_collections, status_after, write_collection
 from runner.config import RuntimeConfig
+from runner.remote_results import RemoteResults
 from runner.results import RunFolder
-from runner.results_store import ResultsStore
 from runner.stop_signals import interrupted
 from runner.tracking.outbox import PARENT_TAG, sync
 from runner.tracking.parents import sync_collection
@@ -231,7 +231,7 @@ def test_who_goes_on_elsewhere_sends_nothing_again(
     def machine(name: str) -> tuple[RuntimeConfig, CollectionTracker]:
         results = tmp_path / name
         at = RuntimeConfig(results, results, tracking_uri=destination.uri, store=f"local://{tmp_path}/remote")
-        ResultsStore.of(at).pull_all(weights=True)
+        RemoteResults.of(at).pull_all(weights=True)
         return at, CollectionTracker(at, Collection(kind="suite", name="shared"))
 
     first, tracker = machine("first")
@@ -241,7 +241,7 @@ def test_who_goes_on_elsewhere_sends_nothing_again(
         try:
             tracker.LIVE_SECONDS = 0.0
             tracker.update([])
-            ResultsStore.of(first).push(run)
+            RemoteResults.of(first).push_run(run)
             if dies:
                 _die_at(dies, store)
             tracker.update([run])

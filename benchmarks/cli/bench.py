@@ -26,8 +26,8 @@ from procap.errors import UsageError, UserError
 from runner.collection import Status, status_after
 from runner.config import RuntimeConfig, Target
 from runner.environment import library_defaults
+from runner.remote_results import RemoteResults
 from runner.results import RunFolder
-from runner.results_store import ResultsStore
 from runner.tracking.suites import CollectionTracker
 
 GONE = "its results are not there now that all is done: were they removed, or is the folder not one for all nodes?"
@@ -63,7 +63,7 @@ def bench(
         if output.json:
             show_json(plan_of(list(targets), at, targets.__getitem__, force=doing.force))
         return code
-    store = ResultsStore.of(at)
+    store = RemoteResults.of(at)
     store.pull_all()
     left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
     title = plans[0].suite.title if name != ALL else plural(len(plans), "suite")
@@ -91,7 +91,7 @@ def bench(
     except BaseException as error:
         if trackers.begun:
             trackers.close(status_after(error))
-            store.push_left()
+            store.try_push_all()
         raise
     # Also what was noted of each run that MLflow has got.
     store.push_all()
@@ -204,12 +204,12 @@ def _carry_out(
 
 def _forget(jobs: Sequence[Job], at: RuntimeConfig) -> None:
     """Once, when all is ready, and not by the runs: one that is started again goes on, also with `--force`."""
-    store = ResultsStore.of(at)
+    store = RemoteResults.of(at)
     for job in jobs:
         for piece in job.pieces:
             folder = RunFolder(at.results / piece.config.path)
             with folder.locked():
-                store.clear(piece.config.path)
+                store.delete_run(piece.config.path)
                 folder.clear()
 
 

@@ -95,7 +95,7 @@ class RuntimeFlags:
 
     def results_root(self) -> tuple[Path, str | None]:
         """The folder of results, and the URL that it stands for, if any."""
-        from runner.results_store import results_root
+        from runner.remote_results import results_root
 
         return results_root(self.results, cache_home())
 

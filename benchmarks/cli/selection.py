@@ -229,11 +229,11 @@ def workplace(
 
 def results_at(given: str) -> Path:
     """The folder of the results that `--results` names; of a URL, with every document that is there."""
-    from runner.results_store import ResultsStore, results_root
+    from runner.remote_results import RemoteResults, results_root
     from shards.home import cache_home
 
     folder, url = results_root(given, cache_home())
-    ResultsStore(url, folder).pull_all()
+    RemoteResults(url, folder).pull_all()
     return folder
 
 

@@ -32,8 +32,8 @@ from runner.collection import Collection, status_after
 from runner.config import RunConfig, RuntimeConfig
 from runner.environment import library_defaults, resolve_device
 from runner.progress import duration
+from runner.remote_results import RemoteResults
 from runner.results import write_json
-from runner.results_store import ResultsStore
 from runner.tracking.suites import CollectionTracker
 from shards.errors import DataError
 
@@ -51,7 +51,7 @@ def sweep(asked: Asked, dry_run: bool, output: OutputFlags) -> int:
     at = workplace(asked.place, parallel=asked.parallel)
     settings = settings_of(asked, at.data)
     folder = SweepFolder.of(at.results, settings.name)
-    ResultsStore.of(at).pull_all()
+    RemoteResults.of(at).pull_all()
     folder.check(settings)
     check_values(settings, at.data)
     check_ways(_some_runs(settings, at), at, fleet.processes)
@@ -99,7 +99,7 @@ def _search(
                 carry_out(searched, places, room)
     except BaseException as error:
         progress.close(status_after(error), searched.records)
-        ResultsStore.of(at).push_left()
+        RemoteResults.of(at).try_push_all()
         raise
     failed = {digest: record for digest, record in searched.records.items() if record.state == "failed"}
     # When the time is up, some are left for the next attempt.
@@ -118,7 +118,7 @@ def _end(searched: Sweep, failed: Mapping[str, TrialRecord], asked: Asked, outpu
     write_json(searched.folder.path / "summary.json", document)
     drawn = draw_sweep(settings, records, searched.folder.path)
     # Also what was noted of each run that MLflow has got.
-    ResultsStore.of(searched.place).push_all()
+    RemoteResults.of(searched.place).push_all()
     if records:
         show(table(settings, records))
     if len(each := best_of_each(settings, records)) > 1:

@@ -13,7 +13,7 @@ from runner.environment import library_defaults
 
 if TYPE_CHECKING:
     from benchmarks.cli.ui import Wanted
-    from runner.results_store import ResultsStore
+    from runner.remote_results import RemoteResults
 
 
 def sync(results: str, tracking: str, output: OutputFlags) -> int:
@@ -26,7 +26,7 @@ def sync(results: str, tracking: str, output: OutputFlags) -> int:
 
         def told(run: str, sent: bool) -> None:
             note(f"{'sent' if sent else 'was there'}: {run}")
-            store.push(run, only=TRACKING)
+            store.push_run(run, only=TRACKING)
 
         summary = sync_all(store.local, tracking or None, on_run=told)
     for run, why in summary.failed:
@@ -81,13 +81,13 @@ def _counted(names: list[str]) -> str:
 
 
 @contextmanager
-def _results(given: str) -> Iterator[ResultsStore]:
+def _results(given: str) -> Iterator[RemoteResults]:
     """The results, up to date in their folder; what was noted there of what was sent is noted at their URL, if any."""
-    from runner.results_store import ResultsStore, results_root
+    from runner.remote_results import RemoteResults, results_root
     from shards.home import cache_home
 
     root, url = results_root(given, cache_home())
-    store = ResultsStore(url, root)
+    store = RemoteResults(url, root)
     # With the weights: a tracker keeps a copy of them.
     store.pull_all(weights=True)
     if not root.is_dir():
@@ -95,6 +95,6 @@ def _results(given: str) -> Iterator[ResultsStore]:
     try:
         yield store
     except BaseException:
-        store.push_left()
+        store.try_push_all()
         raise
     store.push_all()

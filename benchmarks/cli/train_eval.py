@@ -27,8 +27,8 @@ from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
+from runner.remote_results import RemoteResults
 from runner.results import EvalResult, RunFolder, TrainResult
-from runner.results_store import ResultsStore
 from runner.stop_signals import Interrupted
 from shards.errors import DataError
 from shards.home import features_root
@@ -229,7 +229,7 @@ def evaluate_all(
             todo = True
             if group is None or group.ranks.first:
                 folder = RunFolder(at.results / config.path)
-                ResultsStore.of(at).pull(config.path, weights=False)
+                RemoteResults.of(at).pull_run(config.path, weights=False)
                 _refuse_untrained(folder, trained_by)
                 known = None if force else folder.evaluation(target)
                 todo = known is None or known.limit not in (None, at.limit)
@@ -290,7 +290,7 @@ def _planned(
     places: Sequence[RuntimeConfig] = (),
 ) -> tuple[list[PlannedRun], dict[str, str], dict[str, str]]:
     """The runs, and the state of their data sets and weights."""
-    ResultsStore.of(at).pull_all()
+    RemoteResults.of(at).pull_all()
     pairs = zip(chosen, places or [at] * len(chosen), strict=True)
     runs = [planned for config, here in pairs for planned in plan([config], here, targets, force=force)]
     used = [run.config.dataset for run in runs if run.state != "finished"]
@@ -308,7 +308,7 @@ def _refuse_untrained(folder: RunFolder, trained_by: str) -> None:
 def _run_of(run: Path, at: RuntimeConfig) -> tuple[RunConfig, RuntimeConfig]:
     """The configuration of a run folder, given as a path or as its name below the results, and the place it lies in."""
     if at.store and not run.is_absolute():
-        ResultsStore.of(at).pull(run.as_posix())
+        RemoteResults.of(at).pull_run(run.as_posix())
     folder = next((f for f in (run.expanduser(), at.results / run) if (f / "config.json").exists()), None)
     if folder is None:
         hint = "list the runs with `procap ls runs --results FOLDER`"

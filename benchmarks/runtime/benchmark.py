@@ -172,7 +172,7 @@ def write(report: dict[str, Any], settings: Settings, place: RuntimeFlags) -> st
     from benchmarks.runtime.report import write_report
     from benchmarks.runtime.targets import targets
     from benchmarks.runtime.track import track
-    from runner.results_store import ResultsStore
+    from runner.remote_results import RemoteResults
 
     report["targets"] = [asdict(target) for target in targets(report)]
     results, store = place.results_root()
@@ -183,7 +183,7 @@ def write(report: dict[str, Any], settings: Settings, place: RuntimeFlags) -> st
     for figure in _figures(report, folder):
         note(f"figure: {figure}")
     track(report, folder, results, place.tracking)
-    ResultsStore(store, results).push_tree("runtime")
+    RemoteResults(store, results).push_all("runtime")
     return text
 
 

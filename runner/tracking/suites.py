@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, Status, write_collection
 from runner.config import RuntimeConfig
+from runner.remote_results import RemoteResults
 from runner.results import RunFolder
-from runner.results_store import ResultsStore
 from runner.tracking.outbox import TRACKING, sync
 from runner.tracking.parents import parents, sync_collection
 from runner.tracking.store import Destination, Store, TrackingError
@@ -32,7 +32,7 @@ class CollectionTracker:
         self.place = place
         self.collection = collection
         self.folder = CollectionFolder(place.results / collection.path)
-        self._kept = ResultsStore.of(place)
+        self._kept = RemoteResults.of(place)
         self._away = self._said = False
         self._waiting: dict[str, None] = {}
         self._finished: set[str] = set()
@@ -110,7 +110,7 @@ class CollectionTracker:
         if self._away:
             return
         try:
-            self._kept.push(name, only=only)
+            self._kept.push_run(name, only=only)
         except (UserError, DataError, OSError) as error:
             self._away = True
             if not self._said:

@@ -18,8 +18,8 @@ from started import started
 from benchmarks.cli import main
 from runner.config import RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
+from runner.remote_results import RemoteResults
 from runner.results import Progress, RunFolder
-from runner.results_store import ResultsStore
 from runner.train import train
 from shards.errors import Unreachable
 from shards.remote import RemoteFolder
@@ -67,7 +67,7 @@ def test_a_training_goes_on_on_another_machine_with_the_same_bits(machines, conf
     third = machines("third")
     result = evaluate(config, Target("digits", "base"), third)
     assert result.correct == evaluate(config, Target("digits", "base"), machines("alone")).correct
-    ResultsStore.of(machines("fourth")).pull_all()
+    RemoteResults.of(machines("fourth")).pull_all()
     assert RunFolder(machines("fourth").results / config.path).evaluations() == [result]
 
 
@@ -78,25 +78,25 @@ def test_force_forgets_a_run_at_the_url(s3, machines, config):
     again = train(config, machines("second"), force=True)
     assert s3.asked("PUT", "train.json") == sent + 1, "it was trained again"
     runtime = machines("third")
-    ResultsStore.of(runtime).pull_all()
+    RemoteResults.of(runtime).pull_all()
     assert RunFolder(runtime.results / config.path).train() == again
     assert RunFolder(runtime.results / config.path).evaluations() == []
 
 
 def test_a_url_that_goes_away_costs_a_training_nothing_but_the_sending(machines, config, monkeypatch, caplog):
     runtime = replace(machines("first"), checkpoint_seconds=0.0)
-    push = ResultsStore._push_unit
+    upload = RemoteResults._upload
     away = [True]
 
-    def broken(self: ResultsStore, unit: str, only: str = "") -> None:
+    def broken(self: RemoteResults, folder: str, only: str = "") -> None:
         if away[0]:
             raise Unreachable("s3://results cannot be reached; try again later")
-        push(self, unit, only)
+        upload(self, folder, only)
 
-    monkeypatch.setattr(ResultsStore, "_push_unit", broken)
+    monkeypatch.setattr(RemoteResults, "_upload", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
         train(config, runtime)
-    assert "is sent later" in caplog.text
+    assert "is uploaded later" in caplog.text
     away[0] = False
     done = train(config, runtime)
     assert done.resumed == 0, "it was finished here"
@@ -133,15 +133,13 @@ COMMAND = "from benchmarks.cli import main; import sys; sys.exit(main(sys.argv[1
 # Is stopped when its first state is sent, so that it cannot be done before it is killed.
 STOPPED = """
 import os, signal
-from runner.checkpoint_upload import Courier
+from runner.remote_results import CheckpointUploader
 
-offer = Courier.offer
-
-def stop(courier):
-    offer(courier)
+def stop(uploader):
+    uploader.upload()
     os.kill(os.getpid(), signal.SIGSTOP)
 
-Courier.offer = stop
+CheckpointUploader.offer = stop
 """
 
 
@@ -174,6 +172,6 @@ def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digi
     names = RemoteFolder(url).list()
     assert any(name.endswith("train.json") for name in names) and not any("/state/" in name for name in names)
     runtime = tmp_path / "third"
-    ResultsStore(url, runtime).pull_all()
+    RemoteResults(url, runtime).pull_all()
     [file] = runtime.rglob("train.json")
     assert json.loads(file.read_text())["resumed"] == 1

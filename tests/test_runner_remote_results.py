@@ -1,4 +1,4 @@
-"""Results behind a URL: never a finished run without its weights, whatever is killed; machines go on for each other."""
+"""Results behind a URL: a finished run always has its weights, and machines continue the runs of each other."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from object_server import ObjectServer, object_server
 
 from procap.errors import UsageError, UserError
-from runner import results_store
-from runner.results_store import ResultsStore, results_root
+from runner import remote_results
+from runner.remote_results import RemoteResults, results_root
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
 from shards.remote import RemoteFolder
 
@@ -37,7 +37,7 @@ def s3(server, monkeypatch) -> ObjectServer:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(results_store, "PATIENCE", (0.0, 0.01))
+    monkeypatch.setattr(remote_results, "CONFLICT_WAITS", (0.0, 0.01))
 
 
 @pytest.fixture(params=["s3", "local"])
@@ -48,17 +48,17 @@ def url(request, tmp_path) -> str:
 
 
 @pytest.fixture
-def here(url, tmp_path) -> ResultsStore:
-    return ResultsStore(url, tmp_path / "here")
+def here(url, tmp_path) -> RemoteResults:
+    return RemoteResults(url, tmp_path / "here")
 
 
 @pytest.fixture
-def elsewhere(url, tmp_path) -> ResultsStore:
+def elsewhere(url, tmp_path) -> RemoteResults:
     """Another machine."""
-    return ResultsStore(url, tmp_path / "elsewhere")
+    return RemoteResults(url, tmp_path / "elsewhere")
 
 
-def write(store: ResultsStore, files: dict[str, bytes], run: str = RUN) -> None:
+def write(store: RemoteResults, files: dict[str, bytes], run: str = RUN) -> None:
     for name, content in files.items():
         file = store.local / run / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -70,32 +70,32 @@ def finished(weights: bytes, **more: bytes) -> dict[str, bytes]:
     return {"config.json": b"{}", "checkpoint.safetensors": weights, "train.json": train, **more}
 
 
-def content(store: ResultsStore, run: str = RUN) -> dict[str, bytes]:
+def content(store: RemoteResults, run: str = RUN) -> dict[str, bytes]:
     folder = store.local / run
     files = (file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith("."))
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
-def remote(store: ResultsStore, run: str = RUN) -> dict[str, bytes]:
+def remote_files(store: RemoteResults, run: str = RUN) -> dict[str, bytes]:
     assert store.url
     folder = RemoteFolder(store.url)
     names = folder.list(run)
     return {name.removeprefix(f"{run}/"): data for name, data in folder.read(f"{run}/{n}" for n in names).items()}
 
 
-def test_what_one_machine_pushes_another_one_pulls(here, elsewhere):
+def test_a_run_that_one_machine_pushes_is_pulled_by_another(here, elsewhere):
     files = finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"})
     write(here, files)
-    here.push(RUN)
-    assert remote(here) == files
-    elsewhere.pull(RUN)
+    here.push_run(RUN)
+    assert remote_files(here) == files
+    elsewhere.pull_run(RUN)
     assert content(elsewhere) == files
 
 
-def test_tables_need_documents_alone(here, elsewhere):
+def test_pull_all_downloads_documents_without_weights_and_states(here, elsewhere):
     for run in (RUN, OTHER):
         write(here, finished(run.encode()), run)
-        here.push(run)
+        here.push_run(run)
     write(here, {"step-1.safetensors": b"state", "progress.json": b"{}"}, "base/toy/maple/mini/16shot/seed1-00000000/x")
     write(here, {"collection.json": b"{}"}, "collections/suite/table-1")
     here.push_all()
@@ -103,125 +103,106 @@ def test_tables_need_documents_alone(here, elsewhere):
     for run in (RUN, OTHER):
         assert set(content(elsewhere, run)) == {"config.json", "train.json"}
     assert content(elsewhere, "collections/suite/table-1") == {"collection.json": b"{}"}
-    elsewhere.pull(RUN)
+    elsewhere.pull_run(RUN)
     assert content(elsewhere) == finished(RUN.encode()), "weights follow when they are needed"
 
 
-def test_only_what_changed_travels(here, elsewhere, monkeypatch):
+def test_only_changed_files_are_transferred(here, elsewhere, monkeypatch):
     write(here, finished(b"prompts"))
-    here.push(RUN)
-    elsewhere.pull(RUN)
+    here.push_run(RUN)
+    elsewhere.pull_run(RUN)
     moved: list[str] = []
-    write_there, read_there = RemoteFolder.write, RemoteFolder.read
+    upload, read = RemoteFolder.upload, RemoteFolder.read
+    monkeypatch.setattr(RemoteFolder, "upload", lambda self, name, file: moved.append(name) or upload(self, name, file))
     monkeypatch.setattr(
-        RemoteFolder, "write", lambda self, name, *a, **k: moved.append(name) or write_there(self, name, *a, **k)
+        RemoteFolder, "read", lambda self, names: read(self, [moved.append(name) or name for name in names])
     )
-    monkeypatch.setattr(
-        RemoteFolder, "read", lambda self, names: read_there(self, [moved.append(name) or name for name in names])
-    )
-    here.push(RUN)
-    elsewhere.pull(RUN)
+    here.push_run(RUN)
+    elsewhere.pull_run(RUN)
     elsewhere.pull_all()
     assert moved == []
     write(here, {"eval/toy-novel-test.json": b"[2]"})
-    here.push(RUN)
-    elsewhere.pull(RUN)
+    here.push_run(RUN)
+    elsewhere.pull_run(RUN)
     assert moved == [f"{RUN}/eval/toy-novel-test.json"] * 2
 
 
-def test_a_run_goes_on_elsewhere_from_the_last_pushed_state(here, elsewhere):
+def test_a_run_continues_elsewhere_from_the_last_pushed_state(here, elsewhere):
     write(here, {"config.json": b"{}", "progress.json": b"1", "state/step-1.safetensors": b"one"})
-    here.push(RUN)
+    here.push_run(RUN)
     (here.local / RUN / "state/step-1.safetensors").unlink()
     # Of another size: it may be written within the same tick of the file system's clock.
     write(here, {"progress.json": b"22", "state/step-2.safetensors": b"two"})
-    here.push(RUN)
-    elsewhere.pull(RUN)
+    here.push_run(RUN)
+    elsewhere.pull_run(RUN)
     assert set(content(elsewhere)) == {"config.json", "progress.json"}, "a state is for who holds the run"
-    elsewhere.pull(RUN, state=True)
+    elsewhere.pull_run(RUN, state=True)
     assert content(elsewhere) == {"config.json": b"{}", "progress.json": b"22", "state/step-2.safetensors": b"two"}
     shutil.rmtree(elsewhere.local / RUN / "state")
     (elsewhere.local / RUN / "progress.json").unlink()
     write(elsewhere, finished(b"prompts"))
-    elsewhere.push(RUN)
-    assert remote(here) == finished(b"prompts"), "a finished run leaves no state behind"
-    here.pull(RUN, state=True)
+    elsewhere.push_run(RUN)
+    assert remote_files(here) == finished(b"prompts"), "a finished run leaves no state behind"
+    here.pull_run(RUN, state=True)
     assert content(here) == finished(b"prompts")
 
 
-def test_a_state_that_could_not_be_sent_is_not_lost(here):
+def test_a_state_that_was_not_pushed_survives_a_pull(here):
     write(here, {"config.json": b"{}", "state/step-1.safetensors": b"one"})
-    here.push(RUN)
+    here.push_run(RUN)
     write(here, {"state/step-2.safetensors": b"two"})
-    here.pull(RUN, state=True)
+    here.pull_run(RUN, state=True)
     assert content(here)["state/step-2.safetensors"] == b"two"
 
 
-def test_a_run_that_was_forgotten_is_forgotten_everywhere(here, elsewhere):
+def test_a_deleted_run_is_deleted_on_every_machine(here, elsewhere):
     write(here, finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"}))
-    here.push(RUN)
-    elsewhere.pull(RUN)
+    here.push_run(RUN)
+    elsewhere.pull_run(RUN)
     shutil.rmtree(here.local / RUN)
-    here.clear(RUN)
-    assert remote(here) == {}
-    elsewhere.pull(RUN)
+    here.delete_run(RUN)
+    assert remote_files(here) == {}
+    elsewhere.pull_run(RUN)
     assert content(elsewhere) == {}
 
 
-def test_the_first_to_finish_has_the_say(here, elsewhere):
+def test_the_first_machine_to_finish_a_run_wins(here, elsewhere):
     for store in (here, elsewhere):
-        store.pull(RUN)
+        store.pull_run(RUN)
     write(here, finished(b"first"))
     write(elsewhere, finished(b"second"))
-    here.push(RUN)
-    elsewhere.push(RUN)
-    assert remote(here) == content(elsewhere) == content(here) == finished(b"first")
+    here.push_run(RUN)
+    elsewhere.push_run(RUN)
+    assert remote_files(here) == content(elsewhere) == content(here) == finished(b"first")
 
 
-def test_two_that_finish_at_once_leave_one_whole_run(here, elsewhere, monkeypatch):
-    monkeypatch.setattr(results_store, "PATIENCE", tuple(0.05 * 2**n for n in range(10)))
+def test_two_machines_that_finish_at_once_leave_one_complete_run(here, elsewhere, monkeypatch):
+    monkeypatch.setattr(remote_results, "CONFLICT_WAITS", tuple(0.05 * 2**n for n in range(10)))
     stores = {b"first": here, b"second": elsewhere}
     for attempt in range(3):
         run = f"base/toy/coop/mini/16shot/seed{attempt}-0000000{attempt}"
         for weights, store in stores.items():
             write(store, finished(weights), run)
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda store, run=run: store.push(run), stores.values()))
-        left = remote(here, run)
+            list(pool.map(lambda store, run=run: store.push_run(run), stores.values()))
+        left = remote_files(here, run)
         assert left in (finished(b"first"), finished(b"second"))
         for store in stores.values():
-            store.pull(run)
+            store.pull_run(run)
             assert content(store, run) == left
 
 
-def test_who_is_overtaken_after_finishing_takes_what_is_there(here, monkeypatch):
-    """One that took this machine for lost writes its own just when ours are there."""
-    finish = ResultsStore._finish
-
-    def overtaken(store, unit, index):
-        ours = finish(store, unit, index)
-        for name, written in finished(b"second").items():
-            RemoteFolder(here.url).write(f"{unit}/{name}", written)
-        return ours
-
-    monkeypatch.setattr(ResultsStore, "_finish", overtaken)
-    write(here, finished(b"first"))
-    here.push(RUN)
-    here.pull(RUN)
-    assert content(here) == remote(here) == finished(b"second")
-
-
-def test_of_a_run_that_others_work_on_one_file_can_be_sent(here):
+def test_one_file_of_a_run_can_be_pushed_alone(here):
     write(here, {"config.json": b"{}", "state/step-1.safetensors": b"one", "tracking.json": b"noted"})
-    here.push(RUN, only="tracking.json")
-    assert remote(here) == {"tracking.json": b"noted"}
+    here.push_run(RUN, only="tracking.json")
+    assert remote_files(here) == {"tracking.json": b"noted"}
     (here.local / RUN / "state/step-1.safetensors").unlink()
     write(here, {"tracking.json": b"noted again"})
-    here.push(RUN, only="tracking.json")
-    assert remote(here) == {"tracking.json": b"noted again"}
+    here.push_run(RUN, only="tracking.json")
+    assert remote_files(here) == {"tracking.json": b"noted again"}
 
 
-def test_what_a_suite_no_longer_has_goes_from_the_url_too(here, elsewhere):
+def test_files_removed_from_a_suite_are_removed_at_the_url(here, elsewhere):
     suite = "collections/suite/base-to-novel"
     write(here, {"collection.json": b"{}", "old.json": b"[1]", "old.png": b"1", "kept.json": b"[2]"}, suite)
     here.push_all()
@@ -229,52 +210,64 @@ def test_what_a_suite_no_longer_has_goes_from_the_url_too(here, elsewhere):
         (here.local / suite / name).unlink()
     here.push_all()
     left = {"collection.json": b"{}", "kept.json": b"[2]"}
-    assert remote(here, suite) == left
+    assert remote_files(here, suite) == left
     here.pull_all()
     elsewhere.pull_all()
     assert content(here, suite) == content(elsewhere, suite) == left
 
 
-def test_what_is_lost_of_a_run_here_stays_at_the_url(here):
+def test_files_lost_from_a_run_here_stay_at_the_url(here):
     write(here, finished(b"prompts", **{"eval/toy-base-test.json": b"[1]"}))
     here.push_all()
     (here.local / RUN / "eval/toy-base-test.json").unlink()
     here.push_all()
-    assert remote(here)["eval/toy-base-test.json"] == b"[1]"
+    assert remote_files(here)["eval/toy-base-test.json"] == b"[1]"
 
 
-def test_who_fails_is_told_that_something_is_only_here_and_keeps_its_own_error(tmp_path, caplog):
+def test_a_failed_push_after_another_error_is_only_logged(tmp_path, caplog):
     (tmp_path / "a file").touch()
-    here = ResultsStore(f"local://{tmp_path}/a file/remote", tmp_path / "here")
+    here = RemoteResults(f"local://{tmp_path}/a file/remote", tmp_path / "here")
     write(here, {"config.json": b"{}"})
-    here.push_left()
+    here.try_push_all()
     assert f"what is new is only in {here.local}" in caplog.text
 
 
-def test_a_machine_lost_between_checkpoint_and_train_json_is_not_waited_for_for_ever(here, elsewhere):
+def test_a_machine_lost_between_checkpoint_and_train_json_blocks_nothing(here, elsewhere):
     RemoteFolder(here.url).write(f"{RUN}/checkpoint.safetensors", b"of a lost machine")
     write(elsewhere, finished(b"prompts"))
-    elsewhere.push(RUN)
-    assert remote(elsewhere) == finished(b"prompts")
+    elsewhere.push_run(RUN)
+    assert remote_files(elsewhere) == finished(b"prompts")
 
 
-def test_foreign_weights_are_never_sent(here):
+def test_a_checkpoint_of_another_training_is_never_pushed(here):
     write(here, finished(b"prompts") | {"checkpoint.safetensors": b"others"})
     with pytest.raises(UserError, match=r"checkpoint\.safetensors is not the file that training wrote"):
-        here.push(RUN)
-    assert "train.json" not in remote(here) and "checkpoint.safetensors" not in remote(here)
+        here.push_run(RUN)
+    assert "train.json" not in remote_files(here) and "checkpoint.safetensors" not in remote_files(here)
 
 
-def test_a_checkpoint_that_was_altered_here_is_fetched_again(here):
+def test_a_checkpoint_that_was_altered_here_is_downloaded_again(here):
     write(here, finished(b"prompts"))
-    here.push(RUN)
+    here.push_run(RUN)
     write(here, {"checkpoint.safetensors": b"altered"})
-    here.pull(RUN)
+    here.pull_run(RUN)
     assert content(here) == finished(b"prompts")
 
 
 class Killed(BaseException):
     """What no `except Exception` stops, as nothing stops a kill."""
+
+
+def counted(plain, left: list[int]):
+    """`plain`, which raises Killed when the calls that are left are used up."""
+
+    def call(*args, **kwargs):
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return plain(*args, **kwargs)
+
+    return call
 
 
 def is_whole(files: dict[str, bytes]) -> bool:
@@ -284,44 +277,34 @@ def is_whole(files: dict[str, bytes]) -> bool:
     return named == hashlib.sha256(files.get("checkpoint.safetensors", b"")).hexdigest()
 
 
-def life_of_a_run(store: ResultsStore) -> None:
+def life_of_a_run(store: RemoteResults) -> None:
     """A training with a rotated state, its end, an evaluation, and the same once more after --force."""
     for weights in (b"prompts", b"other prompts"):
         write(store, {"config.json": b"{}", "progress.json": b"1", "state/step-1.safetensors": b"one"})
-        store.push(RUN)
+        store.push_run(RUN)
         (store.local / RUN / "state/step-1.safetensors").unlink()
         write(store, {"state/step-2.safetensors": b"two"})
-        store.push(RUN)
+        store.push_run(RUN)
         write(store, finished(weights))
         shutil.rmtree(store.local / RUN / "state")
         (store.local / RUN / "progress.json").unlink()
-        store.push(RUN)
+        store.push_run(RUN)
         write(store, {"eval/toy-base-test.json": weights})
-        store.push(RUN)
+        store.push_run(RUN)
         if weights == b"prompts":
             for name in content(store):
                 (store.local / RUN / name).unlink()
-            store.clear(RUN)
+            store.delete_run(RUN)
 
 
-def test_killed_between_any_two_puts_there_is_no_finished_run_without_its_weights(tmp_path, monkeypatch):
+def test_a_kill_between_any_two_uploads_leaves_no_finished_run_without_weights(tmp_path, monkeypatch):
     left = [0]
-
-    def counted(plain):
-        def call(*args, **kwargs):
-            if left[0] == 0:
-                raise Killed
-            left[0] -= 1
-            return plain(*args, **kwargs)
-
-        return call
-
-    for name in ("write", "delete"):
-        monkeypatch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name)))
+    for name in ("upload", "delete"):
+        monkeypatch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name), left))
     last = b"other prompts"
     for kill_at in range(200):
         url = f"local://{tmp_path}/{kill_at}/remote"
-        here, elsewhere = (ResultsStore(url, tmp_path / str(kill_at) / name) for name in ("here", "elsewhere"))
+        here, elsewhere = (RemoteResults(url, tmp_path / str(kill_at) / name) for name in ("here", "elsewhere"))
         left[0] = kill_at
         try:
             life_of_a_run(here)
@@ -329,70 +312,58 @@ def test_killed_between_any_two_puts_there_is_no_finished_run_without_its_weight
         except Killed:
             done = False
         left[0] = 10**6
-        assert is_whole(remote(here)), f"after {kill_at} calls"
-        elsewhere.pull(RUN, state=True)
+        assert is_whole(remote_files(here)), f"after {kill_at} calls"
+        elsewhere.pull_run(RUN, state=True)
         assert is_whole(content(elsewhere))
-        here.push(RUN)
-        assert is_whole(remote(here))
+        here.push_run(RUN)
+        assert is_whole(remote_files(here))
         if done:
-            assert remote(here) == finished(last, **{"eval/toy-base-test.json": last})
+            assert remote_files(here) == finished(last, **{"eval/toy-base-test.json": last})
             break
     assert done and kill_at > 20
 
 
-def test_killed_while_it_pulls_a_machine_has_no_finished_run_without_its_weights(tmp_path, monkeypatch):
+def test_a_kill_during_a_pull_leaves_no_finished_run_without_weights(tmp_path, monkeypatch):
     url = f"local://{tmp_path}/remote"
-    here = ResultsStore(url, tmp_path / "here")
-    write_bytes, left = results_store.write_bytes, [0]
-
-    def counted(path: Path, data: bytes) -> str:
-        if left[0] == 0:
-            raise Killed
-        left[0] -= 1
-        return write_bytes(path, data)
-
-    monkeypatch.setattr(results_store, "write_bytes", counted)
+    here = RemoteResults(url, tmp_path / "here")
+    left = [0]
+    for name in ("write_bytes", "download"):
+        monkeypatch.setattr(remote_results, name, counted(getattr(remote_results, name), left))
     for kill_at in range(20):
-        elsewhere = ResultsStore(url, tmp_path / str(kill_at))
+        elsewhere = RemoteResults(url, tmp_path / str(kill_at))
         shutil.rmtree(here.local, ignore_errors=True)
-        here.clear(RUN)
+        here.delete_run(RUN)
         write(here, finished(b"prompts"))
-        here.push(RUN)
+        here.push_run(RUN)
         left[0] = 10**6
-        elsewhere.pull(RUN)
-        here.clear(RUN)
+        elsewhere.pull_run(RUN)
+        here.delete_run(RUN)
         write(here, finished(b"other prompts", **{"eval/toy-base-test.json": b"[2]"}))
-        here.push(RUN)
+        here.push_run(RUN)
         left[0] = kill_at
         try:
-            elsewhere.pull(RUN)
+            elsewhere.pull_run(RUN)
             done = True
         except Killed:
             done = False
         left[0] = 10**6
         assert is_whole(content(elsewhere)), f"after {kill_at} files"
-        elsewhere.pull(RUN)
+        elsewhere.pull_run(RUN)
         assert content(elsewhere) == content(here)
         if done:
             break
     assert done and kill_at == 4
 
 
-def test_a_plain_folder_and_a_file_url_are_the_folder_itself(tmp_path):
+def test_a_folder_and_a_file_url_are_the_folder_itself(tmp_path):
     assert results_root("results", tmp_path) == (Path("results"), None)
     assert results_root(f"file://{tmp_path}/a%20b", tmp_path) == (tmp_path / "a b", None)
-    ResultsStore(None, tmp_path / "nowhere").push(RUN)
-    ResultsStore(None, tmp_path / "nowhere").pull(RUN)
+    RemoteResults(None, tmp_path / "nowhere").push_run(RUN)
+    RemoteResults(None, tmp_path / "nowhere").pull_run(RUN)
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_two_urls_have_two_folders_and_a_trailing_slash_makes_no_third(tmp_path):
-    roots = [results_root(url, tmp_path) for url in ("s3://bucket/a", "s3://bucket/b", "s3://bucket/a/")]
-    assert roots[0] == roots[2] != roots[1]
-    assert all(root.is_relative_to(tmp_path / "results") for root, _ in roots)
-
-
-def test_addresses_that_cannot_hold_results_are_one_line(s3, tmp_path, monkeypatch):
+def test_an_address_that_cannot_hold_results_is_one_line(s3, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"results cannot be written to https://x/y: name a folder or a URL"):
         results_root("https://x/y", tmp_path)
     with pytest.raises(DataUsageError, match="nothing:// is not an address"):
@@ -406,11 +377,11 @@ def test_addresses_that_cannot_hold_results_are_one_line(s3, tmp_path, monkeypat
     with pytest.raises(DataError, match=r"gs://bucket/y needs a package that is not installed here: pip install gcsfs"):
         results_root("gs://bucket/y", tmp_path)
     with pytest.raises(NotFound, match=r"s3://no-such-bucket/y/base.* is not there"):
-        ResultsStore("s3://no-such-bucket/y", tmp_path).pull("base")
+        RemoteResults("s3://no-such-bucket/y", tmp_path).pull_run("base")
 
 
-def test_a_server_that_is_away_is_one_line_and_costs_nothing_that_was_done(s3, tmp_path, monkeypatch):
-    store = ResultsStore(f"s3://{s3.bucket}/away", tmp_path / "here")
+def test_a_server_that_is_down_is_one_line_and_loses_nothing(s3, tmp_path, monkeypatch):
+    store = RemoteResults(f"s3://{s3.bucket}/away", tmp_path / "here")
     write(store, finished(b"prompts"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -419,9 +390,9 @@ def test_a_server_that_is_away_is_one_line_and_costs_nothing_that_was_done(s3, t
 
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(Unreachable, match=r"s3://results/away/.* cannot be reached \(.*\); try again later") as error:
-        store.push(RUN)
+        store.push_run(RUN)
     assert "\n" not in str(error.value) and "not-a-secret" not in str(error.value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
     s3fs.S3FileSystem.clear_instance_cache()
-    store.push(RUN)
-    assert remote(store) == finished(b"prompts")
+    store.push_run(RUN)
+    assert remote_files(store) == finished(b"prompts")
