@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made_results import made, put_score, sheet_of
 
-from benchmarks.cli.selection import numbers
+from benchmarks.console.parse import parse_integers
 from benchmarks.plots import base_novel as halves_figures
 from benchmarks.plots.shots import few_shot_curves
 from benchmarks.plots.spread import seed_spread
@@ -184,7 +184,7 @@ def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
 
 
 def test_seeds_are_each_one_however_they_are_written():
-    assert numbers("01,1,2", "--seeds") == [1, 2]
+    assert parse_integers("01,1,2", "--seeds") == [1, 2]
 
 
 def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():

@@ -22,7 +22,7 @@ from benchmarks.results.published.tables import AVERAGE, PublishedSpread
 from benchmarks.results.published.tolerances import LEAST, Tolerance, expected, of_means
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.recorded import choice_of
+from benchmarks.suites.planning import recorded_options
 from benchmarks.tables.check import CHECKS, MISSING, OK, OUTSIDE, check_sheet, checks_of
 from benchmarks.tables.table import Value
 from procap.errors import UserError
@@ -388,6 +388,6 @@ def test_tables_and_report_take_what_was_chosen_from_the_same_place(tmp_path, se
     options = suite.options(MINI, datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
     runs = tuple(put_config(tmp_path, entry.spec.config).path for entry in suite.plan(options))
     collection = Collection(kind="suite", name=suite.name, runs=runs, settings=options.plain() if settings else {})
-    assert choice_of(suite, collection, tmp_path) == (options, not settings)
-    assert choice_of(suite, None, tmp_path) == (suite.options(MINI), True), "its runs say the world alone"
-    assert choice_of(suite, collection, tmp_path, profile="paper")[0].profile == PAPER
+    assert recorded_options(suite, collection, tmp_path) == (options, not settings)
+    assert recorded_options(suite, None, tmp_path) == (suite.options(MINI), True), "its runs say the world alone"
+    assert recorded_options(suite, collection, tmp_path, profile="paper")[0].profile == PAPER

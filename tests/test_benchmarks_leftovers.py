@@ -12,7 +12,7 @@ from benchmarks.plots import save_figures
 from benchmarks.results.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.cleanup import remove_other_figures, remove_other_sheets
+from benchmarks.suites.outputs import remove_other_plots, remove_other_sheets
 from benchmarks.tables.formats import SUFFIXES, write_sheets
 
 STRANGE = ("notes.md", "collection.json", "tracking.json", "thesis.png", "thesis.pdf", "broken.json", "list.json")
@@ -46,7 +46,7 @@ def test_what_another_choice_made_goes_and_everything_else_stays(done: SuiteResu
     removed = {file.name for file in remove_other_sheets(done, kept)}
     assert removed == {f"{sheet.name}.{suffix}" for sheet in gone for suffix in SUFFIXES.values()}
     drawn = [folder / "hm-bars.png"]
-    assert {file.name for file in remove_other_figures(done, drawn)} == {"accuracy-speed.png", "accuracy-speed.pdf"}
+    assert {file.name for file in remove_other_plots(done, drawn)} == {"accuracy-speed.png", "accuracy-speed.pdf"}
     assert {file.name for file in folder.iterdir()} == before - removed - {"accuracy-speed.png", "accuracy-speed.pdf"}
     assert before >= {*STRANGE, "hm-bars.png"}
     # Only the JSON of a table is fetched from a store.
@@ -57,4 +57,4 @@ def test_what_another_choice_made_goes_and_everything_else_stays(done: SuiteResu
 
 
 def test_where_nothing_was_written_nothing_is_removed(done: SuiteResults) -> None:
-    assert remove_other_sheets(done, ()) == remove_other_figures(done, ()) == []
+    assert remove_other_sheets(done, ()) == remove_other_plots(done, ()) == []

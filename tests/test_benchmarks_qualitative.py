@@ -24,7 +24,7 @@ from benchmarks.results.pictures import pictures_of
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.cleanup import remove_other_figures
+from benchmarks.suites.outputs import remove_other_plots
 from benchmarks.tables.qualitative import qualitative_sheets
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
@@ -184,7 +184,7 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
     assert {line.labels[0] for line in words.lines} == {"ProCAP"}
     assert qualitative_sheets(dataclasses.replace(both, results=tmp_path)) == []
     folder = tmp_path / "collections/suite/qualitative"
-    assert {file.stem for file in remove_other_figures(elsewhere, ())} == {"predictions", "eigencam"}
+    assert {file.stem for file in remove_other_plots(elsewhere, ())} == {"predictions", "eigencam"}
     assert {file.name for file in folder.iterdir()} >= {"prompts.png", "prompts.pdf", "pictures.json"}
 
 

@@ -72,7 +72,7 @@ def test_what_was_sent_before_a_sync_ends_early_is_noted_at_the_url(there):
 
 
 def test_the_report_of_all_suites_is_where_people_look_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(suite_commands, "chosen", lambda name: ["base-to-novel"])
+    monkeypatch.setattr(suite_commands, "suites_of", lambda name: ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0
     page = tmp_path / "report/index.html"
     assert f"the result files in local://{there}" in page.read_text()

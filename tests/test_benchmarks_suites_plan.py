@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
+from benchmarks.cli.suite_options import plan_suite
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.planning import merged, plan
+from benchmarks.suites.planning import merge_runs
 from procap.errors import UsageError
 from shards.catalogue import CATALOGUE
 
@@ -59,8 +60,10 @@ def test_the_suites_are_the_papers_and_share_their_runs():
         targets = {(entry.path, target) for entry in entries for target in entry.spec.targets}
         assert (len(paths), len(targets), len(paths & seen)) == (runs, evaluations, shared), name
         seen |= paths
-    plans = [plan(suite_named(name), SuiteFlags(profile="paper"), RuntimeFlags(), Path("data")) for name in SUITES]
-    assert sorted(piece.config.path for piece in merged(plans)) == sorted(seen), "no two workers meet at a run"
+    plans = [
+        plan_suite(suite_named(name), SuiteFlags(profile="paper"), RuntimeFlags(), Path("data")) for name in SUITES
+    ]
+    assert sorted(piece.config.path for piece in merge_runs(plans)) == sorted(seen), "no two workers meet at a run"
 
 
 @pytest.mark.parametrize("world", PROFILES.values(), ids=lambda world: world.name)
@@ -94,7 +97,7 @@ def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
 
 
 def shots_of(words: str, name: str = "base-to-novel") -> list[tuple[str, int]]:
-    planned = plan(
+    planned = plan_suite(
         suite_named(name), SuiteFlags(methods="zeroshot,procap", shots=words, seeds="1"), RuntimeFlags(), Path("data")
     )
     assert SuiteOptions.of_plain(json.loads(json.dumps(planned.options.plain())), data=Path("data")) == planned.options
@@ -115,10 +118,10 @@ def test_shots_are_those_of_all_runs_or_of_a_curve():
 
 def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
     plans = [
-        plan(suite_named(name), SuiteFlags(), RuntimeFlags(), tmp_path)
+        plan_suite(suite_named(name), SuiteFlags(), RuntimeFlags(), tmp_path)
         for name in ("cross-dataset", "domain-generalization")
     ]
-    pieces = merged(plans)
+    pieces = merge_runs(plans)
     assert len(pieces) == len(plans[0].runs) == len(plans[1].runs)
     assert all(f"{target}:all:test" in pieces[0].targets for target in ("shapes", "tiles", "shapes-art"))
 
@@ -127,7 +130,7 @@ def test_without_data_the_generated_world_is_used(tmp_path):
     suite = suite_named("base-to-novel")
 
     def chosen(suited, place, several=False):
-        return plan(suite, suited, place, tmp_path, several=several).options
+        return plan_suite(suite, suited, place, tmp_path, several=several).options
 
     assert chosen(SuiteFlags(), RuntimeFlags()).datasets == MINI.datasets
     assert chosen(SuiteFlags(), RuntimeFlags(data="/somewhere")).datasets == PAPER.datasets
@@ -138,12 +141,12 @@ def test_without_data_the_generated_world_is_used(tmp_path):
 
 def test_data_that_are_named_in_any_way_are_the_papers(tmp_path, monkeypatch):
     suite = suite_named("base-to-novel")
-    assert plan(suite, SuiteFlags(datasets="eurosat"), RuntimeFlags(), tmp_path).options.profile is PAPER
-    assert plan(suite, SuiteFlags(datasets="tiles"), RuntimeFlags(), tmp_path).options.profile is MINI
+    assert plan_suite(suite, SuiteFlags(datasets="eurosat"), RuntimeFlags(), tmp_path).options.profile is PAPER
+    assert plan_suite(suite, SuiteFlags(datasets="tiles"), RuntimeFlags(), tmp_path).options.profile is MINI
     monkeypatch.setenv("PROCAP_DATA", str(tmp_path))
-    assert plan(suite, SuiteFlags(), RuntimeFlags(), tmp_path).options.profile is PAPER
-    assert plan(suite, SuiteFlags(datasets="tiles,digits"), RuntimeFlags(), tmp_path).options.profile is MINI
-    assert plan(suite, SuiteFlags(profile="mini"), RuntimeFlags(), tmp_path).options.profile is MINI
+    assert plan_suite(suite, SuiteFlags(), RuntimeFlags(), tmp_path).options.profile is PAPER
+    assert plan_suite(suite, SuiteFlags(datasets="tiles,digits"), RuntimeFlags(), tmp_path).options.profile is MINI
+    assert plan_suite(suite, SuiteFlags(profile="mini"), RuntimeFlags(), tmp_path).options.profile is MINI
 
 
 def test_durations_are_parts_of_what_each_data_set_has():

@@ -17,7 +17,6 @@ INSIDE = {
     "suites": 4,
     "runtime": 5,
     "qualitative": 5,
-    "cost": 5,
     "sweeps": 5,
     "report": 6,
     "cli": 7,
@@ -29,18 +28,12 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 
 STILL_UPWARD = {
     ("benchmarks.cli", "benchmarks.studies"),
-    ("benchmarks.cost", "benchmarks.cli"),
-    ("benchmarks.cost", "benchmarks.runtime"),
-    ("benchmarks.cost", "benchmarks.studies"),
     ("benchmarks.report", "benchmarks.cli"),
     ("benchmarks.report", "benchmarks.studies"),
     ("benchmarks.results", "benchmarks.tables"),
     ("benchmarks.runtime", "benchmarks.cli"),
-    ("benchmarks.runtime", "benchmarks.cost"),
     ("benchmarks.runtime", "benchmarks.studies"),
-    ("benchmarks.suites", "benchmarks.cli"),
     ("benchmarks.sweeps", "benchmarks.cli"),
-    ("benchmarks.sweeps", "benchmarks.cost"),
     ("benchmarks.tables", "benchmarks.runtime"),
 }
 """Upward imports that are still there, (importing package, imported package): to be emptied."""

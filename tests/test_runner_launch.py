@@ -18,7 +18,7 @@ from ranked import SECONDS, Ended, Processes, run_ranks
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.cli.data import ensure_packed
+from benchmarks.console.packing import ensure_packed
 from runner import stop_signals as signals
 from runner.checkpoint import TrainState
 from runner.distributed.network import choose_network

@@ -10,7 +10,7 @@ from local_server import LocalServer
 from toy_shards import CLASSNAMES, toy_source
 
 from benchmarks.cli import main
-from benchmarks.cli.selection import dataset_names
+from benchmarks.console.parse import parse_datasets
 from procap.errors import UsageError
 from runner.config import Target, plan_run
 from runner.setup import label_space
@@ -113,7 +113,7 @@ def test_runs_and_targets_take_names_of_packed_sets(data):
 
 
 def test_groups_of_data_sets(data, tmp_path):
-    assert dataset_names("all", data) == [
+    assert parse_datasets("all", data) == [
         "shapes",
         "coloured-shapes",
         "textures",
@@ -122,15 +122,15 @@ def test_groups_of_data_sets(data, tmp_path):
         "glyphs",
         "digits",
     ]
-    assert dataset_names("my-birds.v2,digits,my-birds.v2", data) == ["my-birds.v2", "digits"]
+    assert parse_datasets("my-birds.v2,digits,my-birds.v2", data) == ["my-birds.v2", "digits"]
     with pytest.raises(
         UsageError, match=r"'paper' is the 11 training sets of the paper; 10 are not packed: imagenet, cal"
     ):
-        dataset_names("paper", data)
+        parse_datasets("paper", data)
     eleven = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
     for name in eleven:
         pack_source(toy_source(name=name), tmp_path)
-    assert dataset_names("paper", tmp_path) == eleven and len(eleven) == 11
+    assert parse_datasets("paper", tmp_path) == eleven and len(eleven) == 11
 
 
 def test_a_mirror_is_asked_for_the_names_that_it_may_have(data, tmp_path, capsys, monkeypatch):

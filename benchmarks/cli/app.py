@@ -244,11 +244,17 @@ def ui(
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> int:
     """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second."""
-    from benchmarks.cli.selection import names
     from benchmarks.cli.track import ui as run
     from benchmarks.cli.ui import Wanted
+    from benchmarks.console.parse import split_names
 
-    return run(results, tracking, port, open_browser, Wanted(runs or [], suite, sweep, names(methods), names(datasets)))
+    return run(
+        results,
+        tracking,
+        port,
+        open_browser,
+        Wanted(runs or [], suite, sweep, split_names(methods), split_names(datasets)),
+    )
 
 
 @data_app.command(

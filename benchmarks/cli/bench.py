@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.cli.data import ensure_packed
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags
 from benchmarks.cli.selection import workplace
+from benchmarks.cli.suite_options import plan_suite
 from benchmarks.cli.train_eval import plan_of, show_plan
 from benchmarks.console.output import SOME_FAILED, note, plural, quoted, show, show_json
+from benchmarks.console.packing import ensure_packed
 from benchmarks.results.profiles import MINI
-from benchmarks.suites import ALL, suite_named
-from benchmarks.suites.outputs import Made, make
-from benchmarks.suites.planning import Planned, chosen, is_done, merged, plan
-from benchmarks.suites.ready import check_training_images, check_ways, check_weights
+from benchmarks.suites import ALL, suite_named, suites_of
+from benchmarks.suites.checks import check_engine, check_training_images, check_weights
+from benchmarks.suites.outputs import SuiteOutputs, make_outputs
+from benchmarks.suites.planning import SuitePlan, is_done, merge_runs
 from benchmarks.tables.formats import as_json, render
 from cluster.job import Job, RunSpec
 from cluster.job_progress import JobProgress, Outcome
@@ -50,9 +51,9 @@ def bench(
         raise UsageError("--price is for the plan: add --dry-run")
     fleet = many.checked()
     at = workplace(place, limit, parallel=parallel)
-    plans = [plan(suite_named(one), suited, place, at.data, several=name == ALL) for one in chosen(name)]
-    pieces = merged(plans)
-    check_ways((piece.config for piece in pieces), at, fleet.processes)
+    plans = [plan_suite(suite_named(one), suited, place, at.data, several=name == ALL) for one in suites_of(name)]
+    pieces = merge_runs(plans)
+    check_engine((piece.config for piece in pieces), at, fleet.processes)
     _note_what_stays(name, plans, suited)
     if doing.dry_run:
         check_training_images((piece.config for piece in pieces), at.data)
@@ -71,7 +72,7 @@ def bench(
     note(f"{title}: {plural(len(pieces), 'run')}, {len(pieces) - len(left)} done already")
     trackers = Trackers([CollectionTracker(at, one.collection) for one in plans])
     outcome, jobs = Outcome(), [Job(pieces=(piece,)) for piece in left]
-    made: list[Made] = []
+    made: list[SuiteOutputs] = []
     try:
         if jobs:
             outcome, jobs = _carry_out(jobs, at, place, fleet, trackers, output, force=doing.force)
@@ -82,11 +83,11 @@ def bench(
         # Also those that were finished when an earlier attempt was killed before it sent them, or by others.
         trackers.update(piece.config.path for piece in pieces)
         for one, tracker in zip(plans, trackers.each, strict=True):
-            made.append(make(one.suite, one.options, at, force=doing.force, verbose=output.verbose))
+            made.append(make_outputs(one.suite, one.options, at, force=doing.force, verbose=output.verbose))
             failed = {**made[-1].unreadable, **failed}
             failed |= {run: GONE for run in tracker.collection.runs if run in gone and run not in failed}
             mine = {run: why for run, why in failed.items() if run in tracker.collection.runs}
-            figures = {**made[-1].figures, "runs_failed": float(len(mine))}
+            figures = {**made[-1].metrics, "runs_failed": float(len(mine))}
             tracker.close("failed" if mine or made[-1].failed else "finished", figures, mine)
     except BaseException as error:
         if trackers.begun:
@@ -101,7 +102,7 @@ def bench(
 
 def _tell(
     name: str,
-    made: Sequence[Made],
+    made: Sequence[SuiteOutputs],
     done: Sequence[str],
     failed: Mapping[str, str],
     at: RuntimeConfig,
@@ -131,7 +132,7 @@ def _tell(
     return 0 if not failed else SOME_FAILED if done else 1
 
 
-def _note_what_stays(name: str, plans: Sequence[Planned], suited: SuiteFlags) -> None:
+def _note_what_stays(name: str, plans: Sequence[SuitePlan], suited: SuiteFlags) -> None:
     """What is chosen changes nothing that a suite prescribes."""
     for one in plans:
         trained = [entry for entry in one.runs if entry.spec.config.recipe.epochs]
@@ -258,7 +259,7 @@ def _show_outlook(
     show("\n" + "\n".join(describe_forecast(costs, jobs, price=price)))
 
 
-def _show_tables(made: Sequence[Made]) -> None:
+def _show_tables(made: Sequence[SuiteOutputs]) -> None:
     """The first table of each suite that has any, and where the others are."""
     for one in made:
         if one.sheets:

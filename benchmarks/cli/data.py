@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,61 +11,18 @@ from benchmarks.cli.data_sources import Wanted, raw_sets, wanted_sets
 from benchmarks.cli.flags import OutputFlags, PackFlags
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import columns, note, plural, quoted, show_json, speaks
+from benchmarks.console.output import columns, note, plural, quoted, show_json
 from benchmarks.console.output import show as show_text
+from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
 from runner.limits import cores_here
-from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.home import data_root
 from shards.manifest import Manifest, read_manifest
-from shards.mirror import is_mirror, mirrored_url, refuse_packing
-from shards.records import Source
+from shards.mirror import refuse_packing
 from shards.resolve import is_packed, known
-from shards.sources import builtin_source
-from shards.urls import redact
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
-
-
-def ensure_packed(names: Iterable[str], data_root: Path) -> None:
-    """Pack the generated and the bundled data sets among `names` that are not there yet, and say so.
-
-    Raises DataError that names all those whose raw files only the user has.
-    """
-    missing = [dataset for name in names if not is_packed(data_root, (dataset := known(name, data_root)).name)]
-    if missing and is_mirror(data_root):
-        raise DataError(f"there is no {_listed(missing)} at {redact(mirrored_url(data_root))}")
-    if raw := [dataset for dataset in missing if dataset.source == "folder"]:
-        folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
-        command = f"procap data pack {' '.join(one.name for one in raw)}{folder} --data {quoted(data_root)}"
-        verb, them = ("is", "it") if len(raw) == 1 else ("are", "them")
-        raise DataError(f"{_listed(raw)} {verb} not packed in {data_root}; pack {them}: {command}")
-    for dataset in missing:
-        note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
-        pack_one(builtin_source(dataset), data_root, quiet=not speaks())
-
-
-def _listed(datasets: Sequence[Dataset]) -> str:
-    return ", ".join(f"'{dataset.name}'" for dataset in datasets)
-
-
-def pack_one(
-    source: Source, data_root: Path, *, force: bool = False, workers: int = 1, quiet: bool = False
-) -> Manifest:
-    """Pack one data set under a progress bar."""
-    from runner.progress import ProgressDisplay
-    from shards.pack import pack_source
-
-    done: dict[str, int] = {}
-    total = sum(source.counts.values())
-    with ProgressDisplay(f"packing {source.name}", total, unit="images", quiet=quiet) as display:
-
-        def progress(split: str, count: int, _: int) -> None:
-            done[split] = count
-            display.update(sum(done.values()), split=split)
-
-        return pack_source(source, data_root, force=force, workers=workers, on_progress=progress)
 
 
 def pack(

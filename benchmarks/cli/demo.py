@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.data import ensure_packed
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.cli.selection import targets_of
 from benchmarks.cli.train_eval import Failures, evaluate_all, show_plan, train_all
 from benchmarks.console.output import note, plural, quoted, show, show_json
+from benchmarks.console.packing import ensure_packed
 from benchmarks.plots.base_novel import draw_figures
 from benchmarks.results.scores import Score, read_scores
 from benchmarks.tables.formats import as_json, render, write_sheets

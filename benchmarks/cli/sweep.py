@@ -9,12 +9,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.data import ensure_packed
 from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.cli.selection import workplace
 from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
-from benchmarks.suites.ready import check_ways, check_weights
+from benchmarks.console.packing import ensure_packed
+from benchmarks.suites.checks import check_engine, check_weights
 from benchmarks.sweeps.file import Asked
 from benchmarks.sweeps.progress import SweepProgress, tell_failures
 from benchmarks.sweeps.settings import settings_of
@@ -54,7 +54,7 @@ def sweep(asked: Asked, dry_run: bool, output: OutputFlags) -> int:
     RemoteResults.of(at).pull_all()
     folder.check(settings)
     check_values(settings, at.data)
-    check_ways(_some_runs(settings, at), at, fleet.processes)
+    check_engine(_some_runs(settings, at), at, fleet.processes)
     if dry_run:
         return _plan(settings, folder, at, fleet, output)
     if fleet.on == "local":

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.cli.flags import OutputFlags, SelectionFlags, command_line
-from benchmarks.cli.selection import chooser, dataset_names, method_names, names, numbers, results_at, shot_counts
+from benchmarks.cli.selection import chooser, results_at
 from benchmarks.console.output import note, plural, quoted, show, show_json
+from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
 from benchmarks.results.scores import read_scores, run_folders
 from benchmarks.tables.formats import FORMATS, as_json, render
 from procap.errors import UsageError, UserError, unknown_name
@@ -73,7 +74,7 @@ def _suite_tables(
 ) -> int:
     from benchmarks.results.suite import SuiteResults
     from benchmarks.suites import suite_named
-    from benchmarks.suites.recorded import choice_of
+    from benchmarks.suites.planning import recorded_options
     from benchmarks.tables.check import agrees, check_sheet, checks_of
     from runner.collection import COLLECTIONS, CollectionFolder
     from shards.home import data_root
@@ -83,7 +84,7 @@ def _suite_tables(
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quoted(results)}")
     suite = suite_named(name)
     collection = CollectionFolder(root / COLLECTIONS / "suite" / suite.name).collection()
-    recorded, _ = choice_of(suite, collection, root, data, profile=flags.profile)
+    recorded, _ = recorded_options(suite, collection, root, data, profile=flags.profile)
     options = _chosen(recorded, selection, flags.recipe, data)
     done = SuiteResults.read(suite, options, root, paper_rounding=flags.paper_rounding)
     for path, why in done.unreadable.items():
@@ -110,10 +111,10 @@ def _chosen(options: SuiteOptions, selection: SelectionFlags, recipe: str, data:
     if selection.classes:
         raise UsageError("--classes is for tables without a suite: a suite has its own")
     said: dict[str, object] = {
-        "methods": tuple(method_names(selection.methods)) if names(selection.methods) else None,
-        "datasets": tuple(dataset_names(selection.datasets, data)) if names(selection.datasets) else None,
-        "seeds": tuple(numbers(selection.seeds, "--seeds")) or None,
-        "shots": shot_counts(selection.shots) or None,
+        "methods": tuple(parse_methods(selection.methods)) if split_names(selection.methods) else None,
+        "datasets": tuple(parse_datasets(selection.datasets, data)) if split_names(selection.datasets) else None,
+        "seeds": tuple(parse_integers(selection.seeds, "--seeds")) or None,
+        "shots": parse_shot_counts(selection.shots) or None,
         "recipe": recipe or None,
         "backbone": selection.backbone or None,
         "pretrained": selection.pretrained or None,

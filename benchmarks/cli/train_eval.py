@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.data import ensure_packed
 from benchmarks.cli.data_few_shot import store_file
 from benchmarks.cli.flags import (
     EngineFlags,
@@ -23,6 +22,7 @@ from benchmarks.cli.flags import (
 from benchmarks.cli.plan import PlannedRun, data_states, describe, plan, weights_states
 from benchmarks.cli.selection import configs, targets_of, workplace
 from benchmarks.console.output import SOME_FAILED, columns, note, show, show_json, speaks
+from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.ranks import ranks_from_environment

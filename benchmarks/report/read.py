@@ -12,7 +12,7 @@ from benchmarks.results.scores import Score, listed
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES, suite_named
-from benchmarks.suites.recorded import choice_of
+from benchmarks.suites.planning import recorded_options
 from benchmarks.suites.suite import Suite
 from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, find_collections
@@ -122,7 +122,7 @@ def _read(folder: CollectionFolder, called: str, results: Path, data: Path | Non
     collection = folder.collection()
     assert collection is not None
     suite = _known(called)
-    options, guessed = choice_of(suite, collection, results, data)
+    options, guessed = recorded_options(suite, collection, results, data)
     entries = suite.plan(options)
     targets: dict[str, dict[str, None]] = {}
     for entry in entries:

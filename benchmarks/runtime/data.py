@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.cli.data import ensure_packed, pack_one
+from benchmarks.console.packing import ensure_packed, pack_one
 from procap.clip import CLIP
 from procap.recipe import Recipe
 from procap.text import LabelSpace

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.selection import method_names, names, numbers
+from benchmarks.console.parse import parse_integers, parse_methods, split_names
 from procap.errors import UsageError
 from runner.acceleration import Acceleration
 from runner.environment import decoders
@@ -126,20 +126,20 @@ def settings_of(flags: Flags, place: RuntimeFlags, device: torch.device) -> Sett
             raise UsageError(f"{name} {value}: at least 1 is needed")
     if flags.budget is not None and not 0 <= flags.budget < math.inf:
         raise UsageError(f"--budget {flags.budget:g}: a number of seconds is needed, 0 for no limit")
-    precisions = names(flags.precision) or (["bf16"] if full else ["fp32"])
-    modes = names(flags.modes)
+    precisions = split_names(flags.precision) or (["bf16"] if full else ["fp32"])
+    modes = split_names(flags.modes)
     for flag, given, able in (("precision", precisions, ("fp32", "bf16")), ("modes", modes, ("reference", "fast"))):
         for name in given:
             if name not in able:
                 raise UsageError(f"--{flag} {name}: known are {', '.join(able)}")
     small = backbone == "mini"
-    datasets = names(flags.datasets) or (["photographs-102"] if full or not small else ["digits", "tiles"])
+    datasets = split_names(flags.datasets) or (["photographs-102"] if full or not small else ["digits", "tiles"])
     budget = flags.budget
     if budget is None:
         on_cpu = SMALL_BUDGET if small else FULL_BUDGET
         budget = (CHECK_BUDGET if check else None) if gpu else on_cpu
     return Settings(
-        methods=tuple(method_names(flags.methods)),
+        methods=tuple(parse_methods(flags.methods)),
         datasets=tuple(datasets),
         modes=tuple(modes),
         precisions=tuple(precisions),
@@ -164,7 +164,7 @@ def _scaling(text: str, default: tuple[tuple[int, ...], tuple[int, ...]]) -> tup
     if not text:
         return default
     classes, _, batches = text.partition("x")
-    sizes = tuple(tuple(numbers(part, "--scaling", "10,50,200x4,32")) for part in (classes, batches or "32"))
+    sizes = tuple(tuple(parse_integers(part, "--scaling", "10,50,200x4,32")) for part in (classes, batches or "32"))
     if not all(part and min(part) for part in sizes):
         raise UsageError(f"--scaling {text}: classes and images of 1 or more are needed, as in 10,50,200x4,32, or off")
     return sizes[0], sizes[1]

@@ -42,6 +42,11 @@ ALL = "all"
 """The word that stands for every suite of the paper."""
 
 
+def suites_of(name: str) -> list[str]:
+    """The suites that a word of the command line stands for."""
+    return list(SUITES) if name == ALL else [name]
+
+
 def suite_paths() -> dict[str, str]:
     """Name and `module:attribute` of every suite, ours first; a plug-in never takes one of our names."""
     plugins = {point.name: point.value for point in entry_points(group=GROUP)}

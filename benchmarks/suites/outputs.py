@@ -1,108 +1,115 @@
-"""What is made of a suite when its runs are done: its further results, its tables and its figures, as files."""
+"""The files of a suite whose runs are done: its further results, tables and plots, and its metrics for MLflow.
+
+Tables and plots of earlier options are removed, as they would pass for current ones. Files are recognized by what this
+program writes into them; other files in the folder stay.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
-from benchmarks.cli.data import ensure_packed
 from benchmarks.console.output import note
-from benchmarks.results.pictures import folder_of
+from benchmarks.console.packing import ensure_packed
+from benchmarks.plots.style import FORMATS, MAKER
+from benchmarks.results.pictures import folder_of, pictures_of
 from benchmarks.results.scores import Cell, average
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.suites.cleanup import remove_other_figures, remove_other_sheets
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.formats import write_sheets
+from benchmarks.tables.formats import SUFFIXES, write_sheets
 from benchmarks.tables.table import Sheet
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.stop_signals import Interrupted
 from shards.errors import DataError
 
+PNG_HEAD = 1000
+"""Bytes of a PNG that hold the name of the program that made it."""
+
 
 @dataclass(frozen=True)
-class Made:
-    """The tables of a suite, the figures of its collection, and why something could not be made; empty: it could.
+class SuiteOutputs:
+    """The tables of a suite and the metrics of its collection.
 
-    folder: where its tables, figures and further results lie. unreadable: why, by run, where results could not be read.
+    folder: of its tables, plots and further results. failed: why something could not be made, empty where all was.
+    unreadable: the reason, by run, where results could not be read.
     """
 
     suite: Suite
     folder: Path
     sheets: tuple[Sheet, ...]
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     failed: str = ""
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
-def make(suite: Suite, options: SuiteOptions, at: RuntimeConfig, *, force: bool = False, verbose: bool = False) -> Made:
-    """Finish, tabulate and draw, into the suite's folder below the results.
+def make_outputs(
+    suite: Suite, options: SuiteOptions, runtime: RuntimeConfig, *, force: bool = False, verbose: bool = False
+) -> SuiteOutputs:
+    """Write the suite's tables and plots into its folder below the results.
 
-    What is missing, or cannot be read, is a dash in a table and is not drawn.
+    A result that is missing or unreadable is a dash in a table and is not plotted. A failing part does not prevent the
+    others.
     """
-    done = SuiteResults.read(suite, options, at.results)
+    done = SuiteResults.read(suite, options, runtime.results)
     folder = folder_of(done)
-    mishaps = Mishaps(verbose)
-    if suite.finish:
-        with mishaps:
-            # Where all runs are done, nobody has looked for their data yet.
-            ensure_packed(dict.fromkeys(entry.dataset for entry in done.runs), at.data)
-            suite.finish(done, at, force)
+    failed: list[str] = []
     sheets: list[Sheet] = []
-    with mishaps:
-        sheets = suite.sheets(done)
+
+    def finish() -> None:
+        if suite.finish:
+            ensure_packed(dict.fromkeys(run.dataset for run in done.runs), runtime.data)
+            suite.finish(done, runtime, force)
+
+    def tabulate() -> None:
+        sheets.extend(suite.sheets(done))
         write_sheets(sheets, folder)
         remove_other_sheets(done, sheets)
-    with mishaps:
-        remove_other_figures(done, _draw(suite, done, folder))
-    return Made(suite, folder, tuple(sheets), figures_of(done), "; ".join(mishaps.said), done.unreadable)
+
+    def plot() -> None:
+        remove_other_plots(done, _plot(suite, done, folder))
+
+    for part in (finish, tabulate, plot):
+        _attempt(part, failed, verbose)
+    return SuiteOutputs(suite, folder, tuple(sheets), metrics_of(done), "; ".join(failed), done.unreadable)
 
 
-class Mishaps:
-    """Keeps for the end what goes wrong in a block: one part of a suite must not take the others with it."""
-
-    def __init__(self, verbose: bool) -> None:
-        self.verbose = verbose
-        self.said: list[str] = []
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, Interrupted):
-            return False
-        plain = isinstance(error, UserError | DataError | OSError)
-        if self.verbose and not plain:
+def _attempt(part: Callable[[], None], failed: list[str], verbose: bool) -> None:
+    try:
+        part()
+    except Interrupted:
+        raise
+    except (UserError, DataError, OSError) as error:
+        failed.append(str(error))
+    except Exception as error:
+        if verbose:
             traceback.print_exc()
-        self.said.append(str(error) if plain else f"internal error: {type(error).__name__}: {error}")
-        return True
+        failed.append(f"internal error: {type(error).__name__}: {error}")
 
 
-def _draw(suite: Suite, done: SuiteResults, folder: Path) -> list[Path]:
+def _plot(suite: Suite, done: SuiteResults, folder: Path) -> list[Path]:
     if not suite.figures or not done.scores:
         return []
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        note("figures are left out: matplotlib is not installed")
+        note("plots are left out: matplotlib is not installed")
         return []
     from benchmarks.plots import save_figures
 
     return save_figures(folder, suite.figures(done))
 
 
-def figures_of(done: SuiteResults) -> dict[str, float]:
-    """The average of each variant over the data sets, `hm/maple`, `all/procap n_ctx 8`, where none is missing."""
-    names = short_names(done.variants)
+def metrics_of(done: SuiteResults) -> dict[str, float]:
+    """The average of each variant over the data sets, as `hm/maple`, `all/procap n_ctx 8`, where none is missing."""
     return {
         f"{kind}/{name}": cell.mean
-        for variant, name in zip(done.variants, names, strict=True)
+        for variant, name in zip(done.variants, short_names(done.variants), strict=True)
         for kind, cell in _averages(done, variant).items()
         if cell is not None
     }
@@ -111,17 +118,55 @@ def figures_of(done: SuiteResults) -> dict[str, float]:
 def short_names(variants: Sequence[Variant]) -> list[str]:
     """The method of each variant and what varies where it has several, in characters that MLflow allows in metrics."""
     methods = [variant.method for variant in variants]
-    names = [
-        " ".join([variant.method, *(f"{name} {value}" for name, value in variant.key.items())]) for variant in variants
-    ]
-    kept = [
-        variant.method if methods.count(variant.method) == 1 else name
-        for variant, name in zip(variants, names, strict=True)
-    ]
-    return [re.sub(r"[^\w .:/-]", "_", name) for name in kept]
+    names = []
+    for variant in variants:
+        words = [variant.method]
+        if methods.count(variant.method) > 1:
+            words += [f"{name} {value}" for name, value in variant.key.items()]
+        names.append(re.sub(r"[^\w .:/-]", "_", " ".join(words)))
+    return names
 
 
 def _averages(done: SuiteResults, variant: Variant) -> dict[str, Cell | None]:
     if done.suite.classes == "all":
         return {"all": average([done.cell(variant, dataset, Target(dataset)) for dataset in done.datasets])}
     return dict(zip(("base", "novel", "hm"), done.average_halves(variant), strict=True))
+
+
+def remove_other_sheets(done: SuiteResults, sheets: Iterable[Sheet]) -> list[Path]:
+    """Remove the files of every table in the suite's folder that is not among `sheets`; returns them."""
+    names = {sheet.name for sheet in sheets}
+    # The JSON file identifies the others, so it is removed last.
+    suffixes = sorted(SUFFIXES.values(), key=lambda suffix: suffix == "json")
+    files = sorted(folder_of(done).glob("*.json"))
+    return _remove((file for file in files if file.stem not in names and _is_sheet(file)), suffixes)
+
+
+def remove_other_plots(done: SuiteResults, drawn: Iterable[Path]) -> list[Path]:
+    """Remove every plot in the suite's folder that is neither `drawn` nor a recorded picture; returns them."""
+    names = {file.stem for file in drawn} | set(pictures_of(done).get("pictures", ()))
+    suffixes = sorted(FORMATS, key=lambda suffix: suffix == "png")
+    files = sorted(folder_of(done).glob("*.png"))
+    return _remove((file for file in files if file.stem not in names and _is_plot(file)), suffixes)
+
+
+def _remove(files: Iterable[Path], suffixes: Iterable[str]) -> list[Path]:
+    written = [file.with_name(f"{file.stem}.{suffix}") for file in files for suffix in suffixes]
+    there = [file for file in written if file.exists()]
+    for file in there:
+        file.unlink()
+    return there
+
+
+def _is_sheet(file: Path) -> bool:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    keys = {"labels", "columns", "lines"}
+    return isinstance(document, dict) and document.get("name") == file.stem and keys <= document.keys()
+
+
+def _is_plot(file: Path) -> bool:
+    with file.open("rb") as png:
+        return MAKER.encode() in png.read(PNG_HEAD)

@@ -1,104 +1,109 @@
-"""What a suite's command is about to do: the suites that were named, what was chosen of each, and the runs of all."""
+"""The runs of one or several suites: planned from options, merged, and found again in a folder of results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
-from benchmarks.cli.selection import dataset_names, method_names, names, numbers, shot_counts
-from benchmarks.results.profiles import MINI, PAPER, Profile, find_profile
+from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SuiteOptions, SuiteRun
-from benchmarks.suites import ALL, SUITES
+from benchmarks.suites import SUITES
 from benchmarks.suites.suite import Suite
 from cluster.job import RunSpec
 from procap.errors import UsageError, UserError
 from runner.collection import Collection
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.results import RunFolder
+from runner.results import RunFolder, find_runs
 from shards.errors import DataError
-from shards.home import data_is_named
+
+PATH_PARTS = 6
+"""Of a run's path: classes, data set, method, backbone, shots, and seed with hash."""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A suite as it was chosen, and its runs."""
+class SuitePlan:
+    """A suite with its options and its runs."""
 
     suite: Suite
     options: SuiteOptions
     runs: Sequence[SuiteRun]
 
+    @classmethod
+    def of(cls, suite: Suite, options: SuiteOptions) -> SuitePlan:
+        """Plan the runs. An error in the file of a user's own suite becomes a UsageError."""
+        try:
+            return cls(suite, options, suite.plan(options))
+        except (UserError, DataError):
+            raise
+        except Exception as error:
+            if suite.name in SUITES:
+                raise
+            raise UsageError(f"the plan of suite '{suite.name}' fails: {type(error).__name__}: {error}") from error
+
     @property
     def collection(self) -> Collection:
-        runs = tuple(dict.fromkeys(entry.path for entry in self.runs))
+        """What is recorded of the suite beside its tables."""
+        runs = tuple(dict.fromkeys(run.path for run in self.runs))
         return Collection(kind="suite", name=self.suite.name, runs=runs, settings=self.options.plain())
 
 
-def chosen(name: str) -> list[str]:
-    """The suites that a word of the command line stands for."""
-    return list(SUITES) if name == ALL else [name]
-
-
-def plan(suite: Suite, suited: SuiteFlags, place: RuntimeFlags, data: Path, *, several: bool = False) -> Planned:
-    """What the flags choose of `suite`.
-
-    The profile is that of the data sets where these are named and known, else the paper's where there is a data root,
-    else the generated one.
-    several: beside other suites, where data sets are not chosen of one that has a list of its own.
-    """
-    named = tuple(dataset_names(suited.datasets, data)) if names(suited.datasets) else ()
-    profile = find_profile(suited.profile) if suited.profile else _world_of(named, place)
-    datasets = named if named and not (several and suite.datasets) else None
-    options = suite.options(
-        profile,
-        quick=suited.quick,
-        datasets=datasets,
-        methods=tuple(method_names(suited.methods)) if names(suited.methods) else None,
-        seeds=tuple(numbers(suited.seeds, "--seeds")) or None,
-        shots=shot_counts(suited.shots),
-        recipe=suited.recipe,
-        backbone=suited.backbone,
-        pretrained=suited.pretrained or None,
-        precision=suited.precision,
-        overrides={} if suited.epochs is None else {"epochs": suited.epochs},
-        data=data,
-    )
-    try:
-        entries = suite.plan(options)
-    except (UserError, DataError):
-        raise
-    except Exception as error:
-        if suite.name in SUITES:
-            raise
-        raise UsageError(f"the plan of suite '{suite.name}' fails: {type(error).__name__}: {error}") from error
-    return Planned(suite, options, entries)
-
-
-def _world_of(datasets: Sequence[str], place: RuntimeFlags) -> Profile:
-    if not {*datasets}.isdisjoint(PAPER.datasets):
-        return PAPER
-    generated = datasets and {*datasets} <= {*MINI.datasets}
-    return MINI if generated or not data_is_named(place.data) else PAPER
-
-
-def merged(plans: Iterable[Planned]) -> list[RunSpec]:
-    """Every run of the plans once, with the targets of all of them."""
+def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
+    """Every run of the plans once, with the evaluation targets of all of them."""
     configs: dict[str, RunConfig] = {}
     targets: dict[str, dict[str, None]] = {}
-    for entry in (entry for one in plans for entry in one.runs):
-        # By path: one suite may call a recipe "published" that another calls "procap".
-        configs.setdefault(entry.path, entry.spec.config)
-        targets.setdefault(entry.path, {}).update(dict.fromkeys(entry.spec.targets))
+    for run in (run for plan in plans for run in plan.runs):
+        # By path, as equal recipes may have different names.
+        configs.setdefault(run.path, run.spec.config)
+        targets.setdefault(run.path, {}).update(dict.fromkeys(run.spec.targets))
     return [RunSpec(config=config, targets=tuple(targets[path])) for path, config in configs.items()]
 
 
-def is_done(piece: RunSpec, at: RuntimeConfig) -> bool:
-    """Whether the run and all its evaluations are there. What is broken is not: whoever does the run says why."""
-    folder = RunFolder(at.results / piece.config.path)
+def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
+    """Whether the run and all its evaluations are there. Unreadable files count as missing."""
+    folder = RunFolder(runtime.results / run.config.path)
     try:
         training = folder.train()
-        found = [folder.evaluation(Target.recorded(target)) for target in piece.targets]
+        results = [folder.evaluation(Target.recorded(target)) for target in run.targets]
     except UserError:
         return False
-    return training is not None and all(known and known.answers(training, at.limit) for known in found)
+    return training is not None and all(result and result.answers(training, runtime.limit) for result in results)
+
+
+def recorded_options(
+    suite: Suite, collection: Collection | None, results: Path, data: Path | None = None, *, profile: str = ""
+) -> tuple[SuiteOptions, bool]:
+    """The options of the suite's last run, and whether they had to be guessed.
+
+    profile: the one that is asked for; empty: any. Options are guessed where none are recorded, or those of another
+    profile: the options (of each profile, with and without `--quick`) whose plan shares most runs with those that are
+    there, then those whose data sets most runs are of. Raises UserError for settings that cannot be read.
+    """
+    settings = collection.settings if collection else {}
+    if settings and profile in ("", settings.get("profile")):
+        return SuiteOptions.of_plain(settings, data), False
+    recorded = _split_paths(collection.runs if collection else ())
+    there = _split_paths(folder.path.relative_to(results).as_posix() for folder in find_runs(results))
+    named = {} if settings else _options_of(recorded)
+    profiles = [find_profile(profile)] if profile else PROFILES.values()
+    able = [suite.options(one, quick=quick, data=data, **named) for one in profiles for quick in (False, True)]
+
+    def fit(options: SuiteOptions) -> tuple[int, int]:
+        planned = _split_paths(run.path for run in suite.plan(options))
+        return len({*planned} & {*there, *recorded}), sum(run[1] in options.profile.datasets for run in there)
+
+    return max(able, key=fit), True
+
+
+def _split_paths(paths: Iterable[str]) -> list[tuple[str, ...]]:
+    return [parts for path in paths if len(parts := tuple(path.split("/"))) == PATH_PARTS]
+
+
+def _options_of(runs: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+    """Data sets, methods and seeds of recorded runs, as fields of SuiteOptions; empty without runs."""
+    if not runs:
+        return {}
+    datasets, methods = (tuple(dict.fromkeys(run[part] for run in runs)) for part in (1, 2))
+    seeds = tuple(dict.fromkeys(int(run[-1].removeprefix("seed").partition("-")[0]) for run in runs))
+    return {"datasets": datasets, "methods": methods, "seeds": seeds}

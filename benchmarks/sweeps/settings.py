@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.flags import RecipeFlags, SelectionFlags
-from benchmarks.cli.selection import (
-    dataset_names,
-    method_names,
-    names,
-    numbers,
-    option_values,
-    overrides,
-    shot_count,
+from benchmarks.cli.selection import overrides
+from benchmarks.console.parse import (
+    parse_datasets,
+    parse_integers,
+    parse_methods,
+    parse_options,
+    parse_shot_count,
+    split_names,
 )
 from benchmarks.sweeps.file import Asked
 from cluster.configuration import METRICS, check_data
@@ -34,16 +34,16 @@ def settings_of(asked: Asked, data: Path) -> SweepSettings:
     searched, selection, training = asked.searched, asked.selection, asked.training
     given = _split(searched.vary or ())
     methods = _chosen("method", "--methods", selection.methods, given, asked.space)
-    methods = method_names(",".join(methods))
+    methods = parse_methods(",".join(methods))
     dimensions = _dimensions(given, asked.space or {}, methods)
     by_field = {one.field: one for one in dimensions}
     if "dataset" in by_field:
         if selection.datasets:
             raise UsageError("--datasets and --vary dataset are two answers: --datasets averages over them")
-        datasets = dataset_names(",".join(map(str, by_field["dataset"].values)), data)
+        datasets = parse_datasets(",".join(map(str, by_field["dataset"].values)), data)
         by_field["dataset"] = Dimension("dataset", "list", tuple(datasets))
     else:
-        datasets = dataset_names(selection.datasets, data)
+        datasets = parse_datasets(selection.datasets, data)
     _refuse_fixed(by_field, selection, training, methods)
     if "shots" in by_field:
         by_field["shots"] = _with_full(by_field["shots"], methods)
@@ -60,20 +60,20 @@ def settings_of(asked: Asked, data: Path) -> SweepSettings:
         "space": {one.field: one.plain() for one in by_field.values()},
         "methods": methods,
         "datasets": datasets,
-        "seeds": numbers(selection.seeds, "--seeds") or [1],
+        "seeds": parse_integers(selection.seeds, "--seeds") or [1],
         "metric": metric,
         "direction": _one_of("direction", searched.direction or "max", ("max", "min")),
         "search": _one_of("search", searched.search or ("grid" if space.listed else "random"), SEARCHES),
         "search_seed": searched.search_seed or 0,
         "classes": _classes(selection.classes, metric),
-        "shots": shot_count(selection.shots or "16"),
+        "shots": parse_shot_count(selection.shots or "16"),
         "backbone": selection.backbone or "mini",
         "pretrained": selection.pretrained or None,
         "precision": selection.precision or "fp32",
         "recipe": training.recipe or "published",
         "overrides": overrides(training),
-        "options": option_values(training.option or (), methods),
-        "picks": _samples(training.few_shot_samples, datasets, shot_count(selection.shots or "16")),
+        "options": parse_options(training.option or (), methods),
+        "picks": _samples(training.few_shot_samples, datasets, parse_shot_count(selection.shots or "16")),
         "stop": stop,
         "trials": searched.trials,
         "hours": searched.hours,
@@ -104,10 +104,10 @@ def _chosen(field: str, flag: str, text: str, given: dict[str, str], space: Mapp
     filed = None if space is None else space.get(field)
     varied = typed.partition("=")[2] if typed else ",".join(map(str, filed if isinstance(filed, list) else [filed]))
     if typed is None and filed is None:
-        return names(text)
+        return split_names(text)
     if text:
         raise UsageError(f"{flag} and --vary {field} are two answers to one question: give one of them")
-    return names(varied)
+    return split_names(varied)
 
 
 def _dimensions(given: Mapping[str, str], space: Mapping[str, Any], methods: Sequence[str]) -> list[Dimension]:
@@ -142,7 +142,7 @@ def _refuse_fixed(
     fixed = {name for name in ("shots", "backbone", "pretrained", "precision") if getattr(selection, name)}
     fixed |= {"recipe"} if training.recipe else set()
     fixed |= {f"recipe.{name}" for name in overrides(training)}
-    fixed |= {f"options.{name}" for own in option_values(training.option or (), methods).values() for name in own}
+    fixed |= {f"options.{name}" for own in parse_options(training.option or (), methods).values() for name in own}
     for field in varied.keys() & fixed:
         raise UsageError(f"{field.rpartition('.')[2]} is varied and has one value as well: give one of them")
 

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cli.selection import names
 from benchmarks.cli.ui import Chosen, Wanted, charts_page, choose, compare_page, find_collection, save, server
 from benchmarks.console.output import note, show
+from benchmarks.console.parse import split_names
 from benchmarks.studies.mlflow_load.browser import Page, page
 from benchmarks.studies.mlflow_load.made_results import make, suite
 from runner.collection import write_collection
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/mlflow"))
     given = parser.parse_args(arguments)
     library_defaults()
-    wanted = Wanted((), given.suite, given.sweep, names(given.methods), names(given.datasets))
+    wanted = Wanted((), given.suite, given.sweep, split_names(given.methods), split_names(given.datasets))
     with tempfile.TemporaryDirectory() as made:
         results = given.results
         if results is None:

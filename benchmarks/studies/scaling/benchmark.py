@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cli.selection import method_names, names, numbers
+from benchmarks.console.parse import parse_integers, parse_methods, split_names
 from benchmarks.studies.scaling.model import (
     A100,
     ETHERNET,
@@ -304,8 +304,8 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     """The whole report. Raises UsageError for flags that contradict each other, UserError when a process is lost."""
     from runner.environment import environment
 
-    methods, classes = method_names(flags.methods), numbers(flags.classes, "--classes", "51,500")
-    ways = ways_of(numbers(flags.processes, "--processes", "2,4"), names(flags.engine))
+    methods, classes = parse_methods(flags.methods), parse_integers(flags.classes, "--classes", "51,500")
+    ways = ways_of(parse_integers(flags.processes, "--processes", "2,4"), split_names(flags.engine))
     for way in ways:
         if flags.batch < 2 or flags.batch % way.processes:
             raise UsageError(f"--batch {flags.batch} does not divide evenly among {way.processes} processes")

@@ -1,4 +1,4 @@
-"""Before many runs begin: what each of them would find missing, or refuse, is said once, and nothing was written."""
+"""Checks before many runs begin, so that an error common to all of them is reported once and nothing is written."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
         weights_file(name, pretrained)
 
 
-def check_ways(configs: Iterable[RunConfig], at: RuntimeConfig, processes: int) -> None:
-    """Raises UsageError for a way to work that nobody knows, or that contradicts each run with so many processes."""
+def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes: int) -> None:
+    """Raises UsageError for an unknown acceleration, or an engine that no run can use with so many processes."""
     import torch
 
-    if not {*at.accelerate.split(",")} <= {*WAYS}:
-        # Which of those that are known can be done is for the machine of a run to say.
-        Acceleration.of(at.accelerate, torch.device("cpu"))
-    if at.engine == "ddp":
+    if not {*runtime.accelerate.split(",")} <= {*WAYS}:
+        # Whether a known acceleration is possible depends on the machine of the run.
+        Acceleration.of(runtime.accelerate, torch.device("cpu"))
+    if runtime.engine == "ddp":
         return
     from runner.engines import engine_settings
 
     refused: UsageError | None = None
     for config in configs:
         try:
-            engine_settings(config, at, Ranks(size=processes, local_size=processes))
+            engine_settings(config, runtime, Ranks(size=processes, local_size=processes))
             return
         except UsageError as error:
             refused = refused or error
