@@ -25,7 +25,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,11 +175,9 @@ class RemoteResults:
         assert self.url
         return RemoteFolder(self.url)
 
-    @contextmanager
-    def _locked(self, folder: str) -> Iterator[None]:
-        """Synchronize a folder in one process of this machine at a time."""
-        with file_lock(self.local / ".remote" / f"{hashlib.sha256(folder.encode()).hexdigest()[:16]}.lock"):
-            yield
+    def _locked(self, folder: str) -> AbstractContextManager[None]:
+        """Lock a folder of the results: one process of this machine at a time synchronizes it."""
+        return file_lock(self.local / ".remote" / f"{hashlib.sha256(folder.encode()).hexdigest()[:16]}.lock")
 
     def _list(self, folder: str) -> dict[str, str]:
         return {name: version for name, version in self._remote.list(folder).items() if _belongs(name, folder)}

@@ -33,7 +33,7 @@ from shards.manifest import (
     write_text,
 )
 from shards.mirror import refuse_packing
-from shards.pack_lock import only_packer, partial_of, put_back, refuse_foreign, swap
+from shards.pack_folders import check_replaceable, packing_lock, partial_folder, replace_dataset, restore_dataset
 from shards.pack_progress import Progress, SplitProgress
 from shards.process_pool import in_order
 from shards.reader import open_dataset
@@ -88,23 +88,23 @@ def pack_source(
     _refuse_unfit(source, counts)
     refuse_packing(data_root)
     folder = data_root / source.name
-    partial = partial_of(folder)
+    partial = partial_folder(folder)
     try:
         if not (force or partial.exists()) and (kept := _still_valid(source, data_root, counts)):
             return kept
         data_root.mkdir(parents=True, exist_ok=True)
-        with only_packer(folder):
-            put_back(folder)
+        with packing_lock(folder):
+            restore_dataset(folder)
             kept = None if force else _still_valid(source, data_root, counts)
             if kept or force:
                 shutil.rmtree(partial, ignore_errors=True)
             if kept:
                 return kept
-            refuse_foreign(folder)
+            check_replaceable(folder)
             try:
                 fitting = _images_per_shard(source, counts, per_shard)
                 manifest = _write(source, counts, partial, fitting, workers, on_progress)
-                swap(partial / "set", folder)
+                replace_dataset(partial / "set", folder)
             except BaseException:
                 if not any(partial.glob("finished/*/*.json")):
                     shutil.rmtree(partial, ignore_errors=True)

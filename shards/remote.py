@@ -92,7 +92,7 @@ def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
     how = {"block_size": 0, "size": 1} if scheme(location) in ("http", "https") else {"block_size": BLOCK}
     how = how if local_path(canonical(location)) is None else {}
     stream = _attempt(location, lambda: files.open(path, "rb", **how), retry)
-    return cast(BinaryIO, io.BufferedReader(_Stream(location, stream), 2**16))
+    return cast(BinaryIO, io.BufferedReader(_Stream(location, stream), 2**20))
 
 
 class _Stream(io.RawIOBase):
@@ -332,6 +332,8 @@ def _translate(location: str, error: Exception) -> DataError:
         return DataError(f"{name} redirects to an address that is not http(s)://, which is not followed")
     if isinstance(error, ValueError) and "URL" in kind:
         return DataUsageError(f"{name} is not a usable URL")
+    if kind == "OfflineModeIsEnabled":
+        return DataError(f"{name} needs the Hugging Face Hub, which is switched off here: set HF_HUB_OFFLINE=0")
     if isinstance(error, TimeoutError) or kind == "FSTimeoutError":
         return Unreachable(f"{name} cannot be reached (no answer in time); try again later")
     if "Certificate" in kind:

@@ -1,4 +1,4 @@
-"""An S3 server of its own process, on 127.0.0.1 if nothing else is said, for tests, whose requests can be counted."""
+"""An S3 server in a process of its own for tests, by default on 127.0.0.1, that counts its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_SECONDS = 240.0
 
 @dataclass
 class ObjectServer:
-    """`environment`: what a machine needs to reach it, as a person would set it; bucket: one that is there."""
+    """environment: the variables with which a machine reaches it; bucket: one that exists."""
 
     address: str
     log: Path
@@ -37,24 +37,24 @@ class ObjectServer:
             "no_proxy": urlsplit(self.address).hostname or "",
         }
 
-    def asked(self, method: str, ending: str) -> int:
-        """Requests of that kind for names with that ending, so far."""
+    def count_requests(self, method: str, ending: str) -> int:
+        """Count the requests so far with this method for names with this ending."""
         return len(re.findall(rf"{method} [^ ?]*{re.escape(ending)}[? ]", self.log.read_text()))
 
 
 @contextmanager
 def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServer]:
-    """Starts empty but for the bucket; what it holds is lost at the end."""
+    """Start a server with one empty bucket; its contents are lost at the end."""
     log = folder / "objects.log"
     with log.open("wb") as output:
-        # A port that it finds itself is nobody else's by the time it listens.
+        # Port 0: the server takes a free port itself.
         command = [sys.executable, "-m", "moto.server", "-H", host, "-p", "0"]
         environment = {**os.environ, **ObjectServer(f"http://{host}", log).environment, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
         server = ObjectServer(f"http://{host}:{_port(log, process)}", log)
         _make_bucket(server)
-        # A process reads the settings of its machine once, and another server may have been here before.
+        # s3fs reads the settings once per process, and a test before may have used another server.
         S3FileSystem.clear_instance_cache()
         yield server
     finally:
@@ -64,13 +64,13 @@ def object_server(folder: Path, host: str = "127.0.0.1") -> Iterator[ObjectServe
 
 
 def _port(log: Path, process: subprocess.Popen[bytes]) -> int:
-    """Where the server says that it listens."""
+    """Read the port from the log of the server."""
     deadline = time.monotonic() + START_SECONDS
-    while (said := re.search(r"Running on http://\S+:(\d+)\s", log.read_text())) is None:
+    while (match := re.search(r"Running on http://\S+:(\d+)\s", log.read_text())) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"no S3 server: {log.read_text()[-500:]}")
         time.sleep(0.05)
-    return int(said[1])
+    return int(match[1])
 
 
 def _make_bucket(server: ObjectServer) -> None:

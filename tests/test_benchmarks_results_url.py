@@ -1,4 +1,4 @@
-"""Suites, sweeps and what MLflow has got of them, with results at a URL: what ends early is known there as well."""
+"""Suites and sweeps with results at a URL: their records are uploaded even when they end early."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def and_interrupted(work):
     return work_and_stop
 
 
-def test_a_suite_that_was_stopped_is_known_at_the_url(at, there, monkeypatch, capsys):
+def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, capsys):
     monkeypatch.setattr(suite_commands, "do_all", and_interrupted(do_all))
     assert main(["bench", "base-to-novel", *SUITE, *at]) == 143
     collection = json.loads((there / "collections/suite/base-to-novel/collection.json").read_text())
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
 
 
-def test_a_sweep_that_was_stopped_is_known_at_the_url(at, there, monkeypatch, capsys):
+def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, capsys):
     monkeypatch.setattr(sweep_commands, "carry_out", and_interrupted(carry_out))
     asked = ("--name", "s", "--methods", "zeroshot", "--seeds", "1", "--vary", "shots=1,2")
     assert main(["sweep", *asked, *at]) == 143
@@ -61,7 +61,7 @@ def test_a_sweep_that_was_stopped_is_known_at_the_url(at, there, monkeypatch, ca
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 2
 
 
-def test_what_was_sent_before_a_sync_ends_early_is_noted_at_the_url(there):
+def test_the_notes_of_a_failed_sync_are_uploaded(there):
     url = f"local://{there}"
     root, _ = results_root(url, cache_home())
     run = tracked_runs.begin(root)
@@ -71,7 +71,7 @@ def test_what_was_sent_before_a_sync_ends_early_is_noted_at_the_url(there):
     assert (there / run.path.relative_to(root) / "tracking.json").exists()
 
 
-def test_the_report_of_all_suites_is_where_people_look_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
+def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(suite_commands, "suites_of", lambda name: ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0
     page = tmp_path / "report/index.html"
@@ -84,7 +84,7 @@ def test_the_report_of_all_suites_is_where_people_look_and_names_the_url(at, the
     assert page.read_text() == "<html>my thesis</html>"
 
 
-def test_the_commands_at_the_end_of_a_sweep_hold_no_password():
+def test_the_commands_printed_by_a_sweep_hold_no_password():
     place = RuntimeFlags(
         data="https://data.example/shards?sig=hunter2",
         results="s3://bucket/results",

@@ -369,10 +369,10 @@ def test_results_behind_a_url_survive_a_lost_node_and_a_lost_driver(alone: dict[
         results = f"s3://{server.bucket}/lab"
         words = [*COMMANDS["suite"], *shop.cluster, "--results", results]
         command = shop.procap(*words)
-        until(lambda: server.asked("PUT", "train.json"))
+        until(lambda: server.count_requests("PUT", "train.json"))
         at = time.monotonic() - command.began
         shop.nodes.nodes[2].kill()
-        until(lambda: server.asked("PUT", "train.json") >= 4)
+        until(lambda: server.count_requests("PUT", "train.json") >= 4)
         command.process.kill()
         killed = time.monotonic() - command.began
         command.end(-signal.SIGKILL)

@@ -200,11 +200,11 @@ def each_node_fetches_each_shard_once(nodes: Nodes, url: str) -> None:
         split = open_dataset(data_root(address), "toy").split("train")
         return sum(split.image(i).size[0] > 0 for i in range(len(split)))
 
-    before = nodes.s3.asked("GET", ".tar")
+    before = nodes.s3.count_requests("GET", ".tar")
     places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in ray.nodes() if node["Alive"]]
     counts = ray.get([read.options(scheduling_strategy=place).remote(url) for place in places for _ in range(2)])
     assert counts == [23] * 4
-    assert nodes.s3.asked("GET", ".tar") - before == 2 * 5, "two nodes, each of five shards once"
+    assert nodes.s3.count_requests("GET", ".tar") - before == 2 * 5, "two nodes, each of five shards once"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Training, evaluating and looking at results behind a URL, from several machines."""
+"""Train, evaluate and list results behind a URL from several machines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def s3(server, monkeypatch) -> ObjectServer:
 
 @pytest.fixture
 def machines(s3, few_digits, tmp_path):
-    """Workplaces that share results at one URL; "alone" has a folder of its own."""
+    """Machines that share results at one URL; "alone" has a folder of its own."""
     url = f"s3://{s3.bucket}/{tmp_path.name}"
 
     def make(name: str) -> RuntimeConfig:
@@ -56,7 +56,7 @@ def config(tiny_checkpoint):
     return plan_run(method="coop", dataset="digits", shots=2, backbone=str(tiny_checkpoint), overrides=quick)
 
 
-def test_a_training_goes_on_on_another_machine_with_the_same_bits(machines, config):
+def test_training_continues_on_another_machine_with_the_same_bits(machines, config):
     alone = train(config, machines("alone"))
     assert isinstance(train(config, machines("first"), until=1), Progress)
     ended = train(config, machines("second"))
@@ -71,19 +71,19 @@ def test_a_training_goes_on_on_another_machine_with_the_same_bits(machines, conf
     assert RunFolder(machines("fourth").results / config.path).evaluations() == [result]
 
 
-def test_force_forgets_a_run_at_the_url(s3, machines, config):
+def test_force_deletes_a_run_at_the_url(s3, machines, config):
     train(config, machines("first"))
     evaluate(config, Target("digits", "base"), machines("first"))
-    sent = s3.asked("PUT", "train.json")
+    sent = s3.count_requests("PUT", "train.json")
     again = train(config, machines("second"), force=True)
-    assert s3.asked("PUT", "train.json") == sent + 1, "it was trained again"
+    assert s3.count_requests("PUT", "train.json") == sent + 1, "it was trained again"
     runtime = machines("third")
     RemoteResults.of(runtime).pull_all()
     assert RunFolder(runtime.results / config.path).train() == again
     assert RunFolder(runtime.results / config.path).evaluations() == []
 
 
-def test_a_url_that_goes_away_costs_a_training_nothing_but_the_sending(machines, config, monkeypatch, caplog):
+def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch, caplog):
     runtime = replace(machines("first"), checkpoint_seconds=0.0)
     upload = RemoteResults._upload
     away = [True]
@@ -144,7 +144,7 @@ CheckpointUploader.offer = stop
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_lost_costs_the_work_since_its_last_state(s3, few_digits, tiny_checkpoint, tmp_path):
+def test_a_lost_machine_costs_the_work_since_its_last_state(s3, few_digits, tiny_checkpoint, tmp_path):
     url = f"s3://{s3.bucket}/{tmp_path.name}"
     words = ["train", "--methods", "coop", "--datasets", "digits", "--shots", "4", "--epochs", "60", "--json"]
     words += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--tracking", "off", "--device", "cpu"]

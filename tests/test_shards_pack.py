@@ -24,7 +24,7 @@ from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
 from shards.manifest import lines_digest
 from shards.pack import pack, pack_source
-from shards.pack_lock import only_packer
+from shards.pack_folders import packing_lock
 from shards.reader import open_dataset
 from shards.records import Record, png
 from shards.sources import builtin_source
@@ -219,7 +219,7 @@ def test_two_processes_packing_at_once_both_end_well(tmp_path):
 
 
 def test_a_packing_of_one_set_does_not_wait_for_another_set(tmp_path):
-    with only_packer(tmp_path / "other"):
+    with packing_lock(tmp_path / "other"):
         pack_source(toy_source(), tmp_path)
     assert verify(tmp_path, "toy").ok
 
