@@ -20,7 +20,7 @@ from shards.errors import DataError
 from shards.reader import open_dataset
 
 if TYPE_CHECKING:
-    from runner.validate import Watch
+    from runner.validate import Callbacks
 
 TELL_SECONDS = 5.0
 HELD_SECONDS = 2.0
@@ -62,7 +62,7 @@ class Work:
                 open_dataset(self.place.data, target.dataset).require(target.split)
 
     def _train(self) -> None:
-        from runner.validate import EpochRecord, Watch
+        from runner.validate import Callbacks, EpochRecord
 
         if self.job.rungs:
             self._train_in_step()
@@ -73,17 +73,17 @@ class Work:
                 epochs = piece.config.recipe.epochs
                 self._say(self._report(epoch=record.log.epoch + 1, of=epochs, run=piece.config.path))
 
-            self._train_one(piece, Watch(on_epoch=said))
+            self._train_one(piece, Callbacks(on_epoch_end=said))
 
     def _train_in_step(self) -> None:
         """All runs to one rung, then all to the next: what is told of an epoch is the mean over all of them."""
-        from runner.validate import Validation, Watch
+        from runner.validate import Callbacks, Validation
 
         last, told = max(piece.config.recipe.epochs for piece in self.job.pieces), 0
         watched = [tuple(map(Target.recorded, targets)) for targets in self.job.watched]
         for end in [*(rung for rung in self.job.rungs if rung < last), last]:
             for piece, targets in zip(self.job.pieces, watched, strict=True):
-                self._train_one(piece, Watch(Validation(targets)), until=end)
+                self._train_one(piece, Callbacks(Validation(targets)), until=end)
             if self.group.ranks.first:
                 for epoch in range(told, end):
                     if (figure := self._score_at(epoch, watched)) is not None:
@@ -101,7 +101,7 @@ class Work:
             scores.append(score([found[str(target)] for target in targets]))
         return fmean(scores)
 
-    def _train_one(self, piece: RunSpec, watch: Watch, until: int | None = None) -> None:
+    def _train_one(self, piece: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
         """Train as soon as nobody else holds the run: what others finish meanwhile is found finished."""
         from runner.train import train
 
@@ -109,7 +109,7 @@ class Work:
             if self.group.size > 1:
                 self._wait_for(piece)
             try:
-                train(piece.config, self.place, group=self.group, until=until, watch=watch)
+                train(piece.config, self.place, group=self.group, until=until, callbacks=callbacks)
                 return
             except RunHeld as error:
                 if self.group.size > 1:

@@ -138,7 +138,7 @@ class TrainState:
         self.term_sums, self.epoch_began = {}, clock
 
 
-class StateKeeper:
+class StateFiles:
     """Saves and finds the states of one run; the last two are kept, each named by its step and its own hash.
 
     identity: facts that must be the same when a run goes on (config hash, digests of data and backbone).

@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 
 Part = Callable[[], None]
 
-WARM_UPS = 3
+WARMUP_RUNS = 3
 """Runs before a recording: libraries choose their kernels and workspaces, torch compiles and allocates."""
 
 
-class Recorder(Protocol):
+class GraphCapture(Protocol):
     """Turns parts of the work into replays of them."""
 
-    def aside(self) -> AbstractContextManager[None]:
+    def side_stream(self) -> AbstractContextManager[None]:
         """Where parts are run, recorded and replayed: in order with what the caller does before and after."""
 
-    def record(self, part: Part) -> Part:
+    def capture(self, part: Part) -> Part:
         """What does the same as `part` over the same tensors; of several, call the replays in the order of recording.
 
         Raises RuntimeError where `part` does what cannot be recorded.
@@ -45,7 +45,7 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         callers = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(callers)
         try:
@@ -55,7 +55,7 @@ class CudaGraphs:
             # Also after an error: what is freed while it passes on belongs to this stream's memory.
             callers.wait_stream(self._stream)
 
-    def record(self, part: Part) -> Part:
+    def capture(self, part: Part) -> Part:
         graph = torch.cuda.CUDAGraph()
         # A cast of before would be read from memory that is long free when the recording is replayed.
         torch.clear_autocast_cache()
@@ -79,14 +79,14 @@ class CudaGraphs:
             torch._C._cuda_endAllocateToPool(index, self._pool)
 
 
-class Replayed:
+class GraphedFunction:
     """A function of one tensor, recorded for the first shape it is called with; other shapes run as they are.
 
     The last batch of a test set is shorter than the others, and not worth a recording of its own.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], recorder: Recorder) -> None:
-        self._function, self._recorder = function, recorder
+    def __init__(self, function: Callable[[Tensor], Tensor], graphs: GraphCapture) -> None:
+        self._function, self._graphs = function, graphs
         self._input: Tensor | None = None
         self._output: Tensor | None = None
         self._replay: Part | None = None
@@ -97,7 +97,7 @@ class Replayed:
             self._prepare(images)
         if self._replay is None or self._input is None or images.shape != self._input.shape:
             return self._function(images)
-        with self._recorder.aside():
+        with self._graphs.side_stream():
             self._input.copy_(images)
             self._replay()
             assert self._output is not None
@@ -111,10 +111,10 @@ class Replayed:
             assert self._input is not None
             self._output = self._function(self._input)
 
-        with self._recorder.aside():
-            for _ in range(WARM_UPS):
+        with self._graphs.side_stream():
+            for _ in range(WARMUP_RUNS):
                 part()
             try:
-                self._replay = self._recorder.record(part)
+                self._replay = self._graphs.capture(part)
             except RuntimeError as error:
                 log.warning("evaluation is not recorded as a CUDA graph: %s", str(error).partition("\n")[0])

@@ -6,7 +6,9 @@ Shapes: B images, T loss terms, W processes.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,10 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from procap.methods.method import Method, Noise
+from procap.recipe import Recipe
 from runner.checkpoint import fill_optimizer, load_into, optimizer_slots, training_parts, training_tensors
 from runner.config import RunConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.setup import autocast, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,26 @@ class Batch:
     def takes(self, other: Batch) -> bool:
         """Whether `other` can be copied into this one."""
         return [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
+
+
+def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over everything that the method learns."""
+    decay, device = recipe.weight_decay, method.clip.device
+    on_gpu = device.type == "cuda"
+    # Steps that are recorded read the rate where it can be changed for them: on the device.
+    lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
+    # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them takes as long as a pass.
+    if recipe.optimizer == "adamw":
+        betas = recipe.betas
+        # Some steps are run as they are, those that warm up at least; torch warns of that.
+        warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
+        return torch.optim.AdamW(method.parameters(), lr, betas, weight_decay=decay, fused=True, capturable=on_gpu)
+    return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
+
+
+def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
+    """The precision of a run; parameters and optimizer stay in float32 under both."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 
 class Objective(nn.Module):

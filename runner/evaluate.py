@@ -22,6 +22,7 @@ from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import Flags, FlagSync
 from runner.distributed.ranks import ALONE
+from runner.engine import autocast
 from runner.environment import decoders, environment, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.inference import Inference
@@ -29,7 +30,7 @@ from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
-from runner.setup import autocast, check_content, label_space, load_backbone, make_method
+from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import StopRequest, interrupted
 from runner.threads import fitting_threads
 from runner.tracking.tracker import tracker_for

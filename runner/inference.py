@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
-from runner.cuda_graphs import CudaGraphs, Replayed
+from runner.cuda_graphs import CudaGraphs, GraphedFunction
 from runner.distributed.ranks import Ranks
 from runner.features import FeatureStore
 from runner.meters import Meter
@@ -51,7 +51,7 @@ class Inference:
         # In one mode from the warm-up on: what is compiled is compiled for a mode.
         self._encode: Forward = torch.inference_mode()(clip.encode_image)
         if graphs:
-            self._logits, self._encode = Replayed(self._logits, graphs), Replayed(self._encode, graphs)
+            self._logits, self._encode = GraphedFunction(self._logits, graphs), GraphedFunction(self._encode, graphs)
         known = store.known(positions) if store else np.zeros(len(positions), bool)
         self.fresh, self.cached = np.flatnonzero(~known), np.flatnonzero(known)
 

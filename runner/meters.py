@@ -106,7 +106,7 @@ class Meter:
             "warmup_steps": self.warmup_steps,
         }
 
-    def go_on(self, before: Mapping[str, Any]) -> None:
+    def resume(self, before: Mapping[str, Any]) -> None:
         """Add what an earlier process had measured; this one warms up again."""
         self._phases_before, self._step_seconds_before = before["phases"], before["step_seconds"]
         for book, name in ((self.phases, "phases"), (self._rated, "rated")):
@@ -129,7 +129,7 @@ class Meter:
         return images / seconds if images and seconds > 0 else None
 
     def own_seconds(self, phase: str = "") -> float:
-        """In steps of this process, or in one phase of them; what `go_on` added is another's."""
+        """In steps of this process, or in one phase of them; what `resume` added is another's."""
         if phase:
             return self.phases[phase] - self._phases_before.get(phase, 0.0)
         return self.step_seconds - self._step_seconds_before

@@ -1,9 +1,7 @@
-"""What training and evaluation build: the frozen model, the method on it, the space of its classes, the data stream."""
+"""Build what a run needs: the frozen model, the method on it, its classes, the data stream, the engine."""
 
 from __future__ import annotations
 
-import warnings
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE, Ranks
+from runner.engine import Engine
+from runner.engines import make_engine
 from runner.environment import decoders
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, evaluation_labels, load_few_shot, load_samples
@@ -34,35 +34,44 @@ from shards.transforms import TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method at its seeded start. Without epochs there is nothing to stream and no image is picked."""
+    """A method at its seeded start and what trains it.
+
+    Without epochs there is no engine, no stream, and no image is chosen. The engine holds the optimizer; close it.
+    """
 
     method: Method
     card: CheckpointCard
+    engine: Engine | None
     stream: TrainStream | None
     fewshot: FewShot | None
-    ways: Acceleration
+    acceleration: Acceleration
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        return self.card.config.recipe.epochs * self.stream.steps_per_epoch if self.stream else 0
 
 
 def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
-    """Open the data, load the backbone and build the method; raises the user's errors of all three.
+    """Open the data, load the backbone, build method, optimizer and engine; raises the user's errors of all of them.
 
-    Raises UsageError where the batch cannot be dealt out evenly to the group.
+    Raises UsageError where the batch does not divide evenly among the ranks.
     """
-    # Messages between processes are not recorded, so steps of several are run as they are.
-    alone = group.ranks.size == 1
-    ways = Acceleration.of(runtime.accelerate, device)
-    ways = ways if alone else replace(ways, graphs=False)
+    acceleration = Acceleration.of(runtime.accelerate, device)
+    if group.size > 1:
+        # Collectives are not captured, so steps of several ranks run eagerly.
+        acceleration = replace(acceleration, graphs=False)
     shards = open_dataset(runtime.data, config.dataset)
-    fewshot = stream = None
+    fewshot = stream = engine = None
     if config.recipe.epochs:
         samples = load_samples(shards.folder, config.picks) if config.picks else None
-        # A shard that is missing is told before minutes are spent on a backbone.
+        # Missing shards are reported before minutes are spent on a backbone.
         fewshot = load_few_shot(shards, config.shots, config.seed, config.classes, samples)
-    clip = load_backbone(config, device, ways)
+    clip = load_backbone(config, device, acceleration)
     if fewshot:
         augment = train_augment(config.recipe, clip)
         workers = decoders(runtime.workers, device)
-        stream = train_stream(fewshot.train, config, augment, workers, device, ways, group.ranks)
+        stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
     space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))
     method = make_method(config, clip, space)
@@ -76,20 +85,22 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         backbone_digest=clip.digest(),
         manifest_digest=shards.manifest.digest,
     )
-    if not alone:
+    if group.size > 1:
         method.team = group
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
-    return Setup(method, card, stream, fewshot, ways)
+    if stream:
+        engine = make_engine(method, config, runtime, group)
+    return Setup(method, card, engine, stream, fewshot, acceleration)
 
 
-def load_backbone(config: RunConfig, device: torch.device, ways: Acceleration) -> CLIP:
-    """The frozen CLIP of a run, on `device`, its blocks compiled where `ways` says so."""
+def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:
+    """The frozen CLIP of a run, on `device`, its blocks compiled where `acceleration` says so."""
     if device.type == "cuda":
         # cuDNN's default for convolutions is TF32, ten bits of mantissa: less than fp32 is a choice made by name.
         torch.backends.cudnn.allow_tf32 = False
     clip = load_clip(config.backbone, config.pretrained).to(device)
-    if ways.compile:
+    if acceleration.compile:
         from procap.kernels.compiled import compile_blocks
 
         keep_compiled()
@@ -115,28 +126,13 @@ def check_content(result: str, dataset: str, digest: str, data: Path, again: str
         )
 
 
-def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over everything that the method learns."""
-    decay, device = recipe.weight_decay, method.clip.device
-    on_gpu = device.type == "cuda"
-    # Steps that are recorded read the rate where it can be changed for them: on the device.
-    lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
-    # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them takes as long as a pass.
-    if recipe.optimizer == "adamw":
-        betas = recipe.betas
-        # Some steps are run as they are, those that warm up at least; torch warns of that.
-        warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-        return torch.optim.AdamW(method.parameters(), lr, betas, weight_decay=decay, fused=True, capturable=on_gpu)
-    return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
-
-
 def train_stream(
     split: Split,
     config: RunConfig,
     augment: TrainAugment,
     workers: int,
     device: torch.device,
-    ways: Acceleration,
+    acceleration: Acceleration,
     ranks: Ranks = ALONE,
 ) -> TrainStream:
     """The run's training batches, or one process's part of them; augmented on `device` where asked for and possible.
@@ -149,7 +145,7 @@ def train_stream(
             f"a global batch of {images} images cannot be dealt out evenly to {size} processes: "
             f"give --global-batch-size a multiple of {size}, or start another number of processes"
         )
-    if ways.images and augments_on_device(augment):
+    if acceleration.images and augments_on_device(augment):
         return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, rank=rank, world_size=size)
     return TrainStream(split, batch, augment, config.seed, workers, rank=rank, world_size=size)
 
@@ -170,8 +166,3 @@ def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:
     """What the text side is told about some classes of a packed data set."""
     return LabelSpace(classnames, manifest.template, manifest.templates, dataset=base_name(manifest.dataset))
-
-
-def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The precision of a run; parameters and optimizer stay in float32 under both."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()

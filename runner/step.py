@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from procap.methods.method import Method
-from runner.cuda_graphs import WARM_UPS, Part, Recorder
+from runner.cuda_graphs import WARMUP_RUNS, GraphCapture, Part
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 
@@ -31,10 +31,10 @@ FARTHEST_BEHIND = 32
 class TrainStep:
     """The three parts of a step on an engine."""
 
-    def __init__(self, engine: Engine, meter: Meter, recorder: Recorder | None = None) -> None:
-        """recorder: steps after `prepare` are replays; without one every step is run."""
+    def __init__(self, engine: Engine, meter: Meter, graphs: GraphCapture | None = None) -> None:
+        """graphs: steps after `prepare` are replays; without one every step is run."""
         self.engine, self.meter = engine, meter
-        self._recorder = recorder
+        self._graphs = graphs
         self._replays: tuple[Part, ...] = ()
         self._fixed: Batch | None = None
         self._terms: Tensor | None = None
@@ -45,36 +45,36 @@ class TrainStep:
         return self.engine.objective.names
 
     @property
-    def unprepared(self) -> bool:
+    def needs_capture(self) -> bool:
         """Whether `prepare` would be of use."""
-        return self._recorder is not None and self._fixed is None
+        return self._graphs is not None and self._fixed is None
 
     @property
     def _parts(self) -> tuple[Part, ...]:
         # Not kept: a cycle would hold the recordings and their memory until Python looks for cycles.
         return self._forward, self._backward, self._update
 
-    def prepare(self, batch: Batch) -> None:
+    def capture(self, batch: Batch) -> None:
         """Warm up and record, with `batch` as an example; weights and optimizer stay what they were.
 
         Where a part cannot be recorded a warning says so, and steps are run as they are.
         """
-        assert self._recorder is not None
+        assert self._graphs is not None
         self._batch = self._fixed = batch.copy()
-        with self._recorder.aside(), _unchanged(self.engine.method, self.engine.optimizer):
-            for _ in range(WARM_UPS):
+        with self._graphs.side_stream(), _unchanged(self.engine.method, self.engine.optimizer):
+            for _ in range(WARMUP_RUNS):
                 for part in self._parts:
                     part()
             try:
-                self._replays = tuple(self._recorder.record(part) for part in self._parts)
+                self._replays = tuple(self._graphs.capture(part) for part in self._parts)
             except RuntimeError as error:
                 log.warning("steps are not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take a step on `batch`: its weighted terms and their sum, [T + 1], until the next step overwrites them."""
-        if self._recorder is None:
+        if self._graphs is None:
             return self._take(batch)
-        with self._recorder.aside():
+        with self._graphs.side_stream():
             return self._take(batch)
 
     def _take(self, batch: Batch) -> Tensor:

@@ -1,8 +1,10 @@
-"""Training of one run: a plain loop that can be killed anywhere and goes on with the same bits."""
+"""Train one run: a plain loop that can be killed anywhere and continues with the same bits."""
 
 from __future__ import annotations
 
+import math
 import platform
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any, overload
@@ -20,14 +22,14 @@ from runner.engine import Batch
 from runner.environment import environment, resolve_device
 from runner.meters import Machine, Meter
 from runner.progress import ProgressDisplay
-from runner.remote_results import RemoteResults, synchronized_run
+from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, RankUse, RunFolder, TrainResult, write_json
 from runner.setup import Setup, check_content, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
 from runner.tracking.tracker import Tracker, tracker_for
-from runner.validate import Watch, Watcher
+from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
 from shards.transfer import to_device, upload
@@ -36,7 +38,7 @@ WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 STARTING = ("load", "compile", "tracking")
 APART = (*STARTING, "validation")
-"""Phases that are stated apart from the seconds of the training; only a run that is watched has the last one."""
+"""Phases that do not count as seconds of the training; only a run with callbacks has the last one."""
 
 
 @overload
@@ -47,7 +49,7 @@ def train(
     force: bool = False,
     group: ProcessGroup | None = None,
     until: None = None,
-    watch: Watch | None = None,
+    callbacks: Callbacks | None = None,
 ) -> TrainResult: ...
 @overload
 def train(
@@ -57,7 +59,7 @@ def train(
     force: bool = False,
     group: ProcessGroup | None = None,
     until: int | None,
-    watch: Watch | None = None,
+    callbacks: Callbacks | None = None,
 ) -> TrainResult | Progress: ...
 def train(
     config: RunConfig,
@@ -66,16 +68,16 @@ def train(
     force: bool = False,
     group: ProcessGroup | None = None,
     until: int | None = None,
-    watch: Watch | None = None,
+    callbacks: Callbacks | None = None,
 ) -> TrainResult | Progress:
-    """Train `config` below `runtime.results` and give what `train.json` says.
+    """Train `config` below `runtime.results` and return the content of `train.json`.
 
-    A finished run is read, not repeated, unless `force` forgets it with its evaluations; an interrupted one goes on
+    A finished run is read, not repeated, unless `force` deletes it with its evaluations; an interrupted one continues
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
-    until: pause after so many epochs with a saved state, where that is before the last one, and give the progress so
-        far. A run that is there already is left as it is.
-    watch: who looks on; changes nothing of the training. A run without epochs has nothing to be seen.
-    Of a group every process calls this; the first one reads and writes the results, and alone needs their folder.
+    until: pause after this many epochs with a saved state, where that is before the last one, and return the progress
+        so far. A run that has come that far already is left as it is.
+    callbacks: change nothing of the training, and are not called for a run without epochs.
+    All ranks of a group call this; rank 0 reads and writes the results, and alone needs their folder.
     Raises RunHeld when another process works on the run, UserError when data or weights are not those it began with or
     was finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
     SIGTERM, which are held back in the main thread only.
@@ -88,203 +90,212 @@ def train(
     store = RemoteResults.of(runtime) if first else RemoteResults(None, runtime.results)
     if not force:
         store.pull_run(config.path)
-    if done := _known(config, runtime, folder, group, force):
-        if first:
-            folder.tidy()
-            store.push_run(config.path)
-        return done
+        if finished := _read_finished(config, runtime, folder, group):
+            if first:
+                folder.tidy()
+                store.push_run(config.path)
+            return finished
     with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, anew=force):
         if force:
             if first:
                 folder.clear()
-        elif done := _known(config, runtime, folder, group, force):
-            return done
-        elif until and (paused := _reached(config, folder, until, group, watch)):
+        # Another process may have finished the run while this one waited for the lock.
+        elif finished := _read_finished(config, runtime, folder, group):
+            return finished
+        elif until and (paused := _read_paused(config, folder, until, group, callbacks)):
             return paused
         with StopRequest() as stop:
-            result = _train(config, runtime, folder, stop, group, until, watch)
+            result = _train(config, runtime, folder, store, stop, group, until, callbacks)
             stop.check(f"{result.status} {config.path}")
     return result
 
 
-def _known(
-    config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup, force: bool
+def _read_finished(
+    config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
 ) -> TrainResult | None:
-    """The finished training, as the first process of the group finds it."""
-    return group.broadcast_object(_finished(folder, config, runtime) if group.ranks.first and not force else None)
+    """The result of a training that has finished, as rank 0 finds it; its data and checkpoint are checked."""
+    result = folder.train() if group.ranks.first else None
+    if result is not None:
+        if result.config_hash != config.hash:
+            raise UserError(
+                f"{folder.train_file} is of run {result.config_hash}, not {config.hash}; repeat with --force"
+            )
+        check_content(f"{config.path} was trained", config.dataset, result.manifest_digest, runtime.data, "train")
+        read_prompts(folder.checkpoint_file, result.checkpoint_sha256)
+    return group.broadcast_object(result)
 
 
-def _finished(folder: RunFolder, config: RunConfig, runtime: RuntimeConfig) -> TrainResult | None:
-    done = folder.train()
-    if done is not None:
-        if done.config_hash != config.hash:
-            raise UserError(f"{folder.train_file} is of run {done.config_hash}, not {config.hash}; repeat with --force")
-        check_content(f"{config.path} was trained", config.dataset, done.manifest_digest, runtime.data, "train")
-        read_prompts(folder.checkpoint_file, done.checkpoint_sha256)
-    return done
-
-
-def _reached(
-    config: RunConfig, folder: RunFolder, until: int, group: ProcessGroup, watch: Watch | None
+def _read_paused(
+    config: RunConfig, folder: RunFolder, until: int, group: ProcessGroup, callbacks: Callbacks | None
 ) -> Progress | None:
     """The progress of a run that has a state of epoch `until` or a later one, found without loading anything."""
-    said = folder.progress() if group.ranks.first else None
-    epochs = len(said.epochs) if said else 0
-    if said and (said.config_hash != config.hash or said.status == "failed" or not any(folder.state.glob("step-*"))):
-        said = None
-    if said and epochs <= until and watch and (validation := watch.validation):
-        # Of the state's own epoch what was not counted still can be.
-        said = None if validation.missing(epochs - 1, until - 1, folder.validation()) else said
-    if said and epochs >= until:
-        said = said.model_copy(update={"status": "paused"})
-        write_json(folder.progress_file, said)
-    return group.broadcast_object(said if epochs >= until else None)
+    progress = folder.progress() if group.ranks.first else None
+    if progress is not None:
+        epochs = len(progress.epochs)
+        is_of_this_run = progress.config_hash == config.hash and progress.status != "failed"
+        validation = callbacks.validation if callbacks else None
+        # The epoch that the state ends with can still be validated, so it must be loaded where a count is missing.
+        lacks_counts = epochs == until and validation and validation.missing(epochs - 1, until - 1, folder.validation())
+        if epochs < until or not is_of_this_run or not any(folder.state.glob("step-*")) or lacks_counts:
+            progress = None
+        else:
+            progress = progress.model_copy(update={"status": "paused"})
+            write_json(folder.progress_file, progress)
+    return group.broadcast_object(progress)
 
 
 def _train(
     config: RunConfig,
     runtime: RuntimeConfig,
     folder: RunFolder,
+    store: RemoteResults,
     stop: StopRequest,
     group: ProcessGroup,
     until: int | None,
-    watch: Watch | None,
+    callbacks: Callbacks | None,
 ) -> TrainResult | Progress:
+    """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
     meter, machine = Meter(device, WARMUP_STEPS, PHASES), Machine(device)
     with meter.phase("load", rated=False):
         setup = set_up(config, runtime, device, group)
-    first = group.ranks.first
+    first, facts = group.ranks.first, environment(device)
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
-    where = environment(device)
     with closing(tracker_for(folder, runtime if first else replace(runtime, tracking_uri="off"))) as tracker:
-        state, watcher = TrainState(), None
-        if setup.stream is not None:
-            steps = config.recipe.epochs * setup.stream.steps_per_epoch
-            checkpointer = Checkpointer(config, runtime, folder, setup, meter, steps, where, group)
-            images = config.recipe.batch_size // group.ranks.size
-            end = min(until or config.recipe.epochs, config.recipe.epochs)
-            watcher = Watcher(watch, checkpointer, runtime, stop, last=end - 1)
-            with closing(checkpointer.engine), fitting_threads(setup.method.clip, images):
-                state = _learn(config, runtime, checkpointer, machine, stop, tracker, watcher)
+        state, validator = TrainState(), None
+        if setup.engine is not None:
+            uploader = CheckpointUploader(store, config.path)
+            checkpointer = Checkpointer(setup.card, setup.engine, folder, setup.steps, meter, uploader, facts, group)
+            images_per_rank = config.recipe.batch_size // group.size
+            last = min(until or config.recipe.epochs, config.recipe.epochs) - 1
+            with closing(setup.engine), fitting_threads(setup.method.clip, images_per_rank):
+                validator = Validator(callbacks, setup.method, checkpointer, runtime, stop, last)
+                state = _fit(config, runtime, setup, checkpointer, machine, stop, tracker, validator)
                 if state.epoch < config.recipe.epochs:
-                    return checkpointer.leave("paused")
-        result = _finish(config, runtime, folder, setup, state, meter, machine, where, group)
-    if watcher is not None:
-        watcher.tell(finished=True)
+                    return checkpointer.finish("paused")
+        check_finite(setup.method.state_dict(), f"after step {state.step}")
+        meter.settle()
+        own_use = _rank_use(meter, machine, group, is_communication_counted=runtime.engine == "ddp")
+        ranks = group.all_gather_object(own_use)
+        result = _write_result(config, folder, setup, state, meter, machine, facts, ranks) if first else None
+        result = group.broadcast_object(result)
+        assert result is not None
+    if validator is not None:
+        validator.notify(finished=True)
     return result
 
 
-def _learn(
+def _fit(
     config: RunConfig,
     runtime: RuntimeConfig,
+    setup: Setup,
     checkpointer: Checkpointer,
     machine: Machine,
     stop: StopRequest,
     tracker: Tracker,
-    watcher: Watcher,
+    validator: Validator,
 ) -> TrainState:
-    """The loop. Every random draw is named by epoch, step or image, so that where it is entered changes nothing."""
-    setup, meter, recipe, group = checkpointer.setup, checkpointer.meter, config.recipe, checkpointer.group
-    method, stream, first = setup.method, setup.stream, group.ranks.first
+    """The training loop. Every random draw is seeded by epoch, step or image, so it can be entered anywhere."""
+    recipe, method, stream, engine = config.recipe, setup.method, setup.stream, checkpointer.engine
+    meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.first
     assert stream is not None
     device = method.clip.device
     state = checkpointer.restore()
-    watcher.go_on()
+    validator.resume()
     group.reset_seconds()
-    recorder = CudaGraphs(device) if setup.ways.graphs and runtime.engine == "ddp" else None
-    step, arrivals, flag_sync = TrainStep(checkpointer.engine, meter, recorder), AsyncLosses(device), FlagSync(group)
+    graphs = CudaGraphs(device) if setup.acceleration.graphs and runtime.engine == "ddp" else None
+    step, losses, flag_sync = TrainStep(engine, meter, graphs), AsyncLosses(device), FlagSync(group)
     images_per_step = min(recipe.batch_size, len(stream.split))
-    asked = False
+    save_requested = False
 
-    def settle() -> None:
-        """Book every step that was taken; the state is then that of the weights."""
-        for terms in arrivals.take(everything=True):
-            checkpointer.count(images_per_step, step.names, terms)
+    def count_all_steps() -> None:
+        """Wait for all losses on the device; the state is then that of the weights."""
+        for terms in losses.take(everything=True):
+            _count_step(checkpointer, images_per_step, step.names, terms)
 
-    with ProgressDisplay(config.path, checkpointer.steps, done=state.step, quiet=runtime.quiet or not first) as display:
+    with ProgressDisplay(config.path, setup.steps, done=state.step, quiet=runtime.quiet or not first) as display:
         if state.resumed:
-            display.say(f"going on with {config.path} from step {state.step} of {checkpointer.steps}")
+            display.say(f"going on with {config.path} from step {state.step} of {setup.steps}")
         if recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
             highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
             display.say(
                 f"{config.path} hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead "
                 f"of {recipe.lr:g}; give more epochs than {recipe.warmup_epochs}"
             )
-        for epoch in range(state.epoch, watcher.last + 1):
+        for epoch in range(state.epoch, validator.last + 1):
             lr = learning_rate(recipe, epoch)
-            checkpointer.engine.set_rate(lr)
+            engine.set_rate(lr)
             batches = stream.epoch(epoch, start_step=state.step_in_epoch)
-            augmented = isinstance(stream, DeviceTrainStream)
-            for images, labels in meter.each("data", batches if augmented else to_device(batches, device)):
-                drawn = method.draw(generator(config.seed, "noise", state.step + len(arrivals)))
-                batch = Batch(images, labels, tuple(upload(noise, device) for noise in drawn))
-                if step.unprepared:
+            on_device = isinstance(stream, DeviceTrainStream)
+            for images, labels in meter.each("data", batches if on_device else to_device(batches, device)):
+                # `state.step` counts the steps whose losses have arrived, so those on their way are added.
+                noise = method.draw(generator(config.seed, "noise", state.step + len(losses)))
+                batch = Batch(images, labels, tuple(upload(each, device) for each in noise))
+                if step.needs_capture:
                     with meter.phase("compile", rated=False):
-                        step.prepare(batch)
-                arrivals.send(step(batch))
+                        step.capture(batch)
+                losses.send(step(batch))
                 meter.step(images_per_step)
                 machine.sample()
-                for terms in arrivals.take():
-                    loss = checkpointer.count(images_per_step, step.names, terms)
+                for terms in losses.take():
+                    loss = _count_step(checkpointer, images_per_step, step.names, terms)
                     display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=lr)
-                wish = Flags(
-                    save=first and not asked and checkpointer.due(runtime.checkpoint_seconds), signum=stop.signum or 0
-                )
-                decided = flag_sync.exchange(wish)
-                asked = (asked or wish.save) and not decided.save
-                if decided.save or decided.signum:
-                    settle()
-                    if decided.signum:
-                        checkpointer.stop(decided.signum)
+                # All ranks save or stop at the same step: by the flags that they exchanged at the step before.
+                save_now = first and not save_requested and checkpointer.is_due(runtime.checkpoint_seconds)
+                agreed = flag_sync.exchange(Flags(save=save_now, signum=stop.signum or 0))
+                save_requested = (save_requested or save_now) and not agreed.save
+                if agreed.save or agreed.signum:
+                    count_all_steps()
+                    if agreed.signum:
+                        checkpointer.stop(agreed.signum)
                     checkpointer.save()
-            settle()
+            count_all_steps()
             meter.settle()
             state.close_epoch(lr, meter.step_seconds)
-            watcher.count()
-            if group.broadcast_object(first and checkpointer.due(runtime.checkpoint_seconds, epoch_end=True)):
+            validator.validate()
+            if group.broadcast_object(first and checkpointer.is_due(runtime.checkpoint_seconds, epoch_end=True)):
                 checkpointer.save()
             with meter.phase("tracking", rated=False):
                 tracker.sync()
+            # After the last epoch the callback waits until the result is written.
             if epoch < recipe.epochs - 1:
-                watcher.tell()
+                validator.notify()
         flag_sync.wait()
     return state
 
 
-def _finish(
-    config: RunConfig,
-    runtime: RuntimeConfig,
-    folder: RunFolder,
-    setup: Setup,
-    state: TrainState,
-    meter: Meter,
-    machine: Machine,
-    where: dict[str, Any],
-    group: ProcessGroup,
-) -> TrainResult:
-    """Write the checkpoint, then `train.json`, which makes the run a finished one; rank 0 does."""
-    check_finite(setup.method.state_dict(), f"after step {state.step}")
-    meter.settle()
-    own = _use(meter, machine, group, seen=runtime.engine == "ddp")
-    ranks = [RankUse.model_validate(use) for use in group.all_gather_object(own.model_dump(mode="json"))]
-    result = _record(config, folder, setup, state, meter, machine, where, ranks) if group.ranks.first else None
-    result = group.broadcast_object(result)
-    assert result is not None
-    return result
+def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], terms: Sequence[float]) -> float:
+    """Add the next step over `images` to the state: its named loss terms, then their sum, which is returned.
+
+    Raises UserError when the sum is not finite; the states on disk are of steps before, whose sums were.
+    """
+    *each, loss = terms
+    values, state, config = dict(zip(names, each, strict=True)), checkpointer.state, checkpointer.config
+    if not math.isfinite(loss):
+        checkpointer.write_progress("failed")
+        shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        saved = checkpointer.last_saved_step
+        kept = "no state is saved" if saved is None else f"kept: the state after step {saved}"
+        raise UserError(
+            f"{config.path}: the loss of step {state.step + 1} of {checkpointer.steps} "
+            f"(epoch {state.epoch + 1}) is not finite: {shown}; {kept}; try {config.calmer}"
+        )
+    state.count(images, values)
+    return loss
 
 
-def _record(
+def _write_result(
     config: RunConfig,
     folder: RunFolder,
     setup: Setup,
     state: TrainState,
     meter: Meter,
     machine: Machine,
-    where: dict[str, Any],
+    environment: dict[str, Any],
     ranks: list[RankUse],
 ) -> TrainResult:
+    """Write the checkpoint, then `train.json`, which makes the run a finished one."""
     sha256 = save_prompts(folder.checkpoint_file, setup.method, setup.card)
     few = setup.fewshot
     picks = (
@@ -311,7 +322,7 @@ def _record(
         manifest_digest=setup.card.manifest_digest,
         checkpoint_sha256=sha256,
         backbone_digest=setup.card.backbone_digest,
-        environment=where,
+        environment=environment,
         resumed=state.resumed,
         ranks=ranks if len(ranks) > 1 else [],
     )
@@ -320,14 +331,14 @@ def _record(
     return result
 
 
-def _use(meter: Meter, machine: Machine, group: ProcessGroup, *, seen: bool) -> RankUse:
-    """seen: whether the group was there when gradients were sent."""
+def _rank_use(meter: Meter, machine: Machine, group: ProcessGroup, *, is_communication_counted: bool) -> RankUse:
+    """What this rank did in its own steps. Messages that DeepSpeed sends are not counted."""
     seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(
         host=platform.node(),
         device=str(meter.device),
-        images_per_second=rate and rate / group.ranks.size,
+        images_per_second=rate and rate / group.size,
         data_share=meter.own_seconds("data") / seconds,
-        communication_share=group.communication_seconds / seconds if seen else None,
+        communication_share=group.communication_seconds / seconds if is_communication_counted else None,
         peak_memory_bytes=machine.peak_memory(),
     )

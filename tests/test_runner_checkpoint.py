@@ -14,7 +14,7 @@ from procap.errors import UserError
 from procap.recipe import Recipe
 from runner.checkpoint import (
     CheckpointCard,
-    StateKeeper,
+    StateFiles,
     TrainState,
     fill_optimizer,
     load_into,
@@ -136,7 +136,7 @@ def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path, build):
     walk(straight, build(straight), 7)
     optimizer = build(stopped)
     walk(stopped, optimizer, 4)
-    keeper = StateKeeper(tmp_path, IDENTITY)
+    keeper = StateFiles(tmp_path, IDENTITY)
     save(keeper, TrainState(step=4), stopped, optimizer)
     optimizer = build(resumed)
     restore(keeper, resumed, optimizer)
@@ -152,7 +152,7 @@ def test_everything_a_state_says_comes_back(tmp_path):
         state.count(images, {"ce": 0.1 + 0.2, "kl": 1e-300})
     state.close_epoch(0.1, 0.7)
     state.count(2, {"ce": 1 / 3})
-    keeper = StateKeeper(tmp_path, IDENTITY)
+    keeper = StateFiles(tmp_path, IDENTITY)
     save(keeper, state, method, optimizer)
     assert restore(keeper, method, optimizer) == state
 
@@ -160,7 +160,7 @@ def test_everything_a_state_says_comes_back(tmp_path):
 def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
     method = make()
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
-    keeper = StateKeeper(tmp_path, IDENTITY)
+    keeper = StateFiles(tmp_path, IDENTITY)
     paths = [save(keeper, TrainState(step=step), method, optimizer) for step in (1, 2, 3)]
     assert sorted(tmp_path.iterdir()) == paths[1:]
     paths[2].write_bytes(paths[2].read_bytes()[:-3])
@@ -175,15 +175,15 @@ def test_two_states_are_kept_and_a_broken_newest_falls_back(tmp_path, caplog):
 def test_a_state_of_other_data_is_refused(tmp_path):
     method = make()
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
-    save(StateKeeper(tmp_path, IDENTITY), TrainState(step=1), method, optimizer)
+    save(StateFiles(tmp_path, IDENTITY), TrainState(step=1), method, optimizer)
     with pytest.raises(UserError, match=r"backbone digest is bb, here it is cc"):
-        restore(StateKeeper(tmp_path, {**IDENTITY, "backbone_digest": "cc"}), method, optimizer)
+        restore(StateFiles(tmp_path, {**IDENTITY, "backbone_digest": "cc"}), method, optimizer)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     method = make()
     optimizer = torch.optim.SGD(method.parameters(), 0.1)
-    keeper = StateKeeper(tmp_path, IDENTITY)
+    keeper = StateFiles(tmp_path, IDENTITY)
     good = save(keeper, TrainState(step=1), method, optimizer)
     with torch.no_grad():
         method.tokens[0, 0] = float("nan")

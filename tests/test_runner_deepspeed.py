@@ -24,7 +24,7 @@ from torch import Tensor
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.methods import build_method
-from runner.checkpoint import StateKeeper, TrainState
+from runner.checkpoint import StateFiles, TrainState
 from runner.config import plan_run
 from runner.deepspeed_config import OTHER_PRECISIONS, Choices, deepspeed_config, read_deepspeed_json
 from runner.deepspeed_engine import DeepSpeedEngine
@@ -121,7 +121,7 @@ class Worker:
             if found is not None:
                 engine.load(found, self.folder)
             terms.append(trained(engine, range(2 * leg, 2 * leg + 2)))
-            keeper = StateKeeper(self.folder / f"{name}-{leg}-{self.ranks.rank}", {})
+            keeper = StateFiles(self.folder / f"{name}-{leg}-{self.ranks.rank}", {})
             keeper.save(TrainState(step=2 * leg + 2), engine.tensors())
             found = keeper.unpack(keeper.newest()[0])[1]
             self.close(engine)
@@ -289,7 +289,7 @@ def test_a_state_moves_from_deepspeed_to_ddp_and_back(finished, run):
 
 def goes_on_alone(folder: Path, clip, tiny_space) -> None:
     """The state after two steps at stage 2, taken over by one plain process, ends where that one alone ends."""
-    keeper = StateKeeper(folder / "adamw-clipped-relay-0-0", {})
+    keeper = StateFiles(folder / "adamw-clipped-relay-0-0", {})
     data, source = keeper.newest()
     resumed, alone = (Engine(method_on(clip, tiny_space), planned("adamw-clipped")) for _ in range(2))
     resumed.load(keeper.unpack(data)[1], source)

@@ -105,7 +105,7 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     first, second = Meter(CPU, warmup=1), Meter(CPU, warmup=1)
     run_steps(first, clock, [0.01, 0.02, 0.02])
     before = first.state()
-    second.go_on(before)
+    second.resume(before)
     second.settle()
     waited = second.seconds
     run_steps(second, clock, [0.1, 0.02])
@@ -197,7 +197,7 @@ def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
 def test_shares_of_a_process_leave_out_what_another_had_measured(clock):
     first, second = Meter(CPU, warmup=1, phases=("model",)), Meter(CPU, warmup=1, phases=("model",))
     run_steps(first, clock, [0.05, 0.05])
-    second.go_on(first.state())
+    second.resume(first.state())
     run_steps(second, clock, [0.01])
     assert second.step_seconds == pytest.approx(0.11)
     assert second.own_seconds("model") == pytest.approx(0.01) == pytest.approx(second.own_seconds())

@@ -1,6 +1,6 @@
 """Recorded steps and evaluations: replays do what plain ones do.
 
-CUDA graphs need a GPU; elsewhere a recorder takes their place that runs each part again over the same tensors.
+CUDA graphs need a GPU; elsewhere a graphs takes their place that runs each part again over the same tensors.
 
 Shapes: B images, S image size.
 """
@@ -15,7 +15,7 @@ import torch
 
 from procap.methods import build_method
 from runner.config import plan_run
-from runner.cuda_graphs import CudaGraphs, Part, Replayed
+from runner.cuda_graphs import CudaGraphs, GraphedFunction, Part
 from runner.engine import Batch, Engine
 from runner.meters import Meter
 from runner.step import AsyncLosses, TrainStep
@@ -34,10 +34,10 @@ class Again:
         self._refuses = refuses
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         yield
 
-    def record(self, part: Part) -> Part:
+    def capture(self, part: Part) -> Part:
         if self.recorded == self._refuses:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
         self.recorded += 1
@@ -53,13 +53,13 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def training(clip, space, name, recorder=None, optimizer="adamw"):
+def training(clip, space, name, graphs=None, optimizer="adamw"):
     config = plan_run(
         method=name, dataset="digits", recipe="procap", overrides={"optimizer": optimizer, "grad_clip": 1.0, "lr": 1e-3}
     )
     method = build_method(name, clip, space, {}, seeded(1))
     engine = Engine(method, config)
-    return method, engine.optimizer, TrainStep(engine, Meter(clip.device, 0), recorder)
+    return method, engine.optimizer, TrainStep(engine, Meter(clip.device, 0), graphs)
 
 
 def batch_of(method, number, size=3):
@@ -78,17 +78,17 @@ def learned(method, optimizer):
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer):
-    recorder = Again()
+    graphs = Again()
     plain = training(tiny_clip, tiny_space, name, optimizer=optimizer)
-    replayed = training(tiny_clip, tiny_space, name, recorder, optimizer)
-    replayed[2].prepare(batch_of(replayed[0], 99))
+    replayed = training(tiny_clip, tiny_space, name, graphs, optimizer)
+    replayed[2].capture(batch_of(replayed[0], 99))
     for number in range(3):
         terms = []
         for method, _, step in (plain, replayed):
             step.engine.set_rate(1e-3 / (number + 1))
             terms.append(step(batch_of(method, number)).clone())
         assert torch.equal(*terms)
-    assert recorder.recorded == 3 and recorder.replayed == 9
+    assert graphs.recorded == 3 and graphs.replayed == 9
     for one, other in zip(learned(*plain[:2]), learned(*replayed[:2]), strict=True):
         assert torch.equal(one, other)
 
@@ -97,28 +97,28 @@ def test_preparing_changes_nothing_in_the_middle_of_a_training(tiny_clip, tiny_s
     method, optimizer, step = training(tiny_clip, tiny_space, "procap", Again())
     step(batch_of(method, 0))
     before = learned(method, optimizer)
-    assert step.unprepared
-    step.prepare(batch_of(method, 1))
-    assert not step.unprepared
+    assert step.needs_capture
+    step.capture(batch_of(method, 1))
+    assert not step.needs_capture
     for one, other in zip(before, learned(method, optimizer), strict=True):
         assert torch.equal(one, other)
 
 
 def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):
-    recorder = Again()
+    graphs = Again()
     plain = training(tiny_clip, tiny_space, "maple")
-    replayed = training(tiny_clip, tiny_space, "maple", recorder)
-    replayed[2].prepare(batch_of(replayed[0], 99))
+    replayed = training(tiny_clip, tiny_space, "maple", graphs)
+    replayed[2].capture(batch_of(replayed[0], 99))
     for number, size in enumerate((3, 2, 3)):
         one, other = (step(batch_of(method, number, size)).clone() for method, _, step in (plain, replayed))
         assert torch.equal(one, other)
-    assert recorder.replayed == 6
+    assert graphs.replayed == 6
 
 
 def test_what_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
     plain = training(tiny_clip, tiny_space, "coop")
     refused = training(tiny_clip, tiny_space, "coop", Again(refuses=1))
-    refused[2].prepare(batch_of(refused[0], 99))
+    refused[2].capture(batch_of(refused[0], 99))
     assert "steps are not recorded as CUDA graphs: operation not permitted" in caplog.text
     one, other = (step(batch_of(method, 0)).clone() for method, _, step in (plain, refused))
     assert torch.equal(one, other)
@@ -126,11 +126,11 @@ def test_what_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
 
 def test_replayed_evaluation_handles_the_short_last_batch_and_keeps_what_it_gave(tiny_clip, tiny_space):
     classify = build_method("procap", tiny_clip, tiny_space, {}, seeded(1)).classifier()
-    recorder = Again()
-    replayed = Replayed(classify, recorder)
+    graphs = Again()
+    replayed = GraphedFunction(classify, graphs)
     batches = [torch.randn(size, 3, 32, 32, generator=seeded(size)) for size in (4, 4, 4, 3)]
     given = [replayed(images) for images in batches]
-    assert recorder.replayed == 3
+    assert graphs.replayed == 3
     for images, logits in zip(batches, given, strict=True):
         assert torch.equal(logits, classify(images))
 
@@ -138,7 +138,7 @@ def test_replayed_evaluation_handles_the_short_last_batch_and_keeps_what_it_gave
 def test_an_evaluation_that_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
     classify = build_method("coop", tiny_clip, tiny_space, {}, seeded(1)).classifier()
     images = torch.randn(2, 3, 32, 32, generator=seeded(2))
-    assert torch.equal(Replayed(classify, Again(refuses=0))(images), classify(images))
+    assert torch.equal(GraphedFunction(classify, Again(refuses=0))(images), classify(images))
     assert "evaluation is not recorded" in caplog.text
 
 
@@ -170,7 +170,7 @@ def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, monkeypatc
     monkeypatch.setenv("PROCAP_FUSED", "on")
     plain = training(gpu_clip, tiny_space, name, optimizer=optimizer)
     replayed = training(gpu_clip, tiny_space, name, CudaGraphs(gpu_clip.device), optimizer)
-    replayed[2].prepare(batch_of(replayed[0], 99))
+    replayed[2].capture(batch_of(replayed[0], 99))
     # Prompts are laid out once, with help of the host.
     plain[2].engine.terms(batch_of(plain[0], 99))
     batches = [[batch_of(method, number) for number in range(5)] for method in (plain[0], replayed[0])]
@@ -195,7 +195,7 @@ def test_cuda_graphs_replay_what_plain_steps_do(gpu_clip, tiny_space, monkeypatc
 @pytest.mark.parametrize("name", ["zeroshot", *TRAINED])
 def test_cuda_graphs_replay_evaluation(gpu_clip, tiny_space, name):
     classify = build_method(name, gpu_clip, tiny_space, {}, seeded(1)).classifier()
-    replayed = Replayed(classify, CudaGraphs(gpu_clip.device))
+    replayed = GraphedFunction(classify, CudaGraphs(gpu_clip.device))
     batches = [torch.randn(size, 3, 32, 32, generator=seeded(size)).to("cuda") for size in (4, 4, 4, 3)]
     given = [replayed(images) for images in batches]
     assert replayed._replay is not None

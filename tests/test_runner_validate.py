@@ -32,7 +32,7 @@ from runner.evaluate import evaluate
 from runner.results import Progress, RunFolder, RunHeld, TrainResult
 from runner.stop_signals import Interrupted
 from runner.train import train
-from runner.validate import EpochRecord, Validation, Watch, spread
+from runner.validate import Callbacks, EpochRecord, Validation, spread
 from shards.errors import DataError
 
 EPOCHS, STEPS_PER_EPOCH = 4, 3
@@ -77,7 +77,7 @@ def config(tiny_checkpoint) -> RunConfig:
 def straight(config, few_digits, tmp_path_factory) -> RunFolder:
     """The run trained at once, while both halves of the base classes are counted."""
     runtime = workplace(few_digits, tmp_path_factory.mktemp("straight"))
-    train(config, runtime, watch=Watch(HALVES))
+    train(config, runtime, callbacks=Callbacks(HALVES))
     return RunFolder(runtime.results / config.path)
 
 
@@ -98,14 +98,14 @@ def logs(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
 def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, straight, runtime):
     folder = folder_of(config, runtime)
     for until in range(1, EPOCHS):
-        paused = train(config, runtime, until=until, watch=Watch(HALVES))
+        paused = train(config, runtime, until=until, callbacks=Callbacks(HALVES))
         assert isinstance(paused, Progress) and (paused.status, len(paused.epochs)) == ("paused", until)
         assert (paused.step, paused.steps) == (until * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH)
         assert paused == folder.progress() and folder.train() is None
         with folder.locked():
             pass
     # One who asks for more epochs than there are gets the finished run.
-    result = train(config, runtime, until=EPOCHS + 1, watch=Watch(HALVES))
+    result = train(config, runtime, until=EPOCHS + 1, callbacks=Callbacks(HALVES))
     assert isinstance(result, TrainResult) and result.resumed == EPOCHS - 1
     assert (weights(folder), logs(folder)) == (weights(straight), logs(straight))
     assert folder.validation() == straight.validation()
@@ -119,7 +119,7 @@ def test_who_watches_changes_no_bit_of_any_method(method, tiny_checkpoint, runti
     alone = replace(runtime, results=tmp_path / "alone")
     train(config, alone)
     seen: list[EpochRecord] = []
-    watched = train(config, runtime, watch=Watch(HALVES, seen.append))
+    watched = train(config, runtime, callbacks=Callbacks(HALVES, seen.append))
     folders = folder_of(config, runtime), folder_of(config, alone)
     assert weights(folders[0]) == weights(folders[1]) and logs(folders[0]) == logs(folders[1])
     assert [record.log for record in seen] == watched.epochs
@@ -142,8 +142,8 @@ def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, s
 def test_counting_now_and_then_never_leaves_out_the_end(config, straight, runtime):
     seen: list[EpochRecord] = []
     validation = Validation((NOVEL,), every=3, limit=4)
-    train(config, runtime, until=2, watch=Watch(validation, seen.append))
-    train(config, runtime, watch=Watch(validation, seen.append))
+    train(config, runtime, until=2, callbacks=Callbacks(validation, seen.append))
+    train(config, runtime, callbacks=Callbacks(validation, seen.append))
     assert [(record.log.epoch, len(record.counts)) for record in seen] == [(0, 0), (1, 1), (2, 1), (3, 1)]
     found = folder_of(config, runtime).validation()
     assert [count for record in seen for count in record.counts] == found
@@ -165,17 +165,17 @@ def test_nobody_chooses_on_a_test_split():
 
 
 def test_counting_is_no_part_of_the_seconds_and_rates_of_a_training(config, runtime, monkeypatch):
-    plain = runner.validate.Watcher.count
+    plain = runner.validate.Validator.validate
     spent: list[float] = []
 
-    def slow(watcher: runner.validate.Watcher) -> None:
+    def slow(watcher: runner.validate.Validator) -> None:
         plain(watcher)
         with watcher.checkpointer.meter.phase("validation", rated=False):
             time.sleep(0.02)
         spent.append(0.02)
 
-    monkeypatch.setattr(runner.validate.Watcher, "count", slow)
-    result = train(config, runtime, watch=Watch(HALVES))
+    monkeypatch.setattr(runner.validate.Validator, "validate", slow)
+    result = train(config, runtime, callbacks=Callbacks(HALVES))
     assert result.phases["validation"] > sum(spent)
     rest = [seconds for name, seconds in result.phases.items() if name not in runner.train.APART]
     assert sum(rest) == pytest.approx(result.seconds)
@@ -196,13 +196,13 @@ def test_a_watcher_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config
             raise error("enough")
 
     with pytest.raises(error):
-        train(config, runtime, watch=Watch(HALVES, end))
+        train(config, runtime, callbacks=Callbacks(HALVES, end))
     progress = folder.progress()
     assert progress is not None
     assert (progress.status, progress.step, len(progress.epochs)) == ("interrupted", 2 * STEPS_PER_EPOCH, 2)
     assert [int(path.name[5:13]) for path in folder.state.iterdir()] == [progress.step]
     seen: list[EpochRecord] = []
-    result = train(config, runtime, watch=Watch(HALVES, seen.append))
+    result = train(config, runtime, callbacks=Callbacks(HALVES, seen.append))
     assert result.resumed == 1 and [record.log.epoch for record in seen] == [2, 3]
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
@@ -216,7 +216,7 @@ def test_what_is_told_of_the_last_epoch_is_told_of_a_finished_run(config, runtim
             raise SystemExit
 
     with pytest.raises(SystemExit):
-        train(config, runtime, watch=Watch(on_epoch=look))
+        train(config, runtime, callbacks=Callbacks(on_epoch_end=look))
     assert finished == [False] * (EPOCHS - 1) + [True]
     assert not folder.state.exists()
 
@@ -230,7 +230,7 @@ def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, sec
 
     runner.checkpointer.EPOCH_SAVE_SECONDS = math.inf
     runtime = workplace(data, results, checkpoint_seconds=seconds)
-    train(planned(checkpoint, overrides={"lr": 0.5}), runtime, watch=Watch(HALVES, die))
+    train(planned(checkpoint, overrides={"lr": 0.5}), runtime, callbacks=Callbacks(HALVES, die))
 
 
 @pytest.mark.parametrize(("seconds", "resumed"), [(0.0, 2), (3600.0, 0)])
@@ -244,50 +244,50 @@ def test_the_history_is_complete_after_kills_and_counts_no_epoch_twice(
         [end] = run_ranks(1, train_until_killed, *arguments, epoch, seconds)
         assert end.code == -signal.SIGKILL, end.err
         assert [count.epoch for count in folder.validation()] == [each for each in range(epoch + 1) for _ in range(2)]
-    assert train(config, runtime, watch=Watch(HALVES)).resumed == resumed
+    assert train(config, runtime, callbacks=Callbacks(HALVES)).resumed == resumed
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
 def test_counts_of_weights_that_are_lost_are_replaced(config, straight, runtime):
     folder = folder_of(config, runtime)
-    train(config, runtime, until=2, watch=Watch(HALVES))
+    train(config, runtime, until=2, callbacks=Callbacks(HALVES))
     wrong = folder.validation_file.read_text().replace('"correct": ', '"correct": 1')
     folder.validation_file.write_text(wrong)
     for state in folder.state.iterdir():
         state.unlink()
-    train(config, runtime, until=1, watch=Watch(HALVES))
+    train(config, runtime, until=1, callbacks=Callbacks(HALVES))
     # What was counted at the end of epoch 1 is not taken for a figure of the weights that are there now.
     assert folder.validation() == straight.validation()[:2]
-    train(config, runtime, watch=Watch(HALVES))
+    train(config, runtime, callbacks=Callbacks(HALVES))
     assert folder.validation() == straight.validation()
 
 
 def test_another_limit_counts_the_epoch_anew_and_not_a_second_time(config, straight, runtime):
     folder = folder_of(config, runtime)
     for limit in (4, None):
-        train(config, runtime, until=1, watch=Watch(replace(HALVES, limit=limit)))
+        train(config, runtime, until=1, callbacks=Callbacks(replace(HALVES, limit=limit)))
     assert folder.validation() == straight.validation()[:2]
 
 
 def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, straight, runtime):
     folder = folder_of(config, runtime)
-    train(config, runtime, until=1, watch=Watch(HALVES))
+    train(config, runtime, until=1, callbacks=Callbacks(HALVES))
     train(config, runtime, until=2)
     seen: list[EpochRecord] = []
-    paused = train(config, runtime, until=2, watch=Watch(HALVES, seen.append))
+    paused = train(config, runtime, until=2, callbacks=Callbacks(HALVES, seen.append))
     assert isinstance(paused, Progress) and [record.log.epoch for record in seen] == [1]
-    train(config, runtime, watch=Watch(HALVES))
+    train(config, runtime, callbacks=Callbacks(HALVES))
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
 def test_every_epoch_is_told_once_over_pauses_wherever_states_were_saved(config, runtime, monkeypatch):
     # Due at every step and never at the end of an epoch: the state of its last step does not know yet that it ended.
     monkeypatch.setattr(
-        runner.checkpointer.Checkpointer, "due", lambda checkpointer, seconds, *, epoch_end=False: not epoch_end
+        runner.checkpointer.Checkpointer, "is_due", lambda checkpointer, seconds, *, epoch_end=False: not epoch_end
     )
     told: list[int] = []
     for until in (1, 3, 4):
-        train(config, runtime, until=until, watch=Watch(HALVES, lambda record: told.append(record.log.epoch)))
+        train(config, runtime, until=until, callbacks=Callbacks(HALVES, lambda record: told.append(record.log.epoch)))
     assert told == [0, 1, 2, 3]
 
 
@@ -299,15 +299,15 @@ def test_the_last_epoch_is_told_once_when_only_the_end_is_missing(config, straig
         raise Stop
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(runner.train, "_finish", killed)
+        patch.setattr(runner.train, "_write_result", killed)
         train(config, replace(runtime, checkpoint_seconds=0.0))
-    train(config, runtime, watch=Watch(HALVES, told.append))
+    train(config, runtime, callbacks=Callbacks(HALVES, told.append))
     assert [(record.log.epoch, len(record.counts)) for record in told] == [(EPOCHS - 1, 2)]
     assert folder.validation() == straight.validation()[-2:]
 
 
 def test_a_run_that_is_there_already_is_not_loaded_again(config, runtime, monkeypatch):
-    train(config, runtime, until=3, watch=Watch(HALVES))
+    train(config, runtime, until=3, callbacks=Callbacks(HALVES))
 
     def loads(*arguments: object) -> None:
         raise AssertionError("the backbone was loaded")
@@ -315,7 +315,7 @@ def test_a_run_that_is_there_already_is_not_loaded_again(config, runtime, monkey
     with monkeypatch.context() as patch:
         patch.setattr(runner.train, "set_up", loads)
         for until in (1, 2, 3):
-            paused = train(config, runtime, until=until, watch=Watch(HALVES))
+            paused = train(config, runtime, until=until, callbacks=Callbacks(HALVES))
             assert isinstance(paused, Progress) and len(paused.epochs) == 3
     for state in folder_of(config, runtime).state.iterdir():
         state.unlink()
@@ -333,10 +333,10 @@ def test_asked_to_stop_while_it_counts_it_saves_and_counts_later(config, straigh
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted, match="at step 3 of 12; repeat to go on"):
         patch.setattr(runner.validate, "to_device", signalled)
-        train(config, runtime, watch=Watch(HALVES))
+        train(config, runtime, callbacks=Callbacks(HALVES))
     progress = folder.progress()
     assert progress is not None and progress.status == "interrupted" and not folder.validation()
-    train(config, runtime, watch=Watch(HALVES))
+    train(config, runtime, callbacks=Callbacks(HALVES))
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
@@ -373,8 +373,8 @@ def test_a_thread_trains_what_the_main_thread_trains(config, straight, runtime):
 
     threads = torch.get_num_threads()
     assert isinstance(in_a_thread(lambda: train(config, runtime, until=1)), Progress)
-    assert isinstance(in_a_thread(lambda: train(config, runtime, watch=Watch(HALVES, leave))), SystemExit)
-    result = in_a_thread(lambda: train(config, runtime, watch=Watch(HALVES)))
+    assert isinstance(in_a_thread(lambda: train(config, runtime, callbacks=Callbacks(HALVES, leave))), SystemExit)
+    result = in_a_thread(lambda: train(config, runtime, callbacks=Callbacks(HALVES)))
     assert isinstance(result, TrainResult), result
     assert weights(folder) == weights(straight) and torch.get_num_threads() == threads
     assert isinstance(in_a_thread(lambda: evaluate(config, BASE, runtime).correct), int)
@@ -384,7 +384,7 @@ def test_only_who_tests_needs_the_test_images(config, straight, few_digits, tmp_
     runtime = workplace(shutil.copytree(few_digits, tmp_path / "data"), tmp_path / "results")
     shard = runtime.data / "digits/test/0.tar"
     shard.unlink()
-    train(config, runtime, watch=Watch(HALVES))
+    train(config, runtime, callbacks=Callbacks(HALVES))
     assert weights(folder_of(config, runtime)) == weights(straight)
     assert folder_of(config, runtime).validation() == straight.validation()
     last = straight.validation()[-1]
@@ -407,12 +407,12 @@ def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> Non
     config = planned(checkpoint, overrides={"lr": 0.5, "optimizer": "sgd"})
     with init_process_group(ranks, torch.device("cpu")) as group:
         seen: list[EpochRecord] = []
-        watch = Watch(HALVES, seen.append if ranks.first else None)
+        callbacks = Callbacks(HALVES, seen.append if ranks.first else None)
         for part, untils in (("whole", (None,)), ("parts", (1, 3, 2, None))):
             own = Path(results) / (part if ranks.first else f"{part}-of-{ranks.rank}")
             runtime = workplace(data, own, engine=engine)
             for until in untils:
-                result = train(config, runtime, group=group, until=until, watch=watch)
+                result = train(config, runtime, group=group, until=until, callbacks=callbacks)
                 print(result.status, len(result.epochs), flush=True)
         if ranks.first:
             assert [record.log.epoch for record in seen] == [0, 1, 2, 3] * 2
@@ -428,7 +428,7 @@ def test_several_processes_pause_count_and_go_on_as_one(few_digits, tiny_checkpo
     whole, parts = (RunFolder(tmp_path / part / config.path) for part in ("whole", "parts"))
     assert weights(whole) == weights(parts) and whole.validation() == parts.validation()
     one = workplace(few_digits, tmp_path / "one")
-    train(config, one, watch=Watch(HALVES))
+    train(config, one, callbacks=Callbacks(HALVES))
     assert folder_of(config, one).validation() == whole.validation()
 
 
@@ -440,7 +440,7 @@ def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> N
     ranks = ranks_from_environment()
     runtime = workplace(data, results if ranks.first else f"{results}-of-{ranks.rank}")
     with init_process_group(ranks, torch.device("cpu")) as group:
-        train(planned(checkpoint), runtime, group=group, watch=Watch(HALVES, stop if ranks.first else None))
+        train(planned(checkpoint), runtime, group=group, callbacks=Callbacks(HALVES, stop if ranks.first else None))
 
 
 def test_a_watcher_that_raises_ends_all_processes_of_a_run(few_digits, tiny_checkpoint, tmp_path):

@@ -36,10 +36,11 @@ from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE
+from runner.engine import autocast
 from runner.environment import decoders, environment
 from runner.evaluate import Answers, Trained, load_trained
 from runner.results import write_json
-from runner.setup import autocast, check_content, label_space
+from runner.setup import check_content, label_space
 from runner.threads import fitting_threads
 from shards.fewshot import Selection, evaluation_split
 from shards.loader import evaluation_batches

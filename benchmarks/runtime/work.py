@@ -20,10 +20,9 @@ from benchmarks.runtime.modes import Classify, ModeName, at_work, classifier_of,
 from procap.methods.method import Method
 from runner.acceleration import Acceleration
 from runner.config import RunConfig
-from runner.cuda_graphs import CudaGraphs, Part, Recorder, Replayed
-from runner.engine import Batch
+from runner.cuda_graphs import CudaGraphs, GraphCapture, GraphedFunction, Part
+from runner.engine import Batch, autocast
 from runner.meters import Meter
-from runner.setup import autocast
 from runner.step import PHASES, TrainStep
 from runner.threads import fitting_threads
 from shards.rng import generator
@@ -48,17 +47,17 @@ class Start:
 
 
 class Counted:
-    """A recorder that counts what it recorded: what cannot be recorded is run as it is, and the report must say so."""
+    """A graph capture that counts: what cannot be captured runs eagerly, and the report must say so."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, graphs: GraphCapture) -> None:
+        self.graphs = graphs
         self.recorded = 0
 
-    def aside(self) -> AbstractContextManager[None]:
-        return self.recorder.aside()
+    def side_stream(self) -> AbstractContextManager[None]:
+        return self.graphs.side_stream()
 
-    def record(self, part: Part) -> Part:
-        replay = self.recorder.record(part)
+    def capture(self, part: Part) -> Part:
+        replay = self.graphs.capture(part)
         self.recorded += 1
         return replay
 
@@ -71,13 +70,13 @@ class Training:
         self.device = method.clip.device
         self._warm_ups = warm_ups(ways, self.device)
         self.engine = engine_of(method, config, mode)
-        self._recorder = Counted(CudaGraphs(self.device)) if ways.graphs else None
-        self._step = TrainStep(self.engine, meter, self._recorder)
+        self._graphs = Counted(CudaGraphs(self.device)) if ways.graphs else None
+        self._step = TrainStep(self.engine, meter, self._graphs)
 
     @property
     def recorded(self) -> bool:
         """Whether steps are replays."""
-        return self._recorder is not None and self._recorder.recorded == len(PHASES)
+        return self._graphs is not None and self._graphs.recorded == len(PHASES)
 
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Images [B, 3, S, S] and labels [B] on the device, as step `number` reads them."""
@@ -92,14 +91,14 @@ class Training:
             losses.append(self._gradients(batch))
 
         with stretch(self.device) as whole, self._at_work(batch):
-            with nullcontext() if self._recorder is None else self._recorder.aside():
+            with nullcontext() if self._graphs is None else self._graphs.side_stream():
                 for _ in range(self._warm_ups):
                     look()
                 with stretch(self.device) as last:
                     peak = peak_bytes(look, self.device)
                 flops = count_flops(look)
-            if self._recorder is not None:
-                self._step.prepare(batch)
+            if self._graphs is not None:
+                self._step.capture(batch)
         return Start(whole.seconds, last.seconds, peak, flops, float(losses[-1]))
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -127,19 +126,19 @@ class Evaluation:
         self.method, self.config, self.mode = method, config, mode
         self.device = method.clip.device
         self._warm_ups = warm_ups(ways, self.device)
-        self._recorder = Counted(CudaGraphs(self.device)) if ways.graphs else None
+        self._graphs = Counted(CudaGraphs(self.device)) if ways.graphs else None
         self._classify: Classify | None = None
 
     @property
     def recorded(self) -> bool:
         """Whether batches like the first are replays."""
-        return self._recorder is not None and self._recorder.recorded > 0
+        return self._graphs is not None and self._graphs.recorded > 0
 
     def renew(self) -> None:
         """Compute prompts and class features; the weights must not change after `start`, a recording holds its own."""
         with self._at_work():
             classify = classifier_of(self.method, self.mode)
-        if self._recorder is None or self._classify is None:
+        if self._graphs is None or self._classify is None:
             self._classify = classify
 
     def start(self, images: Tensor, rest: int = 0) -> Start:
@@ -153,8 +152,8 @@ class Evaluation:
             flops = count_flops(lambda: self(images), self.method)
             if rest and self.device.type == "cuda":
                 self(images[:rest])
-            if self._recorder is not None and self._classify is not None:
-                self._classify = Replayed(self._classify, self._recorder)
+            if self._graphs is not None and self._classify is not None:
+                self._classify = GraphedFunction(self._classify, self._graphs)
                 self(images)
         return Start(whole.seconds, last.seconds, peak, flops)
 

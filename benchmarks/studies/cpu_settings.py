@@ -124,7 +124,7 @@ def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
     from procap.methods import build_method
     from procap.methods.procap import PROCAP_RECIPE, ProCAP
     from procap.text import LabelSpace
-    from runner.setup import make_optimizer
+    from runner.engine import make_optimizer
     from shards.rng import generator
 
     method = build_method("procap", clip, LabelSpace(class_names(classes)), {}, generator(SEED, "init"))
