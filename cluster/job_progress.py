@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cluster.background_sender import BackgroundSender
 from cluster.job import Job, Report
-from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay, duration
-from runner.remote_results import RemoteResults
-from shards.errors import DataError
 
 
 class Forecast(Protocol):
@@ -67,7 +62,6 @@ class JobProgress:
         self._running: dict[int, tuple[float, Report]] = {}
         self._interrupted: set[int] = set()
         self._display = ProgressDisplay("runs", len(jobs), unit="done", quiet=quiet, timed=False)
-        self._mail = BackgroundSender(self._send)
 
     def __enter__(self) -> JobProgress:
         self._display.__enter__()
@@ -75,7 +69,6 @@ class JobProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._display.__exit__(kind, error, trace)
-        self._mail.close()
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         number = config["number"]
@@ -116,15 +109,7 @@ class JobProgress:
 
     def _track(self, number: int) -> None:
         if self._tracker is not None:
-            self._mail.post(piece.config.path for piece in self.jobs[number].pieces)
-
-    def _send(self, runs: list[str], figures: dict[str, float]) -> None:
-        assert self._tracker is not None
-        # What the runs have put behind a URL has to be here before it can be sent on.
-        for run in runs:
-            with suppress(UserError, DataError):
-                RemoteResults.of(self._tracker.place).pull_run(run)
-        self._tracker.update(runs, figures)
+            self._tracker.update(piece.config.path for piece in self.jobs[number].pieces)
 
     def _show(self) -> None:
         now = time.monotonic()

@@ -1,6 +1,6 @@
 """Many runs under one name: what a suite or a sweep consists of, how far it is, and what came out of it.
 
-<results>/collections/<kind>/<name>/collection.json  tracking.json
+<results>/collections/<kind>/<name>/collection.json
 """
 
 from __future__ import annotations
@@ -76,10 +76,6 @@ class CollectionFolder:
     @property
     def file(self) -> Path:
         return self.path / "collection.json"
-
-    @property
-    def tracking_file(self) -> Path:
-        return self.path / "tracking.json"
 
     def collection(self) -> Collection | None:
         """Raises UserError for a broken file."""

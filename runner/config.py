@@ -157,6 +157,7 @@ class RuntimeConfig:
     accelerate: what `runner.acceleration.Acceleration.of` reads.
     timeout: seconds that a process waits for others at most.
     engine: of `ENGINES`; zero_stage and deepspeed_json (a file merged into its configuration) are DeepSpeed's.
+    log_checkpoints: whether checkpoints are copied into MLflow's artifact store.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
     """
 
@@ -167,6 +168,7 @@ class RuntimeConfig:
     checkpoint_seconds: float = 30.0
     limit: int | None = None
     tracking_uri: str | None = None
+    log_checkpoints: bool = False
     quiet: bool = False
     features: Path | None = None
     accelerate: str = "auto"

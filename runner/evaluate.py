@@ -33,7 +33,7 @@ from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_j
 from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import StopRequest, interrupted
 from runner.threads import fitting_threads
-from runner.tracking.tracker import tracker_for
+from runner.tracking.background import Tracker
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
 from shards.transforms import eval_transform
@@ -122,7 +122,7 @@ def evaluate(
         assert result is not None
         stop.check(f"evaluated {config.path} on {target}")
     if group.ranks.first:
-        tracker_for(folder, runtime).close()
+        Tracker(folder, runtime).update()
         store.push_run(config.path)
     return result
 

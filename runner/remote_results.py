@@ -135,15 +135,14 @@ class RemoteResults:
                 with self._locked(folder):
                     self._remove_deleted(folder, self._list(folder), selected)
 
-    def push_run(self, run: str, *, only: str = "") -> None:
+    def push_run(self, run: str) -> None:
         """Upload what changed in the folder of a run and delete there what the run no longer needs.
 
         If another machine finished the run meanwhile, its result replaces the one here. Raises UserError where the
         checkpoint here is not the one of `train.json`.
-        only: this file alone, of a run that other processes may be working on.
         """
         if self.url and (self.local / run).is_dir():
-            self._upload(run, only)
+            self._upload(run)
 
     def push_all(self, below: str = "") -> None:
         """Upload everything that changed below a folder of the results."""
@@ -225,13 +224,13 @@ class RemoteResults:
         if gone:
             record.save()
 
-    def _upload(self, folder: str, only: str = "") -> None:
+    def _upload(self, folder: str) -> None:
         with self._locked(folder):
             path, record = self.local / folder, SyncRecord(self.local / folder)
             changed = record.changed(folder)
-            deleted = [] if only else record.deleted(folder)
-            plain = [name for name in sorted(changed) if name not in (TRAIN, CHECKPOINT) and only in ("", name)]
-            finished = TRAIN in changed and not only
+            deleted = record.deleted(folder)
+            plain = [name for name in sorted(changed) if name not in (TRAIN, CHECKPOINT)]
+            finished = TRAIN in changed
             if not (plain or deleted or finished):
                 return
             for name in plain:

@@ -1,7 +1,7 @@
 """A result is a file: schemas of what a run leaves behind, its folder, and writes that are all or nothing.
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
-                        eval/<target>.json  validation.json  tracking.json  state/ (while running)
+                        eval/<target>.json  validation.json  state/ (while running)
 """
 
 from __future__ import annotations
@@ -313,10 +313,6 @@ class RunFolder:
         return self.path / "validation.json"
 
     @property
-    def tracking_file(self) -> Path:
-        return self.path / "tracking.json"
-
-    @property
     def state(self) -> Path:
         return self.path / "state"
 
@@ -358,7 +354,6 @@ class RunFolder:
                 self.checkpoint_file,
                 self.progress_file,
                 self.validation_file,
-                self.tracking_file,
             ):
                 file.unlink(missing_ok=True)
             for folder in (self.path / "eval", self.state):
@@ -386,12 +381,11 @@ class RunFolder:
         for name in (*files, self.state / "*"):
             for leftover in name.parent.glob(f".{name.name}.*.tmp"):
                 leftover.unlink(missing_ok=True)
-        # Evaluations and trackers write without the lock; only what is old is surely nobody's.
-        for name in (self.path / "eval" / "*", self.tracking_file):
-            for leftover in name.parent.glob(f".{name.name}.*.tmp"):
-                with suppress(FileNotFoundError):
-                    if time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
-                        leftover.unlink()
+        # Evaluations are written without the lock; only what is old has no writer any more.
+        for leftover in (self.path / "eval").glob(".*.tmp"):
+            with suppress(FileNotFoundError):
+                if time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
+                    leftover.unlink()
 
     @contextmanager
     def locked(self) -> Iterator[None]:

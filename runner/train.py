@@ -28,7 +28,7 @@ from runner.setup import Setup, check_content, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
-from runner.tracking.tracker import Tracker, tracker_for
+from runner.tracking.background import Tracker
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
@@ -162,7 +162,7 @@ def _train(
     first, facts = group.ranks.first, environment(device)
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
-    with closing(tracker_for(folder, runtime if first else replace(runtime, tracking_uri="off"))) as tracker:
+    with closing(Tracker(folder, runtime if first else replace(runtime, tracking_uri="off"))) as tracker:
         state, validator = TrainState(), None
         if setup.engine is not None:
             uploader = CheckpointUploader(store, config.path)
@@ -256,8 +256,7 @@ def _fit(
             validator.validate()
             if group.broadcast_object(first and checkpointer.is_due(runtime.checkpoint_seconds, epoch_end=True)):
                 checkpointer.save()
-            with meter.phase("tracking", rated=False):
-                tracker.sync()
+            tracker.update()
             # After the last epoch the callback waits until the result is written.
             if epoch < recipe.epochs - 1:
                 validator.notify()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
 import re
 import shlex
 import shutil
+import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_results import put_score
@@ -24,14 +25,12 @@ from benchmarks.report.page import write_page
 from benchmarks.report.read import read_suites
 from benchmarks.report.report import Place, Report, build_report, write_report
 from benchmarks.report.suite import caveats, facts, recipes
-from benchmarks.studies.mlflow_load import browser
 from benchmarks.suites import suite_named
 from benchmarks.tables.table import Column, Line, Sheet, Value
 from procap.errors import UsageError, UserError
 from runner.collection import read_collections, write_collection
 from runner.config import Target
 from runner.results import Progress, RunFolder, write_json
-from runner.tracking.outbox import Delivery, Tracking
 
 SERVER = "http://someone:secret@mlflow.example:5000"
 
@@ -142,7 +141,7 @@ def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -
     assert kinds["best"] and kinds["second"]
 
 
-@pytest.mark.skipif(not any(map(shutil.which, browser.NAMES)), reason="needs a browser")
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_texts_that_are_numbers_are_sorted_by_value(tmp_path: Path) -> None:
     texts = ("-2.5", "13,500", "+1.0", "900", "none", "-10.0")
     lines = tuple(Line((f"line {number}",), (text,)) for number, text in enumerate(texts))
@@ -151,13 +150,15 @@ def test_texts_that_are_numbers_are_sorted_by_value(tmp_path: Path) -> None:
     words = dict.fromkeys(("title", "lead", "state_title", "footer"), "")
     write_page(Report(bad=False, work=[sheet], **words, **nothing), tmp_path)  # type: ignore[arg-type]
 
-    async def clicked() -> list[str]:
-        async with browser.page() as tab:
-            await tab.open((tmp_path / "index.html").as_uri(), "document.querySelector('.sortable button') !== null")
-            await tab.read("document.querySelectorAll('.sortable thead button')[1].click()")
-            return await tab.read("[...document.querySelectorAll('.sortable tbody tr')].map(r => r.cells[1].innerText)")
-
-    assert asyncio.run(clicked()) == ["13,500", "900", "+1.0", "−2.5", "−10.0", "none"]
+    page = tmp_path / "index.html"
+    click = "<script>document.querySelectorAll('.sortable thead button')[1].click()</script>"
+    page.write_text(page.read_text().replace("</body>", f"{click}</body>"))
+    chromium = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    done = subprocess.run([*chromium, page.as_uri()], capture_output=True, text=True, check=True)
+    table = next(table for table in Page(done.stdout).root.all("table") if "sortable" in table.attributes["class"])
+    assert [cells[-1].text().strip() for row in table.all("tr") if (cells := row.all("td"))] == [
+        "13,500", "900", "+1.0", "−2.5", "−10.0", "none"
+    ]  # fmt: skip
 
 
 def test_a_figure_says_its_n_where_seeds_differ(tmp_path: Path) -> None:
@@ -295,14 +296,14 @@ def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: P
     ]
 
 
-def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
-    config = put_entry(root, entries[0])
-    label = "http://mlflow.example:5000 procap"
-    for folder, run in ((root / "collections/suite/ablation", "p1"), (root / config.path, "r1")):
-        delivery = Delivery(experiment_id="7", run_id=run)
-        write_json(folder / "tracking.json", Tracking(key="k", attempt="a", stores={label: delivery}))
+    put_entry(root, entries[0])
+    sent = {"tags.`procap.collection` = 'suite.ablation'": "p1", "tags.`suite.ablation` = 'yes'": "r1"}
+    found = {where: [SimpleNamespace(info=SimpleNamespace(run_id=run_id))] for where, run_id in sent.items()}
+    monkeypatch.setattr("benchmarks.report.links.open_store", lambda destination: SimpleNamespace(experiment_id="7"))
+    monkeypatch.setattr("benchmarks.report.links.search_runs", lambda store, where: found[where])
     plain = write_report(root).read_text()
     assert "mlflow.example" not in plain and "procap ui --results" in Page(plain).root.text()
     linked = write_report(root, tracking=SERVER).read_text()

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import psutil
@@ -25,22 +25,14 @@ import tracked_runs
 from ports import free_port
 from started import started
 
-from benchmarks.cli.flags import OutputFlags
-from benchmarks.cli.track import status
-from benchmarks.cli.ui import COMPARED, Chosen, Wanted, check_port, choose, compare_page, find_collection
-from benchmarks.cli.ui_view import condition, view_state
+from benchmarks.cli.ui import RunFilter, check_port, find_collection, select, view_state
+from benchmarks.report.links import COMPARED, compare_page
 from procap.errors import UsageError, UserError
 from runner.collection import Collection, write_collection
-from runner.config import RuntimeConfig
-from runner.results import find_runs
-from runner.tracking.outbox import Delivery
-from runner.tracking.tracker import pending, sync_all, tracker_for
+from runner.tracking.export import sync
 
 ROOT = Path(__file__).parent.parent
-SENT = {
-    f"base/shapes/{name}/mini/16shot/seed1-0": Delivery(experiment_id="7", run_id=name)
-    for name in ("coop", "maple", "procap")
-}
+PATHS = [f"base/shapes/{name}/mini/16shot/seed1-0" for name in ("coop", "maple", "procap")]
 
 
 def test_a_port_in_use_is_named_with_one_that_may_be_free() -> None:
@@ -51,79 +43,72 @@ def test_a_port_in_use_is_named_with_one_that_may_be_free() -> None:
     check_port(free_port())
 
 
-def ids(wanted: Wanted, collection: Collection | None = None) -> list[str]:
-    return [delivery.run_id for delivery in choose(SENT, wanted, collection).deliveries]
+def methods(wanted: RunFilter, collection: Collection | None = None) -> list[str]:
+    return [path.split("/")[2] for path in select(PATHS, wanted, collection)[0]]
 
 
-def test_runs_are_chosen_by_any_part_of_their_path() -> None:
-    assert ids(Wanted()) == ["coop", "maple", "procap"]
-    assert ids(Wanted(runs=["/coop/", "procap"])) == ["coop", "procap"]
-    for sent, runs, message in ((SENT, ["cocoop"], "no run matches cocoop"), ({}, [], "there is no run to show")):
+def test_runs_are_selected_by_any_part_of_their_path() -> None:
+    assert methods(RunFilter()) == ["coop", "maple", "procap"]
+    assert methods(RunFilter(runs=["/coop/", "procap"])) == ["coop", "procap"]
+    for paths, runs, message in ((PATHS, ["cocoop"], "no run matches cocoop"), ([], [], "there is no run to show")):
         with pytest.raises(UserError, match=message):
-            choose(sent, Wanted(runs=runs))
+            select(paths, RunFilter(runs=runs))
 
 
-def test_a_suite_a_method_and_a_data_set_narrow_the_choice_and_the_search() -> None:
-    suite = Collection(kind="suite", name="base-to-novel", runs=tuple(SENT)[:2])
-    assert ids(Wanted(suite="base-to-novel"), suite) == ["coop", "maple"]
-    chosen = choose(SENT, Wanted(suite="base-to-novel", methods=["maple"], datasets=["shapes"]), suite)
-    assert [delivery.run_id for delivery in chosen.deliveries] == ["maple"]
-    assert chosen.where == "tags.`suite.base-to-novel` = 'yes' AND tags.method = 'maple' AND tags.dataset = 'shapes'"
+def test_a_suite_methods_and_data_sets_narrow_the_runs_and_the_search() -> None:
+    suite = Collection(kind="suite", name="base-to-novel", runs=tuple(PATHS)[:2])
+    assert methods(RunFilter(suite="base-to-novel"), suite) == ["coop", "maple"]
+    found, where = select(PATHS, RunFilter(methods=["maple"], datasets=["shapes"]), suite)
+    assert found == [PATHS[1]]
+    assert where == "tags.`suite.base-to-novel` = 'yes' AND tags.method = 'maple' AND tags.dataset = 'shapes'"
+    # MLflow's search has no OR: several are found by leaving out the others.
+    _, where = select(PATHS, RunFilter(methods=["coop", "maple"]))
+    assert where == "tags.method IS NOT NULL AND tags.method != 'procap'"
     with pytest.raises(UsageError, match="unknown method among these runs 'mapple': did you mean maple"):
-        choose(SENT, Wanted(methods=["mapple"]), suite)
-
-
-def test_several_methods_are_found_by_leaving_out_the_others() -> None:
-    assert condition(["maple", "procap"], ["coop", "maple", "procap", "zeroshot"], "method") == [
-        "tags.method != 'coop'",
-        "tags.method != 'zeroshot'",
-    ]
-    assert condition(["maple"], ["maple", "procap"], "method") == ["tags.method = 'maple'"]
+        select(PATHS, RunFilter(methods=["mapple"]), suite)
 
 
 def test_an_unknown_suite_or_sweep_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no sweep in .* yet"):
-        find_collection(tmp_path, Wanted(sweep="rates"))
+        find_collection(tmp_path, RunFilter(sweep="rates"))
     write_collection(tmp_path, Collection(kind="suite", name="base-to-novel"))
     with pytest.raises(UsageError, match="unknown suite 'base-to-old': did you mean base-to-novel"):
-        find_collection(tmp_path, Wanted(suite="base-to-old"))
+        find_collection(tmp_path, RunFilter(suite="base-to-old"))
     with pytest.raises(UsageError, match="give one of them"):
-        find_collection(tmp_path, Wanted(suite="base-to-novel", sweep="rates"))
-    found = find_collection(tmp_path, Wanted(suite="base-to-novel"))
-    assert found is not None and found.tag == "suite.base-to-novel"
+        find_collection(tmp_path, RunFilter(suite="base-to-novel", sweep="rates"))
 
 
-def test_the_comparison_names_the_chosen_runs_and_has_a_limit() -> None:
-    address = compare_page("http://127.0.0.1:5000", choose(SENT, Wanted(runs=["coop", "maple"])))
+def test_the_comparison_names_its_runs_and_has_a_limit() -> None:
+    address = compare_page("http://127.0.0.1:5000", "7", ["a", "b"])
     assert address is not None and address.startswith("http://127.0.0.1:5000/#/compare-runs?")
-    asked = parse_qs(address.partition("?")[2])
-    assert json.loads(asked["runs"][0]) == ["coop", "maple"] and json.loads(asked["experiments"][0]) == ["7"]
-    assert compare_page("", choose(SENT, Wanted(runs=["coop"]))) is None
-    assert compare_page("", Chosen([SENT["base/shapes/coop/mini/16shot/seed1-0"]] * (COMPARED + 1), "")) is None
+    query = parse_qs(address.partition("?")[2])
+    assert json.loads(query["runs"][0]) == ["a", "b"] and json.loads(query["experiments"][0]) == ["7"]
+    assert compare_page("", "7", ["a"]) is None and compare_page("", "7", ["a"] * (COMPARED + 1)) is None
 
 
-class Told(SimpleNamespace):
+def mlflow_run(method: str, lr: str, *, status: str = "FINISHED", **metrics: float) -> Any:
     """A run as MLflow gives it, with what the view looks at."""
-
-
-def told(method: str, lr: str, *, status: str = "FINISHED", **metrics: float) -> Told:
     params = {"method": method, "recipe.lr": lr, "shots": "16"}
-    return Told(data=SimpleNamespace(params=params, metrics=metrics), info=SimpleNamespace(status=status))
+    return SimpleNamespace(data=SimpleNamespace(params=params, metrics=metrics), info=SimpleNamespace(status=status))
 
 
 def test_the_view_has_axes_for_what_differs_and_for_figures_that_all_runs_have() -> None:
-    state = view_state("x", [told("a", "1", hm=5.0, base=6.0, fps=100.0), told("b", "2", hm=4.0, base=3.0, fps=9.0)])
+    state = view_state(
+        "x", [mlflow_run("a", "1", hm=5.0, base=6.0, fps=100.0), mlflow_run("b", "2", hm=4.0, base=3.0, fps=9.0)]
+    )
     parallel, scatter = state["compareRunCharts"]
     assert parallel["selectedParams"] == ["method"], "each method has one rate"
     assert parallel["selectedMetrics"] == ["fps", "base", "hm"], "the last axis gives the colours"
     assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("fps", "hm")
-    searched = view_state("x", [told("a", "1", hm=5.0), told("a", "2", hm=4.0), told("b", "2", hm=4.0)])
+    searched = view_state(
+        "x", [mlflow_run("a", "1", hm=5.0), mlflow_run("a", "2", hm=4.0), mlflow_run("b", "2", hm=4.0)]
+    )
     assert searched["compareRunCharts"][0]["selectedParams"] == ["method", "recipe.lr"]
-    chosen = view_state("x", [told("a", "1", val_base=5.0, val_fps=70.0, train_seconds=6.0)])
+    chosen = view_state("x", [mlflow_run("a", "1", val_base=5.0, val_fps=70.0, train_seconds=6.0)])
     parallel, scatter = chosen["compareRunCharts"]
     assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("val_fps", "val_base"), "runs of a sweep"
     assert parallel["selectedMetrics"] == ["train_seconds", "val_fps", "val_base"]
-    only_validated = view_state("x", [told("a", "1", val_base=5.0, train_seconds=6.0)])
+    only_validated = view_state("x", [mlflow_run("a", "1", val_base=5.0, train_seconds=6.0)])
     assert [only_validated["compareRunCharts"][1][axis]["key"] for axis in ("xaxis", "yaxis")] == [
         "train_seconds",
         "val_base",
@@ -131,7 +116,7 @@ def test_the_view_has_axes_for_what_differs_and_for_figures_that_all_runs_have()
 
 
 def test_a_run_that_still_goes_on_takes_no_axis_from_those_that_have_finished() -> None:
-    state = view_state("x", [told("a", "1", hm=5.0, base=6.0), told("b", "2", status="RUNNING", base=3.0)])
+    state = view_state("x", [mlflow_run("a", "1", hm=5.0, base=6.0), mlflow_run("b", "2", status="RUNNING", base=3.0)])
     assert state["compareRunCharts"][0]["selectedMetrics"] == ["base", "hm"]
 
 
@@ -139,23 +124,6 @@ def finished(results: Path, seed: int) -> None:
     folder = tracked_runs.begin(results, seed)
     tracked_runs.finish(folder)
     tracked_runs.evaluate(folder, "base", 60)
-
-
-def test_status_names_the_runs_to_send_and_why_one_cannot_be(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for seed in (1, 2):
-        finished(tmp_path, seed)
-    broken, whole = find_runs(tmp_path)
-    broken.tracking_file.write_text('{"schema": 1, "ke')
-    assert status(str(tmp_path), "", OutputFlags(json=True)) == 0
-    said = capsys.readouterr()
-    rows = {row["run"]: row for row in json.loads(said.out.splitlines()[-1])}
-    names = [folder.path.relative_to(tmp_path).as_posix() for folder in (broken, whole)]
-    assert list(rows) == names and rows[names[1]]["epochs"] == 5 and not rows[names[1]]["unreadable"]
-    assert "tracking.json is damaged" in rows[names[0]]["unreadable"]
-    assert f"cannot be sent: {names[0]}: " in said.err and "1 run to send" in said.err
 
 
 def ask(address: str, document: dict) -> dict:
@@ -211,31 +179,4 @@ def test_the_server_shows_the_runs_to_this_machine_alone_and_stops_whole(
     assert process.wait(120) == 0
     gone, alive = psutil.wait_procs(children, timeout=120)
     assert gone and not alive
-    assert pending(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_a_run_reaches_a_server_and_one_that_goes_away_is_made_up_for(
-    page: tuple[subprocess.Popen[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    process, lines = page
-    address = re.findall(r"http://[^/]*", lines[0])[0]
-    results = tmp_path / "others"
-    place = RuntimeConfig(data=tmp_path, results=results, tracking_uri=address)
-    first, second = (tracked_runs.begin(results, seed) for seed in (3, 4))
-    tracked_runs.finish(first)
-    tracker_for(first, place).close()
-    assert pending(results, address) == [] and capsys.readouterr() == ("", "")
-    process.terminate()
-    process.wait(120)
-    tracked_runs.finish(second)
-    began = time.monotonic()
-    tracker_for(second, place).close()
-    assert time.monotonic() - began < 150  # MLflow itself would try again for minutes
-    assert capsys.readouterr().err.count("\n") == 1
-    assert [missing.epochs for missing in pending(results, address)] == [5]
-    # The server's database is a store in itself: there the first run is known although it came through the server.
-    summary = sync_all(results, f"sqlite:///{tmp_path / 'mlflow.db'}")
-    assert summary.sent and summary.failed == []
-    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
-        assert database.execute("SELECT count(*) FROM runs").fetchone() == (4,)
+    assert not sync(tmp_path).sent

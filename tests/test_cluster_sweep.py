@@ -29,7 +29,7 @@ from cluster.sweep_record import SweepFolder, TrialRecord
 from runner.collection import Collection, CollectionFolder
 from runner.config import RuntimeConfig, Target, plan_run
 from runner.results import RunFolder, find_runs
-from runner.tracking.suites import CollectionTracker
+from runner.tracking.background import CollectionTracker
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "1"]
 GRID = ["--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end,front"]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +18,10 @@ from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, Status, read_collections, status_after, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.results import RunFolder
 from runner.stop_signals import interrupted
-from runner.tracking.outbox import PARENT_TAG, sync
-from runner.tracking.parents import sync_collection
+from runner.tracking.background import CollectionTracker
+from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import Destination, Store, open_store
-from runner.tracking.suites import CollectionTracker
-from runner.tracking.tracker import pending, sync_all
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +79,7 @@ def test_only_a_signal_interrupts_a_collection() -> None:
     assert {status_after(error) for error in (UserError("full disk"), RuntimeError())} == {"failed"}
 
 
-def test_a_collection_goes_on_with_what_was_written_of_it(tmp_path: Path) -> None:
+def test_a_collection_continues_what_was_written_of_it(tmp_path: Path) -> None:
     first = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("a", "b"), begun=5))
     again = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("b", "c"), status="finished"))
     assert first.runs == ("a", "b") and again.runs == ("a", "b", "c") and again.begun == 5
@@ -118,7 +112,7 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(destination: Destination, s
     assert parent.data.tags["settings.shots"] == "16" and parent.data.tags["settings.world"] == "mini"
     found = store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'")
     assert [run.data.metrics["hm"] for run in found] == [pytest.approx(60.0)] * 2
-    assert pending(destination.results, destination.uri) == []
+    assert sync(destination.results, destination.uri).sent == []
 
 
 def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(destination: Destination, store: Store) -> None:
@@ -127,7 +121,7 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(destinatio
     write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), begun=2))
     write_collection(results, Collection(kind="suite", name="stability", runs=(shared,), begun=1))
     for _ in range(2):
-        summary = sync_all(results, destination.uri)
+        summary = sync(results, destination.uri)
     assert summary.sent == [] and summary.up_to_date == 4 and len(all_runs(store)) == 4
     assert family(store) == {
         "suite · stability": ["maple · shapes · base · seed 1"],
@@ -139,119 +133,46 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(destinatio
     assert [run.data.tags["seed"] for run in both] == ["1"]
 
 
-def test_a_run_that_was_sent_before_is_put_below_its_parent_without_new_points(
+def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(
     destination: Destination, store: Store
 ) -> None:
     run = finished(destination.results, 1)
-    assert sync(RunFolder(destination.results / run), destination, store)
+    assert sync(destination.results, destination.uri).sent == [run]
     (before,) = all_runs(store)
     write_collection(destination.results, Collection(kind="suite", name="late", runs=(run,)))
-    assert [str(missing) for missing in pending(destination.results, destination.uri)] == [
-        "collections/suite/late: its state"
-    ]
-    sync_all(destination.results, destination.uri)
+    assert sync(destination.results, destination.uri).sent == ["collections/suite/late", run]
     assert family(store) == {"suite · late": [before.info.run_name]} and len(all_runs(store)) == 2
     for key in before.data.metrics:
         steps = Counter(metric.step for metric in store.client.get_metric_history(before.info.run_id, key))
         assert max(steps.values()) == 1
-    # The run's own tracker knows nothing of collections and must not take it out of them.
-    assert not sync(RunFolder(destination.results / run), destination, store)
+    assert not sync(destination.results, destination.uri, only=[run]).sent
     assert family(store) == {"suite · late": [before.info.run_name]}
 
 
 def test_a_parent_deleted_from_the_store_comes_back_with_its_runs_below(destination: Destination, store: Store) -> None:
     run = finished(destination.results, 1)
     write_collection(destination.results, Collection(kind="suite", name="gone", runs=(run,)))
-    sync_all(destination.results, destination.uri)
+    sync(destination.results, destination.uri)
     (parent,) = [one for one in all_runs(store) if "suite" in one.data.tags]
     store.client.delete_run(parent.info.run_id)
-    sync_all(destination.results, destination.uri)
+    sync(destination.results, destination.uri)
     assert len(all_runs(store)) == 2 and family(store) == {"suite · gone": ["maple · shapes · base · seed 1"]}
 
 
-CALLS = ("create_run", "log_batch", "log_batch after", "log_artifact", "set_terminated", "write_json after")
-
-
-@pytest.mark.parametrize("dies", CALLS)
-def test_a_kill_between_any_two_steps_makes_nothing_twice(
-    dies: str, destination: Destination, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_results_continued_on_another_machine_are_one_suite_and_one_run(
+    destination: Destination, store: Store, tmp_path: Path
 ) -> None:
-    results = destination.results
-    run = finished(results, 1)
-    write_collection(
-        results, Collection(kind="suite", name="killed", runs=(run,), status="finished", figures={"hm/maple": 60.0})
-    )
-    folder, ends = CollectionFolder(results / "collections/suite/killed"), []
-    for send in (
-        lambda: sync_collection(folder, destination, store),
-        lambda: sync_all(results, destination.uri),
-    ):
-        child = os.fork()
-        if child == 0:
-            try:
-                _die_at(dies, store)
-                send()
-                os._exit(0)
-            finally:
-                os._exit(1)
-        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    assert -signal.SIGKILL in ends and set(ends) <= {0, -signal.SIGKILL}
-    for _ in range(2):
-        sync_all(results, destination.uri)
-    assert len(all_runs(store)) == 2 and family(store) == {"suite · killed": ["maple · shapes · base · seed 1"]}
-    for one in all_runs(store):
-        assert one.info.status == "FINISHED"
-        for key in one.data.metrics:
-            steps = Counter(metric.step for metric in store.client.get_metric_history(one.info.run_id, key))
-            assert max(steps.values()) == 1, f"{key} was sent twice"
-
-
-def _die_at(call: str, store: Store) -> None:
-    """Let this process be killed before, or right after, the first such call."""
-    import runner.tracking.outbox as outbox
-
-    name, _, after = call.partition(" ")
-    owner = outbox if name == "write_json" else type(store.client)
-    real: Callable = getattr(owner, name)
-
-    def dying(*values: object, **named: object) -> None:
-        if after:
-            real(*values, **named)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(owner, name, dying)
-
-
-@pytest.mark.parametrize("dies", ["", "create_run", "create_run after", "log_batch after", "write_json after"])
-def test_who_goes_on_elsewhere_sends_nothing_again(
-    dies: str, destination: Destination, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of results behind a URL: a machine is lost while, or after, it sends a run that was begun there."""
-
-    def machine(name: str) -> tuple[RuntimeConfig, CollectionTracker]:
-        results = tmp_path / name
+    """Of results behind a URL: the machine that started the suite is lost after it has exported."""
+    for machine in ("first", "second"):
+        results = tmp_path / machine
         at = RuntimeConfig(results, results, tracking_uri=destination.uri, store=f"local://{tmp_path}/remote")
         RemoteResults.of(at).pull_all(weights=True)
-        return at, CollectionTracker(at, Collection(kind="suite", name="shared"))
-
-    first, tracker = machine("first")
-    run = finished(first.results, 1)
-    child = os.fork()
-    if child == 0:
-        try:
-            tracker.LIVE_SECONDS = 0.0
-            tracker.update([])
-            RemoteResults.of(first).push_run(run)
-            if dies:
-                _die_at(dies, store)
-            tracker.update([run])
-            os.kill(os.getpid(), signal.SIGKILL)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    _, tracker = machine("second")
-    tracker.update([run])
-    tracker.close("finished")
+        tracker = CollectionTracker(at, Collection(kind="suite", name="shared"))
+        if machine == "first":
+            run = finished(results, 1)
+            RemoteResults.of(at).push_run(run)
+        tracker.update([run])
+        tracker.close("finished")
     assert family(store) == {"suite · shared": ["maple · shapes · base · seed 1"]} and len(all_runs(store)) == 2
 
 
@@ -262,7 +183,7 @@ def test_results_whose_url_is_away_cost_one_line(
     at = replace(place(destination), store=f"local://{tmp_path}/a file/remote")
     run = finished(at.results, 1)
     tracker = CollectionTracker(at, Collection(kind="suite", name="alone"))
-    tracker.LIVE_SECONDS = 0.0
+    tracker.WRITE_SECONDS = 0.0
     tracker.update([run])
     tracker.close("finished")
     said = capsys.readouterr().err
@@ -270,29 +191,29 @@ def test_results_whose_url_is_away_cost_one_line(
     assert family(store) == {"suite · alone": ["maple · shapes · base · seed 1"]}
 
 
-def test_a_dead_tracker_costs_one_line_and_sync_sends_everything_later(
+def test_a_dead_store_costs_one_line_and_sync_exports_everything_later(
     destination: Destination, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = destination.results
     run = finished(results, 1)
     with closing(socket.socket()) as bound:
-        # As long as it is bound nobody else listens there.
+        # As long as it is bound nothing else listens there.
         bound.bind(("127.0.0.1", 0))
         at = RuntimeConfig(data=results, results=results, tracking_uri=f"http://127.0.0.1:{bound.getsockname()[1]}")
         tracker = CollectionTracker(at, Collection(kind="sweep", name="rates"))
-        tracker.LIVE_SECONDS = 0.0
+        tracker.WRITE_SECONDS = 0.0
         tracker.update([run])
         tracker.update([run], {"best": 1.0})
         tracker.close("failed")
     assert capsys.readouterr().err.count("\n") == 1
     (there,) = read_collections(results)
     assert (there.status, there.runs, there.figures["best"]) == ("failed", (run,), 1.0)
-    sync_all(results, destination.uri)
+    sync(results, destination.uri)
     assert family(store) == {"sweep · rates": ["maple · shapes · base · seed 1"]}
     assert [one.info.status for one in all_runs(store) if "sweep" in one.data.tags] == ["FAILED"]
 
 
-def test_a_results_folder_that_cannot_be_written_is_said_and_stops_nothing(
+def test_a_results_folder_that_cannot_be_written_is_reported_and_stops_nothing(
     destination: Destination, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (destination.results / "collections").write_text("a file where a folder must be")
@@ -313,10 +234,10 @@ def test_with_tracking_off_the_collection_is_kept_for_later(tmp_path: Path) -> N
     assert not (tmp_path / "mlflow.db").exists()
 
 
-def test_several_threads_may_tell_of_runs_at_once(destination: Destination, store: Store) -> None:
+def test_several_threads_may_add_runs_at_once(destination: Destination, store: Store) -> None:
     runs = [finished(destination.results, seed) for seed in range(1, 9)]
     tracker = CollectionTracker(place(destination), Collection(kind="suite", name="threads", runs=tuple(runs)))
-    tracker.LIVE_SECONDS = 0.0
+    tracker.WRITE_SECONDS = 0.0
     threads = [threading.Thread(target=tracker.update, args=([run],)) for run in runs]
     for thread in threads:
         thread.start()
@@ -327,7 +248,7 @@ def test_several_threads_may_tell_of_runs_at_once(destination: Destination, stor
     assert len(family(store)["suite · threads"]) == 8 and len(all_runs(store)) == 9
 
 
-def test_what_helps_against_a_broken_file_is_not_to_train_again(tmp_path):
+def test_a_broken_file_is_not_answered_with_training_again(tmp_path):
     folder = CollectionFolder(tmp_path)
     folder.file.write_text("{")
     with pytest.raises(UserError, match=r"collection\.json cannot be read .*type the command again, its runs are kept"):

@@ -192,16 +192,6 @@ def test_two_machines_that_finish_at_once_leave_one_complete_run(here, elsewhere
             assert content(store, run) == left
 
 
-def test_one_file_of_a_run_can_be_pushed_alone(here):
-    write(here, {"config.json": b"{}", "state/step-1.safetensors": b"one", "tracking.json": b"noted"})
-    here.push_run(RUN, only="tracking.json")
-    assert remote_files(here) == {"tracking.json": b"noted"}
-    (here.local / RUN / "state/step-1.safetensors").unlink()
-    write(here, {"tracking.json": b"noted again"})
-    here.push_run(RUN, only="tracking.json")
-    assert remote_files(here) == {"tracking.json": b"noted again"}
-
-
 def test_files_removed_from_a_suite_are_removed_at_the_url(here, elsewhere):
     suite = "collections/suite/base-to-novel"
     write(here, {"collection.json": b"{}", "old.json": b"[1]", "old.png": b"1", "kept.json": b"[2]"}, suite)

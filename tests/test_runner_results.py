@@ -105,8 +105,8 @@ def test_half_written_files_of_a_killed_writer_are_swept(tmp_path):
 
 def test_what_may_still_be_written_without_the_lock_is_swept_only_when_old(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    kept = [folder.path / ".tracking.json.1-2.tmp", folder.path / "eval" / ".a-all-test.json.1-2.tmp"]
-    dead = [folder.path / ".tracking.json.3-4.tmp", folder.path / "eval" / ".a-all-test.json.3-4.tmp"]
+    kept = [folder.path / "eval" / ".a-all-test.json.1-2.tmp"]
+    dead = [folder.path / "eval" / ".a-all-test.json.3-4.tmp"]
     (folder.path / "eval").mkdir(parents=True)
     for leftover in kept + dead:
         leftover.write_bytes(b"half")

@@ -1,15 +1,15 @@
-"""Tracking: everything of a run reaches MLflow once, and a store that is gone costs the run one line and no data."""
+"""Exporting runs to MLflow: everything arrives once, and a store that is gone costs the run one line and no data."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
@@ -18,35 +18,51 @@ from pathlib import Path
 import pytest
 import tracked_runs
 
+from benchmarks.cli import main
 from runner.collection import Collection, write_collection
 from runner.config import RuntimeConfig
 from runner.results import RunFolder, ValidationCount, ValidationHistory, find_runs, write_json
-from runner.tracking.outbox import KEY_TAG, PARENT_TAG, sync
+from runner.tracking import background
+from runner.tracking.background import BackgroundExporter, Tracker
+from runner.tracking.export import PARENT_TAG, Summary, sync
 from runner.tracking.store import Destination, Store, open_store
-from runner.tracking.tracker import Sender, Tracker, deliveries, pending, sync_all, tracker_for
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
-def destination(tmp_path_factory: pytest.TempPathFactory) -> Destination:
-    patch = pytest.MonkeyPatch()
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        patch.delenv(name, raising=False)
-    chosen = Destination.choose(tmp_path_factory.mktemp("results"))
-    patch.undo()
-    return chosen
-
-
-@pytest.fixture(scope="module")
-def store(destination: Destination) -> Store:
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real SQLite store, made once: its tables take seconds."""
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    open_store(Destination(f"sqlite:///{file}", "first", file.parent))
+    return file
+
+
+@pytest.fixture
+def destination(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Destination:
+    """An experiment of its own for every test."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
+    return Destination.choose(tmp_path, f"sqlite:///{database}")
+
+
+@pytest.fixture
+def store(destination: Destination) -> Store:
     return open_store(destination)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return tracked_runs.begin(tmp_path)
+
+
+@pytest.fixture
+def export(store: Store, destination: Destination, tmp_path: Path) -> Callable[..., Summary]:
+    """Export the results in `tmp_path` to the shared store."""
+
+    def exported(**settings: object) -> Summary:
+        return sync(tmp_path, destination.uri, **settings)  # type: ignore[arg-type]
+
+    return exported
 
 
 def runs_of(store: Store, folder: RunFolder) -> list:
@@ -66,22 +82,17 @@ def finished(folder: RunFolder) -> RunFolder:
     return folder
 
 
-def evaluate_later(folder: RunFolder, classes: str, correct: int) -> None:
-    """An evaluation that is repeated a second after the one before, on the clock of any file system."""
-    file = folder.path / "eval" / f"shapes-{classes}-test.json"
-    before = file.stat()
-    tracked_runs.evaluate(folder, classes, correct)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
-
-
-def assert_nothing_twice(store: Store, run_id: str) -> None:
+def assert_no_duplicates(store: Store, run_id: str) -> None:
     for key in store.client.get_run(run_id).data.metrics:
         steps = Counter(step for step, _ in points(store, run_id, key))
-        assert max(steps.values()) == 1, f"{key} was sent twice"
+        assert max(steps.values()) == 1, f"{key} was logged twice"
 
 
-def test_a_finished_run_arrives_whole(store: Store, destination: Destination, folder: RunFolder) -> None:
-    assert sync(finished(folder), destination, store)
+def test_a_finished_run_arrives_whole(
+    store: Store, database: Path, folder: RunFolder, export: Callable[..., Summary]
+) -> None:
+    finished(folder)
+    assert export().sent
     (run,) = runs_of(store, folder)
     assert run.info.run_name == "maple · shapes · base · seed 1" and run.info.status == "FINISHED"
     assert run.data.params["recipe.lr"] == "0.0035" and run.data.params["options.depth"] == "9"
@@ -100,241 +111,259 @@ def test_a_finished_run_arrives_whole(store: Store, destination: Destination, fo
     assert metrics["fps/shapes-novel-test"] == 300.0 and metrics["train_images_per_second"] == 98.5
     assert metrics["train_images_per_second_model"] == 120.0
     assert metrics["system/cpu_percent"] == 150.0 and metrics["system/peak_memory_megabytes"] == 512.0
-    halves = [f"eval/shapes-{half}-test.json" for half in ("base", "novel")]
     where = Path(run.info.artifact_uri.removeprefix("file://"))
-    assert where.is_relative_to(destination.results / "mlartifacts")
-    for name in ["config.json", "train.json", "checkpoint.safetensors", *halves]:
+    assert where.is_relative_to(database.parent / "mlartifacts")
+    for name in ("config.json", "train.json", "eval/shapes-base-test.json", "eval/shapes-novel-test.json"):
         assert (where / name).read_bytes() == (folder.path / name).read_bytes()
-    assert find_runs(destination.results) == [], "the attached copies were taken for runs"
+    assert not (where / "checkpoint.safetensors").exists()
+    assert find_runs(database.parent) == [], "the attached copies were taken for runs"
 
 
-def test_a_run_watched_while_it_trains_is_one_run_without_doubled_points(
-    store: Store, destination: Destination, folder: RunFolder
+def test_checkpoints_are_copied_only_where_that_is_asked_for(
+    store: Store, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
-    assert not sync(folder, destination, store), "nothing has happened yet"
+    finished(folder)
+    export()
+    assert export(log_checkpoints=True).sent and not export(log_checkpoints=True).sent and not export().sent
+    (run,) = runs_of(store, folder)
+    copy = Path(run.info.artifact_uri.removeprefix("file://")) / "checkpoint.safetensors"
+    assert copy.read_bytes() == folder.checkpoint_file.read_bytes()
+    assert_no_duplicates(store, run.info.run_id)
+
+
+def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(
+    store: Store, folder: RunFolder, export: Callable[..., Summary]
+) -> None:
+    assert not export().sent, "there is no epoch yet"
     for epochs in (1, 3):
         tracked_runs.go_on(folder, epochs)
-        assert sync(folder, destination, store)
+        assert export().sent
         assert runs_of(store, folder)[0].info.status == "RUNNING"
     tracked_runs.finish(folder)
-    assert sync(folder, destination, store)
+    assert export().sent
     tracked_runs.evaluate(folder, "base", 60)
-    assert sync(folder, destination, store)
-    assert not sync(folder, destination, store)
+    assert export().sent and not export().sent
     (run,) = runs_of(store, folder)
     assert run.info.status == "FINISHED"
     assert [step for step, _ in points(store, run.info.run_id, "loss")] == [0, 1, 2, 3, 4]
-    assert_nothing_twice(store, run.info.run_id)
+    assert_no_duplicates(store, run.info.run_id)
 
 
-def _in_older_form(folder: RunFolder) -> None:
-    note = json.loads(folder.tracking_file.read_text())
-    folder.tracking_file.write_text(json.dumps(note).replace('"form": 3', '"form": 2'))
-
-
-@pytest.mark.parametrize(
-    ("called", "then"),
-    [("maple · shapes · base · seed 1", "maple · shapes · base · seed 1 · lr 0.1"), ("my best", "my best")],
-)
-def test_a_run_that_was_sent_under_a_shorter_name_gets_its_own_and_keeps_that_of_a_user(
-    store: Store, destination: Destination, tmp_path: Path, called: str, then: str
+def test_validation_accuracy_is_a_curve_under_names_of_its_own(
+    store: Store, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
-    folder = tracked_runs.begin(tmp_path, lr=0.1)
-    sync(finished(folder), destination, store)
-    [run] = runs_of(store, folder)
-    store.client.update_run(run.info.run_id, name=called)
-    assert not sync(folder, destination, store)
-    _in_older_form(folder)
-    assert sync(folder, destination, store) and not sync(folder, destination, store)
-    assert runs_of(store, folder)[0].info.run_name == then
-    assert_nothing_twice(store, run.info.run_id)
-
-
-@pytest.mark.parametrize("sent", ["nothing", "some epochs", "everything"])
-def test_a_kill_before_the_note_of_what_was_sent_doubles_nothing(
-    store: Store, destination: Destination, folder: RunFolder, sent: str
-) -> None:
-    tracked_runs.go_on(folder, 1)
-    sync(folder, destination, store)
-    note = folder.tracking_file.read_bytes() if sent != "nothing" else _key_alone(folder)
-    if sent == "everything":
-        finished(folder)
-    else:
-        tracked_runs.go_on(folder, 3)
-    sync(folder, destination, store)
-    folder.tracking_file.write_bytes(note)
-    finished(folder)
-    sync(folder, destination, store)
+    counts: list[ValidationCount] = []
+    for epoch in (0, 1):
+        tracked_runs.go_on(folder, epoch + 1)
+        counts += [
+            ValidationCount(epoch=epoch, target=f"shapes:{classes}:val", correct=correct + epoch, total=10)
+            for classes, correct in (("dev-base", 5), ("dev-novel", 3))
+        ]
+        write_json(folder.validation_file, ValidationHistory(config_hash="0" * 8, counts=counts))
+        export()
     (run,) = runs_of(store, folder)
-    assert [step for step, _ in points(store, run.info.run_id, "loss")] == [0, 1, 2, 3, 4]
-    assert run.data.metrics["hm"] == pytest.approx(60.0)
-    assert_nothing_twice(store, run.info.run_id)
+    assert points(store, run.info.run_id, "val_dev-base") == [(0, 50.0), (1, 60.0)]
+    assert run.data.metrics["val_hm"] == pytest.approx(48.0)
+    assert not {"hm", "base", "novel", "fps"} & run.data.metrics.keys(), "validation must not look like a test"
 
 
-def _key_alone(folder: RunFolder) -> bytes:
-    """The note as it is when the run was created and nothing could be written after that."""
-    note = json.loads(folder.tracking_file.read_text())
-    return json.dumps({**note, "stores": {}}).encode()
-
-
-def test_a_forced_repetition_is_a_new_run(store: Store, destination: Destination, folder: RunFolder) -> None:
-    sync(finished(folder), destination, store)
-    # The note survives a kill in the middle of forgetting the old run.
+def test_a_repeated_training_is_a_new_run(store: Store, folder: RunFolder, export: Callable[..., Summary]) -> None:
+    finished(folder)
+    export()
     folder.train_file.unlink()
     tracked_runs.go_on(folder, 2, attempt=0.25)
-    sync(folder, destination, store)
+    export()
     tracked_runs.finish(folder, attempt=0.25)
-    sync(folder, destination, store)
+    export()
     old, new = sorted(runs_of(store, folder), key=lambda run: run.data.metrics["train_seconds"])
     assert (old.data.metrics["train_seconds"], new.data.metrics["train_seconds"]) == (10.5, 10.75)
     assert len(points(store, old.info.run_id, "loss")) == len(points(store, new.info.run_id, "loss")) == 5
 
 
-def test_a_repeated_evaluation_replaces_the_figure_and_keeps_the_old_one(
-    store: Store, destination: Destination, folder: RunFolder
-) -> None:
-    sync(finished(folder), destination, store)
-    evaluate_later(folder, "novel", 60)
-    assert sync(folder, destination, store)
+def test_a_changed_result_replaces_the_old_one(store: Store, folder: RunFolder, export: Callable[..., Summary]) -> None:
+    finished(folder)
+    export()
+    tracked_runs.evaluate(folder, "novel", 60)
+    assert export().sent and not export().sent
     (run,) = runs_of(store, folder)
+    assert run.data.metrics["novel"] == 75.0 and run.data.metrics["hm"] == pytest.approx(75.0)
     assert points(store, run.info.run_id, "novel") == [(0, 50.0), (1, 75.0)]
-    assert run.data.metrics["hm"] == pytest.approx(75.0)
     assert len(points(store, run.info.run_id, "base")) == 1
 
 
-def test_an_evaluation_of_a_part_stands_in_no_column_of_whole_ones(
-    store: Store, destination: Destination, folder: RunFolder
+def test_an_evaluation_of_a_part_has_a_metric_of_its_own(
+    store: Store, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
     tracked_runs.finish(folder)
     tracked_runs.evaluate(folder, "base", 60)
     tracked_runs.evaluate(folder, "novel", 9, total=10)
-    sync(folder, destination, store)
+    export()
     metrics = runs_of(store, folder)[0].data.metrics
     assert metrics["accuracy/shapes-novel-test-first-10"] == 90.0
     assert not {"novel", "hm", "accuracy/shapes-novel-test"} & metrics.keys()
 
 
-def test_a_run_deleted_from_the_store_is_sent_again(store: Store, destination: Destination, folder: RunFolder) -> None:
-    sync(finished(folder), destination, store)
+def test_a_run_deleted_from_the_store_is_exported_again(
+    store: Store, folder: RunFolder, export: Callable[..., Summary]
+) -> None:
+    finished(folder)
+    export()
     (run,) = runs_of(store, folder)
     store.client.delete_run(run.info.run_id)
-    assert sync(folder, destination, store)
+    assert export().sent
     (again,) = runs_of(store, folder)
     assert again.info.run_id != run.info.run_id and again.data.metrics["hm"] == pytest.approx(60.0)
 
 
-def test_sync_all_sends_what_was_missed_and_goes_on_past_a_broken_run(
-    store: Store, destination: Destination, tmp_path: Path
+def test_a_name_that_was_given_in_mlflow_is_kept(
+    store: Store, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
-    good, broken, also_good = (finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3))
-    sync(good, destination, store)
-    whole = broken.train_file.read_bytes()
-    broken.train_file.write_bytes(whole[:100])
-    summary = sync_all(tmp_path, destination.uri)
-    assert summary.up_to_date == 1 and summary.sent == [also_good.path.relative_to(tmp_path).as_posix()]
-    assert [name for name, _ in summary.failed] == [broken.path.relative_to(tmp_path).as_posix()]
-    assert "train.json" in summary.failed[0][1]
-    broken.train_file.write_bytes(whole)
-    (missing,) = pending(tmp_path, destination.uri)
-    assert missing.epochs == 5 and "eval/shapes-novel-test.json" in str(missing)
-    sync_all(tmp_path, destination.uri)
-    assert pending(tmp_path, destination.uri) == []
+    tracked_runs.finish(folder)
+    export()
+    (run,) = runs_of(store, folder)
+    store.client.update_run(run.info.run_id, name="my best")
+    finished(folder)
+    assert export().sent
+    assert runs_of(store, folder)[0].info.run_name == "my best"
 
 
-def test_a_note_cut_in_half_stops_nobody_else_and_doubles_nothing(
-    store: Store, destination: Destination, tmp_path: Path
+CALLS = ("create_run", "log_batch", "log_batch after", "log_artifact", "set_terminated", "set_tag")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_export_that_was_killed_is_completed_by_the_next_one(
+    call: str, store: Store, folder: RunFolder, export: Callable[..., Summary], tmp_path: Path
+) -> None:
+    finished(folder)
+    path = folder.path.relative_to(tmp_path).as_posix()
+    write_collection(tmp_path, Collection(kind="suite", name="killed", runs=(path,), status="finished"))
+    child = os.fork()
+    if child == 0:
+        try:
+            name, _, after = call.partition(" ")
+            owner = type(store.client)
+            real = getattr(owner, name)
+
+            def killed(*values: object, **named: object) -> None:
+                if after:
+                    real(*values, **named)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            setattr(owner, name, killed)
+            export()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert export().sent and not export().sent
+    (run,) = runs_of(store, folder)
+    parent = store.client.get_run(run.data.tags[PARENT_TAG])
+    assert parent.info.run_name == "suite · killed" and {parent.info.status, run.info.status} == {"FINISHED"}
+    assert run.data.metrics["hm"] == pytest.approx(60.0) and len(points(store, run.info.run_id, "loss")) == 5
+    for one in (parent, run):
+        assert_no_duplicates(store, one.info.run_id)
+
+
+def test_two_runs_of_one_folder_from_two_machines_become_one(
+    store: Store, folder: RunFolder, export: Callable[..., Summary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two machines, which no lock holds against each other, export the same results at the same time."""
+    finished(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.tracking.export._find", lambda store, key: None)
+        patch.setattr("runner.tracking.export._exported", lambda store, results: {})
+        export()
+        export()
+    assert len(runs_of(store, folder)) == 2
+    tracked_runs.evaluate(folder, "all", 50)
+    export()
+    (run,) = runs_of(store, folder)
+    assert_no_duplicates(store, run.info.run_id)
+
+
+def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(
+    store: Store, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
-    runs = [folder.path.relative_to(tmp_path).as_posix() for folder in folders]
-    for name in ("first", "second"):
-        write_collection(tmp_path, Collection(kind="suite", name=name, runs=tuple(runs[:2])))
-    assert len(sync_all(tmp_path, destination.uri).sent) == 5
-    notes = [folders[0].tracking_file, tmp_path / "collections/suite/first/tracking.json"]
-    whole = [note.read_bytes() for note in notes]
-    for note, content in zip(notes, whole, strict=True):
-        note.write_bytes(content[: len(content) // 2])
-    tracked_runs.evaluate(folders[2], "all", 50)
-    broken = [runs[0], "collections/suite/first"]
-    missing = {one.run: one for one in pending(tmp_path, destination.uri)}
-    assert missing.keys() == {*broken, runs[1], runs[2]}, "a parent of the second run is unknown"
-    summary = sync_all(tmp_path, destination.uri)
-    assert [name for name, _ in summary.failed] == broken[::-1] and runs[2] in summary.sent
-    for reason in (*(why for _, why in summary.failed), *(missing[name].unreadable for name in broken)):
-        assert "tracking.json is damaged" in reason and "procap train" not in reason
-    assert list(deliveries(tmp_path, destination.uri)) == runs[1:], "the pages show those that are known"
-    for note, content in zip(notes, whole, strict=True):
-        note.write_bytes(content)
-    assert sync_all(tmp_path, destination.uri).failed == [] and pending(tmp_path, destination.uri) == []
+    good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
+    sync(tmp_path, destination.uri, only=[good])
+    whole = folders[1].train_file.read_bytes()
+    folders[1].train_file.write_bytes(whole[:100])
+    command = ["track", "sync", "--results", str(tmp_path), "--tracking", destination.uri]
+    assert main([*command, "--dry-run"]) == 3
+    assert "1 run to send" in capsys.readouterr().out and not runs_of(store, folders[2])
+    assert main(command) == 3
+    said = capsys.readouterr()
+    assert "1 run sent" in said.out and "1 up to date" in said.out
+    assert f"failed: {broken}: " in said.err and "train.json" in said.err
+    folders[1].train_file.write_bytes(whole)
+    assert main(command) == 0 and "1 run sent" in capsys.readouterr().out
+    assert main([*command, "--dry-run"]) == 0 and "0 runs to send" in capsys.readouterr().out
     assert all(len(runs_of(store, folder)) == 1 for folder in folders)
-    (second,) = runs_of(store, folders[1])
-    assert {"suite.first", "suite.second", PARENT_TAG} <= second.data.tags.keys()
 
 
-def test_a_dead_server_costs_one_line_and_loses_nothing(
-    store: Store,
-    destination: Destination,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_dead_server_costs_one_line_and_no_time(
+    store: Store, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "my results"
-    asked: list[object] = []
-    with closing(socket.socket()) as bound, monkeypatch.context() as patch:
-        # As long as it is bound nobody else listens there. MLflow itself would try again for minutes.
+    with closing(socket.socket()) as bound:
+        # As long as it is bound nothing else listens there.
         bound.bind(("127.0.0.1", 0))
-        patch.setattr("mlflow.tracking.MlflowClient", asked.append)
         dead = f"http://reader:secret@127.0.0.1:{bound.getsockname()[1]}"
-        place = RuntimeConfig(data=tmp_path, results=results, tracking_uri=dead)
+        runtime = RuntimeConfig(data=tmp_path, results=results, tracking_uri=dead)
+        start = time.monotonic()
         for seed in (1, 2, 3):
-            folder = tracked_runs.begin(results, seed)
-            tracker = tracker_for(folder, place)
-            finished(folder)
-            tracker.sync()
+            tracker = Tracker(finished(tracked_runs.begin(results, seed)), runtime)
+            tracker.update()
             tracker.close()
-    assert not asked
+            background.exporter_for(runtime).flush()
+        assert time.monotonic() - start < 30
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     assert "Connection refused" in said.err and f"procap track sync --results '{results}'" in said.err
     assert "secret" not in said.err
-    assert len(pending(results, dead)) == 3
-    assert len(sync_all(tmp_path, destination.uri).sent) == 3
+    assert len(sync(results, destination.uri).sent) == 3
 
 
-def test_a_locked_store_costs_one_line_and_the_next_run_brings_the_missed_one(
-    store: Store,
-    destination: Destination,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_store_that_hangs_does_not_hold_up_the_end_of_a_command(
+    destination: Destination, folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
-    sender = Sender(replace(destination, results=tmp_path))
-    first, second = (finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2))
-    assert destination.file is not None
-    with closing(sqlite3.connect(destination.file, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with monkeypatch.context() as patch:
-            patch.setattr("runner.tracking.store.ANSWER_SECONDS", 0.1)
-            patch.setattr("mlflow.tracking.MlflowClient", asked.append)
-            Tracker(first, sender).close()
-            Tracker(first, sender).close()
-        other.execute("ROLLBACK")
-    assert not asked and not runs_of(store, first)
-    monkeypatch.setattr(sender, "_retry", 0.0)
-    Tracker(second, sender).close()
-    assert len(runs_of(store, first)) == len(runs_of(store, second)) == 1
-    refused, back = capsys.readouterr().err.splitlines()
-    assert "locked" in refused and "procap track sync" in refused
-    assert "is back; 2 runs sent" in back
+    monkeypatch.setattr(background, "FLUSH_SECONDS", 0.2)
+    monkeypatch.setattr(background, "open_store", lambda destination: time.sleep(5))
+    exporter = BackgroundExporter(replace(destination, results=folder.path.parents[5]))
+    exporter.post(folder.path.as_posix())
+    start = time.monotonic()
+    exporter.flush()
+    assert time.monotonic() - start < 4
+    assert "no answer within" in capsys.readouterr().err
+
+
+def test_what_a_store_missed_is_exported_when_it_is_back(
+    store: Store, folder: RunFolder, destination: Destination, capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(destination: Destination) -> Store:
+        raise OSError("no route to host")
+
+    exporter = BackgroundExporter(replace(destination, results=tmp_path))
+    finished(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "open_store", refused)
+        exporter.post(folder.path.relative_to(tmp_path).as_posix())
+        exporter.flush()
+        exporter.flush()
+    exporter.flush()
+    lost, back = capsys.readouterr().err.splitlines()
+    assert "no route to host" in lost and "is back" in back
+    assert len(runs_of(store, folder)) == 1
 
 
 @pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns", "nonsense"])
 def test_a_uri_that_is_no_store_does_not_stop_the_run(
-    uri: str, folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    uri: str, folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    finished(folder)
-    Tracker(folder, Sender(Destination.choose(folder.path))).close()
+    runtime = RuntimeConfig(data=tmp_path, results=tmp_path)
+    Tracker(finished(folder), runtime).update()
+    background.exporter_for(runtime).flush()
     assert f"'{uri}' is not a store" in capsys.readouterr().err
 
 
@@ -342,81 +371,8 @@ def test_the_environment_names_store_and_experiment(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@example.org/mlflow")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ablation")
     chosen = Destination.choose(tmp_path)
-    assert chosen.uri == "https://me:secret@example.org/mlflow"
-    assert chosen.label == "https://example.org/mlflow ablation", "the password must not reach tracking.json"
+    assert (chosen.uri, chosen.experiment) == ("https://me:secret@example.org/mlflow", "ablation")
     assert Destination.choose(tmp_path, "sqlite:///here.db").uri == f"sqlite:///{Path.cwd() / 'here.db'}"
-
-
-def test_one_run_has_one_key_in_every_store(store: Store, destination: Destination, folder: RunFolder) -> None:
-    other = replace(destination, experiment="elsewhere")
-    elsewhere = open_store(other)
-    finished(folder)
-    assert sync(folder, destination, store) and sync(folder, other, elsewhere)
-    assert not sync(folder, destination, store) and not sync(folder, other, elsewhere)
-    keys = {runs_of(where, folder)[0].data.tags[KEY_TAG] for where in (store, elsewhere)}
-    assert len(keys) == 1
-
-
-WATCHED = """
-import socket, sys
-from pathlib import Path
-
-asked = []
-def watch(name):
-    real = getattr(socket.socket, name)
-    def watched(self, address, *rest):
-        if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith("127."):
-            asked.append(address)
-        return real(self, address, *rest)
-    setattr(socket.socket, name, watched)
-for name in ("connect", "connect_ex", "sendto"):
-    watch(name)
-look_up = socket.getaddrinfo
-def watched_look_up(host, *rest, **more):
-    if host not in (None, "localhost", "127.0.0.1", "::1"):
-        asked.append(host)
-    return look_up(host, *rest, **more)
-socket.getaddrinfo = watched_look_up
-
-from runner.config import Workplace
-from runner.results import RunFolder
-from runner.tracking.tracker import pending, tracker_for
-
-results, run = Path(sys.argv[1]), Path(sys.argv[2])
-assert len(pending(results)) == 2
-off = tracker_for(RunFolder(run), Workplace(data=results, results=results, tracking_uri="off"))
-off.close()
-tracker = tracker_for(RunFolder(run), Workplace(data=results, results=results))
-tracker.sync()
-heavy = {"mlflow", "torch"} & sys.modules.keys()
-assert not heavy, f"imported {heavy} before there was anything to send"
-tracker.close()
-import time; time.sleep(0.5)
-assert not asked, f"asked the network for {asked}"
-"""
-
-
-def test_two_processes_make_the_store_together_and_ask_no_network(tmp_path: Path) -> None:
-    folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2)]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "DO_NOT", "CI"))}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", WATCHED, str(tmp_path), str(folder.path)],
-            env={**clean, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for folder in folders
-    ]
-    for process in processes:
-        out, err = process.communicate(timeout=600)
-        assert process.returncode == 0 and out == "" and err == "", err
-    assert pending(tmp_path) == []
-    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
-        assert database.execute("SELECT count(*) FROM runs").fetchone() == (2,)
-        assert database.execute("SELECT count(*) FROM metrics WHERE key = 'loss'").fetchone() == (10,)
 
 
 def die_at_table(number: int) -> None:
@@ -433,15 +389,15 @@ def die_at_table(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_store_whose_maker_is_killed_is_made_anew(tmp_path: Path) -> None:
-    maker = os.fork()
-    if maker == 0:
+def test_a_store_whose_creator_is_killed_is_created_anew(tmp_path: Path) -> None:
+    creator = os.fork()
+    if creator == 0:
         try:
             die_at_table(20)
             open_store(Destination.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"))
         finally:
             os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(maker, 0)[1]) == -signal.SIGKILL
+    assert os.waitstatus_to_exitcode(os.waitpid(creator, 0)[1]) == -signal.SIGKILL
     begun = tmp_path / ".mlflow.db.new"
     assert begun.stat().st_size and not (tmp_path / "mlflow.db").exists()
     opened = open_store(Destination.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"))
@@ -449,40 +405,58 @@ def test_a_store_whose_maker_is_killed_is_made_anew(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(f"{begun.name}*"))
 
 
-def test_many_runs_are_asked_for_together_and_changes_are_still_seen(
-    store: Store, destination: Destination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runner.tracking.tracker.FEW", 0)
-    monkeypatch.setattr("runner.tracking.outbox.RUNS_PER_PAGE", 2)
-    folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in range(1, 6)]
-    assert len(sync_all(tmp_path, destination.uri).sent) == 5
-    again = sync_all(tmp_path, destination.uri)
-    assert (again.sent, again.up_to_date) == ([], 5)
-    deleted, changed, touched = folders[:3]
-    store.client.delete_run(runs_of(store, deleted)[0].info.run_id)
-    evaluate_later(changed, "novel", 60)
-    os.utime(touched.config_file)
-    assert [missing.run for missing in pending(tmp_path, destination.uri)] == [
-        changed.path.relative_to(tmp_path).as_posix()
-    ]
-    expected = [folder.path.relative_to(tmp_path).as_posix() for folder in (deleted, changed)]
-    assert sync_all(tmp_path, destination.uri).sent == expected
-    assert runs_of(store, changed)[0].data.metrics["novel"] == 75.0
-    assert all(len(runs_of(store, folder)) == 1 for folder in folders)
+# Four processes, forked after the imports, export to a store that none of them finds made.
+TOGETHER = """
+import os, socket, sys
+from pathlib import Path
+import mlflow.store.tracking.sqlalchemy_store, mlflow.tracking
+from runner.config import RuntimeConfig
+from runner.results import RunFolder
+from runner.tracking.background import Tracker, exporter_for
+
+look_up = socket.getaddrinfo
+def local_only(host, *rest, **more):
+    assert host in (None, "localhost", "127.0.0.1", "::1"), f"asked the network for {host}"
+    return look_up(host, *rest, **more)
+socket.getaddrinfo = local_only
+
+results, processes, runs = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+runtime = RuntimeConfig(data=results, results=results)
+go, start = os.pipe()
+children = []
+for number in range(processes):
+    child = os.fork()
+    if child == 0:
+        os.close(start)
+        os.read(go, 1)
+        for run in runs[number::processes]:
+            Tracker(RunFolder(Path(run)), runtime).close()
+        sys.exit(0)
+    children.append(child)
+os.close(start)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+assert codes == [0] * processes, codes
+"""
 
 
-def test_validation_figures_stand_in_columns_of_their_own(
-    store: Store, destination: Destination, folder: RunFolder
-) -> None:
-    tracked_runs.go_on(folder, 2)
-    counts = [
-        ValidationCount(epoch=epoch, target=f"shapes:{classes}:val", correct=correct + epoch, total=10)
-        for epoch in (0, 1)
-        for classes, correct in (("dev-base", 5), ("dev-novel", 3))
-    ]
-    write_json(folder.validation_file, ValidationHistory(config_hash="0" * 8, counts=counts))
-    sync(folder, destination, store)
-    metrics = runs_of(store, folder)[0].data.metrics
-    assert (metrics["val_dev-base"], metrics["val_dev-novel"]) == (60.0, 40.0)
-    assert metrics["val_hm"] == pytest.approx(48.0)
-    assert not {"hm", "base", "novel", "fps"} & metrics.keys(), "validation must not look like a test"
+@pytest.mark.parametrize("processes", [4, pytest.param(16, marks=pytest.mark.slow)])
+def test_processes_exporting_at_once_lose_and_double_nothing(processes: int, tmp_path: Path) -> None:
+    folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in range(1, 2 * processes + 1)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "DO_NOT", "CI"))}
+    done = subprocess.run(
+        [sys.executable, "-c", TOGETHER, str(tmp_path), str(processes), *(str(folder.path) for folder in folders)],
+        env={**clean, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    store = open_store(Destination.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"))
+    for folder in folders:
+        (run,) = runs_of(store, folder)
+        assert run.info.status == "FINISHED" and len(points(store, run.info.run_id, "loss")) == 5
+        assert_no_duplicates(store, run.info.run_id)
+    names = tuple(folder.path.relative_to(tmp_path).as_posix() for folder in folders[:3])
+    write_collection(tmp_path, Collection(kind="suite", name="all", runs=names))
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    assert len(sync(tmp_path, uri).sent) == 4 and sync(tmp_path, uri).sent == []

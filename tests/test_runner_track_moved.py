@@ -1,4 +1,4 @@
-"""Results with their own MLflow store that are copied or moved: nothing is looked for or kept at the old place."""
+"""Results with their own MLflow store that are copied or moved: nothing is read from or written to the old folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import tracked_runs
 
-from benchmarks.cli.ui import Wanted, choose, find_collection, save
+from benchmarks.cli.ui import RunFilter, prepare
 from runner.collection import Collection, write_collection
 from runner.results import find_runs
+from runner.tracking.export import sync
 from runner.tracking.store import Destination, open_store
-from runner.tracking.tracker import deliveries, pending, sync_all
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     results = tmp_path / "my #1 results"
     runs = [made(results, seed) for seed in (1, 2)]
     write_collection(results, Collection(kind="suite", name="both", runs=tuple(runs), status="finished"))
-    assert len(sync_all(results).sent) == 3
+    assert len(sync(results).sent) == 3
     # As in the next process: MLflow remembers for this one where each run has its files, and a copied run has its id.
     monkeypatch.setattr("mlflow.tracking._tracking_service.utils._artifact_repos_cache", OrderedDict())
     return results
@@ -40,7 +40,7 @@ def made(results: Path, seed: int) -> str:
 
 
 def locations(results: Path) -> list[str]:
-    """Every place for files that the store of `results` knows."""
+    """Every artifact URI that the store of `results` has recorded."""
     with closing(sqlite3.connect(results / "mlflow.db")) as database:
         asked = "SELECT artifact_location FROM experiments UNION ALL SELECT artifact_uri FROM runs"
         return [place for (place,) in database.execute(asked)]
@@ -56,8 +56,8 @@ def test_moved_results_are_sent_once_and_leave_the_old_place_alone(old: Path, tm
     shutil.move(old, new)
     old.write_text("no folder can be made here")
     made(new, 3)
-    summary = sync_all(new)
-    assert summary.failed == [] and pending(new) == [] and sync_all(new).sent == []
+    summary = sync(new)
+    assert summary.failed == [] and sync(new).sent == []
     assert old.read_text() == "no folder can be made here"
     here = (new / "mlartifacts").as_uri()
     assert len(locations(new)) == 6 and all(f"{place}/".startswith(f"{here}/") for place in locations(new))
@@ -70,21 +70,18 @@ def test_moved_results_are_sent_once_and_leave_the_old_place_alone(old: Path, tm
         assert losses == dict.fromkeys(range(5), 1)
         kept = new / "mlartifacts" / run.info.run_id / "artifacts" / "train.json"
         assert kept.read_bytes() == (Path(run.data.tags["folder"]) / "train.json").read_bytes()
-    wanted = Wanted(suite="both")
-    chosen = choose(deliveries(new), wanted, find_collection(new, wanted))
-    suite = {run.info.run_id for run in runs if run.data.tags["seed"] in "12"}
-    assert {delivery.run_id for delivery in chosen.deliveries} == suite
-    assert save(Destination.choose(new), wanted, chosen)
+    pages = prepare(new, Destination.choose(new), RunFilter(suite="both"))
+    assert set(pages.run_ids) == {run.info.run_id for run in runs if run.data.tags["seed"] in "12"} and pages.view
 
 
 def test_copied_results_keep_their_files_to_themselves(old: Path, tmp_path: Path) -> None:
     before, copy = content(old), tmp_path / "my #1 results copied"
     shutil.copytree(old, copy)
     made(copy, 3)
-    assert sync_all(copy).failed == []
+    assert sync(copy).failed == []
     assert content(old) == before
     assert len(list((copy / "mlartifacts").glob("*/artifacts/train.json"))) == 3
-    # A third experiment, which somebody else made, has a place of its own that only looks like the old one.
+    # A third experiment, made by another program, has a folder of its own whose name begins like the old one.
     beside = f"{(copy / 'mlartifacts').as_uri()}-of-others"
     open_store(Destination.choose(copy)).client.create_experiment("theirs", beside)
     again = tmp_path / "again"

@@ -22,11 +22,10 @@ import tracked_runs
 from object_server import object_server
 from ports import free_port
 
-from benchmarks.cli.ui import Wanted, choose, find_collection, save
+from benchmarks.cli.ui import RunFilter, prepare
 from runner.collection import Collection, write_collection
-from runner.tracking.outbox import PARENT_TAG
+from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import Destination, open_store
-from runner.tracking.tracker import deliveries, pending, sync_all
 
 ROOT = Path(__file__).parent.parent
 NOBODY = "nobody"
@@ -120,14 +119,14 @@ def ask(url: str, host: str = "") -> int:
 SEND = """
 import sys
 from pathlib import Path
-from runner.config import Workplace
+from runner.config import RuntimeConfig
 from runner.results import RunFolder
-from runner import track_store
-from runner.tracking.tracker import tracker_for
-track_store.ANSWER_SECONDS = 60.0
+from runner.tracking import store
+from runner.tracking.background import Tracker
+store.CONNECT_SECONDS = 60.0
 results = Path(sys.argv[1])
 for run in sys.argv[3:]:
-    tracker_for(RunFolder(results / run), Workplace(data=results, results=results, tracking_uri=sys.argv[2])).close()
+    Tracker(RunFolder(results / run), RuntimeConfig(data=results, results=results, tracking_uri=sys.argv[2])).update()
 """
 
 
@@ -161,9 +160,8 @@ def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(t
         ]
         for sender in senders:
             assert sender.communicate(timeout=600)[1] == "" and sender.returncode == 0
-        assert pending(results, address) == []
         write_collection(results, Collection(kind="suite", name="base-to-novel", runs=tuple(runs), status="finished"))
-        assert len(sync_all(results, address).sent) == 7 and sync_all(results, address).sent == []
+        assert len(sync(results, address).sent) == 7 and sync(results, address).sent == []
         destination = Destination.choose(results, address)
         store = open_store(destination)
         found = list(store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'"))
@@ -173,12 +171,11 @@ def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(t
             losses = Counter(point.step for point in store.client.get_metric_history(run.info.run_id, "loss"))
             assert losses == {epoch: 1 for epoch in range(5)}
             kept = {file.path for file in store.client.list_artifacts(run.info.run_id)}
-            assert {"config.json", "train.json", "checkpoint.safetensors", "eval"} <= kept
-        wanted = Wanted(suite="base-to-novel", methods=["maple"])
-        chosen = choose(deliveries(results, address), wanted, find_collection(results, wanted))
-        view = save(destination, wanted, chosen)
+            assert {"config.json", "train.json", "eval"} <= kept
+        wanted = RunFilter(suite="base-to-novel", methods=["maple"])
+        view = prepare(results, destination, wanted).view
         assert view and f"mlflow.sharedViewState.{view}" in store.client.get_experiment(store.experiment_id).tags
-        assert view == save(destination, wanted, chosen), "the same choice is one view"
+        assert view == prepare(results, destination, wanted).view, "the same choice is one view"
         import psycopg2
 
         with psycopg2.connect(database) as connection, connection.cursor() as cursor:

@@ -17,7 +17,6 @@ from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate, load_trained
 from runner.results import EvalResult, RunFolder, TrainResult
 from runner.setup import load_backbone
-from runner.tracking.tracker import Tracker
 from runner.train import APART, STARTING, train
 from shards.catalogue import find
 from shards.errors import DataError
@@ -113,13 +112,6 @@ def test_what_a_kill_left_of_a_finished_run_is_cleared_away(plan, runtime, tmp_p
         "train.json",
         "checkpoint.safetensors",
     }
-
-
-def test_tracking_is_no_part_of_the_seconds_of_a_training(plan, runtime, tmp_path, monkeypatch):
-    monkeypatch.setattr(Tracker, "sync", lambda self: time.sleep(0.1))
-    result = train(plan(), dataclasses.replace(runtime, results=tmp_path))
-    assert result.phases["tracking"] >= 0.2
-    assert seconds_of_training(result) == pytest.approx(result.seconds)
 
 
 @pytest.mark.parametrize(("epochs", "warned"), [(1, True), (2, False)])

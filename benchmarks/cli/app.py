@@ -39,7 +39,7 @@ TOGETHER = ("train", "eval")
 
 app = typer.Typer(help="Prompt learning on CLIP: from raw images to the tables of the ProCAP paper.", **PLAIN)
 data_app = typer.Typer(help="Pack data sets into shards, check them, look at them.", **PLAIN)
-track_app = typer.Typer(help="Send results to MLflow and see what it has not got yet.", **PLAIN)
+track_app = typer.Typer(help="Export results to MLflow.", **PLAIN)
 bench_app = typer.Typer(help="The experiments of the paper, by name.", cls=cli_suites.SuiteGroup, **PLAIN)
 app.add_typer(data_app, name="data")
 app.add_typer(track_app, name="track")
@@ -244,17 +244,12 @@ def ui(
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> int:
     """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second."""
-    from benchmarks.cli.track import ui as run
-    from benchmarks.cli.ui import Wanted
+    from benchmarks.cli.track import open_ui
+    from benchmarks.cli.ui import RunFilter
     from benchmarks.console.parse import split_names
 
-    return run(
-        results,
-        tracking,
-        port,
-        open_browser,
-        Wanted(runs or [], suite, sweep, split_names(methods), split_names(datasets)),
-    )
+    wanted = RunFilter(runs or [], suite, sweep, split_names(methods), split_names(datasets))
+    return open_ui(results, tracking, port, open_browser, wanted)
 
 
 @data_app.command(
@@ -358,32 +353,25 @@ def few_shot(
     return run(name, data, Request(shots, seed, classes, split_digests, source, out), output)
 
 
-@track_app.command(
-    **examples("procap track sync --results demo/results", "procap track sync --tracking http://127.0.0.1:5000")
-)
+@track_app.callback()
+def track() -> None:
+    # With a single command typer would otherwise leave out its name.
+    pass
+
+
+@track_app.command(**examples("procap track sync --results demo/results", "procap track sync --dry-run"))
 @flat
 def sync(
     output: OutputFlags,
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
     tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+    log_checkpoints: Annotated[bool, typer.Option("--log-checkpoints", help="copy checkpoints as well")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be sent")] = False,
 ) -> int:
-    """Send what MLflow has not got yet. Repeating it sends nothing twice."""
-    from benchmarks.cli.track import sync as run
+    """Export to MLflow what its store lacks. Repeating it sends nothing twice."""
+    from benchmarks.cli.track import track_sync
 
-    return run(results, tracking, output)
-
-
-@track_app.command(**examples("procap track status --results demo/results"))
-@flat
-def status(
-    output: OutputFlags,
-    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
-    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
-) -> int:
-    """Say which runs MLflow has not got completely."""
-    from benchmarks.cli.track import status as run
-
-    return run(results, tracking, output)
+    return track_sync(results, tracking, log_checkpoints, dry_run, output)
 
 
 @bench_app.callback(**examples("procap bench all --profile mini --quick", "procap bench base-to-novel --help"))

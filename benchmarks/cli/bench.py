@@ -29,7 +29,7 @@ from runner.config import RuntimeConfig, Target
 from runner.environment import library_defaults
 from runner.remote_results import RemoteResults
 from runner.results import RunFolder
-from runner.tracking.suites import CollectionTracker
+from runner.tracking.background import CollectionTracker
 
 GONE = "its results are not there now that all is done: were they removed, or is the folder not one for all nodes?"
 

@@ -157,10 +157,10 @@ def _scores(at: RuntimeConfig, configs: Sequence[RunConfig]) -> list[Score]:
 
 def _send(at: RuntimeConfig) -> str:
     """Send what the tracker missed while the runs went on; a store that is down does not fail the demo."""
-    from runner.tracking.tracker import sync_all
+    from runner.tracking.export import sync
 
     try:
-        summary = sync_all(at.results, at.tracking_uri)
+        summary = sync(at.results, at.tracking_uri)
     except UserError as error:
         return f"not sent: {error}; later: procap track sync --results {quoted(at.results)}"
     failed = f", {len(summary.failed)} failed" if summary.failed else ""

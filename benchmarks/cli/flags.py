@@ -86,6 +86,9 @@ class RuntimeFlags:
         str,
         typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]"),
     ] = ""
+    log_checkpoints: Annotated[
+        bool, typer.Option("--log-checkpoints", help="copy checkpoints into MLflow's artifact store")
+    ] = False
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="longest wait of a process for the others, under torchrun")
     ] = 300.0

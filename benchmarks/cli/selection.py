@@ -110,6 +110,7 @@ def workplace(
         workers=place.workers,
         limit=limit,
         tracking_uri=place.tracking or None,
+        log_checkpoints=place.log_checkpoints,
         features=features,
         accelerate=place.accelerate,
         timeout=place.timeout,

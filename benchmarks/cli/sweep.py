@@ -34,7 +34,7 @@ from runner.environment import library_defaults, resolve_device
 from runner.progress import duration
 from runner.remote_results import RemoteResults
 from runner.results import write_json
-from runner.tracking.suites import CollectionTracker
+from runner.tracking.background import CollectionTracker
 from shards.errors import DataError
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ from runner.environment import library_defaults, own_device, resolve_device
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, RunFolder, TrainResult
 from runner.stop_signals import Interrupted
+from runner.tracking.background import exporter_for
 from shards.errors import DataError
 from shards.home import features_root
 
@@ -95,6 +96,7 @@ def train(
             store_file(training.few_shot_samples, chosen[0].dataset, at.data)
         failures = Failures(len(chosen), verbose=output.verbose, group=group)
         done = train_all(chosen, at, failures, force=doing.force, group=group)
+        exporter_for(at).flush()
     if done:
         rows = [_trained_row(config, result) for config, result in done.items()]
         show(columns(("run", "loss", "steps", "seconds", "images/s"), rows))
@@ -190,6 +192,7 @@ def evaluate(
         jobs = [(config, here, target) for config, here in found for target in targets_of(config, targets, at.data)]
         failures = Failures(len(found), verbose=output.verbose, group=group)
         done = evaluate_all(jobs, failures, f"procap train {flags}", force=doing.force, group=group)
+        exporter_for(at).flush()
     if done:
         show(
             columns(("run", "target", "correct", "total", "accuracy", "images/s"), [_eval_row(*item) for item in done])

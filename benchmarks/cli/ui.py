@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -13,32 +15,44 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-from urllib.parse import quote
+from typing import IO, TYPE_CHECKING, Any
 
-from benchmarks.cli.ui_view import SHOWN, condition, save_view, view_state
 from benchmarks.console.output import note, plural, show
+from benchmarks.report.links import COMPARED, charts_page, compare_page
 from procap.errors import UsageError, UserError, unknown_name
 from runner.collection import Collection, read_collections
+from runner.results import find_runs
 from runner.stop_signals import sigterm_as_interrupt
-from runner.tracking.outbox import Delivery
-from runner.tracking.store import Destination, first_line, open_store, quiet_libraries
-from runner.tracking.tracker import deliveries, sync_all
+from runner.tracking.export import sync
+from runner.tracking.store import Destination, Store, first_line, open_store
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
-# The page draws one line and one column per run: more than this is no comparison any more.
-COMPARED = 40
+# MLflow keeps saved views as tags of the experiment, and its page takes the name of one from the address.
+VIEW_TAG = "mlflow.sharedViewState."
+SHOWN = 100
+"""Runs that the page loads at once."""
+ACCURACY = ("hm", "val_hm", "novel", "base", "all", "val_base", "val_dev-base", "val_all")
+"""Metrics that runs are ordered by: the first one that all have."""
+SPEED = ("fps", "val_fps", "train_seconds")
+"""Metrics that accuracy is plotted against: the first one that all have."""
+AXES = 7
+PARALLEL = ("train_seconds", "val_fps", "fps", "val_dev-base", "val_dev-novel", "val_base", "val_hm", "base", "novel",
+            "hm", "all")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which runs are to be compared. runs: parts of their paths below the results; every field narrows further."""
+class RunFilter:
+    """Which runs to compare. runs: parts of their paths below the results; every field narrows further."""
 
     runs: Sequence[str] = ()
     suite: str = ""
@@ -54,39 +68,35 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The runs to compare, and the search that finds them in MLflow."""
+class Pages:
+    """What MLflow shows of the selected runs. view: the key of the saved view, None for MLflow's own charts."""
 
-    deliveries: list[Delivery]
+    experiment_id: str
+    paths: Sequence[str]
+    run_ids: Sequence[str]
     where: str
+    view: str | None
 
 
 def ui(
-    results: Path, uri: str | None = None, port: int = 5000, open_browser: bool = False, wanted: Wanted | None = None
+    results: Path, uri: str | None = None, port: int = 5000, open_browser: bool = False, wanted: RunFilter | None = None
 ) -> None:
-    """Show the runs of `results` in MLflow until Ctrl-C or SIGTERM, sending first what the store has not got yet.
+    """Export what the store lacks, then show the runs of `results` in MLflow until Ctrl-C or SIGTERM.
 
-    A store with a server of its own is only pointed at; for any other one, a server is started on 127.0.0.1.
-    wanted: the runs to compare; default all.
-    Raises UserError when the port is taken, when there is nothing to show, when the server does not come up, UsageError
-    for a name that no run has.
+    For a store that is a server its address is printed; for any other one a server is started on 127.0.0.1.
+    Raises UserError when the port is taken, there is nothing to show, or the server does not start, UsageError for a
+    name that no run has.
     """
-    wanted = wanted or Wanted()
+    wanted = wanted or RunFilter()
     destination = Destination.choose(results, uri)
-    # Found out before the sending, which takes longer.
     if not destination.is_server:
         check_port(port)
-    collection = find_collection(results, wanted)
-    summary = sync_all(results, uri)
-    for run, why in summary.failed:
-        note(f"not shown: {run}: {why}")
-    chosen = choose(deliveries(results, uri), wanted, collection)
-    view = save(destination, wanted, chosen)
+    pages = prepare(results, destination, wanted)
     if destination.is_server:
-        _announce(destination.address, chosen, view, open_browser)
+        _print_addresses(destination.address.rstrip("/"), pages, open_browser)
         return
     with server(destination, port) as process:
-        _announce(f"http://{HOST}:{port}", chosen, view, open_browser)
+        _print_addresses(f"http://{HOST}:{port}", pages, open_browser)
         note("Ctrl-C stops it")
         try:
             process.wait()
@@ -95,92 +105,153 @@ def ui(
         raise UserError("the MLflow server ended by itself; start it again")
 
 
-def find_collection(results: Path, wanted: Wanted) -> Collection | None:
-    """The suite or sweep that is wanted, None for none. Raises UsageError for one that was never begun here."""
+def prepare(results: Path, destination: Destination, wanted: RunFilter) -> Pages:
+    """Export what is missing, select runs and save a view of them in the store."""
+    collection = find_collection(results, wanted)
+    every = [folder.path.relative_to(results).as_posix() for folder in find_runs(results)]
+    paths, where = select(every, wanted, collection)
+    summary = sync(results, destination.uri)
+    for run, reason in summary.failed:
+        note(f"not shown: {run}: {reason}")
+    store = open_store(destination)
+    run_ids = []
+    if len(paths) <= COMPARED:
+        for path in paths:
+            folder = f"tags.folder = {json.dumps(str((results / path).resolve()), ensure_ascii=False)}"
+            run_ids += [run.info.run_id for run in store.client.search_runs([store.experiment_id], folder)[:1]]
+        if wanted.runs and run_ids:
+            where = f"attributes.run_id IN ({', '.join(map(repr, run_ids))})"
+    return Pages(store.experiment_id, paths, run_ids, where, save_view(store, wanted.title, where))
+
+
+def find_collection(results: Path, wanted: RunFilter) -> Collection | None:
+    """The suite or sweep that is wanted, None for none. Raises UsageError for one that was never started here."""
     if wanted.suite and wanted.sweep:
         raise UsageError("--suite and --sweep name one collection of runs each: give one of them")
     kind, name = ("suite", wanted.suite) if wanted.suite else ("sweep", wanted.sweep)
     if not name:
         return None
-    known = {one.name: one for one in read_collections(results) if one.kind == kind}
-    if not known:
+    collections = {one.name: one for one in read_collections(results) if one.kind == kind}
+    if not collections:
         maker = f"procap bench {name}" if kind == "suite" else "procap sweep"
         raise UsageError(f"there is no {kind} in {results} yet; `{maker}` makes one")
-    if name not in known:
-        raise unknown_name(kind, name, known)
-    return known[name]
+    if name not in collections:
+        raise unknown_name(kind, name, collections)
+    return collections[name]
 
 
-def choose(sent: dict[str, Delivery], wanted: Wanted, collection: Collection | None = None) -> Chosen:
-    """Those of the runs in `sent` that are wanted.
+def select(every: Sequence[str], wanted: RunFilter, collection: Collection | None = None) -> tuple[list[str], str]:
+    """The paths of the wanted runs among `every`, and the search that finds them in MLflow.
 
     Raises UsageError for a method or data set that none of them has, UserError when there is nothing to show.
     """
-    members = set(collection.runs) if collection else set(sent)
-    found = {name: delivery for name, delivery in sent.items() if name in members}
+    found = [path for path in every if collection is None or path in set(collection.runs)]
     terms = [f"tags.`{collection.tag}` = 'yes'"] if collection else ["tags.method IS NOT NULL"]
-    # As in RunConfig.path.
+    # The place of each in RunConfig.path.
     for tag, place, names in (("method", 2, wanted.methods), ("dataset", 1, wanted.datasets)):
-        known = sorted({name.split("/")[place] for name in found})
+        values = sorted({path.split("/")[place] for path in found})
         for name in names:
-            if name not in known:
-                raise unknown_name(f"{tag} among these runs", name, known)
-        if names:
-            terms += condition(names, known, tag)
-            found = {name: delivery for name, delivery in found.items() if name.split("/")[place] in names}
+            if name not in values:
+                raise unknown_name(f"{tag} among these runs", name, values)
+        if len(names) == 1:
+            terms.append(f"tags.{tag} = '{names[0]}'")
+        elif names:
+            # MLflow's search has no OR.
+            terms += [f"tags.{tag} != '{other}'" for other in values if other not in names]
+        found = [path for path in found if not names or path.split("/")[place] in names]
     if wanted.runs:
-        found = {name: delivery for name, delivery in found.items() if any(part in name for part in wanted.runs)}
+        found = [path for path in found if any(part in path for part in wanted.runs)]
     if not found:
-        what = f"no run matches {', '.join(wanted.runs)}" if wanted.runs and sent else "there is no run to show"
+        what = f"no run matches {', '.join(wanted.runs)}" if wanted.runs and every else "there is no run to show"
         raise UserError(f"{what}; `procap ls runs` names them, `procap train` or `procap demo` makes some")
-    chosen = list(found.values())
-    if wanted.runs and len(chosen) <= COMPARED:
-        terms = [f"attributes.run_id IN ({', '.join(repr(delivery.run_id) for delivery in chosen)})"]
-    return Chosen(chosen, " AND ".join(terms))
+    return found, " AND ".join(terms)
 
 
-def charts_page(address: str, chosen: Chosen, view: str | None = None) -> str:
-    """The address of the charts of the `chosen` runs, as the saved `view` has them or as MLflow would."""
-    page = f"{address}/#/experiments/{chosen.deliveries[0].experiment_id}/runs?compareRunsMode=CHART"
-    # With a search of its own in the address the page takes no view.
-    return f"{page}&viewStateShareKey={view}" if view else f"{page}&searchFilter={quote(chosen.where)}"
-
-
-def compare_page(address: str, chosen: Chosen) -> str | None:
-    """The address that sets the `chosen` runs side by side; None when they are one or too many."""
-    if not 2 <= len(chosen.deliveries) <= COMPARED:
-        return None
-    experiments = sorted({delivery.experiment_id for delivery in chosen.deliveries})
-    runs, where = (quote(json.dumps(ids)) for ids in ([one.run_id for one in chosen.deliveries], experiments))
-    return f"{address}/#/compare-runs?runs={runs}&experiments={where}"
-
-
-def save(destination: Destination, wanted: Wanted, chosen: Chosen) -> str | None:
-    """Save a view of the `chosen` runs in the store and give its key; None, and a line why, where that fails."""
+def save_view(store: Store, title: str, where: str) -> str | None:
+    """Save a view of the runs that match `where` in the experiment and give its key; a note and None if that fails."""
     try:
-        store = open_store(destination)
-        with quiet_libraries():
-            some = store.client.search_runs([store.experiment_id], chosen.where, max_results=COMPARED)
-            return save_view(store, wanted.title, view_state(chosen.where, some))
+        runs = store.client.search_runs([store.experiment_id], where, max_results=COMPARED)
+        state = json.dumps(view_state(where, runs), sort_keys=True)
+        key = f"procap-{hashlib.sha256(f'{title} {state}'.encode()).hexdigest()[:10]}"
+        now = time.time_ns() // 1_000_000
+        packed = f"deflate;{base64.b64encode(zlib.compress(state.encode())).decode()}"
+        view = {"name": title, "createdAt": now, "updatedAt": now, "state": packed}
+        if f"{VIEW_TAG}{key}" not in store.client.get_experiment(store.experiment_id).tags:
+            store.client.set_experiment_tag(store.experiment_id, f"{VIEW_TAG}{key}", json.dumps(view))
+        return key
     except Exception as error:
         note(f"the view could not be saved, MLflow shows its own charts: {first_line(error)}")
         return None
 
 
+def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """The state of MLflow's page: parallel coordinates, and accuracy against speed, of the runs that match `where`.
+
+    runs: some of them, whose metrics and differing parameters become the axes.
+    """
+    # One that is still running has no final metrics yet.
+    finished = [run for run in runs if run.info.status == "FINISHED"] or runs
+    metrics = set.intersection(*(set(run.data.metrics) for run in finished)) if finished else set()
+    accuracy = next((name for name in ACCURACY if name in metrics), "base")
+    speed = next((name for name in SPEED if name in metrics), SPEED[-1])
+    others = [name for name in PARALLEL if name in metrics and name != accuracy]
+    params = _differing_params([run.data.params for run in runs])
+    # The last axis gives the colours.
+    axes = [*others[-(AXES - 1 - min(len(params), 3)) :], accuracy]
+    columns = [f"metrics.`{name}`" for name in (accuracy, *reversed(others))]
+
+    def card(kind: str, title: str, **settings: Any) -> dict[str, Any]:
+        shared = {"deleted": False, "isGenerated": False, "runsCountToCompare": SHOWN, "metricSectionId": "procap"}
+        return {"uuid": f"procap-{kind.lower()}", "type": kind, "displayName": title, **shared, **settings}
+
+    return {
+        "searchFilter": where,
+        "orderByKey": f"metrics.`{accuracy}`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "runsHiddenMode": "SHOW_ALL",
+        "selectedColumns": [*columns, *(f"tags.`{name}`" for name in ("method", "dataset", "seed", "gpus", "commit"))],
+        "isAccordionReordered": True,
+        "compareRunSections": [
+            {"uuid": "procap", "name": "Accuracy and speed", "display": True, "isReordered": True, "deleted": False,
+             "isGenerated": False, "columns": 2, "cardHeight": 440},
+        ],
+        "compareRunCharts": [
+            card("PARALLEL", "Parallel coordinates", selectedParams=params[: AXES - len(axes)], selectedMetrics=axes,
+                 showAllRuns=True),
+            card("SCATTER", f"{accuracy} against {speed}", xaxis={"key": speed, "type": "METRIC"},
+                 yaxis={"key": accuracy, "type": "METRIC"}),
+        ],
+    }  # fmt: skip
+
+
+def _differing_params(params: Sequence[Mapping[str, str]]) -> list[str]:
+    """Parameters that all runs have with different values, but for those that follow from the method."""
+    shared = set.intersection(*map(set, params)) if params else set()
+    values = {name: {one[name] for one in params} for name in shared}
+    pairs = {name: {(one.get("method"), one[name]) for one in params} for name in shared}
+    methods = len({one.get("method") for one in params})
+    names = [name for name in sorted(shared) if len(values[name]) > 1]
+    rest = [name for name in names if name not in ("method", "dataset", "seed") and len(pairs[name]) > methods]
+    return [*(name for name in ("method", "dataset") if name in names), *rest, *(["seed"] if "seed" in names else [])]
+
+
 def check_port(port: int) -> None:
-    """Raise UserError when something listens on `port` already."""
-    with closing(socket.socket()) as visitor:
-        answered = visitor.connect_ex((HOST, port)) == 0
-    with closing(socket.socket()) as probe:
+    """Raise UserError when `port` cannot be bound or something listens there."""
+    with closing(socket.socket()) as client, closing(socket.socket()) as probe:
+        listening = client.connect_ex((HOST, port)) == 0
         # As the server will bind: a port that a stopped server has just left is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-            why = "another program listens there" if answered else ""
+            reason = "another program listens there" if listening else ""
         except OSError as error:
-            why = error.strerror or str(error)
-    if why:
-        raise UserError(f"port {port} on {HOST} cannot be used: {why}; try --port {port % 65535 + 1}")
+            reason = error.strerror or str(error)
+    if reason:
+        raise UserError(f"port {port} on {HOST} cannot be used: {reason}; try --port {port % 65535 + 1}")
 
 
 @contextmanager
@@ -189,26 +260,36 @@ def server(destination: Destination, port: int) -> Iterator[subprocess.Popen[byt
     folder = destination.file.parent if destination.file else destination.results
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "mlartifacts")]
-    # Whoever is on this machine reads command lines, and the URI of a database holds a password.
-    store = {"MLFLOW_BACKEND_STORE_URI": destination.uri}
-    # Without jobs it is two processes instead of ten; the rest keeps it from talking to anybody else.
-    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    environment = {
+        **os.environ,
+        # Not in the command line, which other users of this machine can read: the URI of a database holds a password.
+        "MLFLOW_BACKEND_STORE_URI": destination.uri,
+        # Two processes instead of ten, and no connection to anywhere else.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "true",
+    }
     with tempfile.TemporaryFile() as log, sigterm_as_interrupt():
         process = subprocess.Popen(
-            command, env={**os.environ, **quiet, **store}, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             _wait_until_up(process, f"http://{HOST}:{port}", log)
             yield process
         finally:
-            _stop(process)
+            for how in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, how)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+                    break
 
 
-def _announce(address: str, chosen: Chosen, view: str | None, open_browser: bool) -> None:
-    charts, side_by_side = charts_page(address, chosen, view), compare_page(address, chosen)
-    count = len(chosen.deliveries)
+def _print_addresses(address: str, pages: Pages, open_browser: bool) -> None:
+    charts = charts_page(address, pages.experiment_id, pages.where, pages.view)
+    count = len(pages.paths)
     show(f"MLflow, {plural(count, 'run')}: {charts}")
-    if side_by_side:
+    if side_by_side := compare_page(address, pages.experiment_id, pages.run_ids):
         show(f"{count} runs side by side: {side_by_side}")
     elif count > SHOWN:
         note(f"the page loads {SHOWN} runs at a time, the best ones first; --methods and --datasets choose fewer")
@@ -219,24 +300,13 @@ def _announce(address: str, chosen: Chosen, view: str | None, open_browser: bool
 def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: IO[bytes]) -> None:
     # A proxy of the environment is for other machines.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    patience = time.monotonic() + START_SECONDS
-    while time.monotonic() < patience:
-        if process.poll() is not None:
-            break
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
         try:
             with direct.open(f"{address}/health", timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
     log.seek(0)
-    said = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    raise UserError(f"the MLflow server did not start: {said[-1][:300] if said else 'it said nothing'}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-            return
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    raise UserError(f"the MLflow server did not start: {lines[-1][:300] if lines else 'it printed nothing'}")

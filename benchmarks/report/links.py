@@ -1,15 +1,20 @@
-"""Where the runs of a suite are in MLflow: a command for everybody, addresses where a server is known."""
+"""Addresses of MLflow's pages for the runs of a suite."""
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from benchmarks.report.read import Found
-from runner.collection import CollectionFolder
-from runner.tracking.outbox import Delivery, delivery_of
-from runner.tracking.store import Destination
+from runner.tracking.export import search_runs
+from runner.tracking.store import Destination, TrackingError, open_store
+
+COMPARED = 40
+"""MLflow's comparison draws one line and one column per run: it cannot be read with more."""
 
 
 @dataclass(frozen=True)
@@ -18,36 +23,51 @@ class Link:
     address: str
 
 
+def charts_page(server: str, experiment_id: str, where: str, view: str | None = None) -> str:
+    """The address of the charts of the runs that match the search `where`, or of the saved `view`."""
+    page = f"{server}/#/experiments/{experiment_id}/runs?compareRunsMode=CHART"
+    # With a search in the address the page ignores the view.
+    return f"{page}&viewStateShareKey={view}" if view else f"{page}&searchFilter={quote(where)}"
+
+
+def compare_page(server: str, experiment_id: str, run_ids: Sequence[str]) -> str | None:
+    """The address that shows runs side by side; None for one run or too many."""
+    if not 2 <= len(run_ids) <= COMPARED:
+        return None
+    runs, experiments = quote(json.dumps([*run_ids])), quote(json.dumps([experiment_id]))
+    return f"{server}/#/compare-runs?runs={runs}&experiments={experiments}"
+
+
 def command(found: Found, results: str) -> str:
-    """What shows the suite's runs in MLflow on this machine."""
+    """The command that shows the suite's runs in MLflow on this machine."""
     return shlex.join(["procap", "ui", "--results", results, "--suite", found.suite.name])
 
 
 def links(found: Found, results: Path, tracking: str) -> list[Link]:
-    """Pages of the server at `tracking` that have the suite or its runs; nothing is asked of the server.
+    """Pages of the MLflow server at `tracking` with the suite and its runs, as far as it has them.
 
-    tracking: an http address, default that of the environment; any other store has no pages. What was never sent there
-    has no link.
+    tracking: an http address, default that of the environment; any other store has no pages.
+    Raises TrackingError when the server that `tracking` names cannot be reached.
     """
     destination = Destination.choose(results, tracking or None)
     if not destination.is_server:
         return []
-    address = destination.address.rstrip("/")
-    found_links = []
-    parent = delivery_of(CollectionFolder(results / found.collection.path).path, destination.label)
-    if parent:
-        found_links.append(Link("the suite", f"{address}/#/experiments/{parent.experiment_id}/runs/{parent.run_id}"))
-    sent = _sent(found, results, destination)
-    if sent:
-        from benchmarks.cli.ui import Chosen, charts_page, compare_page
-
-        chosen = Chosen(sent, f"tags.`{found.collection.tag}` = 'yes'")
-        found_links.append(Link(f"charts of {len(sent)} runs", charts_page(address, chosen)))
-        if side_by_side := compare_page(address, chosen):
-            found_links.append(Link(f"{len(sent)} runs side by side", side_by_side))
-    return found_links
-
-
-def _sent(found: Found, results: Path, destination: Destination) -> list[Delivery]:
-    deliveries = (delivery_of(results / run.path, destination.label) for run in found.runs if run.training)
-    return [delivery for delivery in deliveries if delivery]
+    try:
+        store = open_store(destination)
+    except TrackingError:
+        if tracking:
+            raise
+        return []
+    server, experiment = destination.address.rstrip("/"), store.experiment_id
+    tag = found.collection.tag
+    pages = [
+        Link("the suite", f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}")
+        for run in search_runs(store, f"tags.`procap.collection` = '{tag}'")
+    ]
+    where = f"tags.`{tag}` = 'yes'"
+    run_ids = [run.info.run_id for run in search_runs(store, where)]
+    if run_ids:
+        pages.append(Link(f"charts of {len(run_ids)} runs", charts_page(server, experiment, where)))
+    if side_by_side := compare_page(server, experiment, run_ids):
+        pages.append(Link(f"{len(run_ids)} runs side by side", side_by_side))
+    return pages

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
 from benchmarks.sweeps.table import SHOWN
-from cluster.background_sender import BackgroundSender
 from cluster.configuration import Configuration
 from cluster.job import Job, Report
 from cluster.job_progress import lost
@@ -17,7 +16,7 @@ from cluster.sweep import Sweep
 from cluster.sweep_record import SweepSettings, TrialRecord, best
 from runner.collection import Status
 from runner.progress import ProgressDisplay, duration
-from runner.tracking.suites import CollectionTracker
+from runner.tracking.background import CollectionTracker
 
 if TYPE_CHECKING:
     from benchmarks.suites.cost import CostModel
@@ -41,7 +40,6 @@ class SweepProgress:
         self._interrupted: set[str] = set()
         self._runs = 1
         self._display = ProgressDisplay("configurations", 0, unit="done", timed=False)
-        self._mail = BackgroundSender(tracker.update)
 
     def follow(self, sweep: Sweep, forecast: CostModel | None, at_once: int) -> None:
         """Show how far `sweep` is from now on."""
@@ -53,7 +51,6 @@ class SweepProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._display.__exit__(kind, error, trace)
-        self._mail.close()
 
     def close(self, status: Status, records: Mapping[str, TrialRecord]) -> None:
         """The sweep has ended as `status` says: everything that waits is sent."""
@@ -63,7 +60,7 @@ class SweepProgress:
 
     def begun(self, record: TrialRecord, configuration: Configuration) -> None:
         self._runs = len(configuration.runs)
-        self._mail.post(configuration.runs)
+        self._tracker.update(configuration.runs)
 
     def heard(self, record: TrialRecord, task: str, job: Job, report: Report) -> None:
         before = self._jobs.get(task)
@@ -90,13 +87,13 @@ class SweepProgress:
         self._tell_of(job)
 
     def _tell_of(self, job: Job) -> None:
-        self._mail.post(piece.config.path for piece in job.pieces)
+        self._tracker.update(piece.config.path for piece in job.pieces)
 
     def settled(self, record: TrialRecord) -> None:
         ended = f"[{self._count()}] {said(record)}"
         self._display.say(ended)
         if self._sweep is not None:
-            self._mail.post(record.runs, self._figures(self._sweep.records))
+            self._tracker.update(record.runs, self._figures(self._sweep.records))
         self._show()
 
     def _figures(self, records: Mapping[str, TrialRecord]) -> dict[str, float]:

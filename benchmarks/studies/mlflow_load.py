@@ -1,0 +1,215 @@
+"""Time MLflow with many runs, and take pictures of the pages that `procap ui` opens.
+
+    python -m benchmarks.studies.mlflow_load --runs 10000
+    python -m benchmarks.studies.mlflow_load --pictures --results demo/results --suite base-to-novel
+
+The runs of the first form have made-up results; started again with the same folder it exports only what is missing.
+Pictures need Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cli.ui import RunFilter, prepare, server
+from benchmarks.console.output import columns, note, show
+from benchmarks.report.links import charts_page, compare_page
+from procap.errors import UserError
+from runner.collection import Collection, write_collection
+from runner.config import RunConfig, Target, plan_run
+from runner.environment import library_defaults
+from runner.results import (
+    EpochLog,
+    EvalResult,
+    PeakMemory,
+    PerClass,
+    RunFolder,
+    TrainResult,
+    Use,
+    write_bytes,
+    write_json,
+)
+from runner.tracking.export import sync
+from runner.tracking.store import Destination, open_store
+
+METHODS = ("zeroshot", "coop", "cocoop", "maple", "procap")
+DATASETS = ("shapes", "petals", "textures", "digits")
+SPEED = {"zeroshot": 640.0, "coop": 600.0, "cocoop": 90.0, "maple": 585.0, "procap": 570.0}
+EPOCHS = 10
+SUITE = "made-up"
+MEASURED: dict[str, Any] = {
+    "peak_memory_bytes": PeakMemory(process=700_000_000, gpu=None),
+    "use": Use(cpu_percent=150.0),
+    "manifest_digest": "d" * 64,
+    "backbone_digest": "b" * 16,
+    "environment": {"device": "cpu", "git": {"commit": "0" * 40, "dirty": False}},
+}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER_FLAGS = ("--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1600,900", "--disable-gpu",
+                 "--enable-unsafe-swiftshader", "--use-angle=swiftshader", "--virtual-time-budget=25000",
+                 "--timeout=60000")  # fmt: skip
+
+
+def make_results(results: Path, count: int) -> list[str]:
+    """Write `count` finished runs, each evaluated on base and novel classes, below `results`; gives their paths."""
+    plans = [plan_run(method=method, dataset=dataset) for dataset in DATASETS for method in METHODS]
+    configs = (plan.model_copy(update={"seed": seed}) for seed in itertools.count(1) for plan in plans)
+    paths = []
+    for config in itertools.islice(configs, count):
+        paths.append(config.path)
+        if not RunFolder(results / config.path).train_file.exists():
+            _write_run(results, config)
+    return paths
+
+
+def _write_run(results: Path, config: RunConfig) -> None:
+    folder = RunFolder(results / config.path)
+    epochs = [
+        EpochLog(epoch=epoch, lr=0.0035, terms={"ce": 2 / (epoch + 1)}, seconds=1.2, images_per_second=100.0)
+        for epoch in range(EPOCHS if config.recipe.epochs else 0)
+    ]
+    checkpoint = hashlib.sha256(config.hash.encode()).hexdigest()
+    documents: dict[Path, Any] = {
+        folder.config_file: config,
+        folder.train_file: TrainResult(
+            config_hash=config.hash, steps=10 * len(epochs), images=160 * len(epochs), epochs=epochs,
+            seconds=1.5 * len(epochs) + config.seed / 1000, images_per_second=100.0, images_per_second_model=125.0,
+            warmup_steps=0, phases={"data": 1.0, "forward": 4.0, "backward": 5.0}, trainable_parameters=2048,
+            fewshot=None, checkpoint_sha256=checkpoint, **MEASURED,
+        ),
+    }  # fmt: skip
+    rate, total = SPEED[config.method] * (1 + 0.02 * (config.seed % 5)), 400
+    # Shares of right answers that differ between methods, data sets and seeds as real ones do.
+    rank, number = METHODS.index(config.method), DATASETS.index(config.dataset)
+    noise = int(checkpoint[:8], 16) / 16**8 - 0.5
+    base, novel = 0.6 + 0.07 * rank + 0.03 * math.sin(number) + 0.04 * noise, 0.55 + 0.04 * rank + 0.06 * noise
+    for half, share in (("base", base), ("novel", novel)):
+        target, correct = f"{config.dataset}:{half}:test", min(total, round(share * total))
+        documents[folder.eval_file(Target.recorded(target))] = EvalResult(
+            config_hash=config.hash, target=target, correct=correct, total=total,
+            per_class=PerClass(correct=[correct], total=[total]), limit=None, dataset_size=total, num_classes=1,
+            precision="fp32", batch_size=100, workers=0, device="cpu", seconds=total / rate, images_per_second=rate,
+            images_per_second_model=1.5 * rate, warmup_batches=1, checkpoint_sha256=checkpoint, **MEASURED,
+        )  # fmt: skip
+    (folder.path / "eval").mkdir(parents=True, exist_ok=True)
+    # Without the fsync of real results, which would take most of the time.
+    for file, document in documents.items():
+        file.write_text(json.dumps(document.model_dump(mode="json", by_alias=True), indent=1))
+
+
+def measure(results: Path, runs: int, port: int) -> dict[str, Any]:
+    """Seconds of each action in a store of `runs` runs, which are made first as far as they are missing."""
+    seconds: dict[str, float] = {}
+
+    def timed(what: str, action: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        value = action()
+        seconds[what] = time.perf_counter() - start
+        note(f"{what}: {seconds[what]:.2f} s")
+        return value
+
+    paths = make_results(results, runs)
+    write_collection(results, Collection(kind="suite", name=SUITE, runs=tuple(paths), status="finished"))
+    destination = Destination.choose(results, f"sqlite:///{results / 'mlflow.db'}")
+    first = timed("export what is missing", lambda: sync(results, destination.uri))
+    timed("procap track sync, nothing to send", lambda: sync(results, destination.uri))
+    store = timed("open the store", lambda: open_store(destination))
+    added = make_results(results, runs + 1)[-1]
+    timed("export one more run", lambda: sync(results, destination.uri, only=[added], store=store))
+    best = {"max_results": 100, "order_by": ["metrics.hm DESC"]}
+    where = "tags.method = 'procap'"
+    timed("the 100 best of a method", lambda: store.client.search_runs([store.experiment_id], where, **best))
+    wanted = RunFilter(suite=SUITE, methods=("maple", "procap"))
+    pages = timed("procap ui, until its server starts", lambda: prepare(results, destination, wanted))
+    with server(destination, port):
+        query = {"experiment_ids": [store.experiment_id], "filter": pages.where, **best}
+        timed("the runs of a page, from the server", lambda: _ask(f"http://127.0.0.1:{port}", query))
+    return {
+        "runs": runs,
+        "sent_now": len(first.sent),
+        "seconds": seconds,
+        "database_megabytes": (results / "mlflow.db").stat().st_size / 1e6,
+        "machine": {"cores": os.cpu_count(), "processor": platform.processor() or platform.machine()},
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def _ask(address: str, query: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(
+        f"{address}/api/2.0/mlflow/runs/search", json.dumps(query).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as answer:
+        return answer.read()
+
+
+def format_report(report: dict[str, Any]) -> str:
+    rows = [(what, f"{value:.2f}") for what, value in report["seconds"].items() if what != "export what is missing"]
+    sent, sending = report["sent_now"], report["seconds"]["export what is missing"]
+    if sent > report["runs"] // 2:
+        rows.insert(0, (f"export {sent:,} runs, one process", f"{sending:.0f} ({1000 * sending / sent:.0f} ms each)"))
+    return (
+        f"# MLflow with {report['runs']:,} runs\n\n"
+        f"`python -m benchmarks.studies.mlflow_load --runs {report['runs']}` on {report['machine']['cores']} virtual "
+        f"cores, load average {report['load_average']:.1f} at the end;\nthe default store, SQLite beside the results: "
+        f"{report['database_megabytes']:.0f} MB. One measurement each.\n\n"
+        f"```\n{columns(('what', 'seconds'), rows)}\n```\n"
+    )
+
+
+def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> list[Path]:
+    """Write charts.png and, for a few runs, side-by-side.png. Raises UserError where there is no Chromium."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise UserError(f"pictures of pages need a browser: none of {', '.join(BROWSERS)} is installed")
+    destination = Destination.choose(results)
+    pages = prepare(results, destination, wanted)
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    with server(destination, port):
+        address = f"http://127.0.0.1:{port}"
+        charts = charts_page(address, pages.experiment_id, pages.where, pages.view)
+        side_by_side = compare_page(address, pages.experiment_id, pages.run_ids)
+        for name, url in (("charts.png", charts), ("side-by-side.png", side_by_side)):
+            if url:
+                written.append(out / name)
+                command = [browser, *BROWSER_FLAGS, f"--screenshot={written[-1]}", url]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return written
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("mlflow-load"), help="folder of results")
+    parser.add_argument("--runs", type=int, default=10_000)
+    parser.add_argument("--pictures", action="store_true", help="take pictures of the pages of --results")
+    parser.add_argument("--suite", default="", help="the suite in the pictures")
+    parser.add_argument("--port", type=int, default=5055)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/mlflow"))
+    given = parser.parse_args()
+    library_defaults()
+    results = given.results.resolve()
+    if given.pictures:
+        for file in take_pictures(results, RunFilter(suite=given.suite), given.out, given.port):
+            show(str(file))
+        return
+    report = measure(results, given.runs, given.port)
+    write_json(given.out / "load.json", report)
+    write_bytes(given.out / "load.md", format_report(report).encode())
+    show(format_report(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""MLflow with many runs: time per call and pictures of its pages."""
