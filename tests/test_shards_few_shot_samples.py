@@ -477,7 +477,8 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
 def test_wrong_requests_for_samples_are_answered_in_one_line(packed, tmp_path, capsys, flags, words):
     data, samples = packed
     write_samples(tmp_path / "samples.json", samples)
-    code, _, err = run(capsys, *flags.format(json=tmp_path / "samples.json").split(), "--data", data)
+    words_of = flags.format(json=tmp_path / "samples.json").replace("train ", "train --methods coop ").split()
+    code, _, err = run(capsys, *words_of, "--data", data)
     assert code == 2 and words in err and len(err.strip().splitlines()) == 1
 
 
