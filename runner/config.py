@@ -159,6 +159,7 @@ class RuntimeConfig:
     engine: of `ENGINES`; zero_stage and deepspeed_json (a file merged into its configuration) are DeepSpeed's.
     log_checkpoints: whether checkpoints are copied into MLflow's artifact store.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
+    no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
     """
 
     data: Path
@@ -177,6 +178,7 @@ class RuntimeConfig:
     zero_stage: int | None = None
     deepspeed_json: Path | None = None
     store: str | None = None
+    no_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -190,7 +190,7 @@ def _evaluate(
 ) -> EvalResult:
     """`anew`: no feature on the disk is read; all are computed and put there."""
     clip, device = trained.clip, trained.clip.device
-    shards = open_dataset(runtime.data, target.dataset)
+    shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
     manifest = shards.manifest
     group.check_same(f"the content of {target.dataset}", manifest.digest)
     selection = evaluation_split(shards, target.classes, target.split)

@@ -61,7 +61,8 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     if group.size > 1:
         # Collectives are not captured, so steps of several ranks run eagerly.
         acceleration = replace(acceleration, graphs=False)
-    shards = open_dataset(runtime.data, config.dataset)
+    # Few-shot samples lie anywhere in the shards, so only training on all images reads them from start to end.
+    shards = open_dataset(runtime.data, config.dataset, stream=runtime.no_cache and not config.shots)
     fewshot = stream = engine = None
     if config.recipe.epochs:
         samples = load_samples(shards.folder, config.picks) if config.picks else None
@@ -145,7 +146,7 @@ def train_stream(
             f"a global batch of {images} images cannot be dealt out evenly to {size} processes: "
             f"give --global-batch-size a multiple of {size}, or start another number of processes"
         )
-    if acceleration.images and augments_on_device(augment):
+    if acceleration.images and augments_on_device(augment) and not split.is_streamed:
         return DeviceTrainStream(split, batch, augment, config.seed, workers, device=device, rank=rank, world_size=size)
     return TrainStream(split, batch, augment, config.seed, workers, rank=rank, world_size=size)
 

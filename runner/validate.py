@@ -126,7 +126,7 @@ class Validator:
                 self._targets = [self._open(target, validation.limit) for target in validation.targets]
 
     def _open(self, target: Target, limit: int | None) -> _OpenTarget:
-        shards = open_dataset(self.runtime.data, target.dataset)
+        shards = open_dataset(self.runtime.data, target.dataset, stream=self.runtime.no_cache)
         self.checkpointer.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
         selection = evaluation_split(shards, target.classes, target.split)
         images = selection.images.subset(spread(len(selection.images), limit))

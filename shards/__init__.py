@@ -1,1 +1,25 @@
-"""Data: what data sets there are, how they are packed into WebDataset shards, and how they are read again."""
+"""Data: the catalogue of data sets, packing into WebDataset shards, and reading them again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import webdataset
+
+
+def pipeline(name: str, split: str = "train", root: str = "") -> webdataset.WebDataset:
+    """Open a packed split as a `webdataset.WebDataset` that reads its shards from start to end.
+
+    root: folder or URL of packed data sets (default: `$PROCAP_DATA`, else `data` in the cache). Nothing is stored but
+    the manifest and the index of a URL. Samples are undecoded; shards are dealt to the processes of torch.distributed
+    and the workers of a DataLoader, and each is verified when it was read. Raises DataError for a shard that is not
+    what was packed.
+
+        for image, label in pipeline("shapes", "test").decode("pil").to_tuple("webp;png;jpg", "cls"):
+            ...
+    """
+    from shards.home import data_root
+    from shards.reader import open_dataset
+
+    return open_dataset(data_root(root), name, stream=True).streamed(split).pipeline(deal=True)

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 
 import torch
 from PIL.Image import Image
@@ -24,6 +25,14 @@ from shards.transforms import EvalTransform, TrainAugment
 
 CACHE_BYTES = 2**30
 BATCHES_AHEAD = 2
+# Images among which a training epoch is shuffled, more than any data set of the paper has but ImageNet.
+WINDOW = 2**16
+# The shards of a window are dealt to so many lanes, which images are taken from in turn: where the number of processes
+# divides it, each process needs the shards of its own lanes.
+LANES = 8
+
+Item = tuple[int, bytes | None]
+"""An image to prepare, negative for none, with its encoded bytes where they were streamed."""
 
 
 class DecodedImages:
@@ -86,8 +95,15 @@ class TrainStream:
         return max(1, len(self.split) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
-        """The permutation of the N images that `epoch` walks through."""
-        return torch.randperm(len(self.split), generator=generator(self.seed, "order", epoch)).tolist()
+        """The permutation of the N images that `epoch` walks through.
+
+        Of more than `WINDOW` images it is one of shards, and of images within as many shards as have `WINDOW` images:
+        such sets can be read shard by shard.
+        """
+        draws = generator(self.seed, "order", epoch)
+        if len(self.split) <= WINDOW:
+            return torch.randperm(len(self.split), generator=draws).tolist()
+        return _window_order(self.split, draws)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """(this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
@@ -96,11 +112,13 @@ class TrainStream:
         epoch would have given.
         """
 
-        def prepare(i: int, out: Tensor) -> None:
-            self.augment(self._images[i], self.draws(epoch, i), out)
+        def prepare(item: Item, out: Tensor) -> None:
+            i, data = item
+            image = self._images[i] if data is None else self.split.decode(i, data)
+            self.augment(image, self.draws(epoch, i), out)
 
-        shares = (self.share(batch) for batch in self.batches(epoch, start_step))
-        prepared = _batches(shares, prepare, self.augment.image_size, self.workers)
+        shares = [self.share(batch) for batch in self.batches(epoch, start_step)]
+        prepared = _batches(_items(self.split, shares), prepare, self.augment.image_size, self.workers)
         for (_, images), batch in zip(prepared, self.batches(epoch, start_step), strict=True):
             yield images, self.labels[batch]
 
@@ -141,22 +159,61 @@ def evaluation_batches(
     mine[: len(block)] = torch.arange(block.start, block.stop)
     labels = torch.from_numpy(split.labels)
 
-    def prepare(i: int, out: Tensor) -> None:
+    def prepare(item: Item, out: Tensor) -> None:
+        i, data = item
         if i < 0:
             out.numpy()[:] = 0
         else:
-            transform(split.image(i), out)
+            transform(split.image(i) if data is None else split.decode(i, data), out)
 
-    shares = (batch.tolist() for batch in mine.split(batch_size) if len(batch))
-    for share, images in _batches(shares, prepare, transform.image_size, workers):
-        indices = torch.tensor(share)
+    shares = [batch.tolist() for batch in mine.split(batch_size) if len(batch)]
+    for items, images in _batches(_items(split, shares), prepare, transform.image_size, workers):
+        indices = torch.tensor([i for i, _ in items])
         yield images, torch.where(indices < 0, -1, labels[indices]), indices
 
 
+def _window_order(split: Split, draws: torch.Generator) -> list[int]:
+    shards: dict[int, list[int]] = {}
+    for i, number in enumerate(split.rows["shard"].tolist()):
+        shards.setdefault(number, []).append(i)
+    waiting = list(shards.values())
+    waiting = [waiting[n] for n in torch.randperm(len(waiting), generator=draws).tolist()]
+    order: list[int] = []
+    while waiting:
+        window = [waiting.pop(0)]
+        while waiting and sum(map(len, window)) + len(waiting[0]) <= WINDOW:
+            window.append(waiting.pop(0))
+        order += _mix_lanes(window, draws)
+    return order
+
+
+def _mix_lanes(shards: list[list[int]], draws: torch.Generator) -> list[int]:
+    """Take images in turn from `LANES` shuffled lanes of shards; what is left of longer lanes comes at the end."""
+    lanes = []
+    for start in range(min(LANES, len(shards))):
+        lane = torch.tensor([i for shard in shards[start::LANES] for i in shard])
+        lanes.append(lane[torch.randperm(len(lane), generator=draws)])
+    length = min(map(len, lanes))
+    mixed = torch.stack([lane[:length] for lane in lanes], dim=1).flatten()
+    rest = torch.cat([lane[length:] for lane in lanes])
+    return torch.cat([mixed, rest[torch.randperm(len(rest), generator=draws)]]).tolist()
+
+
+def _items(split: Split, shares: list[list[int]]) -> Iterator[list[Item]]:
+    """The images of each share, with their bytes where the split is streamed."""
+    if not split.is_streamed:
+        for share in shares:
+            yield [(i, None) for i in share]
+        return
+    with closing(split.stream([i for share in shares for i in share if i >= 0])) as encoded:
+        for share in shares:
+            yield [(i, next(encoded) if i >= 0 else None) for i in share]
+
+
 def _batches(
-    shares: Iterable[list[int]], prepare: Callable[[int, Tensor], object], size: int, workers: int
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Each list of indices with its images [B, 3, S, S], which `prepare(index, out)` writes one by one.
+    shares: Iterable[list[Item]], prepare: Callable[[Item, Tensor], object], size: int, workers: int
+) -> Iterator[tuple[list[Item], Tensor]]:
+    """Each list of items with its images [B, 3, S, S], which `prepare(item, out)` writes one by one.
 
     Threads prepare up to `BATCHES_AHEAD` batches early; what one of them raises is raised here, in list order.
     """
@@ -168,9 +225,9 @@ def _batches(
             yield share, images
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
-    ahead: deque[tuple[list[int], Tensor, list[Future[object]]]] = deque()
+    ahead: deque[tuple[list[Item], Tensor, list[Future[object]]]] = deque()
 
-    def oldest() -> tuple[list[int], Tensor]:
+    def oldest() -> tuple[list[Item], Tensor]:
         share, images, futures = ahead.popleft()
         for future in futures:
             future.result()

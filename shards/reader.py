@@ -6,7 +6,7 @@ by name when its split is opened, an image that does not decode when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from shards.files import ShardFiles
 from shards.index import Paths
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import mirrored_shards, refresh
+from shards.streaming import StreamedShards
 from shards.tar import sample_key
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ class Split:
         positions: NDArray[np.int64],
         labels: NDArray[np.int64],
         paths: Paths,
+        streamed: StreamedShards | None = None,
     ) -> None:
-        self._files, self._paths = files, paths
+        self._files, self._paths, self._streamed = files, paths, streamed
         self.rows = rows
         self.positions = positions
         self.labels = labels
@@ -58,11 +60,24 @@ class Split:
         row = self.rows[i]
         return self._files.read(int(row["shard"]), int(row["offset"]), int(row["size"]))
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether images are read by `stream`, shard by shard, instead of by position."""
+        return self._streamed is not None
+
+    def stream(self, order: Sequence[int]) -> Generator[bytes, None, None]:
+        """The encoded bytes of the images `order`, each at most once, read shard by shard without a local copy."""
+        assert self._streamed is not None
+        return self._streamed.read(self.rows, self.positions, order)
+
     def image(self, i: int) -> Image:
         """Image `i` decoded to RGB; raises DataError naming shard, member and path when it is undecodable."""
+        return self.decode(i, self.read(i))
+
+    def decode(self, i: int, data: bytes) -> Image:
+        """Decode the bytes of image `i`; raises as `image` does."""
         from shards.images import ImageError, decode
 
-        data = self.read(i)
         try:
             return decode(data)
         except ImageError as error:
@@ -78,15 +93,16 @@ class Split:
         labels = self.labels[chosen]
         if relabel is not None:
             labels = np.array([relabel[int(label)] for label in labels], np.int64)
-        return Split(self._files, self.rows[chosen], self.positions[chosen], labels, self._paths)
+        return Split(self._files, self.rows[chosen], self.positions[chosen], labels, self._paths, self._streamed)
 
 
 class ShardSet:
-    """A packed data set."""
+    """A packed data set. stream: its images are read shard by shard, from a URL without a local copy."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, *, stream: bool = False) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.stream = stream
         self._indices: dict[str, NDArray[np.void]] = {}
 
     @property
@@ -113,8 +129,14 @@ class ShardSet:
         """
         self.require(name)
         split = self.unproven(name, fetch=True)
-        check_hashes(self.folder, self.manifest, name)
+        if not self.stream:
+            check_hashes(self.folder, self.manifest, name)
         return split
+
+    def streamed(self, name: str) -> StreamedShards:
+        """The shards of a split, to be read from start to end."""
+        self.require(name)
+        return StreamedShards(self.folder, self.manifest.splits[name].shards)
 
     def unproven(self, name: str, fetch: bool = False) -> Split:
         """One split without a look at its shards' bytes: for a check that reads them anyway.
@@ -126,7 +148,8 @@ class ShardSet:
         mirrored = mirrored_shards(self.folder, entry.shards) if fetch else None
         files = ShardFiles(self.name, [self.folder / shard.file for shard in entry.shards], mirrored)
         paths = Paths(partial(read_paths, self.folder, self.manifest, name), entry.count)
-        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths)
+        streamed = self.streamed(name) if self.stream else None
+        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths, streamed)
 
     def require(self, name: str) -> None:
         """A look at the names and sizes of a split's shards, which costs nothing; raises as `split` does."""
@@ -145,11 +168,11 @@ class ShardSet:
         return self._indices[name]
 
 
-def open_dataset(data_root: Path, name: str, *, whole: bool = False) -> ShardSet:
+def open_dataset(data_root: Path, name: str, *, whole: bool = False, stream: bool = False) -> ShardSet:
     """Open the packed data set in `data_root/<name>/`; only splits that are read need to be present.
 
-    whole: every split is to be there. Raises DataError when the set is not packed, was packed for another version, or,
-    of a whole one, a shard is missing or of the wrong size.
+    whole: every split must be present. stream: see `ShardSet`. Raises DataError when the set is not packed or was
+    packed for another version, and with `whole` when a shard is missing or of the wrong size.
     """
     folder = data_root / name
     # Does nothing unless the data root mirrors a URL.
@@ -157,4 +180,4 @@ def open_dataset(data_root: Path, name: str, *, whole: bool = False) -> ShardSet
     manifest = read_manifest(folder, name)
     for split in manifest.splits if whole else ():
         check_files(folder, manifest, split)
-    return ShardSet(folder, manifest)
+    return ShardSet(folder, manifest, stream=stream)

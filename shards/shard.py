@@ -18,7 +18,7 @@ from shards.errors import DataError
 from shards.manifest import Shard, write_text
 from shards.process_pool import Report
 from shards.records import Part, Record
-from shards.tar import Sample, ShardWriter, file_sha256, sample_key
+from shards.tar import file_sha256, read_samples, sample_key, tar_sample
 
 
 class Finished(BaseModel):
@@ -103,22 +103,22 @@ def _is_finished(task: ShardTask, stamp: str) -> bool:
 
 
 def _write(task: ShardTask, stamp: str, file: Path, report: Report) -> Finished:
-    samples: list[Sample] = []
-    with file.open("wb") as stream:
-        writer = ShardWriter(stream)
-        for record in _counted(task):
+    # webdataset takes seconds to import, with torch: only the processes that pack wait for it.
+    from webdataset import TarWriter
+
+    with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
+        for number, record in enumerate(_counted(task)):
             data, extension = _checked(task, record)
-            key = sample_key(task.start + len(samples))
             try:
-                samples.append(writer.add(key, record.path, record.label, data, extension))
+                writer.write(tar_sample(sample_key(task.start + number), record.path, record.label, data, extension))
             except ValueError as error:
                 raise DataError(f"'{task.dataset}' {task.split}: {record.path!r} cannot be packed: {error}") from None
-            report(len(samples))
-        writer.close()
-    name = f"{task.split}/{task.number}.tar"
+            report(number + 1)
+    samples = list(read_samples(file))
+    name, size = f"{task.split}/{task.number}.tar", file.stat().st_size
     return Finished(
         stamp=stamp,
-        shard=Shard(file=name, sha256=writer.sha256, size=writer.size, count=len(samples)),
+        shard=Shard(file=name, sha256=file_sha256(file), size=size, count=len(samples)),
         offset=tuple(sample.offset for sample in samples),
         size=tuple(sample.size for sample in samples),
         label=tuple(sample.label for sample in samples),

@@ -1,4 +1,4 @@
-"""WebDataset shards as tar files: written so that equal samples give equal bytes, and read back member by member.
+"""WebDataset shards as tar files: written by webdataset so that equal samples give equal bytes, and indexed again.
 
 Members of a sample lie side by side, in alphabetical order, as the clip-benchmark convention has them:
 `s0000008.cls` (label), `s0000008.json` (path), `s0000008.png` (image).
@@ -39,58 +39,21 @@ def sample_key(position: int) -> str:
     return f"s{position:07d}"
 
 
-class ShardWriter:
-    """Writes one shard to an open file and hashes it on the way, so that it need not be read again."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
-
-    def add(self, key: str, path: str, label: int, data: bytes, extension: str) -> Sample:
-        """Append a sample. Raises ValueError when the path or the image cannot be stored, with the reason in words."""
-        if extension not in IMAGES:
-            raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
-        if "\n" in path:
-            raise ValueError("its name holds a line break")
-        if len(data) > IMAGE_LIMIT:
-            raise ValueError("it is larger than 4 GiB")
-        try:
-            side = json.dumps({"path": path}, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("its name is not UTF-8") from None
-        if len(side) > SIDE_LIMIT:
-            raise ValueError("its name is too long")
-        offset = 0
-        for suffix, content in sorted({"cls": str(label).encode(), "json": side, extension: data}.items()):
-            self._write(_header(f"{key}.{suffix}", len(content)))
-            if suffix == extension:
-                offset = self.size
-            self._write(content)
-            self._write(bytes(-len(content) % BLOCK))
-        return Sample(offset, len(data), label, path)
-
-    def close(self) -> None:
-        """Write the end mark, and fill the last record as tar programs do."""
-        self._write(bytes(2 * BLOCK))
-        self._write(bytes(-self.size % tarfile.RECORDSIZE))
-
-    def _write(self, data: bytes) -> None:
-        self._stream.write(data)
-        self._hash.update(data)
-        self.size += len(data)
-
-
-def _header(name: str, size: int) -> bytes:
-    member = tarfile.TarInfo(name)
-    # Time, owner and mode are constants: a second packing gives the same bytes.
-    member.size, member.mtime, member.mode = size, 0, 0o444
-    member.uname = member.gname = "bigdata"
-    return member.tobuf(tarfile.USTAR_FORMAT)
+def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> dict[str, str | bytes]:
+    """What webdataset's TarWriter writes of one image. Raises ValueError when it cannot be stored, with the reason."""
+    if extension not in IMAGES:
+        raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
+    if "\n" in path:
+        raise ValueError("its name holds a line break")
+    if len(data) > IMAGE_LIMIT:
+        raise ValueError("it is larger than 4 GiB")
+    try:
+        side = json.dumps({"path": path}, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("its name is not UTF-8") from None
+    if len(side) > SIDE_LIMIT:
+        raise ValueError("its name is too long")
+    return {"__key__": key, "cls": str(label).encode(), "json": side, extension: data}
 
 
 def read_samples(file: Path) -> Iterator[Sample]:

@@ -48,13 +48,13 @@ def test_packing_twice_gives_the_same_bytes(tmp_path):
     assert len(first) == 2 + 1 + 3 * 3 + 5 + 5 + 4
 
 
-def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process_and_without_torch(tmp_path):
+def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_path):
     pack_some_shapes(tmp_path / "a")
     code = (
         "import sys, shards.fewshot; from pathlib import Path; from toy_shards import *\n"
         f"pack_some_shapes(Path({str(tmp_path / 'b')!r}))\n"
         "next(builtin_source(find('digits')).part('test', 0, 1).records())\n"
-        "assert not {'torch', 'matplotlib'} & set(sys.modules)"
+        "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**SAME_PATH, "PYTHONHASHSEED": "7"})
     assert contents(tmp_path / "a") == contents(tmp_path / "b")

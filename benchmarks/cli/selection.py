@@ -118,6 +118,7 @@ def workplace(
         zero_stage=parallel.zero_stage,
         deepspeed_json=parallel.deepspeed_config,
         store=store,
+        no_cache=place.no_cache,
     )
 
 

@@ -131,6 +131,7 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
     pack = partial(pack_source, source, folder / "data", force=True, per_shard=max(1, count // 20))
     pack(workers=workers)
     split = open_dataset(folder / "data", source.name).split("test")
+    streamed = open_dataset(folder / "data", source.name, stream=True).split("test")
     coop = transforms.Compose(
         [
             transforms.Resize(SIZE, InterpolationMode.BICUBIC),
@@ -161,6 +162,10 @@ def rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
         *(Row("packing", f"{_some(n, 'process', 'es')}", n, count, partial(pack, workers=n)) for n in counts),
         *(
             Row("streaming evaluation", _some(n, "thread"), max(1, n), count, partial(_evaluate, split, n))
+            for n in (0, *counts)
+        ),
+        *(
+            Row("the same by the pipeline", _some(n, "thread"), max(1, n), count, partial(_evaluate, streamed, n))
             for n in (0, *counts)
         ),
         *(_training(split, n, count) for n in (0, *counts)),
@@ -222,6 +227,7 @@ def table(report: dict[str, Any]) -> str:
         "  the same round, times the cores. The first loop only decodes; CoOp's transform also resizes (bicubic),",
         "  crops and normalises, as evaluation has to.",
         "- packing reads files, proves that each decodes, and writes and hashes shards; starting its processes counts.",
+        "- the same by the pipeline: with --no-cache, webdataset reads each shard from start to end and it is hashed.",
         f"- cached training: epochs after the first over {min(CACHED_IMAGES, images['count'])} images, random crop and "
         "flip; nothing is read or decoded.",
         "",

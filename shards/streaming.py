@@ -1,0 +1,198 @@
+"""Read packed shards from start to end through a webdataset pipeline, without a local copy of them.
+
+This is the way for nodes with small disks and for sets of terabytes; few-shot samples, resuming and evaluation of local
+shards use the index over the same tars (`shards.reader`), because webdataset 1.0.2 has no indexed reader. webdataset
+drops the rest of a truncated tar silently, so every shard is compared with its size, number of images and SHA-256 in
+the manifest while it is read; one that differs raises DataError with its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shards.errors import DataError
+from shards.manifest import Shard, is_mirror
+from shards.mirror import mirrored_url
+from shards.remote import open_stream
+from shards.tar import IMAGES
+from shards.urls import join, redact
+
+if TYPE_CHECKING:
+    import webdataset
+
+# Shards that are read while images of an earlier one are used, each in a thread of its own.
+SHARDS_AHEAD = 2
+BLOCK = 2**20
+
+
+class ShardStreamError(DataError):
+    """A shard that is cut short, altered or unreadable; its text survives webdataset, which appends to `args`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True)
+class StreamedShards:
+    """The shards of a split, read from the folder or from the URL that it mirrors; cheap to pickle."""
+
+    folder: Path
+    shards: tuple[Shard, ...]
+
+    def location(self, shard: Shard) -> str:
+        """Where a shard is read: its URL, or its file where the data root is no mirror."""
+        if is_mirror(self.folder.parent):
+            return join(mirrored_url(self.folder.parent), f"{self.folder.name}/{shard.file}")
+        return str(self.folder / shard.file)
+
+    def pipeline(self, numbers: Sequence[int] | None = None, *, deal: bool = False) -> webdataset.WebDataset:
+        """A pipeline of samples, undecoded: `__key__`, `__url__`, `cls`, `json` and the image under its extension.
+
+        numbers: which shards, in which order; None takes all. deal: give each process of torch.distributed and each
+        worker of a DataLoader its own shards.
+        """
+        import webdataset
+
+        shards = self.shards if numbers is None else [self.shards[number] for number in numbers]
+        expected = {self.location(shard): shard for shard in shards}
+        dataset = webdataset.WebDataset(
+            list(expected),
+            handler=_raise_data_error,
+            shardshuffle=False,
+            nodesplitter=webdataset.split_by_node if deal else None,
+            workersplitter=webdataset.split_by_worker if deal else None,
+            # With more workers than shards some have nothing to read.
+            empty_check=False,
+            # Without one webdataset draws from Python's global generator.
+            seed=0,
+        )
+        # webdataset's own opener starts curl for http:// and reads whatever arrives.
+        opener = next(
+            i for i, stage in enumerate(dataset.pipeline) if isinstance(stage, webdataset.cache.StreamingOpen)
+        )
+        dataset.pipeline[opener] = _OpenVerified(expected)
+        return dataset.compose(_CountSamples(expected))
+
+    def read(
+        self, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
+    ) -> Generator[bytes, None, None]:
+        """The encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
+
+        A shard is read whole into memory when its first image is due and its images are used when it is verified; up
+        to `SHARDS_AHEAD` later shards are read meanwhile. So memory holds the shards between whose images `order`
+        alternates: one for images in list order.
+        """
+        wanted: dict[int, set[int]] = {}
+        for i in order:
+            wanted.setdefault(int(rows[i]["shard"]), set()).add(int(positions[i]))
+        images: dict[int, bytes] = {}
+        ahead: deque[Future[dict[int, bytes]]] = deque()
+        waiting = iter(wanted.items())
+        pool = ThreadPoolExecutor(SHARDS_AHEAD, thread_name_prefix="shards")
+        try:
+            for i in order:
+                position = int(positions[i])
+                while position not in images:
+                    while len(ahead) <= SHARDS_AHEAD and (next_shard := next(waiting, None)) is not None:
+                        ahead.append(pool.submit(self._read_shard, *next_shard))
+                    images |= ahead.popleft().result()
+                yield images.pop(position)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _read_shard(self, number: int, wanted: set[int]) -> dict[int, bytes]:
+        images = {}
+        for sample in self.pipeline([number]):
+            position = int(sample["__key__"][1:])
+            if position in wanted:
+                images[position] = next(sample[extension] for extension in IMAGES if extension in sample)
+        if len(images) != len(wanted):
+            raise ShardStreamError(f"{redact(self.location(self.shards[number]))} lacks images of its index")
+        return images
+
+
+class _OpenVerified:
+    """Pipeline stage: open each shard as a stream that is compared with the manifest at its end."""
+
+    def __init__(self, expected: dict[str, Shard]) -> None:
+        self.expected = expected
+
+    def __call__(self, source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        for item in source:
+            url = item["url"]
+            with open_stream(url) as raw:
+                stream = _VerifiedStream(raw, redact(url), self.expected[url])
+                yield {"url": url, "stream": stream}
+                # The tar reader stops at the mark at the end of the archive; the rest is read to reach the check.
+                while stream.read(BLOCK):
+                    pass
+
+
+class _VerifiedStream(io.RawIOBase):
+    """A shard's bytes; raises ShardStreamError at their end, or beyond it, unless they are those of the manifest."""
+
+    def __init__(self, raw: BinaryIO, name: str, expected: Shard) -> None:
+        self._raw, self._name, self._expected = raw, name, expected
+        self._hash, self._size = hashlib.sha256(), 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._raw.read(size)
+        # tarfile would unpack a compressed archive, to whatever size; shards begin with the name of a member.
+        if not self._size and not data.startswith(b"s"):
+            self._refuse("it does not begin as a shard does")
+        self._hash.update(data)
+        self._size += len(data)
+        if self._size > self._expected.size:
+            self._refuse(f"it has more than {self._expected.size} bytes")
+        if not data and self._size < self._expected.size:
+            self._refuse(f"it is truncated ({self._size} of {self._expected.size} bytes)")
+        if not data and self._hash.hexdigest() != self._expected.sha256:
+            self._refuse("SHA-256 differs from the manifest")
+        return data
+
+    def _refuse(self, reason: str) -> None:
+        raise ShardStreamError(f"{self._name} cannot be used: {reason} ({self._expected.count} images)")
+
+
+class _CountSamples:
+    """Pipeline stage: pass samples on and compare their number with the manifest at the end of each shard."""
+
+    def __init__(self, expected: dict[str, Shard]) -> None:
+        self.expected = expected
+
+    def __call__(self, source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        url, count = "", 0
+        for sample in source:
+            if sample["__url__"] != url:
+                self._check(url, count)
+                url, count = sample["__url__"], 0
+            count += 1
+            yield sample
+        self._check(url, count)
+
+    def _check(self, url: str, count: int) -> None:
+        if url and count != self.expected[url].count:
+            raise ShardStreamError(f"{redact(url)} has {count} of {self.expected[url].count} images")
+
+
+def _raise_data_error(error: Exception) -> bool:
+    """Handler of pipeline stages: let DataErrors through and turn any other error into one."""
+    if isinstance(error, DataError):
+        raise error
+    place = next((redact(arg) for arg in error.args[1:] if isinstance(arg, str)), "a shard")
+    reason = error.args[0] if error.args else type(error).__name__
+    raise ShardStreamError(f"{place} is not a readable shard ({reason})")
