@@ -154,7 +154,7 @@ class Work:
     def _is_known(self, piece: RunSpec, target: Target) -> bool:
         folder = RunFolder(self.place.results / piece.config.path)
         training, known = folder.train(), folder.evaluation(target)
-        return bool(training and known and known.answers(training, self.place.limit))
+        return bool(training and known and known.is_current(training, self.place.limit))
 
     def _say(self, report: Report) -> None:
         """Tell, unless that was done a moment ago: whoever listens answers for many."""

@@ -1,4 +1,6 @@
-"""Evaluation of a trained run: every image of a target once, counted in whole numbers.
+"""Evaluate a trained run: every image of a target once, counted in whole numbers.
+
+An image is named by its index in the target (0 .. N - 1), -1 for padding.
 
 Shapes: B images, C classes, N images of the target.
 """
@@ -40,8 +42,8 @@ from shards.transforms import eval_transform
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished run in memory, so that many targets need one loading."""
+class TrainedRun:
+    """A finished run in memory, loaded once for many targets."""
 
     config: RunConfig
     training: TrainResult
@@ -50,13 +52,13 @@ class Trained:
     method: Method
 
 
-def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None) -> Trained:
+def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None) -> TrainedRun:
     """Load a finished run. Raises UserError when it is not finished, was altered, or its backbone is another here."""
     group = group or ProcessGroup(ALONE)
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.first:
         RemoteResults.of(runtime).pull_run(config.path)
-    training = _training(folder, group)
+    training = _read_training(folder, group)
     file = folder.checkpoint_file
     data = prompts_bytes(file, training.checkpoint_sha256) if group.ranks.first else None
     tensors, card = unpack_prompts(group.broadcast_object(data) or b"", file)
@@ -69,7 +71,7 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
         )
     method = make_method(config, clip, card.space)
     load_into(method, tensors, folder.checkpoint_file)
-    return Trained(config, training, card, clip, method)
+    return TrainedRun(config, training, card, clip, method)
 
 
 def evaluate(
@@ -78,48 +80,49 @@ def evaluate(
     runtime: RuntimeConfig,
     *,
     force: bool = False,
-    trained: Trained | None = None,
+    trained: TrainedRun | None = None,
     group: ProcessGroup | None = None,
 ) -> EvalResult:
-    """Count what a finished run gets right on `target` and give what `eval/<target>.json` says.
+    """Count the correct images of a finished run on `target` and return the content of `eval/<target>.json`.
 
     A result of the same checkpoint is read, not repeated, unless `force`, or a limit that made it smaller than asked.
-    Image features that `runtime.features` holds are used, unless `force`, where the classifier puts no prompts into the
-    image tower; the result then says so and has no speed. Logits differ from computed ones by rounding at most.
+    Image features in `runtime.features` are used, unless `force`, where the classifier puts no prompts into the image
+    tower; the result then says so and has no speed. Logits differ from computed ones by rounding at most.
     `trained` saves loading when several targets follow each other. Draws no random number.
     All ranks of a group call this. Each image is counted on one of them; rank 0 reads and writes the results. Stored
     image features are not used then.
-    Raises UserError when the run is not finished, when a data set has other content than the run was trained on or a
-    known result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
+    Raises UserError when the run is not finished, when a data set has other content than the run was trained on or an
+    existing result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
     that cannot be read: no image is ever left out.
     """
     group = group or ProcessGroup(ALONE)
     folder = RunFolder(runtime.results / config.path)
     store = RemoteResults.of(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)
-    training = _training(folder, group)
+    training = _read_training(folder, group)
     if group.ranks.first:
         folder.tidy()
     if target.dataset == config.dataset:
         check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, runtime.data, "train")
-    known = group.broadcast_object(_known(folder, target, training, force) if group.ranks.first else None)
-    if known and force and not known.limited and runtime.limit and runtime.limit < known.total:
+    existing = _read_result(folder, target, training, force) if group.ranks.first else None
+    existing = group.broadcast_object(existing)
+    if existing and force and not existing.limited and runtime.limit and runtime.limit < existing.total:
         raise UserError(
-            f"{folder.eval_file(target)} counts all {known.total} images and --limit {runtime.limit} fewer: "
+            f"{folder.eval_file(target)} counts all {existing.total} images and --limit {runtime.limit} fewer: "
             "leave out --limit, or name another --results"
         )
-    if known and not force and known.answers(training, runtime.limit):
-        check_content(f"{config.path} was evaluated", target.dataset, known.manifest_digest, runtime.data, "evaluate")
+    if existing and not force and existing.is_current(training, runtime.limit):
+        digest = existing.manifest_digest
+        check_content(f"{config.path} was evaluated", target.dataset, digest, runtime.data, "evaluate")
         store.push_run(config.path)
-        return known
+        return existing
     with StopRequest() as stop:
         trained = trained or load_trained(config, runtime, group)
-        found = _evaluate(config, target, runtime, trained, stop, group, anew=force)
+        result = _evaluate(target, runtime, trained, stop, group, read_features=not force)
         if group.ranks.first:
-            write_json(folder.eval_file(target), found)
+            write_json(folder.eval_file(target), result)
             store.push_run(config.path)
-        result = group.broadcast_object(found)
-        assert result is not None
+        result = group.broadcast_object(result)
         stop.check(f"evaluated {config.path} on {target}")
     if group.ranks.first:
         Tracker(folder, runtime).update()
@@ -127,108 +130,107 @@ def evaluate(
     return result
 
 
-def _training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
+def _read_training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
     training = folder.train() if group.ranks.first else None
     if group.ranks.first and training is None:
         raise UserError(f"{folder.path} holds no finished training: run procap train first, or name another --results")
-    shared = group.broadcast_object(training)
-    assert shared is not None
-    return shared
+    training = group.broadcast_object(training)
+    assert training is not None
+    return training
 
 
-def _known(folder: RunFolder, target: Target, training: TrainResult, force: bool) -> EvalResult | None:
-    """The result on disk of these very weights; a broken file is as good as none when it is to be replaced anyway."""
+def _read_result(folder: RunFolder, target: Target, training: TrainResult, force: bool) -> EvalResult | None:
+    """The result on disk, if it is of the weights of `training`; a broken file is ignored where `force` replaces it."""
     try:
-        known = folder.evaluation(target)
+        result = folder.evaluation(target)
     except UserError:
         if not force:
             raise
         return None
-    return known if known and known.checkpoint_sha256 == training.checkpoint_sha256 else None
+    return result if result and result.checkpoint_sha256 == training.checkpoint_sha256 else None
 
 
-class Answers:
-    """What a classifier said, by the image's index in the target; nothing leaves the device before `predictions`."""
+class Predictions:
+    """Predicted classes by the image's index in the target; nothing leaves the device before `gather`."""
 
     def __init__(self) -> None:
-        self._places: list[NDArray[np.int64]] = []
-        self._predictions: list[torch.Tensor] = []
+        self._indices: list[NDArray[np.int64]] = []
+        self._classes: list[torch.Tensor] = []
         self._finite: list[torch.Tensor] = []
 
-    def add(self, logits: torch.Tensor, places: NDArray[np.int64]) -> int:
-        """Book logits [B, C] of the images at `places` [B]; gives how many they are. Negative places are filling."""
-        self._places.append(places)
-        self._predictions.append(logits.argmax(dim=1))
+    def add(self, logits: torch.Tensor, indices: NDArray[np.int64]) -> int:
+        """Add logits [B, C] of the images at `indices` [B], -1 for padding; returns the number of real images."""
+        self._indices.append(indices)
+        self._classes.append(logits.argmax(dim=1))
         self._finite.append(torch.isfinite(logits).all())
-        return int((places >= 0).sum())
+        return int((indices >= 0).sum())
 
-    def finite(self, group: ProcessGroup) -> bool:
-        """Whether everything was, in all processes."""
+    def are_finite(self, group: ProcessGroup) -> bool:
+        """Whether all logits of all ranks were finite."""
         return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
 
-    def predictions(self, wanted: int, group: ProcessGroup) -> NDArray[np.int64]:
-        """The class [N] of each of the first `wanted` images, which all processes have seen exactly once together."""
-        places = group.gather(torch.from_numpy(np.concatenate(self._places))).numpy()
-        predictions = group.gather(torch.cat(self._predictions).cpu()).numpy()
-        # A stream that is shared by processes fills its last batch with images of index -1; none of them is an answer.
-        real = places >= 0
-        order = np.argsort(places[real])
-        if not np.array_equal(places[real][order], np.arange(wanted)):
+    def gather(self, count: int, group: ProcessGroup) -> NDArray[np.int64]:
+        """The class [N] of each of the first `count` images, each of which exactly one rank has added once."""
+        indices = group.gather(torch.from_numpy(np.concatenate(self._indices))).numpy()
+        classes = group.gather(torch.cat(self._classes).cpu()).numpy()
+        # The last batch of a rank is padded, so that all ranks gather equally many rows.
+        real = indices >= 0
+        order = np.argsort(indices[real])
+        if not np.array_equal(indices[real][order], np.arange(count)):
             raise RuntimeError("not every image was seen exactly once")
-        return predictions[real][order]
+        return classes[real][order]
 
 
 def _evaluate(
-    config: RunConfig,
     target: Target,
     runtime: RuntimeConfig,
-    trained: Trained,
+    trained: TrainedRun,
     stop: StopRequest,
     group: ProcessGroup,
     *,
-    anew: bool,
+    read_features: bool,
 ) -> EvalResult:
-    """`anew`: no feature on the disk is read; all are computed and put there."""
-    clip, device = trained.clip, trained.clip.device
+    """read_features: False computes and replaces all image features on disk."""
+    config, clip, device = trained.config, trained.clip, trained.clip.device
     shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
     manifest = shards.manifest
     group.check_same(f"the content of {target.dataset}", manifest.digest)
     selection = evaluation_split(shards, target.classes, target.split)
-    wanted = min(len(selection.images), runtime.limit or len(selection.images))
+    count = min(len(selection.images), runtime.limit or len(selection.images))
     batch_size, workers = config.recipe.test_batch_size, decoders(runtime.workers, device)
     transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
     meter, machine = Meter(device, warmup=0), Machine(device)
     with meter.phase("classes", rated=False), autocast(config, device):
         classifier = trained.method.classifier(label_space(manifest, selection.classnames))
-    store = None
-    if runtime.features and group.ranks.size == 1 and reads_plain_features(classifier, clip):
+    features = None
+    if runtime.features and group.size == 1 and reads_plain_features(classifier, clip):
         with meter.phase("features", rated=False):
             backbone = trained.training.backbone_digest
             key = FeatureKey.of(manifest, target.split, backbone, transform, config.precision, device)
-            store = FeatureStore(runtime.features, key, read=not anew)
+            features = FeatureStore(runtime.features, key, read=read_features)
     graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
-    inference = Inference(clip, classifier, selection.images.positions[:wanted], store, graphs)
+    inference = Inference(clip, classifier, selection.images.subset(range(count)), features, graphs)
     with meter.phase("warm-up", rated=False), autocast(config, device):
         # Kernels and memory pools of a GPU are for one size of batch; a CPU has neither, and two whole batches there
         # can cost as much as the evaluation.
-        share = -(-len(inference.fresh) // group.ranks.size)
-        warmed = inference.warm_up(min(batch_size, share) if device.type == "cuda" else 1)
+        of_rank = -(-len(inference.to_encode) // group.size)
+        warmup_batches = inference.warm_up(min(batch_size, of_rank) if device.type == "cuda" else 1)
     meter.settle()
-    answers, flag_sync, what = Answers(), FlagSync(group), f"{config.method} on {target}"
+    predictions, flag_sync, what = Predictions(), FlagSync(group), f"{config.method} on {target}"
     with (
-        fitting_threads(clip, min(batch_size, wanted), "eval"),
-        ProgressDisplay(what, wanted, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
-        inference.kept(meter),
+        fitting_threads(clip, min(batch_size, count), "eval"),
+        ProgressDisplay(what, count, unit="images", quiet=runtime.quiet or not group.ranks.first) as display,
+        inference.saving_features(meter),
     ):
-        batches = inference.batches(selection.images, transform, batch_size, workers, group.ranks)
-        for pixels, places in meter.each("data", batches):
+        batches = inference.batches(transform, batch_size, workers, group.ranks)
+        for images, indices in meter.each("data", batches):
             # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
-                # All processes work at the same pace, and each of them on as many images.
-                seen = group.ranks.size * answers.add(inference(pixels, places), places)
+                # Every rank has as many images in a batch.
+                seen = group.size * predictions.add(inference(images, indices), indices)
             meter.step(seen)
             machine.sample()
-            display.update(min(display.done + seen, wanted))
+            display.update(min(display.done + seen, count))
             if signum := flag_sync.exchange(Flags(signum=stop.signum or 0)).signum:
                 group.barrier()
                 raise interrupted(
@@ -236,11 +238,11 @@ def _evaluate(
                 )
         flag_sync.wait()
     meter.settle()
-    if not answers.finite(group):
+    if not predictions.are_finite(group):
         raise UserError(f"{config.path} gives logits on {target} that are not finite: train with {config.calmer}")
-    right = answers.predictions(wanted, group) == selection.images.labels[:wanted]
-    correct, total = per_class_counts(right, selection)
-    # A speed without the image tower, or partly without, is not that of the method.
+    is_correct = predictions.gather(count, group) == selection.images.labels[:count]
+    correct, total = per_class_counts(is_correct, selection)
+    # Without the image tower, or partly without, a speed is not that of the method.
     rated = inference.features == "computed"
     return EvalResult(
         config_hash=config.hash,
@@ -259,7 +261,7 @@ def _evaluate(
         seconds=meter.seconds,
         images_per_second=meter.images_per_second() if rated else None,
         images_per_second_model=meter.images_per_second("model") if rated else None,
-        warmup_batches=warmed,
+        warmup_batches=warmup_batches,
         phases=meter.with_other(),
         peak_memory_bytes=machine.peak_memory(),
         use=machine.use(),
@@ -268,12 +270,12 @@ def _evaluate(
         backbone_digest=trained.training.backbone_digest,
         checkpoint_sha256=trained.training.checkpoint_sha256,
         environment=environment(device),
-        correct_bits=pack_bits(right),
+        correct_bits=pack_bits(is_correct),
     )
 
 
-def per_class_counts(right: NDArray[np.bool_], selection: Selection) -> tuple[list[int], list[int]]:
-    """Images that were right, and all images, of each of the C classes among the first ones of the list, as `right`."""
-    labels = selection.images.labels[: len(right)]
+def per_class_counts(is_correct: NDArray[np.bool_], selection: Selection) -> tuple[list[int], list[int]]:
+    """Correct images and all images of each of the C classes, among the first images of the list [len(is_correct)]."""
+    labels = selection.images.labels[: len(is_correct)]
     classes = len(selection.classnames)
-    return np.bincount(labels[right], minlength=classes).tolist(), np.bincount(labels, minlength=classes).tolist()
+    return np.bincount(labels[is_correct], minlength=classes).tolist(), np.bincount(labels, minlength=classes).tolist()

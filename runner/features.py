@@ -1,11 +1,11 @@
-"""Image features of the untouched image tower, computed once per test split and shared by every method that reads them.
+"""Store the image features of the tower without prompts, once per test split, for all methods that read them.
 
-<features>/<dataset>-<split>-<digest of the key>.safetensors, of the M images known so far:
+<features>/<dataset>-<split>-<digest of the key>.safetensors, of the M images stored so far:
     positions [M] int64 in the packed split, ascending; features [M, E] float32 as the tower gives them
 That is 4 E + 8 bytes an image, 103 MB for 50,000 images at E = 512. Files only save time: delete any of them, or the
 whole folder, whenever no evaluation should use them.
 
-Shapes: N images of a selection, M images known, E joint embedding.
+Shapes: N images of a selection, M images stored, E joint embedding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class FeatureKey:
-    """Everything that decides the features of a split, up to rounding; equal keys share one file."""
+    """Everything that determines the features of a split, up to rounding; equal keys share one file."""
 
     dataset: str
     split: str
@@ -62,7 +62,7 @@ class FeatureKey:
         precision: str,
         device: torch.device,
     ) -> FeatureKey:
-        """The key of `split` under the libraries that run now; `backbone` is the digest of a CLIP."""
+        """The key of `split` under the installed libraries; `backbone` is the digest of a CLIP."""
         versions = (str(torch.__version__), PIL.__version__)
         return cls(
             manifest.dataset, split, manifest.digest, backbone, repr(transform), precision, device.type, *versions
@@ -77,7 +77,7 @@ class FeatureKey:
 def reads_plain_features(classifier: object, clip: CLIP) -> bool:
     """Whether images reach a classifier as features of `clip` without prompts in the image tower, and in no other way.
 
-    A plug-in that calls the tower itself, or looks at the images besides, is left alone.
+    False for a plug-in that calls the tower itself or reads the images as well.
     """
     return (
         isinstance(classifier, Classifier)
@@ -88,42 +88,42 @@ def reads_plain_features(classifier: object, clip: CLIP) -> bool:
 
 
 class FeatureStore:
-    """The known features of one key, and those that an evaluation adds; a snapshot of a file that others add to too."""
+    """The stored features of one key, and those that an evaluation adds; other processes may add to the file too."""
 
     def __init__(self, folder: Path, key: FeatureKey, *, read: bool = True) -> None:
-        """read: False knows nothing, so that every feature is computed and replaces the one on the disk."""
+        """read: False ignores the file, so that every feature is computed and replaces the stored one."""
         self.path = folder / key.file
         self.key = key
-        self._known = self._read() if read else None
-        self._fresh: list[tuple[NDArray[np.int64], Tensor]] = []
+        self._stored = self._read() if read else None
+        self._added: list[tuple[NDArray[np.int64], Tensor]] = []
 
-    def known(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the images at `positions` [N] of the split need no image tower."""
-        return np.isin(positions, self._known[0]) if self._known else np.zeros(len(positions), bool)
+    def contains(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the features of the images at `positions` [N] of the split are stored."""
+        return np.isin(positions, self._stored[0]) if self._stored else np.zeros(len(positions), bool)
 
     def add(self, features: Tensor, positions: NDArray[np.int64]) -> None:
-        """Features [B, E] of the images at `positions` [B], for `keep`; negative positions are only filling."""
-        self._fresh.append((positions, features))
+        """Features [B, E] of the images at `positions` [B], for `save`; negative positions are padding."""
+        self._added.append((positions, features))
 
-    def recall(self, positions: NDArray[np.int64]) -> Tensor:
-        """Features [B, E] on the CPU of images that are all known, as they were computed."""
-        assert self._known is not None
-        known, features = self._known
-        return torch.from_numpy(features[np.searchsorted(known, positions)])
+    def load(self, positions: NDArray[np.int64]) -> Tensor:
+        """Stored features [B, E], on the CPU, of the images at `positions` [B]."""
+        assert self._stored is not None
+        stored, features = self._stored
+        return torch.from_numpy(features[np.searchsorted(stored, positions)])
 
-    def keep(self) -> None:
-        """Add to the file what was encoded; a disk that is full or not ours costs a note, never an evaluation."""
-        if not self._fresh:
+    def save(self) -> None:
+        """Add the new features to the file; a disk that is full or read-only is a warning, not an error."""
+        if not self._added:
             return
-        positions = np.concatenate([batch for batch, _ in self._fresh])
-        features = torch.cat([batch for _, batch in self._fresh]).float().cpu().numpy()
-        # Of weights that overflow nothing is remembered: another precision may be asked for next.
-        sound = (positions >= 0) & np.isfinite(features).all(axis=1)
+        positions = np.concatenate([batch for batch, _ in self._added])
+        features = torch.cat([batch for _, batch in self._added]).float().cpu().numpy()
+        # Features that overflowed are not stored: the next evaluation may be in another precision.
+        valid = (positions >= 0) & np.isfinite(features).all(axis=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Who evaluates the other half of the split right now adds to the same file.
+            # Another process may evaluate the other classes of the split now and add to the same file.
             with file_lock(self.path.parent / ".lock"):
-                rows = _merged(self._read(quiet=True), (positions[sound], features[sound]))
+                rows = _merge(self._read(quiet=True), (positions[valid], features[valid]))
                 write_bytes(self.path, _pack(self.key, rows))
         except OSError as error:
             warnings.warn(
@@ -133,7 +133,7 @@ class FeatureStore:
             )
 
     def _read(self, *, quiet: bool = False) -> Rows | None:
-        """What the file holds; None where there is none and, with a note, where it is damaged."""
+        """The content of the file; None where there is none and, with a warning, where it is damaged."""
         try:
             return _unpack(self.key, self.path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -145,13 +145,13 @@ class FeatureStore:
             return None
 
 
-def _merged(known: Rows | None, fresh: Rows) -> Rows:
-    """Both together, positions ascending; of an image that is in both, the fresh row."""
-    positions, features = fresh
-    if known is not None:
-        old = ~np.isin(known[0], positions)
-        positions = np.concatenate([known[0][old], positions])
-        features = np.concatenate([known[1][old], features])
+def _merge(stored: Rows | None, added: Rows) -> Rows:
+    """Both together, positions ascending; of an image that is in both, the added row."""
+    positions, features = added
+    if stored is not None:
+        old = ~np.isin(stored[0], positions)
+        positions = np.concatenate([stored[0][old], positions])
+        features = np.concatenate([stored[1][old], features])
     order = np.argsort(positions)
     return positions[order], features[order]
 

@@ -1,4 +1,4 @@
-"""How the images of a target become logits: by the classifier, or by way of features that are kept on the disk.
+"""Compute logits of the images of a target, by the classifier or from image features that are stored on disk.
 
 Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
 """
@@ -31,43 +31,43 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Inference:
-    """Logits of the images at `positions` [N] of a split; a `store` of features saves the image tower for those it has.
+    """Logits of N images; for those that a feature store holds the image tower does not run.
 
-    graphs: replays recordings of the towers, for a GPU. `fresh` and `cached` are the places among the N images that
-    need the tower and that do not.
+    graphs: captures the towers as CUDA graphs, for a GPU. `to_encode` and `stored` are the indices (0 .. N - 1) of the
+    images that need the image tower and of those that do not.
     """
 
     def __init__(
         self,
         clip: CLIP,
         classifier: Classifier,
-        positions: NDArray[np.int64],
+        images: Split,
         store: FeatureStore | None,
         graphs: CudaGraphs | None,
     ) -> None:
-        self.clip, self.classifier, self.store = clip, classifier, store
-        self._positions = positions
+        self.clip, self.classifier, self.images, self.store = clip, classifier, images, store
         self._logits: Forward = classifier
         # In one mode from the warm-up on: what is compiled is compiled for a mode.
         self._encode: Forward = torch.inference_mode()(clip.encode_image)
         if graphs:
             self._logits, self._encode = GraphedFunction(self._logits, graphs), GraphedFunction(self._encode, graphs)
-        known = store.known(positions) if store else np.zeros(len(positions), bool)
-        self.fresh, self.cached = np.flatnonzero(~known), np.flatnonzero(known)
+        # The store names images by their position in the packed split, so that other selections share their features.
+        is_stored = store.contains(images.positions) if store else np.zeros(len(images), bool)
+        self.to_encode, self.stored = np.flatnonzero(~is_stored), np.flatnonzero(is_stored)
 
     @property
     def features(self) -> Literal["computed", "cached", "mixed"]:
         """Where the images' features come from, as a result names it."""
-        if not len(self.cached):
+        if not len(self.stored):
             return "computed"
-        return "mixed" if len(self.fresh) else "cached"
+        return "mixed" if len(self.to_encode) else "cached"
 
     def warm_up(self, images: int) -> int:
-        """Run batches of so many blank images, so that none is decoded before the clock of the rates starts.
+        """Run batches of `images` blank images before the clock of the rates starts; returns the number of batches.
 
-        Gives the number of batches, 0 where no image needs the tower.
+        None run where no image needs the tower.
         """
-        if not len(self.fresh):
+        if not len(self.to_encode):
             return 0
         size = self.clip.geometry.image_size
         blank = torch.zeros(images, 3, size, size, device=self.clip.device)
@@ -76,35 +76,40 @@ class Inference:
         return WARMUP_BATCHES
 
     def batches(
-        self, images: Split, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
+        self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]]:
-        """This process's share of the N `images`, None where their features are known, and their places [B]."""
-        missing, share = images.subset(self.fresh), {"rank": ranks.rank, "world_size": ranks.size}
-        decoded = evaluation_batches(missing, transform, batch_size, workers, **share)
-        for pixels, _, indices in to_device(decoded, self.clip.device, moved=(0,)):
-            chosen = indices.numpy()
-            yield pixels, np.where(chosen < 0, -1, self.fresh[chosen])
-        for start in range(0, len(self.cached), batch_size):
-            yield None, self.cached[start : start + batch_size]
+        """This rank's images [B, 3, S, S], None where their features are stored, and their indices [B].
 
-    def __call__(self, pixels: torch.Tensor | None, places: NDArray[np.int64]) -> torch.Tensor:
-        """Logits [B, C] of a batch as `batches` gives it; negative places are filling."""
+        The last batch is padded where other ranks have more images; padding has index -1.
+        """
+        split, share = self.images.subset(self.to_encode), {"rank": ranks.rank, "world_size": ranks.size}
+        decoded = evaluation_batches(split, transform, batch_size, workers, **share)
+        for pixels, _, rows in to_device(decoded, self.clip.device, moved=(0,)):
+            # `rows` are indices among the images to encode.
+            row = rows.numpy()
+            yield pixels, np.where(row < 0, -1, self.to_encode[row])
+        for start in range(0, len(self.stored), batch_size):
+            yield None, self.stored[start : start + batch_size]
+
+    def __call__(self, pixels: torch.Tensor | None, indices: NDArray[np.int64]) -> torch.Tensor:
+        """Logits [B, C] of a batch from `batches`."""
         if self.store is None:
             assert pixels is not None
             return self._logits(pixels)
         with torch.inference_mode():
             if pixels is None:
-                return self.classifier.logits(self.store.recall(self._positions[places]).to(self.clip.device))
-            features = self._encode(pixels)
-            self.store.add(features, np.where(places < 0, -1, self._positions[places]))
+                features = self.store.load(self.images.positions[indices]).to(self.clip.device)
+            else:
+                features = self._encode(pixels)
+                self.store.add(features, np.where(indices < 0, -1, self.images.positions[indices]))
             return self.classifier.logits(features)
 
     @contextmanager
-    def kept(self, meter: Meter) -> Iterator[None]:
-        """Keep at the end what was encoded, also where the evaluation is stopped or an image is broken."""
+    def saving_features(self, meter: Meter) -> Iterator[None]:
+        """Save the new features at the end, also where the evaluation is stopped or an image is broken."""
         try:
             yield
         finally:
             if self.store:
                 with meter.phase("features", rated=False):
-                    self.store.keep()
+                    self.store.save()

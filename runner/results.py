@@ -214,8 +214,8 @@ class EvalResult(_Record):
             raise ValueError(f"correct_bits has {found} correct images, correct is {self.correct}")
         return self
 
-    def answers(self, training: TrainResult, limit: int | None) -> bool:
-        """Whether it is of the weights that `training` ended with, on the `limit` first images or on all."""
+    def is_current(self, training: TrainResult, limit: int | None) -> bool:
+        """Whether the result is of the weights of `training`, on all images or on the first `limit`."""
         return self.checkpoint_sha256 == training.checkpoint_sha256 and self.limit in (None, limit)
 
     def correct_images(self) -> NDArray[np.bool_] | None:

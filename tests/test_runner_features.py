@@ -19,7 +19,7 @@ import runner.inference
 from procap.classifier import Classifier
 from procap.clip import CLIP
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.evaluate import Answers, evaluate
+from runner.evaluate import Predictions, evaluate
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.results import EvalResult, RunFolder
 from runner.train import train
@@ -69,10 +69,10 @@ def answer(monkeypatch) -> Callable[..., tuple[EvalResult, torch.Tensor]]:
     def evaluated(config: RunConfig, target: Target, runtime: RuntimeConfig, **how) -> tuple[EvalResult, torch.Tensor]:
         RunFolder(runtime.results / config.path).eval_file(target).unlink(missing_ok=True)
         seen: list[tuple[np.ndarray, torch.Tensor]] = []
-        add = Answers.add
+        add = Predictions.add
         with monkeypatch.context() as patch:
             patch.setattr(
-                Answers, "add", lambda self, logits, at: (seen.append((at, logits)), add(self, logits, at))[1]
+                Predictions, "add", lambda self, logits, at: (seen.append((at, logits)), add(self, logits, at))[1]
             )
             result = evaluate(config, target, runtime, **how)
         places = np.concatenate([at for at, _ in seen])
@@ -198,7 +198,7 @@ def test_force_computes_again_and_replaces_what_was_kept(plan, without, runtime,
     false = FeatureStore(file.parent, read_key(file))
     at = read_positions(file)
     false.add(torch.ones(len(at), wide), at)
-    false.keep()
+    false.save()
     misled, wrong = answer(config, BASE, runtime)
     assert misled.features == "cached" and not torch.equal(wrong, wanted)
     decoded.clear()
@@ -268,7 +268,7 @@ def test_whatever_decides_the_numbers_has_a_file_of_its_own(field):
 def put(folder: Path, positions: list[int], value: float = 1.0, width: int = 4) -> FeatureStore:
     store = FeatureStore(folder, KEY)
     remember(store, positions, value, width)
-    store.keep()
+    store.save()
     return store
 
 
@@ -288,13 +288,13 @@ def read_key(file: Path) -> FeatureKey:
 
 
 def rows(folder: Path, positions: list[int]) -> list[float]:
-    return FeatureStore(folder, KEY).recall(np.array(positions))[:, 0].tolist()
+    return FeatureStore(folder, KEY).load(np.array(positions))[:, 0].tolist()
 
 
 def test_rows_are_found_by_position_in_any_order_and_the_newest_counts(tmp_path):
     put(tmp_path, [9, 2, -1, 5])
     put(tmp_path, [5, 7], value=-1.0)
-    known = FeatureStore(tmp_path, KEY).known(np.arange(-1, 10))
+    known = FeatureStore(tmp_path, KEY).contains(np.arange(-1, 10))
     assert np.flatnonzero(known).tolist() == [3, 6, 8, 10]
     assert rows(tmp_path, [7, 9, 2, 5]) == [-7, 9, 2, -5]
 
@@ -323,7 +323,7 @@ def test_a_writer_that_is_killed_breaks_nothing(tmp_path):
 
     assert os.waitstatus_to_exitcode(os.waitpid(forked(killed), 0)[1]) == 9
     assert list(tmp_path.glob(".*.part"))
-    assert FeatureStore(tmp_path, KEY).known(np.arange(5)).tolist() == [False, True, True, False, False]
+    assert FeatureStore(tmp_path, KEY).contains(np.arange(5)).tolist() == [False, True, True, False, False]
     put(tmp_path, [4])
     assert rows(tmp_path, [1, 2, 4]) == [1, 2, 4]
 
@@ -348,9 +348,9 @@ def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, damage):
         store = FeatureStore(tmp_path, KEY)
     [said] = own(notes)
     assert "\n" not in said
-    assert not store.known(np.arange(4)).any()
+    assert not store.contains(np.arange(4)).any()
     remember(store, [1, 2, 3])
-    store.keep()
+    store.save()
     assert file.read_bytes() == sound
 
 
@@ -358,8 +358,8 @@ def test_features_that_are_not_finite_are_never_kept(tmp_path):
     store = FeatureStore(tmp_path, KEY)
     encoded = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [0.0, float("inf")]])
     store.add(encoded, np.arange(3))
-    store.keep()
-    assert FeatureStore(tmp_path, KEY).known(np.arange(3)).tolist() == [True, False, False]
+    store.save()
+    assert FeatureStore(tmp_path, KEY).contains(np.arange(3)).tolist() == [True, False, False]
 
 
 def test_a_folder_that_cannot_be_written_costs_a_note(plan, runtime, answer):
@@ -379,7 +379,7 @@ def own(notes: Iterable[warnings.WarningMessage]) -> list[str]:
 def test_nothing_to_keep_writes_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        FeatureStore(tmp_path / "none", KEY).keep()
+        FeatureStore(tmp_path / "none", KEY).save()
     assert not (tmp_path / "none").exists()
 
 

@@ -65,7 +65,7 @@ def _planned(config: RunConfig, place: RuntimeConfig, targets: list[Target], for
     planned = []
     for target in targets:
         known = None if state == "repeat" else folder.evaluation(target)
-        done = bool(known and training and known.answers(training, place.limit))
+        done = bool(known and training and known.is_current(training, place.limit))
         planned.append(PlannedTarget(target, done, 0 if done else _test_images(target, place)))
     saved = 0
     if state == "resume":

@@ -220,11 +220,11 @@ def evaluate_all(
 
     trained_by: the command that trains them, for the answer to one that was not trained.
     """
-    from runner.evaluate import Trained, load_trained
+    from runner.evaluate import TrainedRun, load_trained
     from runner.evaluate import evaluate as evaluate_run
 
     done: list[tuple[RunConfig, Target, EvalResult]] = []
-    loaded: Trained | None = None
+    loaded: TrainedRun | None = None
     for config, at, target in jobs:
 
         def work(config: RunConfig = config, at: RuntimeConfig = at, target: Target = target) -> EvalResult:

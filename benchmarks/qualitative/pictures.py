@@ -38,7 +38,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE
 from runner.engine import autocast
 from runner.environment import decoders, environment
-from runner.evaluate import Answers, Trained, load_trained
+from runner.evaluate import Predictions, TrainedRun, load_trained
 from runner.results import write_json
 from runner.setup import check_content, label_space
 from runner.threads import fitting_threads
@@ -74,7 +74,7 @@ class Comparison:
 def make_pictures(done: SuiteResults, place: RuntimeConfig) -> Qualitative:
     """The pictures of a suite, in its folder: of its first data set, with the prompts of its last; its first seed."""
     first, last = done.datasets[0], done.datasets[-1]
-    runs: dict[str, dict[str, Trained | RunConfig]] = {first: {}, last: {}}
+    runs: dict[str, dict[str, TrainedRun | RunConfig]] = {first: {}, last: {}}
     for entry in done.runs:
         if entry.dataset in runs and entry.seed == done.options.seeds[0]:
             runs[entry.dataset][entry.variant.name] = entry.spec.config
@@ -84,13 +84,13 @@ def make_pictures(done: SuiteResults, place: RuntimeConfig) -> Qualitative:
 
 
 def make_qualitative(
-    trained: Mapping[str, Trained | RunConfig],
+    trained: Mapping[str, TrainedRun | RunConfig],
     dataset: str | Target,
     place: RuntimeConfig,
     folder: Path,
     images: int = 8,
     *,
-    prompts: Mapping[str, Trained | RunConfig] | None = None,
+    prompts: Mapping[str, TrainedRun | RunConfig] | None = None,
     planned: Sequence[str] = (),
 ) -> Qualitative:
     """Compare finished runs on `dataset` and write the pictures and the record into `folder`.
@@ -134,7 +134,7 @@ def make_qualitative(
     return Qualitative(tuple(written), folder / FILE, record)
 
 
-def compare(runs: Mapping[str, Trained], target: Target, place: RuntimeConfig, images: int = 8) -> Comparison:
+def compare(runs: Mapping[str, TrainedRun], target: Target, place: RuntimeConfig, images: int = 8) -> Comparison:
     """What every run, by title, answers on `target`, and the maps of at most `images` images.
 
     Raises as above, and UsageError for fewer than two runs.
@@ -188,7 +188,7 @@ def compare(runs: Mapping[str, Trained], target: Target, place: RuntimeConfig, i
 class _Look:
     """A run on the images of a target."""
 
-    def __init__(self, run: Trained, shards: ShardSet, selection: Selection) -> None:
+    def __init__(self, run: TrainedRun, shards: ShardSet, selection: Selection) -> None:
         self.run, self.selection, clip = run, selection, run.clip
         with autocast(run.config, clip.device):
             space = label_space(shards.manifest, selection.classnames)
@@ -200,13 +200,13 @@ class _Look:
         config, device = self.run.config, self.run.clip.device
         batch, images = config.recipe.test_batch_size, self.selection.images.subset(range(wanted))
         batches = evaluation_batches(images, self.transform, batch, decoders(place.workers, device))
-        found, alone = Answers(), ProcessGroup(ALONE)
+        found, alone = Predictions(), ProcessGroup(ALONE)
         with fitting_threads(self.run.clip, min(batch, wanted), "eval"), autocast(config, device):
             for pixels, _, places in to_device(batches, device, moved=(0,)):
                 found.add(self.classifier(pixels), places.numpy())
-        if not found.finite(alone):
+        if not found.are_finite(alone):
             raise UserError(f"{config.path} gives logits that are not finite: try --precision fp32")
-        return found.predictions(wanted, alone)
+        return found.gather(wanted, alone)
 
     def map(self, place: int) -> tuple[NDArray[np.float64], float]:
         """EigenCAM [grid, grid] of one image, and the share of the patches' variance that it stands for."""
@@ -250,5 +250,5 @@ def _picked(pick: Pick, selection: Selection, picture: Picture, looks: Mapping[s
     }
 
 
-def _loaded(runs: Mapping[str, Trained | RunConfig], place: RuntimeConfig) -> dict[str, Trained]:
+def _loaded(runs: Mapping[str, TrainedRun | RunConfig], place: RuntimeConfig) -> dict[str, TrainedRun]:
     return {title: load_trained(run, place) if isinstance(run, RunConfig) else run for title, run in runs.items()}

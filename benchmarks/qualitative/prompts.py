@@ -14,7 +14,7 @@ from torch import Tensor
 
 from procap.initialisation import normal
 from procap.nearest_words import WORD_RULE, Near, Words, first_text_tokens, text_means
-from runner.evaluate import Trained
+from runner.evaluate import TrainedRun
 from runner.setup import make_method
 from shards.rng import generator
 
@@ -42,7 +42,7 @@ class LearnedPrompts:
     """A run's text prompts of the first layer: their means, and what the text tower reads where that differs."""
 
     title: str
-    run: Trained
+    run: TrainedRun
     stages: tuple[Stage, ...]
 
     @property
@@ -55,10 +55,10 @@ class NoPrompts:
     """A run without text prompts of its own, or with other ones for every class."""
 
     title: str
-    run: Trained
+    run: TrainedRun
 
 
-def learned_prompts(title: str, run: Trained) -> LearnedPrompts | NoPrompts:
+def learned_prompts(title: str, run: TrainedRun) -> LearnedPrompts | NoPrompts:
     """The text prompts of a finished run, compared with those that it started from."""
     start = make_method(run.config, run.clip, run.method.space)
     means, read = text_means(run.method), first_text_tokens(run.method)

@@ -183,7 +183,9 @@ class CostModel:
                 found = [folder.evaluation(target) for target in targets]
                 pairs = zip(targets, found, strict=True)
                 trained = 1.0
-                targets = [one for one, known in pairs if not (known and known.answers(training, self.runtime.limit))]
+                targets = [
+                    one for one, known in pairs if not (known and known.is_current(training, self.runtime.limit))
+                ]
             elif not self.force and (progress := folder.progress()) and progress.steps:
                 trained = progress.step / progress.steps
         if trained == 1 and not targets:

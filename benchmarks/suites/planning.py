@@ -68,7 +68,7 @@ def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
         results = [folder.evaluation(Target.recorded(target)) for target in run.targets]
     except UserError:
         return False
-    return training is not None and all(result and result.answers(training, runtime.limit) for result in results)
+    return training is not None and all(result and result.is_current(training, runtime.limit) for result in results)
 
 
 def recorded_options(
