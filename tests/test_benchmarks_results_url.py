@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
-import tracked_runs
 from test_cluster_space import sweep_settings
 
 from benchmarks.cli import bench as suite_commands
 from benchmarks.cli import main
 from benchmarks.cli import sweep as sweep_commands
-from benchmarks.cli import track as track_commands
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.sweeps.table import commands
 from cluster.launcher import do_all
 from cluster.sweep import carry_out
-from procap.errors import UserError
-from runner.remote_results import results_root
 from runner.stop_signals import Interrupted
-from shards.home import cache_home
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -59,16 +54,6 @@ def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, 
     assert main(["sweep", *asked, *at]) == 143
     collection = json.loads((there / "collections/sweep/s/collection.json").read_text())
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 2
-
-
-def test_the_notes_of_a_failed_sync_are_uploaded(there):
-    url = f"local://{there}"
-    root, _ = results_root(url, cache_home())
-    run = tracked_runs.begin(root)
-    with pytest.raises(UserError, match="gone"), track_commands._results(url):
-        run.tracking_file.write_text("{}")
-        raise UserError("the tracker is gone")
-    assert (there / run.path.relative_to(root) / "tracking.json").exists()
 
 
 def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
