@@ -235,7 +235,7 @@ class RemoteResults:
                 return
             for name in plain:
                 try:
-                    self._remote.upload(f"{folder}/{name}", path / name)
+                    self._remote.write(f"{folder}/{name}", path / name)
                 except NotFound:
                     # An older state may have been removed here since.
                     if (path / name).exists():
@@ -267,7 +267,7 @@ class RemoteResults:
                     return False
                 self._remote.delete(f"{folder}/{TRAIN}")
             for name in names:
-                self._remote.upload(f"{folder}/{name}", path / name)
+                self._remote.write(f"{folder}/{name}", path / name)
             # Another machine may have uploaded between the two. Listed before reading: a later version counts as newer.
             there = self._list(folder)
             if self._remote.read(ours) == ours:

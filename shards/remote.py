@@ -31,7 +31,7 @@ OBJECT_STORES = (*PACKAGES, "memory")
 
 SOCKET_SECONDS = 30.0
 """Without a byte for so long a web server counts as gone."""
-CALL_SECONDS = 600.0
+CALL_SECONDS = 300.0
 """Limit of a whole call to an object store, whose clients have no limit for some kinds of silence."""
 RETRY_WAITS = (0.5, 2.0)
 BLOCK = 2**23
@@ -235,37 +235,27 @@ class RemoteFolder:
                     raise _translate(join(self.url, paths[path]), content)
         return contents
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file that becomes visible as a whole."""
-        self._send(name, lambda files, path: _call(files, "pipe_file", path, content))
-
-    def upload(self, name: str, file: Path) -> None:
-        """Copy a local file there; it becomes visible as a whole."""
-        self._send(name, lambda files, path: _call(files, "put_file", str(file), path))
+    def write(self, name: str, content: bytes | Path) -> None:
+        """Write bytes or the content of a local file; the remote file becomes visible as a whole."""
+        with translated(join(self.url, name)):
+            files, root = filesystem(self.url)
+            path = part = f"{root}/{name}"
+            if scheme(self.url) not in OBJECT_STORES:
+                folder, _, last = path.rpartition("/")
+                files.makedirs(folder, exist_ok=True)
+                part = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.part"
+            if isinstance(content, Path):
+                _call(files, "put_file", str(content), part)
+            else:
+                _call(files, "pipe_file", part, content)
+            if part != path:
+                files.mv(part, path)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
         with translated(join(self.url, name)), suppress(FileNotFoundError):
             files, root = filesystem(self.url)
             _call(files, "rm_file", f"{root}/{name}")
-
-    def _send(self, name: str, send: Callable[[Any, str], None]) -> None:
-        with translated(join(self.url, name)):
-            files, root = filesystem(self.url)
-            path = f"{root}/{name}"
-            if scheme(self.url) in OBJECT_STORES:
-                send(files, path)
-                return
-            folder, _, last = path.rpartition("/")
-            files.makedirs(folder, exist_ok=True)
-            part = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.part"
-            try:
-                send(files, part)
-                files.mv(part, path)
-            except BaseException:
-                with suppress(Exception):
-                    files.rm_file(part)
-                raise
 
 
 def version(facts: Mapping[str, Any]) -> str:

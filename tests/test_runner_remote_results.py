@@ -112,8 +112,8 @@ def test_only_changed_files_are_transferred(here, elsewhere, monkeypatch):
     here.push_run(RUN)
     elsewhere.pull_run(RUN)
     moved: list[str] = []
-    upload, read = RemoteFolder.upload, RemoteFolder.read
-    monkeypatch.setattr(RemoteFolder, "upload", lambda self, name, file: moved.append(name) or upload(self, name, file))
+    send, read = RemoteFolder.write, RemoteFolder.read
+    monkeypatch.setattr(RemoteFolder, "write", lambda self, name, file: moved.append(name) or send(self, name, file))
     monkeypatch.setattr(
         RemoteFolder, "read", lambda self, names: read(self, [moved.append(name) or name for name in names])
     )
@@ -289,7 +289,7 @@ def life_of_a_run(store: RemoteResults) -> None:
 
 def test_a_kill_between_any_two_uploads_leaves_no_finished_run_without_weights(tmp_path, monkeypatch):
     left = [0]
-    for name in ("upload", "delete"):
+    for name in ("write", "delete"):
         monkeypatch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name), left))
     last = b"other prompts"
     for kill_at in range(200):

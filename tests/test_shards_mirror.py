@@ -58,7 +58,7 @@ def store(tmp_path_factory, packed):
         folder = RemoteFolder(f"s3://{running.bucket}/data")
         for file in (packed / "toy").rglob("*"):
             if file.is_file():
-                folder.upload(file.relative_to(packed).as_posix(), file)
+                folder.write(file.relative_to(packed).as_posix(), file)
         yield running
 
 

@@ -257,7 +257,7 @@ def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeyp
     folder, data = RemoteFolder(f"s3://{s3.bucket}/files"), os.urandom(11 * 2**20)
     target.parent.mkdir()
     target.write_bytes(data)
-    folder.upload("big/a.tar", target)
+    folder.write("big/a.tar", target)
     folder.write("b.txt", b"b")
     first = folder.list()
     assert set(first) == {"big/a.tar", "b.txt"} and folder.list("big") == {"a.tar": first["big/a.tar"]}
