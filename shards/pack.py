@@ -13,7 +13,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +34,14 @@ from shards.manifest import (
 )
 from shards.mirror import refuse_packing
 from shards.pack_folders import check_replaceable, packing_lock, partial_folder, replace_dataset, restore_dataset
-from shards.pack_progress import Progress, SplitProgress
-from shards.process_pool import in_order
+from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.shard import ShardTask, note_file, pack_shard, read_note
 from shards.sources import builtin_source
+
+Progress = Callable[[str, int, int], None]
+"""Called with a split, its images that are done, and all of them, after each shard."""
 
 # Images of a shard, fewer where they are so large that a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
@@ -227,7 +229,6 @@ def _pack_shards(
     on_progress: Progress | None,
 ) -> None:
     cuts = [(split, start) for split, count in counts.items() for start in range(0, count, per_shard)]
-    progress = SplitProgress([split for split, _ in cuts], counts, on_progress)
 
     def tasks() -> Iterator[ShardTask]:
         for split, start in cuts:
@@ -246,8 +247,11 @@ def _pack_shards(
 
     # A process takes as long to start as a few hundred images take to pack.
     processes = min(workers, len(cuts), sum(counts.values()) // per_shard)
-    for _ in in_order(pack_shard, tasks(), processes, progress):
-        pass
+    done = dict.fromkeys(counts, 0)
+    for (split, start), _ in zip(cuts, map_in_order(pack_shard, tasks(), processes), strict=True):
+        done[split] += min(per_shard, counts[split] - start)
+        if on_progress:
+            on_progress(split, done[split], counts[split])
 
 
 def _finish_split(source: Source, partial: Path, split: str, count: int, per_shard: int) -> SplitEntry:

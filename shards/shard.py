@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict
 
 from shards.errors import DataError
 from shards.manifest import Shard, write_text
-from shards.process_pool import Report
 from shards.records import Part, Record
 from shards.tar import file_sha256, read_samples, sample_key, tar_sample
 
@@ -73,18 +72,17 @@ def read_note(partial: Path, split: str, number: int) -> Finished:
     return Finished.model_validate_json(note_file(partial, split, number).read_bytes())
 
 
-def pack_shard(task: ShardTask, report: Report) -> None:
+def pack_shard(task: ShardTask) -> None:
     """Write a shard unless it is finished. Raises DataError for an image that is broken or cannot be read."""
     stamp = task.part.stamp()
     if _is_finished(task, stamp):
-        report(task.stop - task.start)
         return
     task.tar.parent.mkdir(parents=True, exist_ok=True)
     task.note.parent.mkdir(parents=True, exist_ok=True)
     # A worker whose parent was killed can outlive it by a moment: each process writes files of its own name.
     part = task.tar.with_name(f".{task.tar.name}.{os.getpid()}.part")
     try:
-        finished = _write(task, stamp, part, report)
+        finished = _write(task, stamp, part)
         os.replace(part, task.tar)
     finally:
         part.unlink(missing_ok=True)
@@ -102,7 +100,7 @@ def _is_finished(task: ShardTask, stamp: str) -> bool:
         return False
 
 
-def _write(task: ShardTask, stamp: str, file: Path, report: Report) -> Finished:
+def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
     # webdataset takes seconds to import, with torch: only the processes that pack wait for it.
     from webdataset import TarWriter
 
@@ -113,7 +111,6 @@ def _write(task: ShardTask, stamp: str, file: Path, report: Report) -> Finished:
                 writer.write(tar_sample(sample_key(task.start + number), record.path, record.label, data, extension))
             except ValueError as error:
                 raise DataError(f"'{task.dataset}' {task.split}: {record.path!r} cannot be packed: {error}") from None
-            report(number + 1)
     samples = list(read_samples(file))
     name, size = f"{task.split}/{task.number}.tar", file.stat().st_size
     return Finished(

@@ -13,9 +13,8 @@ from shards.checks import hash_problem, read_paths, size_problem
 from shards.errors import DataError
 from shards.manifest import Manifest, Shard, convention_texts
 from shards.mirror import is_fetched
-from shards.pack_progress import Progress, SplitProgress
-from shards.process_pool import Report as Told
-from shards.process_pool import in_order
+from shards.pack import Progress
+from shards.process_pool import map_in_order
 from shards.reader import ShardSet, Split, open_dataset
 from shards.tar import read_samples
 
@@ -64,6 +63,7 @@ class _Finding:
     """What is wrong with a shard as a whole, how many images decode and do not, and the first that do not."""
 
     split: str
+    images: int
     problem: str | None
     readable: int
     unreadable: int
@@ -88,17 +88,17 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
     ]
     faults: dict[str, list[str]] = {split: [] for split in manifest.splits}
     tasks = _tasks(shards, faults)
-    split_of_task = [
-        split for split, entry in manifest.splits.items() for shard in entry.shards if is_fetched(folder, shard)
-    ]
     counts = {split: entry.count for split, entry in manifest.splits.items()}
-    progress = SplitProgress(split_of_task, counts, on_progress)
     largest = max(shard.count for entry in manifest.splits.values() for shard in entry.shards)
     # A process takes as long to start as some hundred images take to decode.
-    processes = min(workers, len(split_of_task), sum(counts.values()) // largest)
+    processes = min(workers, sum(counts.values()) // largest)
     found: dict[str, list[_Finding]] = {split: [] for split in manifest.splits}
-    for finding in in_order(_check_shard, tasks, processes, progress):
+    done = dict.fromkeys(counts, 0)
+    for finding in map_in_order(_check_shard, tasks, processes):
         found[finding.split].append(finding)
+        done[finding.split] += finding.images
+        if on_progress:
+            on_progress(finding.split, done[finding.split], counts[finding.split])
     reports = (_report(folder, manifest, split, found[split], faults[split]) for split in manifest.splits)
     return Report(name, tuple(reports), tuple(problems))
 
@@ -121,11 +121,10 @@ def _tasks(shards: ShardSet, faults: dict[str, list[str]]) -> Iterator[_Task]:
             start += shard.count
 
 
-def _check_shard(task: _Task, told: Told) -> _Finding:
+def _check_shard(task: _Task) -> _Finding:
     problem = size_problem(task.folder, task.shard) or hash_problem(task.folder, task.shard)
     if task.images is None:
-        told(task.shard.count)
-        return _Finding(task.split, problem, 0, 0, ())
+        return _Finding(task.split, task.shard.count, problem, 0, 0, ())
     problem = problem or _differs(task)
     readable = 0
     named: list[str] = []
@@ -136,8 +135,7 @@ def _check_shard(task: _Task, told: Told) -> _Finding:
         except DataError as error:
             if len(named) < NAMED:
                 named.append(str(error))
-        told(i + 1)
-    return _Finding(task.split, problem, readable, len(task.images) - readable, tuple(named))
+    return _Finding(task.split, len(task.images), problem, readable, len(task.images) - readable, tuple(named))
 
 
 def _differs(task: _Task) -> str | None:

@@ -97,14 +97,6 @@ class BrokenPart:
         return ""
 
 
-def sleep_long(task: int, report: Callable[[int], None]) -> int:
-    """A task that says nothing for ten minutes, as one that waits for a slow disk does."""
-    time.sleep(0.2)
-    report(1)
-    time.sleep(600)
-    return task
-
-
 def noise_records(split: str) -> Iterator[Record]:
     """Images of 4 MB each."""
     for i in count():

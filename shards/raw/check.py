@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shards.dataset import Dataset
 from shards.errors import DataError
-from shards.process_pool import Report, in_order
+from shards.process_pool import map_in_order
 from shards.raw.folders import Listing, RawProblem
 from shards.raw.places import find_place, sheet
 from shards.raw.published import list_images, missing_images, present, published_problems, unproven_lists
@@ -137,7 +137,7 @@ def undecodable(
     tasks = [(images, tuple(paths[start : start + CHUNK])) for start in range(0, len(paths), CHUNK)]
     broken: list[tuple[str, str]] = []
     done = 0
-    for (_, chunk), found in zip(tasks, in_order(_decode, tasks, workers if len(paths) > FEW else 1), strict=True):
+    for (_, chunk), found in zip(tasks, map_in_order(_decode, tasks, workers if len(paths) > FEW else 1), strict=True):
         broken += found
         done += len(chunk)
         if on_progress:
@@ -145,7 +145,7 @@ def undecodable(
     return broken
 
 
-def _decode(task: tuple[Path, tuple[str, ...]], report: Report) -> list[tuple[str, str]]:
+def _decode(task: tuple[Path, tuple[str, ...]]) -> list[tuple[str, str]]:
     from shards.images import ImageError, decode
 
     images, paths = task
