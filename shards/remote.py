@@ -105,7 +105,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with translated(self._location):
+        with translate_errors(self._location):
             data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -212,7 +212,7 @@ class RemoteFolder:
     def list(self, below: str = "") -> dict[str, str]:
         """List every file below the folder `below`: its name relative to that folder, and its version."""
         root = join(self.url, below) if below else self.url
-        with translated(root):
+        with translate_errors(root):
             files, path = filesystem(root)
             found = _call(files, "find", path, detail=True)
         names = {name.removeprefix(f"{path}/"): version(facts) for name, facts in found.items() if name != path}
@@ -224,7 +224,7 @@ class RemoteFolder:
         listed = list(names)
         for start in range(0, len(listed), 256):
             some = listed[start : start + 256]
-            with translated(self.url):
+            with translate_errors(self.url):
                 files, root = filesystem(self.url)
                 paths = {f"{root}/{name}": name for name in some}
                 found = _call(files, "cat", list(paths), on_error="return")
@@ -237,7 +237,7 @@ class RemoteFolder:
 
     def write(self, name: str, content: bytes | Path) -> None:
         """Write bytes or the content of a local file; the remote file becomes visible as a whole."""
-        with translated(join(self.url, name)):
+        with translate_errors(join(self.url, name)):
             files, root = filesystem(self.url)
             path = part = f"{root}/{name}"
             if scheme(self.url) not in OBJECT_STORES:
@@ -253,7 +253,7 @@ class RemoteFolder:
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
-        with translated(join(self.url, name)), suppress(FileNotFoundError):
+        with translate_errors(join(self.url, name)), suppress(FileNotFoundError):
             files, root = filesystem(self.url)
             _call(files, "rm_file", f"{root}/{name}")
 
@@ -274,19 +274,19 @@ def _call(files: Any, method: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _attempt(location: str, action: Callable[[], T], retry: bool = True) -> T:
-    """Run `action` with translated errors, again after short waits while the server does not answer."""
+    """Run `action` with errors translated, again after short waits while the server does not answer."""
     for wait in RETRY_WAITS if retry else ():
         try:
-            with translated(location):
+            with translate_errors(location):
                 return action()
         except Unreachable:
             time.sleep(wait)
-    with translated(location):
+    with translate_errors(location):
         return action()
 
 
 @contextmanager
-def translated(location: str) -> Iterator[None]:
+def translate_errors(location: str) -> Iterator[None]:
     """Turn every error inside into a DataError that names the location."""
     try:
         yield
