@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -11,11 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from started import started
 
 from benchmarks.cli import main
-from benchmarks.cli.demo import FULL, METHODS, demo_configs
+from benchmarks.cli.demo import DATASETS, METHODS
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ["demo", "--quick", "--limit", "16"]
@@ -26,7 +26,6 @@ PROGRAM = (
 """Ctrl-C counts also where the tests run in the background of a shell, which ignores it."""
 COMMAND = [sys.executable, "-c", PROGRAM, *QUICK, "--tracking", "off", "--out"]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-FIGURES = {"hm-bars", "learning-curves", "accuracy-speed"}
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -34,47 +33,41 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def accuracies(out: Path) -> list[tuple]:
-    """Base, novel and HM; what follows are speeds."""
-    table = json.loads((out / "table.json").read_text())
+    """The table without its last columns, which are speeds."""
+    table = json.loads((out / "results/collections/suite/base-to-novel/base-to-novel.json").read_text())
     return [(line["labels"], line["items"][:3]) for line in table["lines"]]
 
 
-def test_quick_demo_makes_everything_it_names_and_repeats_nothing(tmp_path, capsys):
+def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, capsys):
     out = tmp_path / "demo"
     assert main([*QUICK, "--out", str(out), "--tracking", "off", "--json"]) == 0
-    *shown, last = capsys.readouterr().out.splitlines()
+    captured = capsys.readouterr()
+    *shown, last = captured.out.splitlines()
     document = json.loads(last)
-    [sheet] = document["sheets"]
-    named = [column["title"] for column in sheet["columns"]].index("Method name")
-    assert {line["items"][named] for line in sheet["lines"]} == set(METHODS)
+    assert document["suite"] == "base-to-novel" and not document["failed"]
+    titles = [line["labels"][-1] for line in document["sheets"][0]["lines"]]
+    assert titles == ["CLIP (zero-shot)", "CoOp", "MaPLe", "ProCAP"]
     text = "\n".join(shown)
     assert "†" in text and "not the published recipes" in text
-    for command in ("procap table --results", "procap train --methods procap", "procap eval --methods procap"):
-        assert command in text
-    assert {Path(file).stem for file in document["figures"]} == FIGURES | {"data-digits"}
-    for file in document["figures"]:
-        with Image.open(file) as picture:
-            assert min(picture.size) > 300
-        if not Path(file).stem.startswith("data-"):
-            assert Path(file).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-    assert [Path(file).name for file in document["tables"]] == ["table.md", "table.csv", "table.tex", "table.json"]
-    assert (out / "table.md").read_text().strip() in text and json.loads((out / "table.json").read_text()) == sheet
-    for file in document["tables"]:
-        assert Path(file).stat().st_size > 100
     results = out / "results"
+    assert f"procap table base-to-novel --data {out / 'data'} --results {results}" in captured.err
+    made = results / "collections/suite/base-to-novel"
+    assert {"base-to-novel.md", "base-to-novel.csv", "hm-bars.png", "hm-bars.pdf"} <= {f.name for f in made.iterdir()}
     before = files(results)
     assert main([*QUICK, "--out", str(out), "--tracking", "off"]) == 0
-    assert capsys.readouterr().err.count("already finished") == len(METHODS)
-    assert files(results) == before
+    assert "4 runs, 4 done already" in capsys.readouterr().err
+    trained = {name for name in before if name.endswith("train.json") or "/eval/" in name}
+    assert len(trained) == 12 and all(files(results)[name] == before[name] for name in trained)
 
 
-def test_the_demo_compares_methods_under_one_recipe():
-    configs = demo_configs(FULL)
-    assert {config.dataset for config in configs} >= {"digits"} and len({config.dataset for config in configs}) >= 3
-    trained = [config for config in configs if config.method != "zeroshot"]
-    assert len({json.dumps(config.recipe.model_dump(exclude={"lr"})) for config in trained}) == 1
-    assert {config.method for config in configs} == set(METHODS)
-    assert {(config.classes, config.shots, config.seed) for config in configs} == {("base", 16, 1)}
+def test_the_demo_compares_methods_under_one_recipe(tmp_path, capsys):
+    assert main(["demo", "--out", str(tmp_path), "--dry-run", "--json"]) == 0
+    runs = [run["run"] for run in json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]]
+    names = {(dataset, method) for _, dataset, method, *_ in (run.split("/") for run in runs)}
+    assert names == set(itertools.product(DATASETS, METHODS)) and len(runs) == len(names)
+    # These configurations gave the accuracies in the README.
+    assert "base/shapes/coop/mini/16shot/seed1-255e8c03" in runs
+    assert "base/shapes/procap/mini/16shot/seed1-1d119b0c" in runs
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +110,10 @@ def test_stopped_anywhere_the_demo_goes_on_and_ends_the_same(tmp_path, undisturb
 @pytest.mark.slow
 def test_the_demo_records_its_runs_in_mlflow(tmp_path):
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "benchmarks.cli", *QUICK, "--out", str(out)]
+    command = [sys.executable, "-m", "benchmarks.cli"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    done = subprocess.run(command, cwd=ROOT, check=True, env=environment, capture_output=True, text=True)
-    assert (out / "results" / "mlflow.db").exists() and f"procap ui --results {out / 'results'}" in done.stdout
-    status = [sys.executable, "-m", "benchmarks.cli", "track", "status", "--results", str(out / "results")]
-    said = subprocess.run(status, cwd=ROOT, check=True, env=environment, capture_output=True, text=True).stdout
-    assert said == "everything was sent\n"
+    subprocess.run([*command, *QUICK, "--out", str(out)], cwd=ROOT, check=True, env=environment, capture_output=True)
+    assert (out / "results" / "mlflow.db").exists()
+    sync = [*command, "track", "sync", "--results", str(out / "results")]
+    printed = subprocess.run(sync, cwd=ROOT, check=True, env=environment, capture_output=True, text=True).stdout
+    assert printed.startswith("0 runs sent to")

@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from benchmarks.cli import main
-from benchmarks.cli.app import app
 from benchmarks.cli.flags import typed_names
+from benchmarks.cli.sweep_flags import app
 from benchmarks.sweeps.file import Asked, read_yaml, with_file
 
 
@@ -85,7 +85,7 @@ def test_ranges_may_be_written_as_they_are_typed(sheet, capsys):
 def test_a_flag_that_was_typed_counts_even_with_its_default(sheet, tmp_path, capsys):
     file = sheet(f"results: {tmp_path / 'elsewhere'}\ntimeout: 7\nvary: {{lr: [0.1, 0.2]}}")
     words = ["sweep", "--results", "results", str(file)]
-    context = typer.main.get_command(app).commands["sweep"].make_context("sweep", words[1:])
+    context = typer.main.get_command(app).make_context("sweep", words[1:])
     asked = with_file(Asked.of(context.params), file, typed_names(context))
     assert (asked.place.results, asked.place.timeout) == ("results", 7)
 
@@ -98,7 +98,7 @@ def test_the_name_of_a_sweep_is_its_own_or_the_files(sheet, tmp_path, capsys):
 
 
 def test_help_says_which_flags_are_no_keys_and_which_classes_there_are(capsys):
-    command = typer.main.get_command(app).commands["sweep"]
+    command = typer.main.get_command(app)
     parameters = {one.name: one for one in command.params}
     keys = {part.name for group in Asked.of(command.make_context("sweep", []).params).groups for part in fields(group)}
     assert "classes" in keys and set(parameters) - keys == {"file", "dry_run", "json", "verbose"}

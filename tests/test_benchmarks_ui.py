@@ -141,7 +141,7 @@ def page(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     # Ctrl-C counts also where the tests run in the background of a shell, which ignores it.
     code = "import signal, sys, pathlib, benchmarks.cli.ui as b;"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler);"
-    code += "b.ui(pathlib.Path(sys.argv[1]), None, int(sys.argv[2]))"
+    code += "b.serve(pathlib.Path(sys.argv[1]), None, int(sys.argv[2]))"
     command = [sys.executable, "-c", code, str(tmp_path), str(free_port())]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     with started(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

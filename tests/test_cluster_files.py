@@ -17,7 +17,7 @@ import yaml
 from jsonschema import ValidationError
 from jsonschema import validate as validate_by_schema
 
-from benchmarks.cli.app import app
+from benchmarks.cli.app import program
 from procap import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -255,8 +255,8 @@ def commands_in(path: Path) -> list[list[str]]:
 
 def understood(words: list[str]) -> Any:
     """The parsed options of a command line of procap. Raises click's errors for what the program does not know."""
-    command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands"):
+    command: Any = typer.main.get_command(program)
+    while hasattr(command, "list_commands"):
         command, words = command.get_command(None, words[0]), words[1:]
     return command.make_context("procap", list(words)).params
 
@@ -266,7 +266,7 @@ def test_the_commands_in_the_files_are_those_of_the_program():
     for path in with_commands:
         (words,) = commands_in(path)
         options = understood(words)
-        assert words[0] == "bench" and options["on"] == "ray", path.name
+        assert words[0] == "bench" and options["launcher"] == "ray", path.name
         for place in ("data", "results"):
             assert str(options[place]).startswith(("/shared/", "s3://")), path.name
         assert understood(["submit", "--", *words])["words"] == words

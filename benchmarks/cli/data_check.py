@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from benchmarks.cli.data_sources import raw_sets
-from benchmarks.cli.flags import OutputFlags, PackFlags
+from benchmarks.cli.flags import OutputFlags, PackFlags, flat
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, plural, quoted, show_json
 from benchmarks.console.output import show as show_text
 from runner.limits import cores_here
@@ -22,14 +25,32 @@ from shards.resolve import base_name, known, packed_names
 if TYPE_CHECKING:
     from shards.raw.check import RawReport
 
+app = typer.Typer(**PLAIN)
 
+
+@app.command(
+    **examples(
+        "procap data check",
+        "procap data check shapes --data demo/data",
+        "procap data check --raw /datasets",
+        "procap data check oxford-pets --raw /datasets --no-decode",
+    )
+)
+@flat
 def check(
-    names: Sequence[str], data: str, packing: PackFlags, decode: bool, workers: int | None, output: OutputFlags
+    output: OutputFlags,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="data sets [default: all]")] = None,
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
+    raw: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="check raw folders below this one instead of shards")
+    ] = None,
+    no_decode: Annotated[bool, typer.Option("--no-decode", help="raw: do not open every image")] = False,
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")] = None,
 ) -> int:
-    """Exit code 1 when anything is wrong; see `procap data check --help`."""
-    given = [part.strip() for name in names for part in name.split(",") if part.strip()] or ["all"]
-    if packing.raw:
-        return _check_raw(given, packing, decode, workers or cores_here(), output)
+    """Check packed shards (hashes, every image), or raw folders against the published lists."""
+    given = [part.strip() for name in names or () for part in name.split(",") if part.strip()] or ["all"]
+    if raw:
+        return _check_raw(given, PackFlags(raw=raw), not no_decode, workers or cores_here(), output)
     return _check_packed(given, data_root(data), workers or cores_here(), output)
 
 

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.cli.flags import OutputFlags
+import typer
+
+from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError
 from shards.fewshot import (
@@ -28,6 +31,8 @@ from shards.manifest import lines_digest
 from shards.reader import ShardSet, open_dataset
 from shards.resolve import base_name, known
 
+app = typer.Typer(**PLAIN)
+
 SORTED = (
     "ImageNet's lists are its folders: file names are sorted here, CoOp takes them as the disk lists them. "
     "To train on CoOp's own samples, import its cache: --import shot_16-seed_1.pkl"
@@ -44,46 +49,54 @@ class Row:
     classname: str
 
 
-@dataclass(frozen=True)
-class Request:
-    """Arguments of `procap data few-shot`. source: a file to import instead of drawing; out: JSON file to write."""
-
-    shots: int
-    seed: int
-    classes: str
-    split_digests: bool
-    source: Path | None
-    out: Path | None
-
-
-def few_shot(name: str, data: str, request: Request, output: OutputFlags) -> int:
-    """See `procap data few-shot --help`."""
+@app.command(
+    **examples(
+        "procap data few-shot shapes --shots 16 --seed 1",
+        "procap data few-shot caltech101 --out caltech101-16-1.json",
+        "procap data few-shot caltech101 --import caltech-101/split_fewshot/shot_16-seed_1.pkl",
+    )
+)
+@flat
+def few_shot(
+    output: OutputFlags,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
+    shots: Annotated[int, typer.Option(metavar="N", min=1, help="training images per class")] = 16,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="of the draw")] = 1,
+    classes: Annotated[str, typer.Option(metavar="all|base|novel", help="whose images are listed")] = "all",
+    split_digests: Annotated[bool, typer.Option("--split-digests", help="print digests of whole splits too")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="take CoOp's .pkl cache, or .json of --out, instead")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the samples as JSON")] = None,
+) -> int:
+    """List the few-shot images of a data set, as CoOp's rule draws them, or import those of CoOp itself."""
     root = data_root(data)
-    classes = parse_classes(request.classes)
-    if classes != "all" and (request.out or request.source):
+    classes = parse_classes(classes)
+    if classes != "all" and (out or source):
         raise UsageError(f"--classes {classes}: files hold the samples of all classes, a run takes its half of them")
-    if request.out and request.out.is_dir():
-        raise UsageError(f"--out {request.out} is a folder; name a file, for example samples.json")
+    if out and out.is_dir():
+        raise UsageError(f"--out {out} is a folder; name a file, for example samples.json")
     shards = open_dataset(root, known(name, root).name)
-    drawn = draw_samples(shards, request.shots, request.seed)
+    drawn = draw_samples(shards, shots, seed)
     samples = drawn
-    if request.source:
-        samples = import_samples(shards, request.source.expanduser(), request.shots, request.seed)
+    if source:
+        samples = import_samples(shards, source.expanduser(), shots, seed)
     rows = _rows(shards, samples, classes)
     lines = _summary(shards, samples, classes, rows)
-    digests = {split: entry.digest for split, entry in shards.manifest.splits.items()} if request.split_digests else {}
+    digests = {split: entry.digest for split, entry in shards.manifest.splits.items()} if split_digests else {}
     show("\n".join([*lines, *(f"split {split}  digest {digest}" for split, digest in digests.items())]))
-    if request.source:
+    if source:
         note(_compare(samples, drawn))
-    stored = _store(root, shards, samples, request, train_hint=not request.source or not samples.same_images(drawn))
-    if not request.source:
+    stored = _store(root, shards, samples, source, out, train_hint=not source or not samples.same_images(drawn))
+    if not source:
         table = [(row.split, row.label, row.classname, row.path) for row in rows]
         show("\n" + columns(("split", "label", "class", "path"), table))
     if base_name(shards.name) == "imagenet":
         note(SORTED)
     if output.json:
         document = _document(shards, samples, classes, rows) | {"file": stored, "split_digests": digests}
-        show_json(document | ({"equals_rule": samples.same_images(drawn)} if request.source else {}))
+        show_json(document | ({"equals_rule": samples.same_images(drawn)} if source else {}))
     return 0
 
 
@@ -127,16 +140,18 @@ def _read(text: str) -> FewShotSamples:
     return read_samples(file)
 
 
-def _store(root: Path, shards: ShardSet, samples: FewShotSamples, request: Request, *, train_hint: bool) -> str | None:
+def _store(
+    root: Path, shards: ShardSet, samples: FewShotSamples, source: Path | None, out: Path | None, *, train_hint: bool
+) -> str | None:
     """Store imported samples and write `--out`; returns the file written last."""
     file = None
-    if request.source:
+    if source:
         file = store_samples(shards.folder, samples)
         flags = f"--datasets {shards.name} --shots {samples.shots} --few-shot-samples {samples.digest}"
         command = f"procap train --methods procap {flags} --data {quoted(root)}"
         note(f"stored in {file}" + (f"; train on them: {command}" if train_hint else ""))
-    if request.out:
-        file = request.out.expanduser()
+    if out:
+        file = out.expanduser()
         write_samples(file, samples)
         note(f"written to {file}")
     return str(file) if file else None

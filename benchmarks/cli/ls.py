@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.cli.flags import OutputFlags
+import typer
+
+from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError, UserError, unknown_name
 from shards.errors import DataError
 from shards.home import data_root
 
+app = typer.Typer(**PLAIN)
+
 Listing = tuple[str, list[dict[str, Any]]]
 
 
-def ls(what: str, *, results: str, data: str | Path | None, output: OutputFlags) -> int:
-    """See `procap ls --help`."""
+@app.command(**examples("procap ls methods", "procap ls datasets --json", "procap ls runs --results demo/results"))
+@flat
+def ls(
+    output: OutputFlags,
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|suites|runs", help="what to list")],
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="packed data sets")] = "",
+) -> int:
+    """List methods, data sets, backbones, suites or runs."""
     listings: dict[str, Callable[[], Listing]] = {
         "methods": _methods,
         "datasets": lambda: _datasets(data_root(str(data or ""))),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks.cli.flags import OutputFlags
+import typer
+
+from benchmarks.cli.flags import OutputFlags, flat
 from benchmarks.cli.selection import results_at
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
 from procap.errors import UsageError
@@ -15,25 +18,53 @@ from runner.environment import library_defaults
 from shards.home import data_root
 from shards.urls import is_url
 
+app = typer.Typer(**PLAIN)
 
+
+@app.command(
+    **examples(
+        "procap report",
+        "procap report --results /shared/results --out page --open",
+        "procap report base-to-novel ablation",
+        "procap report --tracking http://127.0.0.1:5000 --price 2.5",
+    )
+)
+@flat
 def report(
-    suites: Sequence[str],
-    results: str,
-    out: Path | None,
-    data: str,
-    tracking: str,
-    price: float | None,
-    open_browser: bool,
     output: OutputFlags,
+    suites: Annotated[
+        list[str] | None, typer.Argument(metavar="SUITE", help="names, or files with a SUITE [default: all there]")
+    ] = None,
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="an old report there is replaced [default: report, in results that are a folder]"
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where sets of your own are packed")] = "",
+    tracking: Annotated[
+        str, typer.Option(metavar="URI", help="link the runs in this MLflow server, http://HOST:PORT")
+    ] = "",
+    price: Annotated[
+        float | None, typer.Option(metavar="PER_HOUR", min=0, help="what an hour of a GPU or machine costs")
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> int:
-    """See `procap report --help`."""
+    """Write one HTML page of every suite: tables, figures, comparisons, published figures, and what is missing.
+
+    It is made of result files alone and needs no network. The tables (md, csv, tex, json) and figures (pdf, png, svg)
+    lie in folders beside it.
+    """
     library_defaults()
     if tracking and not tracking.startswith(("http://", "https://")):
         raise UsageError(f"--tracking {tracking} has no pages to link: name a server, http://HOST:PORT")
     root = results_at(results)
     # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
     out = out or (Path("report") if is_url(results) else None)
-    page = write_report(root, out, data=data_root(data), tracking=tracking, price=price, wanted=suites, shown=results)
+    page = write_report(
+        root, out, data=data_root(data), tracking=tracking, price=price, wanted=suites or (), shown=results
+    )
     show(str(page))
     if open_browser and not webbrowser.open(page.resolve().as_uri()):
         note("no browser to open; open the file above")

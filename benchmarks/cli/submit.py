@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.cli.flags import OutputFlags, flat
-from benchmarks.console.help import examples
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, show, show_json
 from procap.errors import UsageError
 
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
     from cluster.address import Dashboard
 
 
-def add(app: typer.Typer) -> None:
-    """Add the command of this file to `app`."""
-    settings = examples(
-        "procap submit -- bench base-to-novel --launcher ray --data /shared/data --results /shared/results",
-        "procap submit --address http://head:8265 --no-wait -- sweep space.yaml --results s3://lab/results",
-        "procap submit --env NCCL_DEBUG=INFO --dry-run -- table --results /shared/results",
-    )
-    # Flags behind the first word belong to the command that is sent.
-    settings["context_settings"] = {**settings.get("context_settings", {}), "allow_interspersed_args": False}
-    app.command(**settings)(submit)
+# Flags behind the first word belong to the command that is sent.
+SETTINGS = examples(
+    "procap submit -- bench base-to-novel --launcher ray --data /shared/data --results /shared/results",
+    "procap submit --address http://head:8265 --no-wait -- sweep space.yaml --results s3://lab/results",
+    "procap submit --env NCCL_DEBUG=INFO --dry-run -- table --results /shared/results",
+)
+SETTINGS["context_settings"] = {**SETTINGS["context_settings"], "allow_interspersed_args": False}
+app = typer.Typer(**PLAIN)
 
 
+@app.command(**SETTINGS)
 @flat
 def submit(
     output: OutputFlags,

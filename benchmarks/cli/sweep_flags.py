@@ -19,20 +19,9 @@ from benchmarks.cli.flags import (
     flat,
     typed_names,
 )
-from benchmarks.console.help import examples
+from benchmarks.console.help import PLAIN, examples
 
-
-def add(app: typer.Typer) -> None:
-    """Add the commands of this file to `app`."""
-    app.command(
-        **examples(
-            "procap sweep lr.yaml",
-            "procap sweep --methods procap --datasets digits --vary lr=1e-4,1e-3 --vary depth=3,9 --seeds 1,2,3",
-            "procap sweep --methods coop --datasets shapes --vary 'lr=log(1e-4,1)' --search tpe --trials 9 --stop asha",
-            "procap sweep lr.yaml --launcher ray --address cluster:6379 --hours 4",
-            "procap sweep lr.yaml --dry-run",
-        )
-    )(sweep)
+app = typer.Typer(**PLAIN)
 
 
 @dataclass(frozen=True)
@@ -45,6 +34,15 @@ class SweepSelection(SelectionFlags):
     ] = ""
 
 
+@app.command(
+    **examples(
+        "procap sweep lr.yaml",
+        "procap sweep --methods procap --datasets digits --vary lr=1e-4,1e-3 --vary depth=3,9 --seeds 1,2,3",
+        "procap sweep --methods coop --datasets shapes --vary 'lr=log(1e-4,1)' --search tpe --trials 9 --stop asha",
+        "procap sweep lr.yaml --launcher ray --address cluster:6379 --hours 4",
+        "procap sweep lr.yaml --dry-run",
+    )
+)
 @flat
 def sweep(
     context: typer.Context,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from benchmarks.cli.flags import OutputFlags, SelectionFlags, command_line
+import typer
+
+from benchmarks.cli.flags import OutputFlags, SelectionFlags, command_line, flat
 from benchmarks.cli.selection import chooser, results_at
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quoted, show, show_json
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
 from benchmarks.results.scores import read_scores, run_folders
@@ -19,32 +22,61 @@ if TYPE_CHECKING:
     from benchmarks.results.variant import SuiteOptions
     from benchmarks.tables.table import Sheet
 
-FELL_OUTSIDE = 4
-"""Exit code of `--check` unless every published figure is there and agrees."""
+app = typer.Typer(**PLAIN)
+
+NOT_AS_PUBLISHED = 4
+"""Exit code of `--check` unless every published number is there and agrees."""
 PUBLISHED = "published"
-"""What can be printed beside suites: the paper's own tables, and what is wrong in them."""
+"""Named in the place of a suite: the paper's own tables."""
 
 
 @dataclass(frozen=True)
 class TableFlags:
-    """What `procap table` may be told beside the selection when a suite is named."""
+    """Flags of `procap table` for the tables of a suite."""
 
-    data: str = ""
-    profile: str = ""
-    paper_rounding: bool = False
-    check: bool = False
-    recipe: str = ""
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where data sets of your own are packed")] = ""
+    profile: Annotated[
+        str, typer.Option(metavar="mini|paper", help="the suite's data [default: those that were run]")
+    ] = ""
+    paper_rounding: Annotated[
+        bool, typer.Option("--paper-rounding", help="accuracies of runs with one decimal, as older logs had them")
+    ] = False
+    check: Annotated[
+        bool, typer.Option("--check", help="against published: exit code 4 unless all agree, 1: nothing compares")
+    ] = False
+    recipe: Annotated[
+        str, typer.Option(metavar="published|procap", help="the suite's runs by this recipe [default: the last ones]")
+    ] = ""
 
 
+@app.command(
+    **examples(
+        "procap table --results demo/results",
+        "procap table --methods coop,procap --format latex > table.tex",
+        "procap table base-to-novel --results /shared/results",
+        "procap table base-to-novel --check --data /shared/shards",
+    )
+)
+@flat
 def table(
-    selection: SelectionFlags, results: str, form: str, output: OutputFlags, suite: str, flags: TableFlags
+    selection: SelectionFlags,
+    output: OutputFlags,
+    flags: TableFlags,
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="a suite or `published` [default: one table of all runs]")
+    ] = "",
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
+    form: Annotated[str, typer.Option("--format", metavar="md|csv|latex|json", help="of the tables")] = "md",
 ) -> int:
-    """See `procap table --help`."""
+    """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
+
+    Every number is computed from the integer counts of the result files.
+    """
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
     if suite == PUBLISHED:
         if given := command_line(selection, flags):
-            raise UsageError(f"procap table {suite} prints what the paper has, of which no run is chosen: no {given}")
+            raise UsageError(f"procap table {suite} prints the paper's numbers, for which no run is chosen: no {given}")
         from benchmarks.tables.published import published_sheets
 
         _show_sheets(suite, published_sheets(), form, output)
@@ -92,7 +124,7 @@ def _suite_tables(
     if flags.check:
         checks = checks_of(done)
         _show_sheets(name, [check_sheet(done, checks)], form, output)
-        return 0 if agrees(checks) else FELL_OUTSIDE
+        return 0 if agrees(checks) else NOT_AS_PUBLISHED
     sheets = suite.sheets(done) if done.scores or not done.runs else []
     planned = {entry.path for entry in done.runs}
     further = collection.finished(root, but=planned) if collection else []

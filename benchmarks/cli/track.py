@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from benchmarks.cli.flags import OutputFlags
+import typer
+
+from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
 
 if TYPE_CHECKING:
-    from benchmarks.cli.ui import RunFilter
     from runner.remote_results import RemoteResults
 
+app = typer.Typer(help="Export results to MLflow.", **PLAIN)
 
-def track_sync(results: str, tracking: str, log_checkpoints: bool, dry_run: bool, output: OutputFlags) -> int:
-    """Exit code 3 when some runs could not be read and 1 when none could; see `procap track sync --help`."""
-    from runner.tracking.export import sync
+
+@app.callback(**examples("procap track sync --results demo/results"))
+def track() -> None:
+    # With a single command typer would leave out its name.
+    pass
+
+
+@app.command(**examples("procap track sync --results demo/results", "procap track sync --dry-run"))
+@flat
+def sync(
+    output: OutputFlags,
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
+    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+    log_checkpoints: Annotated[bool, typer.Option("--log-checkpoints", help="copy checkpoints as well")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be sent")] = False,
+) -> int:
+    """Export to MLflow what its store lacks. Repeating it sends nothing twice."""
+    from runner.tracking import export
 
     library_defaults()
 
     def on_run(run: str, sent: bool) -> None:
         note(f"{'sent' if sent else 'was there'}: {run}")
 
-    with _results(results, weights=log_checkpoints) as store:
-        summary = sync(
-            store.local,
-            tracking or None,
-            log_checkpoints=log_checkpoints,
-            dry_run=dry_run,
-            on_run=None if dry_run else on_run,
-        )
+    store = open_results(results, weights=log_checkpoints)
+    summary = export.sync(
+        store.local,
+        tracking or None,
+        log_checkpoints=log_checkpoints,
+        dry_run=dry_run,
+        on_run=None if dry_run else on_run,
+    )
     for run, reason in summary.failed:
         note(f"procap: failed: {run}: {reason}")
     if dry_run:
@@ -48,16 +64,6 @@ def track_sync(results: str, tracking: str, log_checkpoints: bool, dry_run: bool
     return 3 if summary.sent or summary.up_to_date else 1
 
 
-def open_ui(results: str, tracking: str, port: int, open_browser: bool, wanted: RunFilter) -> int:
-    """See `procap ui --help`."""
-    from benchmarks.cli.ui import ui
-
-    library_defaults()
-    with _results(results) as store:
-        ui(store.local, tracking or None, port, open_browser, wanted)
-    return 0
-
-
 def _count(paths: list[str]) -> str:
     """How many of `paths` are runs, and how many are suites or sweeps."""
     from runner.collection import COLLECTIONS
@@ -67,9 +73,8 @@ def _count(paths: list[str]) -> str:
     return f"{plural(len(paths) - parents, 'run')}{more}"
 
 
-@contextmanager
-def _results(given: str, *, weights: bool = False) -> Iterator[RemoteResults]:
-    """The folder of the results, up to date with their URL, if any."""
+def open_results(given: str, *, weights: bool = False) -> RemoteResults:
+    """The folder of the results, up to date with their URL, if any. Raises UserError where there is none."""
     from runner.remote_results import RemoteResults, results_root
     from shards.home import cache_home
 
@@ -78,4 +83,4 @@ def _results(given: str, *, weights: bool = False) -> Iterator[RemoteResults]:
     store.pull_all(weights=weights)
     if not root.is_dir():
         raise UserError(f"no results folder at {root}; name one with --results, or make one with `procap demo`")
-    yield store
+    return store

@@ -20,12 +20,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.cli.track import open_results
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, show
+from benchmarks.console.parse import split_names
 from benchmarks.report.links import COMPARED, charts_page, compare_page
 from procap.errors import UsageError, UserError, unknown_name
 from runner.collection import Collection, read_collections
+from runner.environment import library_defaults
 from runner.results import find_runs
 from runner.stop_signals import sigterm_as_interrupt
 from runner.tracking.export import sync
@@ -33,6 +40,8 @@ from runner.tracking.store import Destination, Store, first_line, open_store
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+
+app = typer.Typer(**PLAIN)
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
@@ -78,7 +87,35 @@ class Pages:
     view: str | None
 
 
+@app.command(
+    **examples(
+        "procap ui --results demo/results",
+        "procap ui --suite base-to-novel --methods maple,procap",
+        "procap ui --sweep rates --open",
+        "procap ui --port 5001",
+    )
+)
+@flat
 def ui(
+    output: OutputFlags,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="compare these, by part of path")] = None,
+    suite: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this suite")] = "",
+    sweep: Annotated[str, typer.Option(metavar="NAME", help="compare runs of this sweep")] = "",
+    methods: Annotated[str, typer.Option(metavar="A,B", help="compare runs of these methods")] = "",
+    datasets: Annotated[str, typer.Option(metavar="A,B", help="compare runs on these data sets")] = "",
+    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
+    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="port on 127.0.0.1")] = 5000,
+    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+) -> int:
+    """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second."""
+    library_defaults()
+    wanted = RunFilter(runs or [], suite, sweep, split_names(methods), split_names(datasets))
+    serve(open_results(results).local, tracking or None, port, open_browser, wanted)
+    return 0
+
+
+def serve(
     results: Path, uri: str | None = None, port: int = 5000, open_browser: bool = False, wanted: RunFilter | None = None
 ) -> None:
     """Export what the store lacks, then show the runs of `results` in MLflow until Ctrl-C or SIGTERM.

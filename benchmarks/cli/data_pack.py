@@ -6,11 +6,15 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from benchmarks.cli.data_sources import Wanted, raw_sets, wanted_sets
-from benchmarks.cli.flags import OutputFlags, PackFlags
+from benchmarks.cli.flags import OutputFlags, PackFlags, flat
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, plural, quoted, show_json
 from benchmarks.console.output import show as show_text
 from benchmarks.console.packing import pack_one
@@ -20,21 +24,39 @@ from shards.errors import DataError
 from shards.home import data_root
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
-from shards.resolve import is_packed, known
+from shards.resolve import is_packed
+
+app = typer.Typer(**PLAIN)
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
 
+@app.command(
+    **examples(
+        "procap data pack shapes digits",
+        "procap data pack caltech101 dtd eurosat --raw /datasets",
+        "procap data pack all --raw /datasets --data /scratch/shards",
+        "procap data pack sun397 --raw /datasets --resize 256",
+        "procap data pack my-birds.yaml",
+        "procap data pack imagenet-a --from https://huggingface.co/datasets/clip-benchmark/wds_imagenet-a/tree/main",
+    )
+)
+@flat
 def pack(
-    names: Sequence[str],
-    data: str,
     packing: PackFlags,
-    workers: int | None,
-    force: bool,
-    dry_run: bool,
     output: OutputFlags,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="data sets, YAML files, or a group: all, paper, world")
+    ],
+    data: Annotated[str, typer.Option(metavar="FOLDER", help="where the shards go")] = "",
+    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")] = None,
+    force: Annotated[bool, typer.Option("--force", help="pack again what is already there")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
 ) -> int:
-    """Exit code 3 when some of several could not be packed; see `procap data pack --help`."""
+    """Pack data sets into WebDataset shards with a manifest.
+
+    Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read.
+    """
     root = local_root(data)
     _refuse_raw_folders(root, packing)
     wanted = wanted_sets(names, packing, root)
@@ -132,19 +154,3 @@ def local_root(data: str) -> Path:
     root = data_root(data)
     refuse_packing(root)
     return root
-
-
-def show(name: str, data: str, split: str, out: Path | None, output: OutputFlags) -> int:
-    """See `procap data show --help`."""
-    from shards.contact_sheet import contact_sheet
-
-    root = data_root(data)
-    dataset = known(name, root).name
-    out = out or Path(f"{dataset}-{split}.png")
-    if out.suffix.lower() not in PICTURES:
-        raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
-    picture = contact_sheet(root, dataset, split, out)
-    show_text(str(picture))
-    if output.json:
-        show_json({"dataset": dataset, "split": split, "picture": str(picture)})
-    return 0

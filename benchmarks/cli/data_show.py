@@ -1,0 +1,46 @@
+"""`procap data show`: a contact sheet of a packed data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.console.help import PLAIN, examples
+from benchmarks.console.output import show as show_text
+from benchmarks.console.output import show_json
+from procap.errors import UsageError
+from shards.home import data_root
+from shards.resolve import known
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
+
+app = typer.Typer(**PLAIN)
+
+
+@app.command(
+    name="show", **examples("procap data show petals --out petals.png", "procap data show shapes --split train")
+)
+@flat
+def show(
+    output: OutputFlags,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
+    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
+    split: Annotated[str, typer.Option(metavar="NAME", help="train, val or test")] = "test",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="picture to write [default: NAME-SPLIT.png]")] = None,
+) -> int:
+    """Write a contact sheet: a few images of every class."""
+    from shards.contact_sheet import contact_sheet
+
+    root = data_root(data)
+    dataset = known(name, root).name
+    out = out or Path(f"{dataset}-{split}.png")
+    if out.suffix.lower() not in PICTURES:
+        raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
+    picture = contact_sheet(root, dataset, split, out)
+    show_text(str(picture))
+    if output.json:
+        show_json({"dataset": dataset, "split": split, "picture": str(picture)})
+    return 0
