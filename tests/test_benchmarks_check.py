@@ -249,12 +249,12 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
             rows.append(row(name, "maple", mode, 10.0, 100.0))
         rows += [row(name, "procap", "reference", seconds, fps), row(name, "procap", "fast", 10.0, 100.0)]
     own = {"pretrained": "random", "precisions": ["fp32"], "epochs": 10, "batch": 32, "test_batch": 100,
-           "ways": {"graphs": False}}  # fmt: skip
+           "accelerations": {"graphs": False}}  # fmt: skip
     cpu = {"name": "some CPU", "threads": 2, "cores": 2}
-    report = {"schema": 2, "backbone": {"name": "ViT-B-16", "weights": None}, "settings": {**own, **settings},
+    report = {"schema": 3, "backbone": {"name": "ViT-B-16", "weights": None}, "settings": {**own, **settings},
               "environment": {"gpu": None, "cpu": cpu, "packages": {}}, "load_average": [load, load],
-              "device": {"type": "cpu"}, "matmul_peak": {}, "compile_cache": None, "ways": [], "cross_attention": [],
-              "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
+              "device": {"type": "cpu"}, "matmul_peak": {}, "compile_cache": None, "acceleration_ablation": [],
+              "cross_attention": [], "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
     write_json(results / "runtime" / "x" / "runtime.json", report)
     return SuiteResults.read(suite, options, results)
 

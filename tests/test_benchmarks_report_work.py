@@ -47,7 +47,7 @@ def test_a_contest_and_pictures_are_in_every_sum(tmp_path: Path) -> None:
     root, machine = tmp_path / "results", {"gpu": None, "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"}
     options, _ = begin(root, "runtime", datasets=("tiles",), methods=("procap",))
     row = {"dataset": "tiles", "method": "procap"}
-    contest = {"schema": 2, "backbone": {"name": options.profile.backbone}, "rows": [row], "seconds": 51.0}
+    contest = {"schema": 3, "backbone": {"name": options.profile.backbone}, "rows": [row], "seconds": 51.0}
     write_json(root / "runtime" / "x" / "runtime.json", {**contest, "environment": machine})
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
     put_entry(root, entries[0])

@@ -1,4 +1,4 @@
-"""What the runtime benchmark times: its counting is torch's own, its modes agree, and starting changes no training."""
+"""The work that the runtime benchmark times: both modes agree, and starting changes no training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,22 +17,28 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from benchmarks.cli import main
-from benchmarks.cli.flags import RuntimeFlags
-from benchmarks.runtime.acceleration_ablation import measure_ways, possible, title
 from benchmarks.runtime.data import class_names, prepare
-from benchmarks.runtime.measure import Spread, interleaved, peak_bytes
-from benchmarks.runtime.modes import at_work, classifier_of, compile_cache, engine_of, models, towers
-from benchmarks.runtime.report import WAYS_HEADERS, _ways_line
-from benchmarks.runtime.rounds import Clock, affordable, in_turns
-from benchmarks.runtime.scaling import Point, made_up, measure_points
-from benchmarks.runtime.settings import Flags, run_config, settings_of
-from benchmarks.runtime.work import Evaluation, RecipeFlags
-from procap.exact_optimizations import NO_SAVINGS, Savings
+from benchmarks.runtime.flops import without_fused_kernels
+from benchmarks.runtime.measure import Spread, peak_bytes, time_in_turns
+from benchmarks.runtime.rounds import Clock, affordable_steps
+from benchmarks.runtime.settings import Flags, make_settings, run_config
+from benchmarks.runtime.sizes import Point, measure_accelerations, measure_points
+from benchmarks.runtime.workload import (
+    MODES,
+    Evaluation,
+    Training,
+    compile_cache,
+    make_classifier,
+    make_engine,
+    models_by_mode,
+    synthetic_case,
+)
 from procap.methods import build_method
 from procap.methods.procap import EUROSAT_JITTER, EUROSAT_ROTATION
 from procap.text import LabelSpace
 from procap.weights.mini import load_mini
 from runner.acceleration import Acceleration
+from runner.config import RuntimeConfig
 from runner.cuda_graphs import Part
 from runner.meters import Meter
 
@@ -57,14 +64,9 @@ def random_images(clip, count):
 @pytest.mark.parametrize("name", ["zeroshot", "coop", "cocoop", "maple", "procap"])
 def test_modes_give_the_same_logits(mini, name):
     images = random_images(mini, 4)
-    logits = [classifier_of(build(towers(mini, mode), name), mode)(images) for mode in ("reference", "fast")]
+    models = models_by_mode(mini, PLAIN)
+    logits = [make_classifier(build(models[mode], name), mode)(images) for mode in MODES]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
-
-
-def test_reference_towers_share_the_weights(mini):
-    twin = towers(mini, "reference")
-    assert twin.savings == NO_SAVINGS and mini.savings == Savings()
-    assert twin.visual.proj.data_ptr() == mini.visual.proj.data_ptr()
 
 
 def test_peak_memory_counts_tensors_alive_at_once():
@@ -77,9 +79,9 @@ def test_peak_memory_counts_tensors_alive_at_once():
     assert peak_bytes(work, CPU) == pytest.approx(2_000_000, rel=1e-3)
 
 
-def test_rounds_are_interleaved_and_nobody_always_goes_first():
+def test_workloads_take_turns_and_start_in_turns():
     order = []
-    seconds = interleaved([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
+    seconds = time_in_turns([lambda: order.append("a"), lambda: order.append("b")], 3, CPU)
     assert "".join(order) == "abbaab"
     assert [len(values) for values in seconds] == [3, 3]
 
@@ -102,10 +104,10 @@ class Again:
         pass
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         yield
 
-    def record(self, part: Part) -> Part:
+    def capture(self, part: Part) -> Part:
         if self.refuses:
             raise RuntimeError("operation not permitted when stream is capturing")
         return part
@@ -113,11 +115,14 @@ class Again:
 
 @pytest.fixture
 def again(monkeypatch):
-    monkeypatch.setattr("benchmarks.runtime.work.CudaGraphs", Again)
+    monkeypatch.setattr("benchmarks.runtime.workload.CudaGraphs", Again)
 
 
 def settings(**changes):
-    return replace(settings_of(Flags(repeats=1, batch=2, test_batch=3), RuntimeFlags(), CPU), **changes)
+    return replace(
+        make_settings(Flags(repeats=1, batch=2, test_batch=3), RuntimeConfig(Path("data"), Path("results")), CPU),
+        **changes,
+    )
 
 
 def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
@@ -130,8 +135,8 @@ def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
 
 
 def training(clip, ways, mode="fast", name="procap"):
-    method, images, labels = made_up(towers(clip, mode), name, 5, 2)
-    work = RecipeFlags(method, run_config(name, "fp32", settings()), mode, ways, Meter(clip.device, 0))
+    method, images, labels = synthetic_case(models_by_mode(clip, PLAIN)[mode], name, 5, 2)
+    work = Training(method, run_config(name, "fp32", settings()), mode, ways, Meter(clip.device, 0))
     return work, images, labels
 
 
@@ -164,7 +169,7 @@ def test_what_could_not_be_recorded_is_known(tiny_clip, again, monkeypatch):
 
 
 def test_recorded_evaluation_is_plain_evaluation(tiny_clip, again):
-    method, images, _ = made_up(tiny_clip, "procap", 5, 3)
+    method, images, _ = synthetic_case(tiny_clip, "procap", 5, 3)
     config = run_config("procap", "fp32", settings())
     plain, recorded = (Evaluation(method, config, "fast", ways) for ways in (PLAIN, GRAPHS))
     for each in (plain, recorded):
@@ -178,21 +183,19 @@ def test_recorded_evaluation_is_plain_evaluation(tiny_clip, again):
 def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_clip, monkeypatch):
     monkeypatch.delenv("PROCAP_FUSED", raising=False)
     config = run_config("procap", "fp32", settings())
-    method, *_ = made_up(tiny_clip, "procap", 5, 2)
-    groups = [engine_of(method, config, mode).optimizer.param_groups[0] for mode in ("reference", "fast")]
+    method, *_ = synthetic_case(tiny_clip, "procap", 5, 2)
+    groups = [make_engine(method, config, mode).optimizer.param_groups[0] for mode in MODES]
     assert [group["fused"] for group in groups] == [None, True]
     assert groups[0]["lr"] == config.recipe.lr and not groups[0]["capturable"]
-    with at_work("reference"):
+    with without_fused_kernels():
         assert os.environ["PROCAP_FUSED"] == "off"
-        with at_work("fast"):
-            assert os.environ["PROCAP_FUSED"] == "off"
     assert "PROCAP_FUSED" not in os.environ
 
 
 def test_only_the_fast_model_is_compiled():
     """Reference mode then has weights of its own, equal ones; else both modes share them."""
     clip = load_mini()
-    shared, own = models(clip, PLAIN), models(clip, Acceleration(compile=True))
+    shared, own = models_by_mode(clip, PLAIN), models_by_mode(clip, Acceleration(compile=True))
     assert shared["reference"].visual.proj is shared["fast"].visual.proj
     assert own["reference"].visual.proj is not own["fast"].visual.proj
     assert torch.equal(own["reference"].visual.proj, own["fast"].visual.proj)
@@ -211,29 +214,27 @@ def test_the_cache_of_compiled_programs_is_cold_until_something_is_in_it(tmp_pat
     assert compile_cache(ways)["state"] == "warm"
 
 
-def test_what_makes_it_fast_compares_every_way_with_none(tiny_clip, again, monkeypatch):
-    monkeypatch.setattr("benchmarks.runtime.acceleration_ablation.CLASSES", 5)
-    ladder = [title(rung) for rung in possible(Acceleration(compile=True, graphs=True, images=True))]
-    assert ladder == ["off", "graphs", "compile", "compile + graphs"]
-    told: list[str] = []
-    lines = measure_ways(models(tiny_clip, PLAIN), settings(ways=GRAPHS), {"fp32": 1e11}, None, told.append)
-    assert [(one["kind"], one["way"], one["recorded"]) for one in lines] == [
-        (kind, way, way == "graphs") for kind in ("train", "eval") for way in ("off", "graphs")
+def test_accelerations_are_compared_with_none(tiny_clip, again, monkeypatch):
+    monkeypatch.setattr("benchmarks.runtime.sizes.ABLATION_CLASSES", 5)
+    lines: list[str] = []
+    models = models_by_mode(tiny_clip, PLAIN)
+    rows = measure_accelerations(models, settings(accelerations=GRAPHS), {"fp32": 1e11}, None, lines.append)
+    assert [(one["kind"], one["accelerations"], one["recorded"]) for one in rows] == [
+        (kind, name, name == "graphs") for kind in ("train", "eval") for name in ("off", "graphs")
     ]
-    assert [one["gain"] for one in lines if one["way"] == "off"] == [1.0, 1.0]
-    assert all(sum(one["attention"].values()) >= 12 for one in lines)
-    assert all(len(_ways_line(one)) == len(WAYS_HEADERS) for one in lines) and len(told) == 2
+    assert [one["gain"] for one in rows if one["accelerations"] == "off"] == [1.0, 1.0]
+    assert all(sum(one["attention"].values()) >= 12 for one in rows) and len(lines) == 2
 
 
 @pytest.mark.parametrize("kind", ["train", "eval"])
-def test_sizes_are_measured_as_fast_mode_works(tiny_clip, again, kind):
-    found = measure_points(
-        models(tiny_clip, GRAPHS), "procap", [Point(kind, 5, 2)], settings(ways=GRAPHS), 1, None, lambda line: None
+def test_sizes_are_measured_in_both_modes(tiny_clip, again, kind):
+    models = models_by_mode(tiny_clip, GRAPHS)
+    (one,) = measure_points(
+        models, "procap", [Point(kind, 5, 2)], settings(accelerations=GRAPHS), 1, None, lambda line: None
     )
-    (one,) = found
-    assert one.recorded and one.backbone == "tiny"
-    assert one.flops["fast"] < one.flops["reference"] and one.plain()["reached"] == one.reached
-    assert all(one.seconds[mode].median > 0 and one.starts[mode] > 0 for mode in ("reference", "fast"))
+    assert one["recorded"] and one["backbone"] == "tiny"
+    assert one["counted"] == one["flops"]["reference"] / one["flops"]["fast"] > 1
+    assert all(one["seconds"][mode]["median"] > 0 and one["starts"][mode] > 0 for mode in MODES)
 
 
 # --- turns ------------------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ COSTS = st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=6)
 @examples(deadline=None)
 @given(costs=COSTS, wanted=st.integers(1, 600), seconds=st.floats(0.0, 5000.0))
 def test_short_trainings_are_whole_and_long_ones_share_what_is_left(costs, wanted, seconds):
-    steps = affordable(costs, wanted, seconds)
+    steps = affordable_steps(costs, wanted, seconds)
     assert all(1 <= count <= wanted for count in steps)
     # One step of each is taken in any case.
     assert sum(count * cost for count, cost in zip(steps, costs, strict=True)) <= seconds + sum(costs) + 1e-6
@@ -254,30 +255,14 @@ def test_short_trainings_are_whole_and_long_ones_share_what_is_left(costs, wante
         for count, cost in zip(steps, costs, strict=True)
         if cost * wanted < 0.999 * seconds / len(costs)
     )
-    assert affordable(costs, wanted, None) == [wanted] * len(costs)
-
-
-@examples(deadline=None)
-@given(goals=st.lists(st.integers(0, 600), min_size=1, max_size=6), per_round=st.integers(1, 100))
-def test_turns_come_to_the_goals_and_end_together(goals, per_round):
-    turns = in_turns(goals, per_round)
-    if not any(goals):
-        assert turns == []
-        return
-    assert [sum(counts) for counts in zip(*turns, strict=True)] == goals
-    assert [count > 0 for count in turns[0]] == [goal > 0 for goal in goals]
-    assert all(0 <= count <= per_round for counts in turns for count in counts)
-
-
-def test_whole_epochs_are_rounds():
-    assert in_turns([40, 40], 4) == [[4, 4]] * 10
+    assert affordable_steps(costs, wanted, None) == [wanted] * len(costs)
 
 
 def test_the_clock_leaves_starts_out_but_not_beyond_the_limit(monkeypatch):
     monkeypatch.setattr("benchmarks.runtime.rounds.time", SimpleNamespace(perf_counter=lambda: 7.0))
     clock = Clock(budget=100.0, limit=130.0, began=4.0)
     assert clock.left(0.5) == 50 - 3
-    clock.apart = 40.0
+    clock.excluded = 40.0
     assert clock.left(0.5) == 90 - 3
     assert clock.left() == 130 - 3
     assert Clock(None).left() is None

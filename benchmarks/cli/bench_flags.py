@@ -146,7 +146,8 @@ def runtime(
     Seconds of ten epochs, images per second, memory, operations against the peak of this device, and accuracy, beside
     the paper's table. Nothing else should run on the machine.
     """
-    from benchmarks.runtime.benchmark import Flags, bench_runtime
+    from benchmarks.cli.bench_runtime import bench_runtime
+    from benchmarks.runtime.settings import Flags
 
     flags = Flags(
         methods=methods,

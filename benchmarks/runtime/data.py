@@ -1,7 +1,6 @@
-"""What the runtime benchmark reads: packed data sets, and sets of made-up photographs of any number of classes.
+"""Prepare the data of the runtime benchmark: packed data sets, and synthetic photographs of any number of classes.
 
 `photographs-102` has the size of 16-shot Flowers102: 102 classes, 16 training images each, JPEGs of 500 x 375 pixels.
-Shapes: C classes, B images, S image size.
 """
 
 from __future__ import annotations
@@ -17,45 +16,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from benchmarks.console.packing import ensure_packed, pack_one
-from procap.clip import CLIP
-from procap.recipe import Recipe
 from procap.text import LabelSpace
-from runner.setup import label_space, train_augment
+from runner.setup import label_space
 from shards.fewshot import FewShot, Selection, evaluation_split, load_few_shot
 from shards.reader import open_dataset
 from shards.records import Record, Source
 from shards.resolve import is_packed, known
-from shards.rng import generator
-from shards.transforms import eval_transform
 
-MADE_UP = re.compile(r"photographs-([1-9][0-9]{0,3})")
+SYNTHETIC = re.compile(r"photographs-([1-9][0-9]{0,3})")
 TRAIN_IMAGES, TEST_IMAGES = 16, 4
-LOOK_AT = 24
 COLOURS = ("white", "pink", "dark red", "pale blue", "golden", "purple", "snow-white", "orange", "black", "spotted")
 PLACES = ("garden", "mountain", "swamp", "mexican", "canterbury", "desert", "silver", "alpine", "water", "tree")
 THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid", "thistle", "primrose", "geranium")
 
 
 @dataclass(frozen=True)
-class Contest:
-    """One data set as all contestants see it; `made_up`: its images show nothing, an accuracy would mean nothing.
+class CaseData:
+    """One data set as all cases see it.
 
-    load_seconds: opening it and proving its bytes. decode, augment, transform: seconds per image on one core.
+    synthetic: its images show nothing, so an accuracy means nothing. load_seconds: opening it and checking its hashes.
     """
 
     name: str
-    made_up: bool
+    synthetic: bool
     fewshot: FewShot
     test: Selection
     space: LabelSpace
     load_seconds: float
-    decode: float
-    augment: float
-    transform: float
 
 
 def class_names(count: int) -> tuple[str, ...]:
@@ -68,8 +58,8 @@ def class_names(count: int) -> tuple[str, ...]:
 
 
 def prepare(name: str, data: Path, made: Path) -> Path:
-    """The folder that holds data set `name`, packed now if it can be; made-up ones go to `made`."""
-    if not MADE_UP.fullmatch(name):
+    """The folder that holds data set `name`, packed now where it can be; synthetic ones are packed into `made`."""
+    if not SYNTHETIC.fullmatch(name):
         ensure_packed([name], data)
         return data
     if not is_packed(made, name):
@@ -77,49 +67,29 @@ def prepare(name: str, data: Path, made: Path) -> Path:
     return made
 
 
-def dataset_of(name: str, data: Path) -> str:
-    """The name in its one spelling. Raises DataUsageError for one that is neither known nor made up."""
-    return name if MADE_UP.fullmatch(name) else known(name, data).name
+def canonical_name(name: str, data: Path) -> str:
+    """The canonical name. Raises DataUsageError for one that is neither known nor synthetic."""
+    return name if SYNTHETIC.fullmatch(name) else known(name, data).name
 
 
-def open_contest(name: str, root: Path, shots: int, seed: int, clip: CLIP, recipe: Recipe) -> Contest:
-    """Open `name`, draw its few-shot images, and time decoding and both transforms on a few of them."""
+def load_case_data(name: str, root: Path, shots: int, seed: int) -> CaseData:
+    """Open `name` and draw its few-shot samples."""
     began = time.perf_counter()
     shards = open_dataset(root, name)
     fewshot = load_few_shot(shards, shots, seed, "all")
-    test = evaluation_split(shards, "all")
-    loaded = time.perf_counter() - began
-    few = range(min(LOOK_AT, len(fewshot.train)))
-    began = time.perf_counter()
-    images = [fewshot.train.image(i) for i in few]
-    decode = (time.perf_counter() - began) / len(images)
-    augment, transform = (
-        train_augment(recipe, clip),
-        eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std),
-    )
-    out = torch.empty(3, clip.geometry.image_size, clip.geometry.image_size)
-    began = time.perf_counter()
-    for image in images:
-        augment(image, generator(seed, "look"), out)
-    augmented = time.perf_counter()
-    for image in images:
-        transform(image, out)
-    return Contest(
+    return CaseData(
         name=name,
-        made_up=bool(MADE_UP.fullmatch(name)),
+        synthetic=bool(SYNTHETIC.fullmatch(name)),
         fewshot=fewshot,
-        test=test,
+        test=evaluation_split(shards, "all"),
         space=label_space(shards.manifest, fewshot.classnames),
-        load_seconds=loaded,
-        decode=decode,
-        augment=(augmented - began) / len(images),
-        transform=(time.perf_counter() - augmented) / len(images),
+        load_seconds=time.perf_counter() - began,
     )
 
 
 @dataclass(frozen=True)
 class PhotographPart:
-    """Consecutive images of a made-up split."""
+    """Consecutive images of a synthetic split."""
 
     classes: int
     split: str
@@ -136,8 +106,8 @@ class PhotographPart:
 
 
 def photograph_source(name: str) -> Source:
-    """The recipe for packing `photographs-C`."""
-    found = MADE_UP.fullmatch(name)
+    """The source that `photographs-C` is packed from."""
+    found = SYNTHETIC.fullmatch(name)
     assert found
     classes = int(found[1])
     return Source(

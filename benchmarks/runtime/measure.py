@@ -1,4 +1,4 @@
-"""How the runtime benchmark measures: synchronised clocks, medians with their spread, memory, energy, a matrix peak."""
+"""Measure wall time on an idle device, medians with their spread, memory, energy, and the peak of matrix products."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.utils.benchmark import Timer
 
 from runner.meters import Machine
 
@@ -20,7 +21,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Spread:
-    """Repeated measurements of one thing."""
+    """Median, lowest and highest of repeated measurements."""
 
     median: float
     lowest: float
@@ -28,72 +29,70 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        if not values:
-            return None
+    def of(cls, values: Sequence[float]) -> Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
-    def rate(self, of: float) -> Spread:
-        """`of` things per each of these durations."""
-        return Spread(of / self.median, of / self.highest, of / self.lowest, self.count)
+    def rate(self, count: float) -> Spread:
+        """`count` things per each of these durations."""
+        return Spread(count / self.median, count / self.highest, count / self.lowest, self.count)
 
 
 @dataclass
-class Stretch:
-    """A timed piece of work: wall seconds, and joules where the GPU reports them."""
+class Timing:
+    """Wall seconds of a block, and joules where the GPU reports them."""
 
     seconds: float = 0.0
     joules: float | None = None
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
-def stretch(device: torch.device, *, energy: bool = False) -> Iterator[Stretch]:
-    """Time a block on an idle device, to its very end."""
+def timed(device: torch.device, *, energy: bool = False) -> Iterator[Timing]:
+    """Time a block from an idle device until the device is idle again."""
     synchronize(device)
-    timed = Stretch()
+    timing = Timing()
     machine = Machine(device) if energy and device.type == "cuda" else None
     began = time.perf_counter()
-    yield timed
+    yield timing
     synchronize(device)
-    timed.seconds = time.perf_counter() - began
+    timing.seconds = time.perf_counter() - began
     if machine is not None and (watts := machine.use().gpu_watts) is not None:
-        timed.joules = watts * timed.seconds
+        timing.joules = watts * timing.seconds
 
 
-def interleaved(
-    work: Sequence[Callable[[], object]], rounds: int, device: torch.device, times: int = 1
+def time_in_turns(
+    workloads: Sequence[Callable[[], object]], rounds: int, device: torch.device, repeats: int = 1
 ) -> list[list[float]]:
-    """Seconds of every piece of `work` in each round: a round runs all of them `times` times, starting one further on.
+    """Seconds of each workload in each round; a round runs all of them, starting one further on than the last.
 
-    times: as many as hide that a GPU's launches take long after it was idle.
+    repeats: runs between two synchronizations, which hide the slow first launches of an idle GPU.
     """
-    seconds: list[list[float]] = [[] for _ in work]
+    seconds: list[list[float]] = [[] for _ in workloads]
     for number in range(rounds):
-        for place in range(len(work)):
-            turn = (place + number) % len(work)
-            with stretch(device) as timed:
-                for _ in range(times):
-                    work[turn]()
-            seconds[turn].append(timed.seconds / times)
+        for position in range(len(workloads)):
+            turn = (position + number) % len(workloads)
+            with timed(device) as timing:
+                for _ in range(repeats):
+                    workloads[turn]()
+            seconds[turn].append(timing.seconds / repeats)
     return seconds
 
 
-def times_on(device: torch.device) -> int:
-    """Pieces of work between two looks at the clock."""
+def repeats_on(device: torch.device) -> int:
+    """Runs of a workload between two synchronizations."""
     return 10 if device.type == "cuda" else 1
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """Most bytes of tensors alive at once while `work` runs, beyond those before it.
+    """The most bytes of tensors alive at once while `work` runs, beyond those before it.
 
-    On a GPU the allocator's own count. On a CPU the sum of allocations that torch's profiler saw: unlike the size of
-    the process it does not depend on what the process did before; scratch memory inside libraries is not in it.
+    On a GPU by the allocator. On a CPU by the allocations that torch's profiler records: unlike the resident size of
+    the process this does not depend on earlier work; scratch memory inside libraries is not included.
     """
     if device.type == "cuda":
         synchronize(device)
@@ -116,7 +115,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def quiet_profiler() -> None:
+def silence_profiler() -> None:
     """Keep the profiler's library from printing; it reads this when torch is imported."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -126,12 +125,10 @@ def matmul_peak(device: torch.device, precision: str) -> float:
     best = 0.0
     for size in PEAK_SIZES[device.type]:
         a, b = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
-        out = torch.empty_like(a)
-        torch.mm(a, b, out=out)
-        spent, fastest = 0.0, float("inf")
-        while spent < PEAK_SECONDS:
-            with stretch(device) as timed:
-                torch.mm(a, b, out=out)
-            spent, fastest = spent + timed.seconds, min(fastest, timed.seconds)
-        best = max(best, 2 * size**3 / fastest)
+        timer = Timer(
+            "torch.mm(a, b, out=out)",
+            globals={"torch": torch, "a": a, "b": b, "out": torch.empty_like(a)},
+            num_threads=torch.get_num_threads(),
+        )
+        best = max(best, 2 * size**3 / min(timer.blocked_autorange(min_run_time=PEAK_SECONDS).times))
     return best

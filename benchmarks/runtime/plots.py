@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots import COLOURS, FAINT, INK, MARKERS, SPARE, grid, save_figures
+from benchmarks.results.runtime import METHOD_TITLES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,9 +107,7 @@ def step_against_classes(report: dict[str, Any]) -> Figure | None:
         panel.set_xlabel("classes")
         panel.set_title({"train": "training step, ms", "eval": "evaluated batch, ms"}[kind], loc="left", fontsize=10)
         grid(panel, "both")
-    from benchmarks.runtime.settings import TITLES
-
-    method = TITLES.get(sizes[0]["method"], sizes[0]["method"])
+    method = METHOD_TITLES.get(sizes[0]["method"], sizes[0]["method"])
     figure.suptitle(f"{method}: time against classes, {_subject(report)}", x=0.01, ha="left", color=INK)
     handles, titles = panels[0].get_legend_handles_labels()
     (promise,) = panels[0].plot([], [], color=FAINT, linestyle=":", label="fast by counting")

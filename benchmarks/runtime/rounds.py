@@ -1,11 +1,7 @@
-"""The contest on one data set: contestants take turns, round by round, until they are done or the time is used up.
-
-Shapes: B images, S image size.
-"""
+"""Run the cases of one data set in turns, round by round, until they are done or the time is used up."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -17,52 +13,51 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.console.output import note
-from benchmarks.runtime.case import Contestant, Passes
-from benchmarks.runtime.data import Contest, open_contest
-from benchmarks.runtime.measure import interleaved, times_on
-from benchmarks.runtime.modes import Models
-from benchmarks.runtime.rows import row
+from benchmarks.runtime.case import Case, Passes
+from benchmarks.runtime.data import load_case_data
+from benchmarks.runtime.measure import repeats_on, time_in_turns
 from benchmarks.runtime.settings import SEED, SHOTS, Settings, run_config
+from benchmarks.runtime.workload import Models, Start
 from runner.setup import train_augment
 from shards.loader import TrainStream, evaluation_batches
 from shards.transforms import eval_transform
 
-FEW_ROUNDS = 3
-# Of the seconds that a training may take: those that its start has shown are a guess.
-SAFE = 0.9
+MIN_ROUNDS = 3
+SAFE_SHARE = 0.9
+"""Of the remaining seconds that are planned for: the cost of a step is known from its first rounds only."""
 
 
 @dataclass
 class Clock:
-    """The time there is: `budget` seconds of measuring, `limit` seconds in all; None: no end.
+    """Time limits: `budget` seconds of measuring and `limit` seconds in all; None: no limit.
 
-    apart: seconds that do not count as measuring.
+    excluded: seconds of starts, which do not count as measuring.
     """
 
     budget: float | None
     limit: float | None = None
     began: float = field(default_factory=time.perf_counter)
-    apart: float = 0.0
+    excluded: float = 0.0
 
     def left(self, share: float = 1.0) -> float | None:
         """Seconds until `share` of the budget is used up, or until the limit."""
         now = time.perf_counter() - self.began
-        ends = [] if self.budget is None else [share * self.budget + self.apart]
+        ends = [] if self.budget is None else [share * self.budget + self.excluded]
         ends += [] if self.limit is None else [self.limit]
         return max(0.0, min(ends) - now) if ends else None
 
 
-def contest_rows(
+def run_cases(
     name: str,
     root: Path,
     settings: Settings,
     models: Models,
     peaks: dict[str, float],
-    loading: float,
+    load_seconds: float,
     clock: Clock,
     ends: tuple[float, float],
 ) -> list[dict[str, Any]]:
-    """Train and evaluate every contestant on one data set and give their rows.
+    """Train and evaluate every case on one data set and give their rows.
 
     ends: shares of the clock's budget at which training and evaluation have to end.
     """
@@ -71,22 +66,22 @@ def contest_rows(
         for precision in settings.precisions
         for method in settings.methods
     ]
-    contest = open_contest(name, root, SHOTS, SEED, models["fast"], configs[0].recipe)
-    contestants = [
-        Contestant(config, contest, models, mode, settings.workers, settings.ways)  # type: ignore[arg-type]
+    data = load_case_data(name, root, SHOTS, SEED)
+    cases = [
+        Case(config, data, models, mode, settings)  # type: ignore[arg-type]
         for config in configs
         for mode in settings.modes
     ]
-    _train(contestants, settings, clock, ends[0])
-    passes, encoder = _evaluate(contestants, settings, clock, ends[1])
+    _train(cases, settings, clock, ends[0])
+    passes, encoder = _evaluate(cases, settings, clock, ends[1])
     return [
-        row(c, contest, settings, seen, batches, peaks[c.config.precision], loading)
-        for c, seen, batches in zip(contestants, passes, encoder, strict=True)
+        case.row(settings, seen, batches, peaks[case.config.precision], load_seconds)
+        for case, seen, batches in zip(cases, passes, encoder, strict=True)
     ]
 
 
-def affordable(costs: Sequence[float], wanted: int, seconds: float | None) -> list[int]:
-    """Steps of each training, a step of which takes `costs` seconds: all `wanted` where they fit into an equal part.
+def affordable_steps(costs: Sequence[float], wanted: int, seconds: float | None) -> list[int]:
+    """Steps of each training, a step of which takes `costs` seconds: `wanted` where they fit into an equal share.
 
     What the short ones leave is shared among the long ones; each takes a step at least.
     """
@@ -94,111 +89,87 @@ def affordable(costs: Sequence[float], wanted: int, seconds: float | None) -> li
         return [wanted] * len(costs)
     steps = [wanted] * len(costs)
     for done, which in enumerate(sorted(range(len(costs)), key=lambda i: costs[i])):
-        part = max(0.0, seconds) / (len(costs) - done)
-        steps[which] = max(1, min(wanted, int(part / max(costs[which], 1e-9))))
+        share = max(0.0, seconds) / (len(costs) - done)
+        steps[which] = max(1, min(wanted, int(share / max(costs[which], 1e-9))))
         seconds -= steps[which] * costs[which]
     return steps
 
 
-def in_turns(goals: Sequence[int], per_round: int) -> list[list[int]]:
-    """For each round the steps of every training, `goals` in all: about `per_round`, and a few rounds at least.
-
-    Trainings of unequal length end together, a short one in fewer rounds: two steps would say little.
-    """
-    if not any(goals):
-        return []
-    rounds = [min(goal, max(FEW_ROUNDS, math.ceil(goal / per_round))) for goal in goals]
-    most = max(rounds)
-
-    def after(number: int, goal: int, own: int) -> int:
-        # Rounded up: whoever has few rounds begins with the others.
-        return goal * -(-number * own // most) // own if own else 0
-
-    pairs = list(zip(goals, rounds, strict=True))
-    return [[after(number + 1, *pair) - after(number, *pair) for pair in pairs] for number in range(most)]
-
-
-def _train(contestants: Sequence[Contestant], settings: Settings, clock: Clock, end: float) -> None:
-    """Until the training, the steps asked for or the time is over."""
-    able = [c for c in contestants if c.trains]
-    if not able:
+def _train(cases: Sequence[Case], settings: Settings, clock: Clock, end: float) -> None:
+    """Take turns until the trainings, the steps asked for or the time is over."""
+    training = [case for case in cases if case.trains]
+    if not training:
         return
-    images, labels = (tensor.to(able[0].device) for tensor in _first_batch(able[0]))
-    for contestant in able:
-        started = contestant.start_training(images, labels)
-        _leave_out(started.seconds, contestant, clock)
-    total = able[0].steps
-    # A first step each shows what steps take, and gives every row a figure whatever the clock says.
-    for contestant in able:
-        contestant.train_round(1)
-    left = clock.left(end)
-    costs = [c.expected_seconds() for c in able]
-    goals = affordable(costs, min(total, settings.steps or total), None if left is None else SAFE * left)
-    more = [goal - c.steps_done for goal, c in zip(goals, able, strict=True)]
-    for number, turns in enumerate(in_turns(more, able[0].stream.steps_per_epoch)):
-        for place in range(len(able)):
-            which = (place + number) % len(able)
-            if turns[which]:
-                able[which].train_round(turns[which])
-        done = [c.steps_done for c in able]
+    images, labels = (tensor.to(training[0].device) for tensor in _first_batch(training[0]))
+    for case in training:
+        _exclude(case.start_training(images, labels), case, clock)
+    # A first step of each shows its cost, and gives every row a number whatever the clock says.
+    for case in training:
+        case.train_round(1)
+    left, total = clock.left(end), training[0].steps
+    costs = [case.expected_step_seconds() for case in training]
+    goals = affordable_steps(costs, min(total, settings.steps or total), None if left is None else SAFE_SHARE * left)
+    rounds = max(MIN_ROUNDS, -(-max(goals) // training[0].stream.steps_per_epoch))
+    for number in range(rounds):
+        for position in range(len(training)):
+            which = (position + number) % len(training)
+            # Rounded up, so that a short training begins with the others; all end together.
+            goal = -(-goals[which] * (number + 1) // rounds)
+            if goal > training[which].steps_done:
+                training[which].train_round(goal - training[which].steps_done)
+        done = [case.steps_done for case in training]
         fewest = "" if min(done) == max(done) else f"{min(done)} to "
-        note(f"  {able[0].contest.name}: {fewest}{max(done)} of {total} steps of {len(able)} trainings")
+        note(f"  {training[0].data.name}: {fewest}{max(done)} of {total} steps of {len(training)} trainings")
         if clock.left(end) == 0.0:
             break
-    for contestant in able:
-        contestant.release()
+    for case in training:
+        case.release()
 
 
-def _leave_out(seconds: float, contestant: Contestant, clock: Clock) -> None:
-    """Compiling and recording are no measuring; a plain warm-up takes no longer than what it warms up for."""
-    if contestant.ways.compile or contestant.ways.graphs:
-        clock.apart += seconds
-        note(f"  {contestant.contest.name}: {contestant.name} ready after {seconds:.1f} s")
+def _exclude(start: Start, case: Case, clock: Clock) -> None:
+    """Keep compiling and recording out of the budget; a plain warm-up takes no longer than a step."""
+    if case.accelerations.compile or case.accelerations.graphs:
+        clock.excluded += start.seconds
+        note(f"  {case.data.name}: {case.name} ready after {start.seconds:.1f} s")
 
 
-def _first_batch(contestant: Contestant) -> tuple[Tensor, Tensor]:
-    config = contestant.config
-    augment = train_augment(config.recipe, contestant.method.clip)
-    # A stream of its own, so that no contestant has decoded anything before its clock runs.
-    stream = TrainStream(contestant.contest.fewshot.train, config.recipe.batch_size, augment, config.seed)
+def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
+    config = case.config
+    augment = train_augment(config.recipe, case.method.clip)
+    # A stream of its own, so that no case has decoded anything before its clock runs.
+    stream = TrainStream(case.data.fewshot.train, config.recipe.batch_size, augment, config.seed)
     with closing(stream.epoch(0)) as batches:  # type: ignore[type-var]
         return next(batches)
 
 
 def _evaluate(
-    contestants: Sequence[Contestant], settings: Settings, clock: Clock, end: float
+    cases: Sequence[Case], settings: Settings, clock: Clock, end: float
 ) -> tuple[list[Passes], list[list[float]]]:
     """Passes over the test images and repeated batches of the encoder alone, both in turns."""
-    device, contest = contestants[0].device, contestants[0].contest
-    count = len(contest.test.images)
+    device, data = cases[0].device, cases[0].data
+    count = len(data.test.images)
     batch = min(settings.test_batch, count)
-    images = _test_batch(contest, contestants[0], batch)
-    for contestant in contestants:
-        started = contestant.start_evaluation(images, count % batch)
-        _leave_out(started.seconds, contestant, clock)
-    once = sum(c.eval_start.once for c in contestants if c.eval_start is not None)
-    times, rounds, left = times_on(device), settings.repeats, clock.left(end)
+    clip = cases[0].method.clip
+    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
+    images = next(evaluation_batches(data.test.images, transform, batch, limit=batch))[0].to(device)
+    for case in cases:
+        _exclude(case.start_evaluation(images, count % batch), case, clock)
+    once = sum(case.eval_start.once for case in cases if case.eval_start is not None)
+    repeats, rounds, left = repeats_on(device), settings.repeats, clock.left(end)
     if left is not None:
-        rounds = max(1, min(rounds, int(left / 3 / max(once * times, 1e-9))))
-    work: list[Callable[[], object]] = [partial(c.evaluation, images) for c in contestants]
-    encoder = interleaved(work, rounds, device, times)
-    wanted, per_image = count, sum(min(values) for values in encoder) / batch
-    per_image += len(contestants) * (contest.decode + contest.transform) / max(1, settings.workers)
-    left = clock.left(end)
-    if left is not None and per_image * wanted > left:
+        rounds = max(1, min(rounds, int(left / 3 / max(once * repeats, 1e-9))))
+    work: list[Callable[[], object]] = [partial(case.evaluation, images) for case in cases]
+    encoder = time_in_turns(work, rounds, device, repeats)
+    # Where the time is short, one pass over as many images as it is enough for.
+    per_image, left = sum(min(seconds) for seconds in encoder) / batch, clock.left(end)
+    wanted = count
+    if left is not None and per_image * count > left:
         wanted = max(batch, int(left / per_image) // batch * batch)
-    passes = [Passes(min(wanted, count)) for _ in contestants]
+    passes = [Passes(min(wanted, count)) for _ in cases]
     for number in range(settings.repeats):
-        for place in range(len(contestants)):
-            turn = (place + number) % len(contestants)
-            contestants[turn].evaluate_pass(passes[turn])
+        for position in range(len(cases)):
+            turn = (position + number) % len(cases)
+            cases[turn].evaluate_pass(passes[turn])
         if clock.left(end) == 0.0:
             break
     return passes, encoder
-
-
-def _test_batch(contest: Contest, contestant: Contestant, batch: int) -> Tensor:
-    clip = contestant.method.clip
-    transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
-    images, _, _ = next(evaluation_batches(contest.test.images, transform, batch, limit=batch))
-    return images.to(contestant.device)

@@ -1,4 +1,4 @@
-"""What the runtime benchmark is asked for: its flags, and the settings they stand for on a device."""
+"""Flags of the runtime benchmark, and the settings they stand for on a device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from runner.environment import decoders
 if TYPE_CHECKING:
     import torch
 
-    from benchmarks.cli.flags import RuntimeFlags
     from benchmarks.results.variant import SuiteOptions
-    from runner.config import RunConfig
+    from runner.config import RunConfig, RuntimeConfig
 
 SHOTS, SEED, TRAIN_BATCH, TEST_BATCH = 16, 1, 32, 100
 METHODS, MODES = "zeroshot,maple,procap", "reference,fast"
-# The paper's "MaPLe-style" has as many tokens as ProCAP, and its recipe.
-OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}}
-TITLES = {"zeroshot": "zero-shot CLIP", "maple": "MaPLe-style", "procap": "ProCAP", "coop": "CoOp", "cocoop": "CoCoOp"}
+METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}}
+"""The paper's MaPLe-style has as many tokens as ProCAP, and its recipe."""
 SCALING = ((10, 50, 200), (4, 32))
 # The sizes of the check on a GPU: the table's own number of classes, and one batch.
 CHECK_SCALING = ((102, 10, 500), (32,))
@@ -37,10 +35,10 @@ QUICK_BUDGET, SMALL_BUDGET, FULL_BUDGET, CHECK_BUDGET, CHECK_LIMIT = 60.0, 150.0
 class Settings:
     """Everything that decides what is measured.
 
-    ways: the accelerations of fast mode; reference mode has none.
-    steps: training steps to measure, the rest is extrapolated and said to be; None trains to the end.
-    budget: seconds of measuring after which training is extrapolated and evaluation limited, both said; None: no limit.
-    limit: seconds, start-ups included, after which nothing new begins; None: no limit.
+    accelerations: those of fast mode; reference mode has none. steps: training steps to measure, the rest is
+    extrapolated and marked; None trains to the end. budget: seconds of measuring after which training is extrapolated
+    and evaluation limited; None: no limit. limit: seconds, start-ups included, after which nothing new begins.
+    scaling: numbers of classes and batches.
     """
 
     methods: tuple[str, ...]
@@ -55,26 +53,26 @@ class Settings:
     batch: int
     test_batch: int
     workers: int
-    ways: Acceleration
+    accelerations: Acceleration
     budget: float | None
     limit: float | None
     scaling: tuple[tuple[int, ...], tuple[int, ...]]
 
     @property
     def slug(self) -> str:
-        """A folder's name: what the figures are of."""
+        """The start of a folder's name: backbone, weights and precision."""
         weights = "" if self.pretrained is None else f"-{Path(self.pretrained).stem}"
         return f"{self.backbone.replace('/', '-')}{weights}-{'+'.join(self.precisions)}".lower()
 
     @property
     def hash(self) -> str:
-        """Of all settings, so that in a folder only the same contest takes the place of another."""
+        """Of all settings, so that only the same measurement replaces another in its folder."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class Flags:
-    """The command's own flags, as they were given."""
+    """The command's own flags, as they were given; lists are comma lists."""
 
     methods: str = METHODS
     datasets: str = ""
@@ -93,8 +91,8 @@ class Flags:
     check: bool = False
 
 
-def flags_of_choice(options: SuiteOptions, budget: float | None) -> Flags:
-    """What is measured of the suite `runtime` as it was chosen: its table has no sizes."""
+def flags_of_options(options: SuiteOptions, budget: float | None) -> Flags:
+    """The flags of the suite `runtime` with these options; its table has no sizes."""
     profile = options.profile
     return Flags(
         methods=",".join(options.methods),
@@ -107,8 +105,8 @@ def flags_of_choice(options: SuiteOptions, budget: float | None) -> Flags:
     )
 
 
-def settings_of(flags: Flags, place: RuntimeFlags, device: torch.device) -> Settings:
-    """What the flags and the device stand for. Raises UsageError for what cannot be."""
+def make_settings(flags: Flags, runtime: RuntimeConfig, device: torch.device) -> Settings:
+    """The settings that the flags stand for on `device`. Raises UsageError for impossible ones."""
     from procap.weights.loading import canonical
 
     gpu = device.type == "cuda"
@@ -150,8 +148,8 @@ def settings_of(flags: Flags, place: RuntimeFlags, device: torch.device) -> Sett
         repeats=flags.repeats,
         batch=flags.batch,
         test_batch=flags.test_batch,
-        workers=decoders(place.workers, device),
-        ways=Acceleration.of(place.accelerate, device),
+        workers=decoders(runtime.workers, device),
+        accelerations=Acceleration.of(runtime.accelerate, device),
         budget=budget or None,
         limit=CHECK_LIMIT if check and flags.budget is None else None,
         scaling=_scaling(flags.scaling, (CHECK_SCALING if check else SCALING) if gpu or small else ((), ())),
@@ -179,10 +177,9 @@ def run_config(
     data: Path | None = None,
     batch: int | None = None,
 ) -> RunConfig:
-    """A run under ProCAP's recipe for the data set, so that methods differ in nothing else.
+    """A run with ProCAP's recipe for the data set, so that methods differ in nothing else.
 
-    data: where sets are packed that the catalogue does not list, as made-up ones are. Batches are as asked for, or of
-    `batch` images.
+    data: the folder of packed sets that the catalogue does not list. batch: images of a batch.
     """
     from runner.config import plan_run
 
@@ -201,6 +198,6 @@ def run_config(
             "batch_size": batch or settings.batch,
             "test_batch_size": batch or settings.test_batch,
         },
-        options=OPTIONS.get(method, {}),
+        options=METHOD_OPTIONS.get(method, {}),
         data=data,
     )

@@ -3,7 +3,7 @@
     procap bench runtime                        every flag of the measurement: `procap bench runtime --help`
     procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --pretrained openai --data DATA
 
-Nothing else should run on the machine, so that these are no runs of Ray but a contest of their own, in turns.
+Nothing else should run on the machine, so its cases are no runs of Ray: they take turns in one process.
 
 Cost: about three minutes in the generated profile on two CPU cores; `--budget` limits it.
 
@@ -15,28 +15,28 @@ from __future__ import annotations
 
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.runtime.settings import QUICK_BUDGET, Flags, flags_of_choice
+from benchmarks.runtime.settings import QUICK_BUDGET, Flags, flags_of_options
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.runtime import runtime_sheets
 from runner.config import RuntimeConfig
 
 
-def measured_apart(options: SuiteOptions, method: str) -> list[Variant]:
-    """No runs: the contest trains and evaluates by itself."""
+def no_runs(options: SuiteOptions, method: str) -> list[Variant]:
+    """No variants: the benchmark trains and evaluates by itself."""
     return []
 
 
-def contest(done: SuiteResults, at: RuntimeConfig, anew: bool) -> None:
-    """Measure, unless the same has been measured on such a machine."""
-    from benchmarks.runtime.benchmark import contest_of_suite
+def measure(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
+    """Measure, unless the same was measured on such a machine."""
+    from benchmarks.runtime.benchmark import measure_suite
 
-    contest_of_suite(done, at, budget=QUICK_BUDGET if done.options.quick else None, anew=anew)
+    measure_suite(suite, runtime, budget=QUICK_BUDGET if suite.options.quick else None, force=force)
 
 
 def changed_flags(options: SuiteOptions) -> list[str]:
     """The flags of `procap bench runtime`, which measures without runs and has flags of its own."""
     words: list[str] = []
-    for name, value in vars(flags_of_choice(options, QUICK_BUDGET if options.quick else None)).items():
+    for name, value in vars(flags_of_options(options, QUICK_BUDGET if options.quick else None)).items():
         text = f"{value:g}" if isinstance(value, float) else str(value)
         words += [f"--{name}", text] if value != getattr(Flags(), name) else []
     return words
@@ -49,9 +49,9 @@ SUITE = Suite(
     seeds=(1,),
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
     classes="all",
-    variants=measured_apart,
+    variants=no_runs,
     sheets=runtime_sheets,
-    finish=contest,
+    finish=measure,
     published="runtime",
     flags=changed_flags,
 )

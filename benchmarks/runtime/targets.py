@@ -1,15 +1,15 @@
-"""What the fast path must reach, as ratios of one run: met, not met, or not measured and with which command it can be.
+"""The ratios that fast mode has to reach in one run: met, not met, or not measured and with which command it can be.
 
 The ratios at full size come from single settings with random weights, which `--check` measures beside the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.console.output import columns
+from benchmarks.console.output import columns, note
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ H200_FPS, H200_SECONDS, H200_SET = 9000.0, 4.0, "photographs-102"
 
 @dataclass(frozen=True)
 class Target:
-    """One line of the check; `found` is what was measured, None where it was not; `least`: higher is better."""
+    """One target. wanted: the least or, without `least`, the most. found: what was measured, None where it was not."""
 
     what: str
     wanted: float
@@ -48,8 +48,8 @@ class Target:
         return "met" if good else "NOT MET"
 
 
-def targets(report: dict[str, Any]) -> list[Target]:
-    """Every target, with what `report` has measured of it."""
+def list_targets(report: dict[str, Any]) -> list[Target]:
+    """Every target, with what `report` measured of it."""
     return [
         *_methods(report),
         *_full_size(report),
@@ -60,8 +60,8 @@ def targets(report: dict[str, Any]) -> list[Target]:
     ]
 
 
-def targets_table(listed: list[dict[str, Any]]) -> str:
-    """The check as a plain table."""
+def format_targets(listed: list[dict[str, Any]]) -> str:
+    """The targets as a plain table."""
     rows = []
     for one in listed:
         target = Target(**one)
@@ -71,13 +71,11 @@ def targets_table(listed: list[dict[str, Any]]) -> str:
     return columns(("state", "target", "wanted", "found", "remark"), rows)
 
 
-def measure_full_size(
-    report: dict[str, Any], settings: Settings, device: torch.device, tell: Callable[[str], None]
-) -> None:
-    """Put the single settings at full size into `report`, where this device is one that has targets for them."""
+def measure_full_size(report: dict[str, Any], settings: Settings, device: torch.device) -> None:
+    """Add single sizes at ViT-B/16 to `report`, where this kind of device has targets for them."""
     from benchmarks.runtime.measure import matmul_peak
-    from benchmarks.runtime.modes import models
-    from benchmarks.runtime.scaling import Point, measure_points
+    from benchmarks.runtime.sizes import Point, measure_points
+    from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
     if device.type != "cpu":
@@ -86,11 +84,12 @@ def measure_full_size(
     if report["device"]["bf16"] and Point("train", 51, 4) in points:
         points.insert(1, Point("train", 51, 4, "bf16"))
     peaks = {precision: matmul_peak(device, precision) for precision in ("fp32", "bf16")}
-    tell(f"single settings of {FULL} with random weights: some minutes")
+    note(f"single sizes of {FULL} with random weights: some minutes")
     rounds = max(1, settings.repeats // 2)
-    both = models(load_clip(FULL, "random"), settings.ways)
-    measured = measure_points(both, "procap", points, settings, rounds, None, lambda line: tell(f"  {line}"))
-    report["scaling"] += [one.plain() for one in measured]
+    models = models_by_mode(load_clip(FULL, "random"), settings.accelerations)
+    report["scaling"] += measure_points(
+        models, "procap", points, settings, rounds, None, lambda line: note(f"  {line}")
+    )
     report["matmul_peak"] = {**peaks, **report["matmul_peak"]}
 
 
@@ -160,7 +159,7 @@ def _h200(report: dict[str, Any]) -> Iterator[Target]:
 
 
 def _share_and_start(report: dict[str, Any], row: dict[str, Any], kind: str) -> str:
-    """What belongs beside a speed: how much of the device it uses, and what had to be waited for before."""
+    """The share of the peak that a speed reaches, and the seconds of its start."""
     cache = report["compile_cache"]
     compiled = f", cache of compiled programs {cache['state']}" if cache else ""
     share, start = 100 * row["share_of_peak"][kind], row["start_seconds"][kind]
@@ -168,7 +167,7 @@ def _share_and_start(report: dict[str, Any], row: dict[str, Any], kind: str) -> 
 
 
 def _memory(report: dict[str, Any]) -> Iterator[Target]:
-    """The worst size of each backbone: everywhere below means here as well."""
+    """Peak memory at the worst size of each backbone."""
     found: dict[str, list[tuple[float, str]]] = {}
     for one in report["scaling"]:
         if one["point"]["kind"] == "train" and one["peaks"]:
@@ -186,11 +185,11 @@ def _memory(report: dict[str, Any]) -> Iterator[Target]:
 
 
 def _attention(report: dict[str, Any]) -> Iterator[Target]:
-    """The towers' attention must run in fused kernels, whichever of them torch takes."""
-    from benchmarks.runtime.acceleration_ablation import UNFUSED
+    """Calls of attention in the towers without a fused kernel."""
+    from benchmarks.runtime.sizes import UNFUSED
 
-    for one in report["ways"]:
-        if one["way"] == "off":
+    for one in report["acceleration_ablation"]:
+        if one["accelerations"] == "off":
             calls = ", ".join(f"{name} {count}" for name, count in one["attention"].items())
             work = "training step" if one["kind"] == "train" else "evaluated batch"
             what = f"{work} in {one['precision']}: calls of attention without a fused kernel in the towers"

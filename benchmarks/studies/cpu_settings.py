@@ -98,12 +98,12 @@ def _compare(
 ) -> list[Row]:
     import torch
 
-    from benchmarks.runtime.measure import interleaved
+    from benchmarks.runtime.measure import time_in_turns
 
     works = [partial(setting.run, work) for _, setting, work in ways]
     for work in works:
         work()
-    seconds = interleaved(works, rounds, torch.device("cpu"), times)
+    seconds = time_in_turns(works, rounds, torch.device("cpu"), times)
     return [
         Row(
             name,
@@ -201,13 +201,13 @@ def read_speed() -> float:
     """Bytes read per second by a sum over more than caches hold."""
     import torch
 
-    from benchmarks.runtime.measure import stretch
+    from benchmarks.runtime.measure import timed
 
     data, fastest = torch.zeros(2**27), float("inf")
     for _ in range(4):
-        with stretch(data.device) as timed:
+        with timed(data.device) as timing:
             data.sum()
-        fastest = min(fastest, timed.seconds)
+        fastest = min(fastest, timing.seconds)
     return data.nbytes / fastest
 
 

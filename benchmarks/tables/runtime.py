@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.published import tables as published
-from benchmarks.runtime.file import contests
-from benchmarks.runtime.report import GUESSED, notes
+from benchmarks.results.runtime import load_runtime_reports
 from benchmarks.tables.helpers import BACKBONE, in_paper, name_of, theirs
+from benchmarks.tables.runtime_report import GUESSED, list_notes
 from benchmarks.tables.table import Column, Item, Line, Sheet, Value
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def newest_report(done: SuiteResults) -> dict[str, Any] | None:
     options = done.options
     backbone, _ = canonical(options.backbone or options.profile.backbone)
     found: list[tuple[float, str, dict[str, Any]]] = []
-    for file, report in contests(done.results):
+    for file, report in load_runtime_reports(done.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         if report["backbone"]["name"] == backbone and sets >= set(options.datasets) and methods >= set(options.methods):
             found.append((file.stat().st_mtime, str(file), report))
@@ -108,7 +108,7 @@ def guessed(rows: Sequence[dict[str, Any]]) -> bool:
 
 def warnings(report: dict[str, Any]) -> list[str]:
     """What was measured, on what, and what is to be said of it before its ratios are judged."""
-    of, recipe, *others = notes(report)
+    of, recipe, *others = list_notes(report)
     return [of, recipe, *(line for line in others if line.startswith(WARNINGS))]
 
 
@@ -188,5 +188,5 @@ def _over(pair: list[float | None]) -> float | None:
 def _notes(done: SuiteResults, report: dict[str, Any]) -> tuple[str, ...]:
     """Those of the measurement's own report that concern these columns."""
     others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(done) else ("published:",)))
-    kept = (line for line in notes(report) if not line.startswith(others))
-    return tuple(line.replace("is in the CSV", "is in runtime.csv") for line in kept)
+    kept = (line for line in list_notes(report) if not line.startswith(others))
+    return tuple(kept)

@@ -206,7 +206,7 @@ def launched(method: str) -> int:
     """Operations that a step launches one by one; counted on mini, whose towers have as many blocks as ViT-B/16's."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from benchmarks.runtime.scaling import made_up
+    from benchmarks.runtime.workload import synthetic_case
     from benchmarks.studies.scaling.ranks import run_config
     from procap.weights.mini import load_mini
     from runner.engine import Batch, Engine
@@ -223,7 +223,7 @@ def launched(method: str) -> int:
             return function(*args, **(kwargs or {}))
 
     job = Job(method, 40, 4)
-    built, images, labels = made_up(load_mini(), method, job.classes, job.batch)
+    built, images, labels = synthetic_case(load_mini(), method, job.classes, job.batch)
     config = run_config(job)
     step = TrainStep(Engine(built, config), Meter(built.clip.device, 0))
     batch = Batch(images, labels, built.draw(generator(config.seed, "noise", 0)))

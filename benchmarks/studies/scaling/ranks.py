@@ -148,7 +148,7 @@ class Steps:
     """Steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
 
     def __init__(self, job: Job, way: Way, group: ProcessGroup, clip: CLIP) -> None:
-        from benchmarks.runtime.scaling import made_up
+        from benchmarks.runtime.workload import synthetic_case
         from runner.config import RuntimeConfig
         from runner.engine import Batch
         from runner.engines import make_engine
@@ -156,7 +156,7 @@ class Steps:
         from runner.step import TrainStep
         from shards.rng import generator
 
-        method, images, labels = made_up(clip, job.method, job.classes, job.batch)
+        method, images, labels = synthetic_case(clip, job.method, job.classes, job.batch)
         if group.size > 1:
             method.team = group
         place = RuntimeConfig(Path(), Path(), "cpu", engine=way.engine, zero_stage=way.zero_stage)
@@ -204,7 +204,7 @@ class Steps:
 
 def run_config(job: Job) -> RunConfig:
     """A run under ProCAP's recipe, so that methods differ in nothing else."""
-    from benchmarks.runtime.settings import OPTIONS
+    from benchmarks.runtime.settings import METHOD_OPTIONS
     from runner.config import plan_run
 
     return plan_run(
@@ -213,7 +213,7 @@ def run_config(job: Job) -> RunConfig:
         classes="all",
         recipe="procap",
         overrides={"epochs": 1, "batch_size": job.batch},
-        options=OPTIONS.get(job.method, {}),
+        options=METHOD_OPTIONS.get(job.method, {}),
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots import FAINT, INK, MARKERS, grid, save_figures
-from benchmarks.runtime.settings import TITLES
+from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.studies.scaling.model import Links, Parts, step_cost
 from benchmarks.tables.pipes import pipes
 
@@ -281,7 +281,7 @@ def _listed(report: dict[str, Any]) -> str:
 
 
 def _title(method: str) -> str:
-    return TITLES.get(method, method)
+    return METHOD_TITLES.get(method, method)
 
 
 def _job(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,0 +1,29 @@
+"""`procap bench runtime`: time training and inference of every method, beside the paper's table."""
+
+from __future__ import annotations
+
+from benchmarks.cli.flags import OutputFlags, RuntimeFlags
+from benchmarks.cli.selection import workplace
+from benchmarks.console.output import show, show_json
+from benchmarks.runtime.settings import Flags, make_settings
+from runner.environment import library_defaults, resolve_device
+
+
+def bench_runtime(flags: Flags, runtime_flags: RuntimeFlags, output: OutputFlags) -> int:
+    """See `procap bench runtime --help`. Exit code 1 where a part of the measurement failed."""
+    from benchmarks.runtime.benchmark import measure, write
+    from benchmarks.runtime.measure import silence_profiler
+    from benchmarks.runtime.targets import format_targets
+
+    library_defaults()
+    silence_profiler()
+    device = resolve_device(runtime_flags.device)
+    runtime = workplace(runtime_flags)
+    settings = make_settings(flags, runtime, device)
+    report = measure(settings, runtime, device, check=flags.check, verbose=output.verbose)
+    show(write(report, settings, runtime))
+    if flags.check:
+        show("\n" + format_targets(report["targets"]))
+    if output.json:
+        show_json(report)
+    return 1 if report["failed"] else 0

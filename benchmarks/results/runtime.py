@@ -1,0 +1,29 @@
+"""Load the reports of the runtime benchmark, `<results>/runtime/*/runtime.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 3
+"""Reports of another version are measured again."""
+METHOD_TITLES = {
+    "zeroshot": "zero-shot CLIP",
+    "maple": "MaPLe-style",
+    "procap": "ProCAP",
+    "coop": "CoOp",
+    "cocoop": "CoCoOp",
+}
+
+
+def load_runtime_reports(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every report of this version below `results`, with its file; other files are left out."""
+    for file in sorted((results / "runtime").glob("*/runtime.json")):
+        try:
+            report = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(report, dict) and report.get("schema") == SCHEMA and {"backbone", "rows"} <= report.keys():
+            yield file, report

@@ -1,0 +1,280 @@
+"""The work that is timed, in two modes: training steps and evaluated batches.
+
+Reference mode works as public code does: every row of every class prompt, prompts and class features again for every
+batch, eager, with torch's default optimizer implementation. Fast mode is what this program does by itself, with the
+accelerations that `--accelerate` allows on the device. Both give the same numbers up to rounding.
+
+Warm-up, compiling, recording, counting and a look at the memory are a start that is timed apart.
+Shapes: B images, C classes, S image size, T loss terms.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from benchmarks.runtime.data import class_names
+from benchmarks.runtime.flops import count_flops, without_fused_kernels
+from benchmarks.runtime.measure import peak_bytes, timed
+from benchmarks.runtime.settings import METHOD_OPTIONS, SEED
+from procap.classifier import cosine_logits
+from procap.clip import CLIP
+from procap.exact_optimizations import NO_SAVINGS
+from procap.methods import build_method
+from procap.methods.method import Method
+from procap.text import LabelSpace
+from runner.acceleration import Acceleration, keep_compiled
+from runner.config import RunConfig
+from runner.cuda_graphs import CudaGraphs, GraphCapture, GraphedFunction, Part
+from runner.engine import Batch, Engine, autocast
+from runner.meters import Meter
+from runner.step import PHASES, TrainStep
+from runner.threads import fitting_threads
+from shards.rng import generator
+from shards.transfer import upload
+
+ModeName = Literal["reference", "fast"]
+MODES: tuple[ModeName, ...] = ("reference", "fast")
+Kind = Literal["train", "eval"]
+Models = dict[ModeName, CLIP]
+Classify = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What comes before the first timed work.
+
+    seconds: all of it. once: one eager step or batch. peak: bytes of tensors alive in it. flops: operations of it.
+    loss: of the example batch in training.
+    """
+
+    seconds: float
+    once: float
+    peak: int
+    flops: float
+    loss: float | None = None
+
+
+def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
+    """`clip` for each mode; compiled for fast mode on request, which gives reference mode a copy of the weights."""
+    plain = copy.deepcopy(clip) if accelerations.compile else clip
+    if accelerations.compile:
+        from procap.kernels.compiled import compile_blocks
+
+        keep_compiled()
+        compile_blocks(clip)
+    return {"reference": plain.with_savings(NO_SAVINGS), "fast": clip}
+
+
+def accelerations_of(mode: ModeName, accelerations: Acceleration) -> Acceleration:
+    """Reference mode has none."""
+    return accelerations if mode == "fast" else Acceleration()
+
+
+def compile_cache(accelerations: Acceleration) -> dict[str, Any] | None:
+    """The folder of compiled programs and whether it is warm; None where nothing is compiled."""
+    if not accelerations.compile:
+        return None
+    keep_compiled()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    warm = folder.is_dir() and any(folder.iterdir())
+    return {"folder": str(folder), "state": "warm" if warm else "cold"}
+
+
+def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
+    """The engine of a training; in reference mode with torch's default implementation of the optimizer."""
+    engine = Engine(method, config)
+    if mode == "reference":
+        for group in engine.optimizer.param_groups:
+            group.update(fused=None, lr=config.recipe.lr)
+            if "capturable" in group:
+                group["capturable"] = False
+    return engine
+
+
+def make_classifier(method: Method, mode: ModeName) -> Classify:
+    """Images [B, 3, S, S] to logits [B, C], as the mode does it; `method` is over the towers of that mode."""
+    classifier = method.classifier()
+    # Where the text depends on the image no class features can be kept, in either mode.
+    return classifier if mode == "fast" or classifier.depends_on_image else EveryBatch(method)
+
+
+class EveryBatch:
+    """Classification that computes prompts and class features again for every batch."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def __call__(self, images: Tensor) -> Tensor:
+        method, clip = self.method, self.method.clip
+        with torch.inference_mode():
+            image_plan, text_plan = method.plans(method.prompts)
+            text = clip.encode_text(method.prompts.tokenized, text_plan)
+            return cosine_logits(clip.encode_image(images, image_plan), text, method.scale())
+
+
+class CountingCapture:
+    """A graph capture that counts: a part that cannot be captured runs eagerly, which the report shows."""
+
+    def __init__(self, graphs: GraphCapture) -> None:
+        self.graphs = graphs
+        self.count = 0
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        return self.graphs.side_stream()
+
+    def capture(self, part: Part) -> Part:
+        replay = self.graphs.capture(part)
+        self.count += 1
+        return replay
+
+
+class _Workload:
+    """What training and evaluation share: where they run, and how."""
+
+    def __init__(self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration) -> None:
+        self.method, self.config, self.mode = method, config, mode
+        self.device = method.clip.device
+        self._graphs = CountingCapture(CudaGraphs(self.device)) if accelerations.graphs else None
+        # On a CPU without compiling, the look at the memory is warm-up enough.
+        self._warm_ups = 2 if self.device.type == "cuda" or accelerations.compile else 0
+
+    @contextmanager
+    def _in_mode(self, images: int, kind: Kind) -> Iterator[None]:
+        if self.mode == "reference":
+            with without_fused_kernels():
+                yield
+        else:
+            with fitting_threads(self.method.clip, images, kind):
+                yield
+
+
+class Training(_Workload):
+    """Steps of `method`, whose towers are those of `mode`, as `procap train` takes them."""
+
+    def __init__(
+        self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration, meter: Meter
+    ) -> None:
+        super().__init__(method, config, mode, accelerations)
+        self.engine = make_engine(method, config, mode)
+        self._step = TrainStep(self.engine, meter, self._graphs)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether steps are replays of CUDA graphs."""
+        return self._graphs is not None and self._graphs.count == len(PHASES)
+
+    def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
+        """Images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
+        noise = self.method.draw(generator(self.config.seed, "noise", number))
+        return Batch(images, labels, tuple(upload(one, self.device) for one in noise))
+
+    def start(self, batch: Batch) -> Start:
+        """Prepare for batches like `batch`; weights and optimizer state stay unchanged."""
+        losses: list[Tensor] = []
+
+        def step() -> None:
+            loss = self.engine.terms(batch).sum()
+            loss.backward()
+            self.method.zero_grad(set_to_none=True)
+            losses.append(loss.detach())
+
+        with timed(self.device) as whole, self._in_mode(len(batch.images), "train"):
+            with nullcontext() if self._graphs is None else self._graphs.side_stream():
+                for _ in range(self._warm_ups):
+                    step()
+                with timed(self.device) as once:
+                    peak = peak_bytes(step, self.device)
+                flops = count_flops(step)
+            if self._graphs is not None:
+                self._step.capture(batch)
+        return Start(whole.seconds, once.seconds, peak, flops, float(losses[-1]))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """One step: its terms and their sum, [T + 1], until the next step overwrites them."""
+        with self._in_mode(len(batch.images), "train"):
+            return self._step(batch)
+
+
+class Evaluation(_Workload):
+    """Images [B, 3, S, S] to logits [B, C] under the present weights of `method`, as `procap eval` does it."""
+
+    def __init__(self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration) -> None:
+        super().__init__(method, config, mode, accelerations)
+        self._classify: Classify | None = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether batches like the first are replays of a CUDA graph."""
+        return self._graphs is not None and self._graphs.count > 0
+
+    def renew(self) -> None:
+        """Compute prompts and class features; the weights must not change after `start`, a recording keeps its own."""
+        fused = without_fused_kernels() if self.mode == "reference" else nullcontext()
+        with fused, autocast(self.config, self.device):
+            classify = make_classifier(self.method, self.mode)
+        if self._graphs is None or self._classify is None:
+            self._classify = classify
+
+    def start(self, images: Tensor, rest: int = 0) -> Start:
+        """Prepare for batches like `images`, and for a last one of `rest` images."""
+        with timed(self.device) as whole:
+            self.renew()
+            for _ in range(self._warm_ups):
+                self(images)
+            with timed(self.device) as once:
+                peak = peak_bytes(lambda: self(images), self.device)
+            flops = count_flops(lambda: self(images), self.method)
+            if rest and self.device.type == "cuda":
+                self(images[:rest])
+            if self._graphs is not None and self._classify is not None:
+                self._classify = GraphedFunction(self._classify, self._graphs)
+                self(images)
+        return Start(whole.seconds, once.seconds, peak, flops)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        assert self._classify is not None
+        with self._in_mode(len(images), "eval"), autocast(self.config, self.device):
+            return self._classify(images)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Work that is ready to be timed: call `run`."""
+
+    run: Callable[[], object]
+    start: Start
+    recorded: bool
+
+
+def make_workload(
+    kind: Kind, clip: CLIP, config: RunConfig, mode: ModeName, accelerations: Acceleration, classes: int, batch: int
+) -> Workload:
+    """A training step or an evaluated batch over always the same synthetic images."""
+    method, images, labels = synthetic_case(clip, config.method, classes, batch)
+    if kind == "eval":
+        evaluation = Evaluation(method, config, mode, accelerations)
+        start = evaluation.start(images)
+        return Workload(lambda: evaluation(images), start, evaluation.recorded)
+    training = Training(method, config, mode, accelerations, Meter(method.clip.device, 0))
+    # At a rate of zero the optimizer does all its work and every round starts from the same weights.
+    training.engine.set_rate(0.0)
+    start = training.start(training.batch(images, labels, 0))
+    return Workload(lambda: training(training.batch(images, labels, 0)), start, training.recorded)
+
+
+def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
+    """A method at its start over synthetic class names, with images [B, 3, S, S] and labels [B] on the device."""
+    size = clip.geometry.image_size
+    space = LabelSpace(class_names(classes))
+    built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
+    images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
+    return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
