@@ -1,52 +1,233 @@
-"""From the values of a configuration to its runs: the same runs that `procap train` makes of these values."""
+"""Settings and configurations of a sweep: their files, and the runs that a configuration stands for.
+
+<results>/sweeps/<name>/sweep.json  configurations.json  summary.json  .lock
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, Literal
 
-from cluster.job import RunSpec
-from cluster.space import Values, digest_of
-from cluster.sweep_record import Metric, SweepSettings
-from procap.errors import UsageError
+from pydantic import BaseModel, ConfigDict, Field
+
+from cluster.run import Halving, RunSpec
+from cluster.space import Domain, Values, round_value, to_tune
+from procap.errors import UsageError, UserError
+from runner.collection import COLLECTION_NAME
 from runner.config import plan_run
+from runner.results import read_document, write_json
+from shards.locks import LockHeld, file_lock
 
+SWEEPS = "sweeps"
+REPAIR = "move it away and repeat the sweep, its runs are kept"
+MOST_CHECKED = 1000
+"""Configurations of a grid that are checked before it starts."""
+DRAWN = 20
+SEED = "seed"
+"""The axis of a grid or a random search that no user varies."""
+
+Metric = Literal["val", "held-out"]
+Search = Literal["grid", "random", "tpe"]
+State = Literal["running", "finished", "stopped", "failed"]
 METRICS: Mapping[Metric, str] = {
     "val": "accuracy on the validation images of the classes that are trained on",
     "held-out": "harmonic mean over the two halves of the base half, of which one is trained on",
 }
 
 
-MOST_CHECKED = 1000
-"""Configurations of a grid that are looked at before it starts."""
-MOST_TRIED = 20
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SweepSettings(_Record):
+    """`sweep.json`: what is searched, how, and how far."""
+
+    schema_version: Literal[2] = Field(default=2, validation_alias="schema", serialization_alias="schema")
+    name: str = Field(pattern=COLLECTION_NAME)
+    space: dict[str, Domain] = Field(description="domain of each field; empty: methods, data sets and seeds only")
+    methods: tuple[str, ...] = Field(description="each a configuration of its own")
+    datasets: tuple[str, ...] = Field(description="averaged over, unless `dataset` is a field of the space")
+    seeds: tuple[int, ...] = Field(description="averaged over")
+    metric: Metric = "val"
+    direction: Literal["max", "min"] = "max"
+    search: Search = "grid"
+    search_seed: int = 0
+    classes: Literal["base", "all"] = "base"
+    shots: int = 16
+    backbone: str = "mini"
+    pretrained: str | None = None
+    precision: str = "fp32"
+    recipe: str = "published"
+    overrides: dict[str, Any] = Field(default_factory=dict, description="recipe fields of all runs")
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict, description="by method")
+    few_shot_samples: str = ""
+    scheduler: Literal["none", "asha"] = "none"
+    grace_period: int = Field(default=1, ge=1, description="epochs before ASHA may stop a configuration")
+    reduction_factor: int = Field(default=3, ge=2, description="of so many that reach a rung ASHA continues one")
+    trials: int | None = Field(default=None, ge=1, description="configurations in all")
+    hours: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="of this attempt")
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """The domain of every field, several methods among them."""
+        return ({"method": list(self.methods)} if len(self.methods) > 1 else {}) | self.space
+
+    @property
+    def one_trial(self) -> bool:
+        """Whether all seeds of a configuration are one trial, since searcher or scheduler decide by their mean."""
+        return self.search == "tpe" or self.scheduler == "asha"
+
+    @property
+    def varies_data(self) -> bool:
+        """Whether data sets are varied; scores on different ones do not compare."""
+        return "dataset" in self.space
+
+    @property
+    def halving(self) -> Halving | None:
+        return Halving(self.grace_period, self.reduction_factor) if self.scheduler == "asha" else None
+
+    @property
+    def size(self) -> int | None:
+        """Configurations in all, None without a limit."""
+        lists = [len(domain) for domain in self.domains.values() if isinstance(domain, list)]
+        if self.search == "grid":
+            return math.prod(lists)
+        return self.trials
+
+    def grid(self) -> Iterator[Values]:
+        """Every combination of a grid, the last field varying fastest."""
+        lists = [domain for domain in self.domains.values() if isinstance(domain, list)]
+        for chosen in itertools.product(*lists):
+            yield dict(zip(self.domains, chosen, strict=True))
+
+    def differing(self, other: SweepSettings) -> dict[str, tuple[Any, Any]]:
+        """The fields by which two sweeps search for different things, with both values."""
+        free = {"scheduler", "grace_period", "reduction_factor", "trials", "hours"}
+        mine, others = self.model_dump(mode="json"), other.model_dump(mode="json")
+        return {name: (mine[name], others[name]) for name in mine if name not in free and mine[name] != others[name]}
+
+
+class Configuration(_Record):
+    """Values of the varied fields, and the outcome of their runs.
+
+    One that ASHA stopped keeps the checkpoints of its runs; one that is "running" while no sweep runs is unfinished.
+    """
+
+    number: int = Field(description="in order of their start, from 0")
+    values: Values
+    runs: tuple[str, ...] = Field(default=(), description="their paths below the results")
+    state: State = "running"
+    scores: dict[str, float] = Field(default_factory=dict, description="of each run, in percent")
+    score: float | None = Field(default=None, description="mean over the runs")
+    curve: dict[int, float] = Field(default_factory=dict, description="that mean by epoch, 1-based, with ASHA")
+    epochs: int = Field(default=0, description="of its runs in all")
+    failures: dict[str, str] = Field(default_factory=dict, description="the error of each run that failed")
+
+    @property
+    def key(self) -> str:
+        """Identifies the values, whatever their order."""
+        return key_of(self.values)
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that all its runs are known to have finished."""
+        return self.epochs if self.state == "finished" else max(self.curve, default=0)
+
+    @property
+    def by_seed(self) -> dict[str, float]:
+        """The score of each seed, a mean over data sets."""
+        seeds: dict[str, list[float]] = {}
+        for run, score in self.scores.items():
+            seeds.setdefault(seed_of(run), []).append(score)
+        return {seed: fmean(scores) for seed, scores in seeds.items()}
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds, None for fewer than two."""
+        scores = list(self.by_seed.values())
+        return stdev(scores) if len(scores) > 1 else None
+
+
+class Configurations(_Record):
+    """`configurations.json`."""
+
+    schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
+    configurations: list[Configuration] = Field(default_factory=list)
+
+
+def seed_of(path: str) -> str:
+    """The seed in a run's path, which ends in seed1-3fa29c10."""
+    return path.rpartition("/seed")[2].partition("-")[0]
+
+
+def key_of(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """Values and the runs that they stand for, seeds innermost."""
+class SweepFolder:
+    """The files of one sweep; reading never creates anything."""
 
-    values: Values
-    pieces: tuple[RunSpec, ...]
+    path: Path
 
-    @property
-    def digest(self) -> str:
-        return digest_of(self.values)
+    @classmethod
+    def of(cls, results: Path, name: str) -> SweepFolder:
+        return cls(results / SWEEPS / name)
 
-    @property
-    def epochs(self) -> int:
-        return max(piece.config.recipe.epochs for piece in self.pieces)
+    def load_settings(self) -> SweepSettings | None:
+        return read_document(self.path / "sweep.json", SweepSettings, REPAIR)
 
-    @property
-    def runs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(piece.config.path for piece in self.pieces))
+    def load(self) -> dict[str, Configuration]:
+        """The known configurations by key, in order of their start."""
+        found = read_document(self.path / "configurations.json", Configurations, REPAIR)
+        return {one.key: one for one in found.configurations} if found else {}
+
+    def save(self, configurations: Iterable[Configuration]) -> None:
+        write_json(self.path / "configurations.json", Configurations(configurations=list(configurations)))
+
+    def check(self, settings: SweepSettings) -> None:
+        """Raises UsageError where the sweep of this name searched for something else."""
+        before = self.load_settings()
+        if before is not None and (differing := settings.differing(before)):
+            shown = "; ".join(f"{name} was {then}, is now {now}" for name, (now, then) in differing.items())
+            raise UsageError(
+                f"the sweep '{settings.name}' searched for something else: {shown}; give this one another --name, or "
+                f"take the settings of {self.path / 'sweep.json'}"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the sweep against other processes. Raises UserError, which names the holder, when it is held."""
+        lock = file_lock(self.path / ".lock", timeout=0)
+        try:
+            lock.__enter__()
+        except LockHeld as error:
+            raise UserError(
+                f"the sweep '{self.path.name}' is being carried out by another process ({error.owner}); wait for it, "
+                "stop it, or give this one another --name"
+            ) from None
+        except OSError as error:
+            raise UserError(f"cannot write to {self.path}: {error.strerror or error}; name another --results") from None
+        try:
+            yield
+        finally:
+            lock.__exit__(None, None, None)
 
 
-def configure(settings: SweepSettings, values: Values, data: Path | None) -> Configuration:
-    """The runs of `values`. Raises UsageError or DataUsageError for values that a run refuses."""
+def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
+    """The runs of a configuration, seeds innermost: those that `procap train` makes of the same values.
+
+    Raises UsageError or DataUsageError for values that a run refuses.
+    """
     run: dict[str, Any] = {
         "shots": settings.shots,
         "backbone": settings.backbone,
@@ -55,8 +236,7 @@ def configure(settings: SweepSettings, values: Values, data: Path | None) -> Con
         "recipe": settings.recipe,
         "method": settings.methods[0],
     }
-    overrides = dict(settings.overrides)
-    options: dict[str, Any] = {}
+    overrides, options = dict(settings.overrides), dict[str, Any]()
     for field, value in values.items():
         group, dot, name = field.partition(".")
         if dot:
@@ -64,90 +244,94 @@ def configure(settings: SweepSettings, values: Values, data: Path | None) -> Con
         else:
             run[field] = value
     datasets = (run.pop("dataset"),) if "dataset" in run else settings.datasets
-    classes = "dev-base" if settings.metric == "held-out" else settings.classes
     for name in ("method", "backbone", "precision", "recipe"):
         if not isinstance(run[name], str):
             raise UsageError(f"{name} = {run[name]!r} is not a name")
-    options = {**settings.options.get(run["method"], {}), **options}
-    pieces = []
-    for dataset in datasets:
-        for seed in settings.seeds:
-            config = plan_run(
-                dataset=dataset,
-                classes=classes,
-                seed=seed,
-                overrides=overrides,
-                options=options,
-                picks=settings.picks,
-                data=data,
-                **run,
-            )
-            pieces.append(RunSpec(config=config, targets=targets(config.dataset, classes)))
-    return Configuration(values, tuple(pieces))
+    run["options"] = {**settings.options.get(run["method"], {}), **options}
+    # Targets are validation images only; held-out selection trains on half of the base classes.
+    classes = "dev-base" if settings.metric == "held-out" else settings.classes
+    tested = ("dev-base", "dev-novel") if classes == "dev-base" else (classes,)
+    specs = []
+    for dataset, seed in itertools.product(datasets, settings.seeds):
+        config = plan_run(
+            dataset=dataset,
+            classes=classes,
+            seed=seed,
+            overrides=overrides,
+            picks=settings.few_shot_samples,
+            data=data,
+            **run,
+        )
+        specs.append(RunSpec(config=config, targets=tuple(f"{config.dataset}:{half}:val" for half in tested)))
+    return specs
+
+
+def draw(settings: SweepSettings, count: int) -> list[Values]:
+    """Examples of what is searched: the first combinations of a grid, else random draws by Tune's domains."""
+    if settings.search == "grid":
+        return list(itertools.islice(settings.grid(), count))
+    domains = {field: to_tune(domain) for field, domain in settings.domains.items()}
+    import numpy
+
+    generator = numpy.random.default_rng(settings.search_seed)
+    return [
+        {field: _plain(settings.domains[field], one.sample(random_state=generator)) for field, one in domains.items()}
+        for _ in range(count)
+    ]
 
 
 def check_values(settings: SweepSettings, data: Path | None) -> None:
-    """Raises UsageError for early stopping that could stop nothing, and for values that runs refuse: any configuration
-    of a grid, and of other searches a value that fits with none of the others, or ranges of which nothing can be run.
+    """Raises UsageError for values that runs refuse, and for ASHA where no run is longer than its grace period.
+
+    Checked are the combinations of a grid, and for other searches every listed value with some draws of the others.
     """
     if settings.search == "grid":
-        for values in itertools.islice(settings.searched().grid(), MOST_CHECKED):
-            configure(settings, values, data)
+        for values in draw(settings, MOST_CHECKED):
+            make_runs(settings, values, data)
     else:
-        _check_drawn(settings, data)
-    if settings.stop == "asha" and (epochs := most_epochs(settings, data)) <= settings.grace:
+        drawn = draw(settings, DRAWN)
+        if refusal := _refusal_of_all(settings, drawn, data):
+            raise UsageError(f"of {len(drawn)} configurations that were drawn none can be run: {refusal}")
+        for field, domain in settings.domains.items():
+            for value in domain if isinstance(domain, list) else ():
+                if refusal := _refusal_of_all(settings, [{**values, field: value} for values in drawn], data):
+                    raise refusal
+    if settings.scheduler == "asha" and (epochs := longest(settings, data)) <= settings.grace_period:
         raise UsageError(
-            f"--stop asha decides after epoch {settings.grace} at the earliest, and runs have {epochs}: "
-            "give a smaller --grace or more --epochs"
+            f"--scheduler asha decides after epoch {settings.grace_period} at the earliest, and runs have {epochs}: "
+            "give a smaller --grace-period or more --epochs"
         )
 
 
-def _check_drawn(settings: SweepSettings, data: Path | None) -> None:
-    space = settings.searched()
-    drawn = list(itertools.islice(space.draws(settings.search_seed), MOST_TRIED))
-    if refusal := _all_refused(settings, drawn, data):
-        whole = "; whole numbers are drawn by integers(1, 4)" if "integer" in str(refusal) else ""
-        raise UsageError(f"of {len(drawn)} configurations that were drawn none can be run: {refusal}{whole}")
-    for one in space.dimensions:
-        for value in one.values:
-            if refusal := _all_refused(settings, ({**values, one.field: value} for values in drawn), data):
-                raise refusal
-
-
-def _all_refused(settings: SweepSettings, tried: Iterable[Values], data: Path | None) -> UsageError | None:
-    """Why the first of them cannot be run, if none can; looks no further than the first that can."""
-    first: UsageError | None = None
+def _refusal_of_all(settings: SweepSettings, tried: Sequence[Values], data: Path | None) -> UsageError | None:
+    """The first refusal if every configuration is refused."""
+    refusals: list[UsageError] = []
     for values in tried:
         try:
-            configure(settings, values, data)
-        except UsageError as error:
-            first = first or error
-        else:
+            make_runs(settings, values, data)
             return None
-    return first
+        except UsageError as error:
+            refusals.append(error)
+    return refusals[0] if refusals else None
 
 
-def most_epochs(settings: SweepSettings, data: Path | None) -> int:
-    """That the runs of any method have."""
-    values = next(settings.searched().draws(settings.search_seed))
-    each = [{**values, "method": method} for method in settings.methods]
-    return max(configure(settings, one, data).epochs for one in each)
+def longest(settings: SweepSettings, data: Path | None) -> int:
+    """Epochs of the longest run, over the methods."""
+    with_methods = [{**draw(settings, 1)[0], "method": method} for method in settings.methods]
+    return max(run.config.recipe.epochs for values in with_methods for run in make_runs(settings, values, data))
 
 
-def targets(dataset: str, classes: str) -> tuple[str, ...]:
-    """What a run is chosen by; never a test split."""
-    halves = ("dev-base", "dev-novel") if classes == "dev-base" else (classes,)
-    return tuple(f"{dataset}:{half}:val" for half in halves)
+def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
+    """The values of the varied fields, without the seed."""
+    return {field: _plain(domain, config[field]) for field, domain in settings.domains.items()}
 
 
-def check_data(datasets: tuple[str, ...], data: Path | None) -> None:
-    """Raises UsageError for a data set without validation images."""
-    from shards.resolve import known
+def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], data: Path | None) -> list[RunSpec]:
+    """The runs of a trial: those of its seed, or of all seeds."""
+    runs = make_runs(settings, values_of_trial(settings, config), data)
+    return [run for run in runs if SEED not in config or run.config.seed == config[SEED]]
 
-    for name in datasets:
-        dataset = known(name, data)
-        if "val" not in dataset.counts:
-            raise UsageError(
-                f"{dataset.name} has no validation images, and a sweep never chooses by test images: search on a data "
-                "set that has some"
-            )
+
+def _plain(domain: Domain, value: Any) -> Any:
+    """A value of Tune as plain Python, rounded as `round_value` does."""
+    return round_value(domain, value.item() if hasattr(value, "item") else value)

@@ -1,147 +1,177 @@
-"""Where jobs are carried out: in this process, several at a time on this machine, or on a Ray cluster."""
+"""Where runs are executed: in this process, several at a time on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cluster.address import LOCAL, ray_address, settle_auth
-from cluster.job import Job, Report
-from cluster.local_capacity import names_gpu, only_gpu, slots_here
+from cluster.executor import RunExecutor, attempt
 from cluster.paths import StoragePaths
-from cluster.ray_cluster import Node, Resources, connected, fair_share, nodes, room
-from cluster.tune_runner import Listener, carry_out
-from cluster.work import Tell, Work, attempt
+from cluster.ray_cluster import (
+    VISIBLE,
+    Capacity,
+    Node,
+    Resources,
+    connected,
+    count_on_gpus,
+    default_resources,
+    nodes,
+    runs_held,
+)
+from cluster.run import Report, RunSpec
+from cluster.tune_runner import TrialListener, run_trials
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import resolve_device
+from runner.limits import cores_here, memory_here
 from runner.stop_signals import Interrupted
 
-PLACES = ("local", "ray")
+KINDS = ("local", "ray")
+RUN_BYTES = 3 * 2**30
+"""Main memory of a process: 0.7 GiB for the program, up to 2.3 GiB for a ViT-B/16 and its activations on a CPU."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """What was asked for.
+    """The flags of a launch.
 
-    on: "local" is this machine, "ray" a cluster. address: of the cluster, see `cluster.address.ray_address`.
-    processes: that train one run together, each with `cpus` and `gpus`; None leaves both to what is there.
-    at_once: runs, None for as many as there is room for. autoscale: nodes come when they are asked for.
+    kind: "local" is this machine, "ray" a cluster. address: of the cluster, see `cluster.address.ray_address`.
+    processes: that train one run together, each with `cpus` and `gpus`; None chooses by what is there.
+    max_concurrent: runs at a time, None for as many as fit. autoscale: nodes are started on demand.
     """
 
-    on: str = "local"
+    kind: str = "local"
     address: str = ""
     processes: int = 1
     cpus: float | None = None
     gpus: float | None = None
-    at_once: int | None = None
+    max_concurrent: int | None = None
     autoscale: bool = False
 
     def __post_init__(self) -> None:
-        if self.on not in PLACES:
-            raise unknown_name("launcher", self.on, PLACES)
-        if self.on == "local" and (self.address or self.autoscale):
+        if self.kind not in KINDS:
+            raise unknown_name("launcher", self.kind, KINDS)
+        if self.kind == "local" and (self.address or self.autoscale):
             raise UsageError("--address and --autoscale are a cluster's: add --launcher ray")
-        if self.on == "ray":
+        if self.kind == "ray":
             ray_address(self.address)
-        for name, value, least in (("processes", self.processes, 1), ("max-concurrent", self.at_once, 1)):
-            if value is not None and value < least:
-                raise UsageError(f"--{name} {value}: at least {least} is needed")
+        for name, value in (("processes", self.processes), ("max-concurrent", self.max_concurrent)):
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} {value}: at least 1 is needed")
         for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
             if amount is not None and not (0 <= amount <= 1 or (1 < amount < math.inf and amount == int(amount))):
                 raise UsageError(f"--{name} {amount:g}: a part of one, or a whole number")
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """What there is: `at_once` runs of `share`; without Ray the one of this process.
-
-    growing: more nodes come when they are asked for.
-    """
-
-    share: Resources
-    at_once: int
-    ray: bool
-    growing: bool = False
-
-    def places(self, asked: StoragePaths) -> StoragePaths:
-        """`asked`, with the device as processes of such a share name it; they may work in another folder."""
-        device, file = asked.rest.device, asked.rest.deepspeed_json
-        if device == "auto" and not self.share.gpus:
-            # Ray hides GPUs from nobody who has none of his own: they would all take the same one.
-            device = "cpu"
-        elif self.ray and names_gpu(device):
-            device = "cuda"
-        return replace(asked, rest=replace(asked.rest, device=device, deepspeed_json=file and file.absolute()))
-
-
 @contextmanager
-def gathered(fleet: Launcher, places: StoragePaths, *, always_ray: bool = False) -> Iterator[Capacity]:
-    """Be connected to the fleet while the block lasts.
+def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False) -> Iterator[Capacity]:
+    """Connect to the launcher's machines for the duration of the block.
 
-    always_ray: even where one run at a time is done, as Ray Tune's searchers need it. Raises UserError where the
-    cluster does not answer, UsageError where not even one run fits or this machine has not the device.
+    always_ray: start Ray on this machine even where one run at a time fits, as Ray Tune's searchers need it.
+    Raises UserError where the cluster does not answer, UsageError where not one run fits or the device is missing.
     """
     if ranks_from_environment().size > 1:
         raise UsageError("start this command without torchrun: --processes says how many train one run together")
-    if fleet.on == "local":
-        # At once, as else every run would say so.
-        resolve_device(places.rest.device)
-        here = slots_here(fleet.at_once, fleet.gpus, places.rest.device, fleet.processes)
-        share = Resources(fleet.processes, fleet.cpus or 1.0, here.gpus)
-        alone = Capacity(share, 1, ray=False)
-        Acceleration.of(places.rest.accelerate, resolve_device(alone.places(places).rest.device))
-        if here.at_once == 1 and fleet.processes == 1 and not always_ray:
-            yield alone
-            return
-        gpu = only_gpu(places.rest.device)
-        with connected(LOCAL, cpus=max(here.cpus, here.at_once * fleet.processes), gpu=gpu):
-            yield Capacity(share, min(here.at_once, room(nodes(), share, own=True)), ray=True)
+    device = paths.runtime.device
+    if launcher.kind == "ray":
+        if _is_numbered(device):
+            raise UsageError(f"--device {device}: on a node Ray chooses the GPU of a run: use --device cuda")
+        settle_auth()
+        address = ray_address(launcher.address)
+        with connected("auto" if address == LOCAL else address):
+            there = nodes()
+            resources = _resources_on(there, launcher, device)
+            limit = launcher.max_concurrent
+            fits = limit or 1000 if launcher.autoscale else runs_held(there, resources)
+            yield Capacity(resources, min(fits, limit or fits), ray=True, growing=launcher.autoscale)
         return
-    if names_gpu(places.rest.device):
-        raise UsageError(f"--device {places.rest.device}: on a node Ray chooses the GPU of a run: use --device cuda")
-    settle_auth()
-    address = ray_address(fleet.address)
-    with connected("auto" if address == LOCAL else address):
-        there = nodes()
-        share = _share_of(fleet, there, places.rest.device)
-        fits = fleet.at_once or 1000 if fleet.autoscale else room(there, share)
-        yield Capacity(share, min(fits, fleet.at_once or fits), ray=True, growing=fleet.autoscale)
+    # A missing device is reported here, once, and not by every run.
+    resolve_device(device)
+    here = local_capacity(launcher, device)
+    alone = Capacity(here.resources, 1, ray=False)
+    Acceleration.of(paths.runtime.accelerate, resolve_device(alone.place(paths).runtime.device))
+    if here.max_concurrent == 1 and launcher.processes == 1 and not always_ray:
+        yield alone
+        return
+    cpus = max(cores_here(), here.max_concurrent * launcher.processes)
+    with connected(LOCAL, cpus=cpus, gpu=visible_gpu(device)):
+        fits = runs_held(nodes(), here.resources, own=True)
+        yield Capacity(here.resources, min(here.max_concurrent, fits), ray=True)
 
 
-def _share_of(fleet: Launcher, there: Sequence[Node], device: str) -> Resources:
-    """What a run gets of a cluster. Raises UsageError where that is nothing, or follows from nodes still to come."""
-    if fleet.autoscale and fleet.gpus is None and device != "cpu" and not any(node.gpus for node in there):
+def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
+    """Execute `runs` in their order; the listener identifies each by its index, `config["number"]`."""
+    paths = capacity.place(paths)
+    if capacity.ray:
+        from ray.tune.search import grid_search
+        from ray.tune.search.basic_variant import BasicVariantGenerator
+
+        space = {"number": grid_search(list(range(len(runs))))}
+        generator = BasicVariantGenerator(max_concurrent=capacity.max_concurrent)
+        run_trials(space, lambda config, _: [runs[config["number"]]], paths, capacity, listener, search_alg=generator)
+        return
+    for number, run in enumerate(runs):
+        config, trial = {"number": number}, f"{number}"
+        listener.started(trial, config)
+
+        def report_to(report: Report, trial: str = trial, config: dict[str, int] = config) -> None:
+            listener.reported(trial, config, report)
+
+        executor = RunExecutor([run], paths.here(), report_to)
+        listener.ended(trial, config, attempt(executor.execute, lost=(Interrupted,)))
+
+
+def local_capacity(launcher: Launcher, device: str) -> Capacity:
+    """How many runs this machine holds by its cores, memory and GPUs; a process has a whole GPU unless --gpus is less.
+
+    Raises UsageError where a process asks for more GPUs than there are.
+    """
+    fit = min(cores_here(), memory_here() // RUN_BYTES)
+    count = 0 if device == "cpu" else _count_gpus()
+    has = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
+    if _is_numbered(device):
+        count, has = min(count, 1), f"--device {device} is one"
+    gpus = float(min(count, 1)) if launcher.gpus is None else launcher.gpus
+    if gpus > count:
+        raise UsageError(f"--gpus {gpus:g}: {has}; {f'at most {count} would work' if count else 'leave it out'}")
+    if gpus:
+        fit = min(fit, count_on_gpus(count, gpus))
+    resources = Resources(launcher.processes, launcher.cpus or 1.0, gpus)
+    return Capacity(resources, launcher.max_concurrent or max(1, fit // launcher.processes), ray=False)
+
+
+def visible_gpu(device: str) -> str | None:
+    """`CUDA_VISIBLE_DEVICES` for processes that see the numbered GPU of `device` alone, None without a number."""
+    if not _is_numbered(device):
+        return None
+    number, seen = int(device.partition(":")[2]), os.environ.get(VISIBLE)
+    return seen.split(",")[number].strip() if seen else str(number)
+
+
+def _resources_on(there: Sequence[Node], launcher: Launcher, device: str) -> Resources:
+    """Resources of a run on a cluster. Raises UsageError for none, and where they follow from nodes still to come."""
+    if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(node.gpus for node in there):
         raise UsageError(
             "--autoscale, and no node with a GPU is up yet to show what a run gets: say --gpus 1 or --gpus 0"
         )
-    share = fair_share(there, fleet.processes, fleet.cpus, fleet.gpus)
-    if not share.cpus and not share.gpus:
+    resources = default_resources(there, launcher.processes, launcher.cpus, launcher.gpus)
+    if not resources.cpus and not resources.gpus:
         raise UsageError(
-            f"--cpus {share.cpus:g} without a GPU: a run has to ask for something: leave it out, or say --cpus 0.5"
+            f"--cpus {resources.cpus:g} without a GPU: a run has to ask for something: leave it out, or say --cpus 0.5"
         )
-    return share
+    return resources
 
 
-def do_all(jobs: Sequence[Job], places: StoragePaths, room: Capacity, listener: Listener) -> None:
-    """Carry out `jobs` in their order; the listener hears what becomes of each by its `number`."""
-    places = room.places(places)
-    if room.ray:
-        carry_out(jobs, places, room.share, listener, at_once=room.at_once, growing=room.growing)
-        return
-    for number, job in enumerate(jobs):
-        config = {"number": number}
-        name = f"{number}"
-        listener.started(name, config)
+def _is_numbered(device: str) -> bool:
+    return device.startswith("cuda:")
 
-        def tell(report: Report, name: str = name, config: dict[str, int] = config) -> None:
-            listener.reported(name, config, report)
 
-        def work(job: Job = job, tell: Tell = tell) -> Report:
-            return Work(job, places.here(), tell).do()
+def _count_gpus() -> int:
+    import torch
 
-        report = attempt(work, lost=(Interrupted,))
-        listener.ended(name, config, report)
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

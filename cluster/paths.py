@@ -1,4 +1,4 @@
-"""Where data and results are, as every machine resolves it for itself."""
+"""Folders and URLs of data and results as they were given, resolved by every machine for itself."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from shards.urls import is_url
 
 @dataclass(frozen=True)
 class StoragePaths:
-    """What was typed for --data and --results, and the rest of a workplace.
+    """The values of --data and --results, and the rest of a `RuntimeConfig`.
 
     data: a folder, a URL, or empty for the machine's own default. results: a folder that all machines see, or a URL.
     """
 
     data: str
     results: str
-    rest: RuntimeConfig
+    runtime: RuntimeConfig
 
     @classmethod
-    def shared(cls, data: str, results: str, rest: RuntimeConfig) -> StoragePaths:
-        """Places that mean the same on all machines: relative folders are those of this one's working folder.
+    def shared(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
+        """Paths that mean the same on all machines: relative folders are those of the driver's working folder.
 
-        What $PROCAP_DATA says here counts like a typed --data.
+        $PROCAP_DATA of the driver counts like --data.
         """
-        return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), rest)
+        return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
 
     def here(self) -> RuntimeConfig:
-        """The workplace on this machine, whose cache and mirrors are its own."""
+        """The runtime on this machine, with a cache and mirrors of its own."""
         results, store = results_root(self.results, cache_home())
-        return replace(self.rest, data=data_root(self.data), results=results, store=store)
+        return replace(self.runtime, data=data_root(self.data), results=results, store=store)
 
 
 def absolute(given: str) -> str:
-    """A folder as all machines have to name it; URLs and nothing stay as they are."""
-    # Links are kept: the same name may lead to another mount point on another machine.
+    """Make a folder absolute; URLs and the empty string stay as they are."""
+    # Links are not resolved: the same name may lead to another mount point on another machine.
     return given if not given or is_url(given) else os.path.abspath(Path(given).expanduser())

@@ -24,7 +24,7 @@ DRIVER = "driver"
 
 
 @dataclass(frozen=True)
-class Wants:
+class Requirements:
     """What every run will need.
 
     data, results: as they were given, a folder or a URL; empty data is the node's own default.
@@ -52,7 +52,7 @@ class Wants:
         }
 
 
-def check_nodes(wants: Wants, timeout: float = 60.0, *, growing: bool = False) -> None:
+def check_nodes(wants: Requirements, timeout: float = 60.0, *, growing: bool = False) -> None:
     """Look around on every node that can carry out a run, all at once; Ray is connected already.
 
     Data sets that are drawn or bundled are packed here first. Nodes that Ray itself calls dead are left out, as are

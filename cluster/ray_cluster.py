@@ -1,29 +1,32 @@
-"""A Ray cluster: how one connects to it, and what of it each run gets."""
+"""Connecting to a Ray cluster, and the resources that it gives to each run."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.address import LOCAL, current_cluster, ray_folder, settle_auth
-from cluster.local_capacity import VISIBLE, gpus_hold, times
+from cluster.paths import StoragePaths
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 
 NAMESPACE = "procap"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_CPUS = 16
-"""More than so many cores bring a process with a GPU nothing: they decode images."""
-ANSWER_SECONDS = 5.0
-PARCEL_SECONDS = 60.0
-OWN_TRIES = 3
-"""Of a Ray of our own: a node waits 15 seconds for its parts to come up, too few where much else is done."""
+"""Of a process with a GPU, for decoding images; more bring nothing."""
+CONNECT_SECONDS = 5.0
+UNPACK_SECONDS = 60.0
+START_ATTEMPTS = 3
+"""Of a local Ray: a raylet gives its agents 15 seconds to come up, too few on a busy machine."""
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -31,17 +34,17 @@ SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    # Nothing is restored from what Ray Tune writes.
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    # Relative names, as of $PROCAP_HOME, keep their meaning.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
-"""Nothing is restored from what Ray Tune writes, so that it writes as little as it can. A run stays in the folder where
-its process began: relative names, as of $PROCAP_HOME, mean there what they meant."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one run gets: `processes`, each with so many CPUs and GPUs; a part of a GPU is shared with other runs."""
+    """Resources of one run: `processes`, each with so many CPUs and GPUs; a part of a GPU is shared with other runs."""
 
     processes: int = 1
     cpus: float = 1.0
@@ -54,10 +57,34 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A machine of the cluster and what it has in all.
+class Capacity:
+    """`max_concurrent` runs with `resources` each; without Ray one run in this process.
 
-    name: as Ray was told, else `host`. accelerator: what Ray calls its GPUs, "" where it has none.
+    growing: nodes are started on demand.
+    """
+
+    resources: Resources
+    max_concurrent: int
+    ray: bool
+    growing: bool = False
+
+    def place(self, paths: StoragePaths) -> StoragePaths:
+        """`paths` with the device and files as processes of such a run name them, which may work in another folder."""
+        device, file = paths.runtime.device, paths.runtime.deepspeed_json
+        if device == "auto" and not self.resources.gpus:
+            # Ray masks CUDA_VISIBLE_DEVICES only for processes that ask for a GPU; the others would share the first.
+            device = "cpu"
+        elif self.ray and device.startswith("cuda:"):
+            device = "cuda"
+        runtime = replace(paths.runtime, device=device, deepspeed_json=file and file.absolute())
+        return replace(paths, runtime=runtime)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster and its resources in all.
+
+    name: as given to `ray start`, else `host`. accelerator: Ray's name of its GPUs, "" without any.
     """
 
     name: str
@@ -72,51 +99,65 @@ class Node:
         name = f", {self.name}" if self.name not in (self.address, self.host) else ""
         return f"{self.address} ({self.host}{name})"
 
-    def fits(self, share: Resources) -> int:
-        """How many processes of `share` it can hold."""
-        by_cpu = [times(self.cpus, share.cpus)] if share.cpus else []
-        by_gpu = [gpus_hold(self.gpus, share.gpus)] if share.gpus else []
+    def count(self, resources: Resources) -> int:
+        """How many processes with such resources it holds."""
+        by_cpu = [divide(self.cpus, resources.cpus)] if resources.cpus else []
+        by_gpu = [count_on_gpus(self.gpus, resources.gpus)] if resources.gpus else []
         return min([*by_cpu, *by_gpu], default=1)
+
+
+def divide(amount: float, part: float) -> int:
+    """How many times `part` fits into `amount`; 0.1 fits into 1 ten times, as it does for Ray."""
+    return math.floor(amount / part + 1e-6)
+
+
+def count_on_gpus(gpus: float, part: float) -> int:
+    """How many processes with `part` of a GPU, or several GPUs, each; a part is always one of a single GPU."""
+    return int(gpus) * divide(1, part) if part < 1 else divide(gpus, part)
 
 
 @contextmanager
 def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> Iterator[None]:
-    """Be a driver of the cluster at `address` while the block lasts.
+    """Connect this process to the cluster at `address` for the duration of the block.
 
     address: "auto" for the cluster that this machine belongs to or RAY_ADDRESS names, host:port, or "local" for a
-    Ray of our own with `cpus` that ends with the block. gpu: the only one that a Ray of our own is to see, as in
-    $CUDA_VISIBLE_DEVICES. Raises UserError where nobody answers.
+    local Ray with `cpus` that ends with the block. gpu: the value of $CUDA_VISIBLE_DEVICES for a local Ray.
+    Raises UserError where no cluster answers.
     """
     library_defaults()
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     own = address == LOCAL
+    if own and "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        # The local Ray that this process has started already.
+        yield
+        return
     if own:
         settle_auth(private=True)
     else:
-        _refuse_silent(address)
+        _check_listening(address)
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
     more: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if own else {}
     try:
-        with _showing(gpu):
-            _begin(address, more)
+        with _visible(gpu):
+            _init(address, more)
     finally:
         if threading.current_thread() is threading.main_thread():
             # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     try:
         if not own:
-            _wait_for_parcels()
+            _wait_for_working_dir()
         yield
     finally:
         ray.shutdown()
 
 
 @contextmanager
-def _showing(gpu: str | None) -> Iterator[None]:
-    """What starts in the block sees one GPU alone; this process has looked already, and goes on as before."""
+def _visible(gpu: str | None) -> Iterator[None]:
+    """Let processes that start in the block see one GPU alone; this process has looked already."""
     before = os.environ.get(VISIBLE)
     if gpu is not None:
         os.environ[VISIBLE] = gpu
@@ -128,11 +169,11 @@ def _showing(gpu: str | None) -> Iterator[None]:
             os.environ.update({} if before is None else {VISIBLE: before})
 
 
-def _begin(address: str, more: dict[str, Any]) -> None:
-    """Raises UserError where Ray refuses, and where one of our own is still too late when it has had its tries."""
+def _init(address: str, more: dict[str, Any]) -> None:
+    """Call `ray.init`. Raises UserError where Ray refuses, or a local one does not come up in `START_ATTEMPTS`."""
     import ray
 
-    tries = OWN_TRIES if address == LOCAL else 1
+    tries = START_ATTEMPTS if address == LOCAL else 1
     for left in reversed(range(tries)):
         try:
             ray.init(
@@ -140,26 +181,26 @@ def _begin(address: str, more: dict[str, Any]) -> None:
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                # What a driver sets reaches workers of its own Ray; those of a cluster have their nodes' environment.
+                # The driver's environment reaches the workers of a local Ray; those of a cluster have their nodes'.
                 runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}},
                 **more,
             )
             return
         except Exception as error:
             refused = isinstance(error, (ConnectionError, RuntimeError, ValueError, OSError))
-            # Ray has no kind of its own for a node that came up too late.
+            # Ray has no exception class of its own for a node that came up too late.
             if not refused and address != LOCAL:
                 raise
             if refused or not left:
-                raise _unreached(address, " ".join(str(error).split())[:200]) from None
+                raise _unreachable(address, " ".join(str(error).split())[:200]) from None
             ray.shutdown()
 
 
-def _wait_for_parcels() -> None:
-    """In a job that was sent with its files, have every node unpack them before anything is read.
+def _wait_for_working_dir() -> None:
+    """In a job that was submitted with a working_dir, let every node unpack it before anything is read.
 
-    Nodes of one machine share the folder, and each replaces it when it first starts a process for the job: under the
-    feet of this one, whose working folder it is.
+    Nodes of one machine share the folder, and each replaces it when it first starts a process for the job, while it is
+    the working folder of this process.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -170,29 +211,29 @@ def _wait_for_parcels() -> None:
     nothing = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
     there = [NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False) for node in nodes()]
     asked: list[Any] = [nothing.options(scheduling_strategy=one).remote() for one in there]
-    # Who does not answer is named later, by the check of the nodes.
-    ray.wait(asked, num_returns=len(asked), timeout=PARCEL_SECONDS)
+    # Nodes that do not answer are named later, by the preflight check.
+    ray.wait(asked, num_returns=len(asked), timeout=UNPACK_SECONDS)
     os.chdir(here)
 
 
-def _refuse_silent(address: str) -> None:
-    """Raise UserError where nobody listens: Ray itself would try for five minutes."""
+def _check_listening(address: str) -> None:
+    """Raise UserError where nothing listens at the address: Ray itself would try for five minutes."""
     where = current_cluster() if address == "auto" else address
     host, _, port = where.rpartition(":")
     if not port.isdigit():
-        # Ray knows more places to look, and does not wait there.
+        # Ray looks in more places, and does not wait there.
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
-        raise _unreached(address, f"{where}: {error.strerror or error}".lower()) from None
+        raise _unreachable(address, f"{where}: {error.strerror or error}".lower()) from None
 
 
-def _unreached(address: str, why: str) -> UserError:
+def _unreachable(address: str, why: str) -> UserError:
     if address == LOCAL:
         return UserError(
             f"Ray did not start on this machine ({why}); its logs are in {ray_folder()}/session_latest/logs; one run "
-            "at a time needs no Ray: --max-concurrent 1, without --processes, --stop and --hours"
+            "at a time needs no Ray: --max-concurrent 1, without --processes"
         )
     where = "on this machine" if address == "auto" else f"at {address}"
     return UserError(
@@ -234,10 +275,10 @@ def require_own_node() -> None:
         )
 
 
-def fair_share(
+def default_resources(
     there: Sequence[Node], processes: int = 1, cpus: float | None = None, gpus: float | None = None
 ) -> Resources:
-    """What a run gets where nothing else was said: a GPU per process where there are any, with its part of the CPUs."""
+    """Resources of a run by default: a GPU per process where there are any, with its part of the node's CPUs."""
     with_gpus = [node for node in there if node.gpus]
     gpus = (1.0 if with_gpus else 0.0) if gpus is None else gpus
     if cpus is None:
@@ -248,23 +289,23 @@ def fair_share(
     return Resources(processes, cpus, gpus)
 
 
-def processes_held(there: Iterable[Node], share: Resources) -> int:
-    """How many processes of `share` the nodes hold together."""
-    return sum(node.fits(share) for node in there)
+def processes_held(there: Iterable[Node], resources: Resources) -> int:
+    """How many processes with such resources the nodes hold together."""
+    return sum(node.count(resources) for node in there)
 
 
-def room(there: Sequence[Node], share: Resources, *, own: bool = False) -> int:
-    """How many runs of `share` fit at once. Raises UsageError when not even one does: Ray would wait for ever.
+def runs_held(there: Sequence[Node], resources: Resources, *, own: bool = False) -> int:
+    """How many runs fit at once. Raises UsageError when not even one does: Ray would wait for ever.
 
-    own: there is this machine alone, and no cluster that could grow.
+    own: of this machine alone, not a cluster that could grow.
     """
-    places = processes_held(there, share)
-    if places < share.processes:
+    count = processes_held(there, resources)
+    if count < resources.processes:
         largest = max(there, key=lambda node: (node.gpus, node.cpus))
-        more = "" if own else ", or add --autoscale if nodes come when they are asked for"
+        more = "" if own else ", or add --autoscale if nodes are started on demand"
         raise UsageError(
-            f"a run that asks for {share} does not fit: {len(there)} node{'s' * (len(there) > 1)}, the largest "
-            f"{largest.name} with {largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {places} such "
-            f"process{'es' * (places != 1)}; ask for less{more}"
+            f"a run that asks for {resources} does not fit: {len(there)} node{'s' * (len(there) > 1)}, the largest "
+            f"{largest.name} with {largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {count} such "
+            f"process{'es' * (count != 1)}; ask for less{more}"
         )
-    return places // share.processes
+    return count // resources.processes

@@ -1,349 +1,230 @@
-"""A sweep while it is carried out: configurations are chosen, become jobs, and what became of them is written down.
-
-What is on the disk is all that is known: repeating a sweep goes on with it, wherever it was stopped.
-"""
+"""Hyperparameter search with Ray Tune: a trial trains the runs of one configuration, whose folders are its memory."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
-from cluster.configuration import Configuration, configure, most_epochs
-from cluster.job import Job, Report, RunSpec
-from cluster.launcher import Capacity
+from cluster.configuration import (
+    SEED,
+    SWEEPS,
+    Configuration,
+    State,
+    SweepFolder,
+    SweepSettings,
+    key_of,
+    longest,
+    make_runs,
+    runs_of_trial,
+    seed_of,
+    values_of_trial,
+)
 from cluster.paths import StoragePaths
-from cluster.search import SCORE, as_searcher, halving, proposer_for, rungs
-from cluster.space import Values, digest_of
-from cluster.sweep_record import SWEEPS, SweepFolder, SweepSettings, TrialRecord
-from cluster.tune_runner import Search, run_trials
-from cluster.work import Work, attempt, score
+from cluster.ray_cluster import Capacity
+from cluster.run import SCORE, Report, RunSpec, final_score, mean_score_at
+from cluster.space import to_tune
+from cluster.tune_runner import run_trials
 from procap.errors import UserError
-from runner.config import RuntimeConfig, Target
+from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.results import RunFolder
-from runner.stop_signals import Interrupted
 from shards.errors import DataError
+from shards.rng import stream_seed
 
 logger = logging.getLogger(__name__)
 
-ENDLESS = 10**9
-MOST_REFUSED = 100
-"""Configurations in a row that no run accepts, after which there are taken to be no others: time alone ends no search
-for them."""
-UNSEEN = "its figures are not in the results: are these one folder for all nodes?"
-
-
-class Audience(Protocol):
-    """Hears how the sweep goes on."""
-
-    def begun(self, record: TrialRecord, configuration: Configuration) -> None:
-        """A configuration was chosen; some of its runs may be there already."""
-        ...
-
-    def heard(self, record: TrialRecord, task: str, job: Job, report: Report) -> None:
-        """A job of a configuration has started or says how it goes; `task` is its name, which no other job has."""
-        ...
-
-    def over(self, record: TrialRecord, task: str, job: Job, report: Report) -> None:
-        """A job is done, has failed, or was ended before, which leaves the report at "running"."""
-        ...
-
-    def settled(self, record: TrialRecord) -> None:
-        """A configuration is finished, stopped or failed."""
-        ...
-
-
-@dataclass
-class Open:
-    """A configuration that is worked on; `left` are its runs without a figure yet."""
-
-    configuration: Configuration
-    left: dict[str, RunSpec]
-    figures: dict[str, float] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+UNSEEN = "its results are not here: is the folder of results the same for all nodes?"
 
 
 class Sweep:
-    """Hands out jobs and listens to what becomes of them; `records` holds all that is known, by digest."""
+    """The known configurations of a sweep, kept up to date while Ray Tune executes its trials."""
 
-    def __init__(self, settings: SweepSettings, place: RuntimeConfig, folder: SweepFolder, audience: Audience) -> None:
-        """Reads what is there, starts nothing. Raises UsageError for a space that cannot be searched."""
-        self.settings, self.place, self.folder, self.audience = settings, place, folder, audience
-        self.records = folder.trials()
-        self.stopped: set[str] = set()
-        """Trials that the scheduler has stopped."""
-        self._store = RemoteResults.of(place)
-        self._proposer = proposer_for(settings)
-        self._chosen = {digest for digest, record in self.records.items() if is_over(settings, record)}
-        self._again = deque(digest for digest in self.records if digest not in self._chosen)
-        for digest, record in self.records.items():
-            if digest in self._chosen:
-                self._proposer.told(record)
-        self._open: dict[str, Open] = {}
-        self._queue: deque[tuple[str, Job]] = deque()
-        self._tasks: dict[str, tuple[str, Job]] = {}
-        self._users: dict[tuple[str, ...], list[str]] = {}
-        """The configurations that a job is for, by its runs: of several where a field is varied that nobody reads."""
-        self._refused = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Ray Tune keeps a copy of what it was given on the disk, which nobody reads.
-        return {}
+    def __init__(
+        self,
+        settings: SweepSettings,
+        runtime: RuntimeConfig,
+        folder: SweepFolder,
+        on_event: Callable[[str, Configuration, Report], None] = lambda event, configuration, report: None,
+    ) -> None:
+        """on_event: called with "started", "reported", "lost" (a trial is restarted), "ended", or "settled"."""
+        self.settings, self.runtime, self.folder, self._on_event = settings, runtime, folder, on_event
+        self.configurations = folder.load()
+        self._store = RemoteResults.of(runtime)
+        self._running: dict[str, str] = {}
+        self._deadline = math.inf
 
     @property
-    def begun(self) -> int:
-        """Configurations that count for this attempt, those of earlier ones that are over among them."""
-        return len(self._chosen)
+    def is_complete(self) -> bool:
+        """Whether every configuration is finished, or stopped by ASHA where that is still asked for."""
+        return self.settings.size is not None and self.count("finished", "stopped") >= self.settings.size
 
-    @property
-    def settled(self) -> int:
-        """How many of these are finished, stopped or failed."""
-        return len(self._chosen) - len(self._open)
+    def count(self, *states: State) -> int:
+        """Configurations in these states; those that ASHA stopped continue when it is no longer asked for."""
+        kept = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
+        return sum(one.state in kept for one in self.configurations.values())
 
-    @property
-    def total(self) -> int | None:
-        return total_of(self.settings)
+    def run(self, paths: StoragePaths, capacity: Capacity) -> None:
+        """Execute what is left, until there is no more or the time is up. Ray is connected already."""
+        settings = self.settings
+        seconds = None if settings.hours is None else 3600 * settings.hours
+        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+        space, tune_config = self._make_search(capacity.max_concurrent)
+        if settings.scheduler == "asha":
+            from ray.tune.schedulers import ASHAScheduler
 
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to be done."""
-        return self.total is not None and len(self._chosen) >= self.total
+            tune_config["scheduler"] = ASHAScheduler(
+                time_attr="epoch",
+                metric=SCORE,
+                mode=settings.direction,
+                max_t=longest(settings, self.runtime.data),
+                grace_period=settings.grace_period,
+                reduction_factor=settings.reduction_factor,
+            )
 
-    @property
-    def queued(self) -> int:
-        """Jobs that wait to be handed out."""
-        return len(self._queue)
+        def runs_of(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+            return runs_of_trial(settings, config, runtime.data)
 
-    def next_task(self) -> dict[str, str] | None:
-        """What the next trial is to do, as its configuration for Ray Tune; None when there is nothing more."""
-        while not self._queue:
-            if self.settings.trials is not None and len(self._chosen) >= self.settings.trials:
-                return None
-            if self._refused >= MOST_REFUSED:
-                return None
-            values = self.records[self._again.popleft()].values if self._again else self._proposer.ask()
-            if values is None:
-                return None
-            if digest_of(values) not in self._chosen:
-                self._begin(values)
-        digest, job = self._queue.popleft()
-        name = f"{digest}-{len(self._tasks)}"
-        self._tasks[name] = (digest, job)
-        return {"task": name, "job": job.model_dump_json()}
+        paths = capacity.place(paths)
+        run_trials(
+            space, runs_of, paths, capacity, self, halving=settings.halving, time_budget_s=seconds, **tune_config
+        )
 
-    def _begin(self, values: Values) -> None:
-        digest = digest_of(values)
-        before = self.records.get(digest)
-        record = TrialRecord(number=before.number if before else len(self.records), values=values)
-        self._chosen.add(digest)
-        try:
-            configuration = configure(self.settings, values, self.place.data)
-        except (UserError, DataError) as error:
-            self._refused += 1
-            self._settle(digest, record.model_copy(update={"state": "failed", "why": str(error)}))
-            return
-        self._refused = 0
-        changes = {"runs": configuration.runs, "epochs": configuration.epochs, "curve": before.curve if before else {}}
-        self._write(digest, record.model_copy(update=changes))
-        self._open[digest] = Open(configuration, {piece.config.path: piece for piece in configuration.pieces})
-        self._push()
-        self.audience.begun(self.records[digest], configuration)
-        for run, piece in list(self._open[digest].left.items()):
-            try:
-                figure = figure_of(piece, self.place)
-            except (UserError, DataError) as error:
-                self._fail(digest, run, str(error))
-                continue
-            if figure is not None:
-                self._enter(digest, run, figure)
-        if digest in self._open:
-            self._queue.extend((digest, job) for job in self._jobs(digest))
+    def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The space for Tune and the search's part of its configuration."""
+        from ray.tune.search.basic_variant import BasicVariantGenerator
 
-    def _jobs(self, digest: str) -> list[Job]:
-        """What is left to be done for a configuration, but for jobs that another one has begun."""
-        opened = self._open[digest]
-        jobs = [Job(pieces=(piece,)) for piece in opened.left.values()]
-        if self.settings.together:
-            pieces, halved = opened.configuration.pieces, self.settings.stop == "asha"
-            pauses = rungs(opened.configuration.epochs, self.settings.grace, self.settings.reduction)
-            watched = tuple(piece.targets for piece in pieces)
-            jobs = [Job(pieces=pieces, rungs=pauses if halved else (), watched=watched if halved else ())]
-        for job in jobs:
-            self._users.setdefault(_runs(job), []).append(digest)
-        return [job for job in jobs if len(self._users[_runs(job)]) == 1]
+        settings = self.settings
+        grid = settings.search == "grid"
+        space = {field: to_tune(domain, grid=grid) for field, domain in settings.domains.items()}
+        if settings.search == "tpe":
+            searcher, left = self._make_optuna(space)
+            return {}, {"search_alg": searcher, "num_samples": left, "max_concurrent_trials": max_concurrent}
+        if not settings.one_trial:
+            # Tune varies the first axis of a grid fastest.
+            space = {SEED: to_tune(list(settings.seeds), grid=True), **space}
+        generator = BasicVariantGenerator(
+            max_concurrent=max_concurrent,
+            # The same draws for all seeds, and again when the sweep is repeated: finished runs return at once.
+            constant_grid_search=True,
+            random_state=settings.search_seed,
+        )
+        return space, {"search_alg": generator, "num_samples": 1 if grid else settings.trials or -1}
+
+    def _make_optuna(self, space: Mapping[str, Any]) -> tuple[Any, int]:
+        """Optuna's TPE (Bergstra et al. 2011) that knows the evaluated configurations, and how many are left to try."""
+        import optuna
+        from ray.tune.search.optuna import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        known = [one for one in self.configurations.values() if one.score is not None and one.state != "running"]
+        unfinished = [one.values for one in self.configurations.values() if one not in known]
+        # Startup draws follow from the seed alone: without another one a repeated sweep would repeat them.
+        seed = stream_seed(self.settings.search_seed, "tpe", len(known)) % 2**32
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
+            # Concurrent trials should not be neighbours of each other.
+            sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        searcher = OptunaSearch(
+            OptunaSearch.convert_search_space(dict(space)),
+            metric=SCORE,
+            mode=self.settings.direction,
+            sampler=sampler,
+            points_to_evaluate=unfinished or None,
+        )
+        for one in known:
+            assert one.score is not None
+            searcher.add_evaluated_point(dict(one.values), one.score)
+        return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(known))
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
-        self._hear(config["task"], Report())
+        values = values_of_trial(self.settings, config)
+        key, lost = key_of(values), trial in self._running
+        self._running[trial] = key
+        known = self.configurations.get(key)
+        if known is None or known.state in ("stopped", "failed"):
+            runs: list[RunSpec] = []
+            # A refusal is the trial's error.
+            with suppress(UserError, DataError):
+                runs = make_runs(self.settings, values, self.runtime.data)
+            self.configurations[key] = Configuration(
+                number=known.number if known else len(self.configurations),
+                values=values,
+                runs=tuple(dict.fromkeys(run.path for run in runs)),
+                curve=known.curve if known else {},
+                epochs=max((run.config.recipe.epochs for run in runs), default=0),
+            )
+            self.folder.save(self.configurations.values())
+        self._on_event("lost" if lost else "started", self.configurations[key], Report())
 
     def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
-        digest, job = self._tasks[config["task"]]
-        record = self.records[digest]
-        if len(job.pieces) == len(record.runs) and report.epoch and SCORE in report.figures:
-            curve = {**record.curve, report.epoch: report.figures[SCORE]}
-            for user in self._users.get(_runs(job), [digest]):
-                self._write(user, self.records[user].model_copy(update={"curve": curve}))
-        self._hear(config["task"], report)
+        key = self._running[trial]
+        if report.score is not None and report.epoch:
+            self._update(key, curve={**self.configurations[key].curve, report.epoch: report.score})
+        self._on_event("reported", self.configurations[key], report)
 
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
-        digest, job = self._tasks[config["task"]]
-        self.audience.over(self.records[digest], config["task"], job, report)
-        with _at_leisure():
-            for piece in job.pieces:
-                self._store.pull_run(piece.config.path, weights=False)
-        if report.state in ("running", "waiting"):
-            if trial in self.stopped:
-                curve = self.records[digest].curve
-                for user in self._users.pop(_runs(job), [digest]):
-                    self._stop(user, curve)
-            return
-        told = report.figures.get(SCORE) if len(job.pieces) == 1 else None
-        users = self._users.pop(_runs(job), [digest])
-        for piece in job.pieces:
-            run = piece.config.path
-            for user in users:
-                if report.state == "failed":
-                    self._fail(user, run, report.why)
-                elif (figure := figure_of(piece, self.place)) is not None or (figure := told) is not None:
-                    self._enter(user, run, figure)
-                else:
-                    self._fail(user, run, UNSEEN)
+        key = self._running.pop(trial)
+        one, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
+        paths = [path for path in one.runs if SEED not in config or seed_of(path) == str(config[SEED])]
+        why = report.why if report.state == "failed" else ""
+        try:
+            scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime.data), report)
+        except (UserError, DataError) as error:
+            why = why or str(error)
+        if report.state == "done" or why:
+            failures = {path: why or UNSEEN for path in paths if path not in scores}
+            if why and not failures:
+                failures = {(paths or ["configuration"])[0]: why}
+        scores, failures = {**one.scores, **scores}, {**one.failures, **failures}
+        self._update(key, scores=scores, failures=failures)
+        self._on_event("ended", self.configurations[key], report)
+        if report.state in ("running", "waiting") and not why:
+            # ASHA or the time limit stopped the trial before its end; the latter leaves it unfinished.
+            if one.curve and time.monotonic() < self._deadline:
+                self._settle(key, state="stopped", score=one.curve[max(one.curve)])
+        elif one.state == "running" or failures:
+            if failures and (self.settings.one_trial or all(path in {**scores, **failures} for path in one.runs)):
+                self._settle(key, state="failed", score=None)
+            elif not failures and all(path in scores for path in one.runs):
+                self._settle(key, state="finished", score=fmean(scores.values()))
 
-    def _hear(self, task: str, report: Report) -> None:
-        digest, job = self._tasks[task]
-        self.audience.heard(self.records[digest], task, job, report)
+    def _collect_scores(self, runs: Sequence[RunSpec], report: Report) -> dict[str, float]:
+        """The scores of a trial's runs, of a stopped one at the last epoch that all of them have finished."""
+        found: dict[str, float] = {}
+        for run in runs:
+            with _logging_errors():
+                self._store.pull_run(run.path, weights=False)
+            score = final_score(run, self.runtime)
+            if score is None and report.state == "running" and report.epoch:
+                score = mean_score_at([run], report.epoch - 1, self.runtime)
+            elif score is None and report.state == "done" and len(runs) == 1:
+                # Results behind a URL that does not answer now.
+                score = report.score
+            if score is not None:
+                found[run.path] = score
+        return found
 
-    def _enter(self, digest: str, run: str, figure: float) -> None:
-        """A run of a configuration is done; so is the configuration with the last of them."""
-        opened = self._open.get(digest)
-        if opened is not None and opened.left.pop(run, None) is not None:
-            opened.figures[run] = figure
-            self._close_if_done(digest)
-
-    def _fail(self, digest: str, run: str, why: str) -> None:
-        opened = self._open.get(digest)
-        if opened is None:
-            return
-        # Where its runs are one job, none of them goes on.
-        ended = list(opened.left) if self.settings.together else [run]
-        for one in ended:
-            opened.left.pop(one, None)
-            opened.failures.setdefault(one, why)
-        self._close_if_done(digest)
-
-    def _close_if_done(self, digest: str) -> None:
-        opened = self._open[digest]
-        if opened.left:
-            self._write(digest, self.records[digest].model_copy(update={"figures": dict(opened.figures)}))
-            return
-        del self._open[digest]
-        changes: dict[str, Any] = {"figures": opened.figures, "state": "finished"}
-        if opened.failures:
-            run, why = next(iter(opened.failures.items()))
-            named = why if run in why else f"{run}: {why}"
-            changes |= {"state": "failed", "why": named, "failures": opened.failures}
-        else:
-            changes["figure"] = fmean(opened.figures.values())
-        self._settle(digest, self.records[digest].model_copy(update=changes))
-
-    def _stop(self, digest: str, curve: Mapping[int, float]) -> None:
-        """The scheduler has given the configuration up; its figures are those of the last epoch of all its runs."""
-        record, opened = self.records[digest], self._open.pop(digest)
-        epoch = max(curve)
-        found = {run: validated(piece, epoch, self.place) for run, piece in opened.left.items()}
-        figures = opened.figures | {run: figure for run, figure in found.items() if figure is not None}
-        changes = {"state": "stopped", "figure": curve[epoch], "figures": figures, "curve": dict(curve)}
-        self._settle(digest, record.model_copy(update=changes))
-
-    def _settle(self, digest: str, record: TrialRecord) -> None:
-        self._write(digest, record)
-        self._push()
-        self._proposer.told(record)
-        self.audience.settled(record)
-
-    def _push(self) -> None:
-        with _at_leisure():
+    def _settle(self, key: str, **changes: Any) -> None:
+        """Write the outcome of a configuration of which no run is left."""
+        self._update(key, **changes)
+        with _logging_errors():
             self._store.push_all(f"{SWEEPS}/{self.settings.name}")
+        self._on_event("settled", self.configurations[key], Report())
 
-    def _write(self, digest: str, record: TrialRecord) -> None:
-        self.records[digest] = record
-        self.folder.write_trial(digest, record)
-
-
-def _runs(job: Job) -> tuple[str, ...]:
-    return tuple(piece.config.path for piece in job.pieces)
+    def _update(self, key: str, **changes: Any) -> None:
+        self.configurations[key] = self.configurations[key].model_copy(update=changes)
+        self.folder.save(self.configurations.values())
 
 
 @contextmanager
-def _at_leisure() -> Iterator[None]:
-    """A store that does not answer now ends no sweep: what a job came to was told, and the end sends everything."""
+def _logging_errors() -> Iterator[None]:
+    """A store that does not answer ends no sweep: the end sends everything again."""
     try:
         yield
     except (UserError, DataError) as error:
         logger.warning("%s; the sweep goes on", error)
-
-
-def is_over(settings: SweepSettings, record: TrialRecord) -> bool:
-    """Whether nothing more is done for a configuration: what failed is tried again, when nobody is stopped any more
-    those that were go on."""
-    return record.state == "finished" or (record.state == "stopped" and settings.stop != "none")
-
-
-def total_of(settings: SweepSettings) -> int | None:
-    """How many configurations there will be in the end; None where only the time limits them."""
-    sizes = [size for size in (settings.searched().size, settings.trials) if size is not None]
-    return min(sizes) if sizes else None
-
-
-def carry_out(sweep: Sweep, places: StoragePaths, room: Capacity) -> None:
-    """Do everything, until there is no more or the time is up: what is unfinished then keeps its state."""
-    settings, places = sweep.settings, room.places(places)
-    if not room.ray:
-        while (task := sweep.next_task()) is not None:
-            _do_here(sweep, task, places)
-        return
-    scheduler = None
-    if settings.stop == "asha":
-        scheduler, sweep.stopped = halving(settings, most_epochs(settings, sweep.place.data), sweep.records)
-    seconds = None if settings.hours is None else 3600 * settings.hours
-    search = Search({}, ENDLESS, as_searcher(sweep.next_task), scheduler, seconds)
-    run_trials(search, job_of, places, room.share, sweep, room.at_once, growing=room.growing)
-
-
-def job_of(config: Mapping[str, Any]) -> Job:
-    """The job of a trial, on the machine that carries it out."""
-    return Job.model_validate_json(config["job"])
-
-
-def _do_here(sweep: Sweep, task: Mapping[str, str], places: StoragePaths) -> None:
-    sweep.started(task["task"], task)
-    work = Work(job_of(task), places.here(), lambda report: sweep.reported(task["task"], task, report))
-    sweep.ended(task["task"], task, attempt(work.do, lost=(Interrupted,)))
-
-
-def figure_of(piece: RunSpec, place: RuntimeConfig) -> float | None:
-    """What the evaluations of a finished run come to, None while one of them is missing."""
-    folder = RunFolder(place.results / piece.config.path)
-    if not folder.train_file.exists():
-        return None
-    training, accuracies = folder.train(), []
-    for target in piece.targets:
-        result = folder.evaluation(Target.recorded(target))
-        if training is None or result is None or result.limit is not None:
-            return None
-        if result.checkpoint_sha256 != training.checkpoint_sha256:
-            return None
-        accuracies.append(result.accuracy)
-    return score(accuracies)
-
-
-def validated(piece: RunSpec, epoch: int, place: RuntimeConfig) -> float | None:
-    """What a run that is under way came to at the end of `epoch`, 1-based; None where it was not looked at."""
-    counts = RunFolder(place.results / piece.config.path).validation()
-    found = {count.target: count.accuracy for count in counts if count.epoch == epoch - 1 and count.limit is None}
-    accuracies = [found[target] for target in piece.targets if target in found]
-    return score(accuracies) if len(accuracies) == len(piece.targets) else None

@@ -16,10 +16,8 @@ from benchmarks.runtime.flops import count_step
 from benchmarks.runtime.flops_table import bilinear
 from benchmarks.runtime.workload import synthetic_case
 from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
-from benchmarks.sweeps.progress import SweepProgress
-from cluster.job import Job, Report, RunSpec
-from cluster.job_progress import JobProgress
-from cluster.sweep_record import TrialRecord
+from cluster.progress import RunProgress
+from cluster.run import Report, RunSpec
 from procap.weights.mini import load_mini
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
@@ -48,8 +46,8 @@ def config(method: str = "maple", seed: int = 1, **fields: object) -> RunConfig:
     return plan_run(method=method, dataset="digits", seed=seed, **fields)  # type: ignore[arg-type]
 
 
-def job_of(one: RunConfig) -> Job:
-    return Job(pieces=(RunSpec(config=one, targets=HALVES),))
+def spec_of(one: RunConfig) -> RunSpec:
+    return RunSpec(config=one, targets=HALVES)
 
 
 def finish(runtime: RuntimeConfig, one: RunConfig, *targets: str) -> None:
@@ -88,11 +86,11 @@ def test_only_what_is_left_of_a_run_is_estimated(runtime):
     RunFolder(runtime.results / broken.path).train_file.parent.mkdir(parents=True)
     RunFolder(runtime.results / broken.path).train_file.write_text("{")
     model = CostModel(runtime, H200)
-    found = [model.seconds(job_of(one)) for one in (done, halfway, trained, new)]
+    found = [model.seconds(spec_of(one)) for one in (done, halfway, trained, new)]
     assert found[0] == 0.0 and found == sorted(found) and len({*found}) == 4
-    assert model.seconds(job_of(broken)) == model.seconds(job_of(new))
-    assert model.longest_first([job_of(trained), job_of(new)]) == [job_of(new), job_of(trained)]
-    assert CostModel(runtime, H200, force=True).seconds(job_of(done)) == model.seconds(job_of(new))
+    assert model.seconds(spec_of(broken)) == model.seconds(spec_of(new))
+    assert model.longest_first([spec_of(trained), spec_of(new)]) == [spec_of(new), spec_of(trained)]
+    assert CostModel(runtime, H200, force=True).seconds(spec_of(done)) == model.seconds(spec_of(new))
 
 
 def test_finished_runs_of_this_machine_correct_the_estimate(runtime):
@@ -104,25 +102,25 @@ def test_finished_runs_of_this_machine_correct_the_estimate(runtime):
         name = "another machine" if seconds == 1e6 else HERE.name
         file.write_text(json.dumps(document | {"environment": {"gpu": None, "cpu": {"name": name}}}))
     model = CostModel(runtime, HERE)
-    job = Job(pieces=(RunSpec(config=config(seed=4)),))
-    assert model.seconds(job) == pytest.approx(3 * fresh, rel=0.01)
+    run = RunSpec(config=config(seed=4))
+    assert model.seconds(run) == pytest.approx(3 * fresh, rel=0.01)
     assert model.basis(config()) == "median of 2 finished maple runs"
     assert model.basis(config("coop")) == "median of 2 finished runs of other methods"
     # One run that hung changes no median.
     for taken in (5 * fresh, 5 * fresh, 5 * fresh, 1e6):
-        model.learn(job, taken)
-    assert model.seconds(job) == pytest.approx(5 * fresh, rel=0.01)
+        model.learn(run, taken)
+    assert model.seconds(run) == pytest.approx(5 * fresh, rel=0.01)
 
 
 def test_what_nothing_is_known_of_is_unknown(runtime):
     own = config().model_copy(update={"method": "somebody's own"})
     model = CostModel(runtime, HERE)
-    assert model.seconds(job_of(own)) == math.inf and model.basis(own).startswith("unknown")
+    assert model.seconds(spec_of(own)) == math.inf and model.basis(own).startswith("unknown")
     assert model.basis(config()) == "assumed: 0.05 TFLOP/s"
     elsewhere = config().model_copy(update={"dataset": "nowhere"})
-    assert model.seconds(job_of(elsewhere)) == math.inf
-    model.learn(job_of(own), 10.0)
-    assert math.isfinite(model.seconds(job_of(own)))
+    assert model.seconds(spec_of(elsewhere)) == math.inf
+    model.learn(spec_of(own), 10.0)
+    assert math.isfinite(model.seconds(spec_of(own)))
 
 
 def test_estimates_need_no_torch(runtime):
@@ -146,17 +144,15 @@ def test_jobs_start_as_soon_as_a_slot_is_free():
 
 
 class Guess:
-    """A forecast that records what it learns and which jobs it is asked for."""
+    """A forecast that records what it learns."""
 
     def __init__(self) -> None:
         self.learned: list[float] = []
-        self.asked: list[str] = []
 
-    def seconds(self, job: Job) -> float:
-        self.asked.append(job.name)
+    def seconds(self, run: RunSpec) -> float:
         return 10.0
 
-    def learn(self, job: Job, taken: float) -> None:
+    def learn(self, run: RunSpec, taken: float) -> None:
         self.learned.append(taken)
 
     def remaining(self, left, at_once: int) -> float:
@@ -169,8 +165,8 @@ ATTEMPTS = {"at once": [RUNNING], "lost": [RUNNING, Report()], "held by others":
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attempt: str):
-    guess, done, job = Guess(), Report(state="done", seconds=4.0, host="a"), job_of(config())
-    with JobProgress([job], guess, 1, quiet=True) as progress:
+    guess, done, run = Guess(), Report(state="done", seconds=4.0, host="a"), spec_of(config())
+    with RunProgress([run], guess, 1, quiet=True) as progress:
         progress.started("0", {"number": 0})
         for report in ATTEMPTS[attempt]:
             if report.host:
@@ -179,24 +175,6 @@ def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attemp
                 progress.started("0", {"number": 0})
         progress.ended("0", {"number": 0}, done)
     assert guess.learned == ([4.0] if attempt == "at once" else []) and progress.outcome.done == [0]
-
-
-class Silent:
-    """A tracker that sends nothing."""
-
-    def update(self, *sent: object) -> None: ...
-
-
-@pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_a_sweep_learns_by_the_same_rule(attempt: str):
-    guess, job, record = Guess(), job_of(config()), TrialRecord(number=0, values={})
-    progress = SweepProgress(None, Silent(), None)  # type: ignore[arg-type]
-    progress.follow(None, guess, 1)  # type: ignore[arg-type]
-    for report in (Report(), *ATTEMPTS[attempt]):
-        progress.heard(record, "0", job, report)
-    assert guess.asked == [job.name]
-    progress.over(record, "0", job, Report(state="done", seconds=4.0, host="a"))
-    assert guess.learned == ([4.0] if attempt == "at once" else [])
 
 
 def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:

@@ -14,9 +14,9 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.outputs import short_names
 from benchmarks.suites.planning import is_done
-from cluster.job import Job
-from cluster.job_progress import JobProgress
-from cluster.launcher import Launcher, do_all
+from cluster.launcher import Launcher, launch
+from cluster.progress import RunProgress
+from cluster.run import Report, RunSpec
 from runner.collection import CollectionFolder, read_collections
 from runner.config import RuntimeConfig
 from runner.stop_signals import Interrupted
@@ -192,10 +192,10 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(small, tmp_path, caps
 
 def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, monkeypatch):
     def and_remove_one(*arguments):
-        do_all(*arguments)
+        launch(*arguments)
         shutil.rmtree(tmp_path / "results/base/digits/coop")
 
-    monkeypatch.setattr(suite_commands, "do_all", and_remove_one)
+    monkeypatch.setattr(suite_commands, "launch", and_remove_one)
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
     [path] = json.loads(out.splitlines()[-1])["failed"]
@@ -207,7 +207,7 @@ def test_who_repeats_a_stopped_command_with_force_starts_over_and_is_told(small,
     def stopped(*arguments):
         raise Interrupted("SIGINT: stopped the run; repeat to go on", 2)
 
-    monkeypatch.setattr(suite_commands, "do_all", stopped)
+    monkeypatch.setattr(suite_commands, "launch", stopped)
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     assert run(capsys, *words)[2].endswith("repeat to go on\n")
     code, _, err = run(capsys, *words, "--force")
@@ -306,10 +306,10 @@ class Guess:
     def __init__(self) -> None:
         self.learned: list[float] = []
 
-    def seconds(self, job: Job) -> float:
+    def seconds(self, run: RunSpec) -> float:
         return 10.0
 
-    def learn(self, job: Job, taken: float) -> None:
+    def learn(self, run: RunSpec, taken: float) -> None:
         self.learned.append(taken)
 
     def remaining(self, left, at_once: int) -> float:
@@ -317,13 +317,11 @@ class Guess:
 
 
 def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
-    from cluster.job import Report
 
     suite = suite_named("base-to-novel")
     pieces = [entry.spec for entry in suite.plan(suite.options(MINI, datasets=("digits",), methods=("coop",)))]
-    jobs = [Job(pieces=(piece,)) for piece in pieces]
     guess = Guess()
-    with JobProgress(jobs, guess, 2, quiet=True) as ledger:
+    with RunProgress(pieces, guess, 2, quiet=True) as ledger:
         for number, report in enumerate(
             [Report(state="done", seconds=4.0), Report(state="failed", why="no"), Report()]
         ):
@@ -335,7 +333,7 @@ def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
 
 
 def test_a_fleet_asks_for_whole_or_parted_gpus():
-    assert Launcher(on="ray", gpus=0.25).gpus == 0.25 and Launcher(on="ray", gpus=2).gpus == 2
+    assert Launcher(kind="ray", gpus=0.25).gpus == 0.25 and Launcher(kind="ray", gpus=2).gpus == 2
 
 
 @pytest.mark.parametrize("name", list(SUITES))

@@ -32,7 +32,7 @@ COMMANDS = {
     "suite": ["bench", "base-to-novel", "--datasets", "digits", "--methods", "coop,maple", "--seeds", "1,2,3,4,5,6",
               "--epochs", "3"],
     "sweep": ["sweep", "--name", "grid", "--datasets", "digits", "--methods", "maple", "--seeds", "1,2,3", "--shots",
-              "4", "--vary", "lr=0.002,0.01", "--vary", "depth=3,6", "--epochs", "16", "--batch-size", "4"],
+              "4", "--param", "lr=0.002,0.01", "--param", "depth=3,6", "--epochs", "16", "--batch-size", "4"],
 }  # fmt: skip
 
 
@@ -163,13 +163,13 @@ def ranks(node: Node) -> list[psutil.Process]:
 def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: Site, tmp_path: Path) -> None:
     shared = ["sweep", "--datasets", "digits", "--methods", "maple", "--seeds", "1,2,3", "--epochs", "4"]
     shared += ["--shots", "4", "--batch-size", "4", "--results", str(tmp_path)]
-    one = [*shared, "--name", "one", "--vary", "lr=0.002,0.01"]
+    one = [*shared, "--name", "one", "--param", "lr=0.002,0.01"]
     first = cluster.procap(*one, *cluster.cluster)
     # At once, so that the first is still there when they have come to look.
     until((tmp_path / "sweeps" / "one" / ".lock").exists)
     refused = [cluster.procap(*one, *cluster.cluster, on=2), cluster.procap(*one, on=2)]
     until(lambda: cluster.held(tmp_path, state=False))
-    second = cluster.procap(*shared, "--name", "two", "--vary", "lr=0.01,0.05", *cluster.cluster, on=2)
+    second = cluster.procap(*shared, "--name", "two", "--param", "lr=0.01,0.05", *cluster.cluster, on=2)
     for command in refused:
         _, err = command.end(1)
         assert f"pid {first.process.pid} on" in err and err.count("error:") == 1, err

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -21,14 +19,12 @@ import pytest
 from ray_nodes import Nodes
 
 from cluster.address import LOCAL
-from cluster.distributed_trial import Rank, announcements
-from cluster.job import Job, Report, RunSpec
-from cluster.launcher import Capacity, Launcher, do_all, gathered
-from cluster.local_capacity import only_gpu
+from cluster.distributed_trial import Rank, rank_environments
+from cluster.launcher import Launcher, connect, launch, visible_gpu
 from cluster.paths import StoragePaths
-from cluster.ray_cluster import Node, Resources, connected, room
-from cluster.tune_runner import Search, StallDetector, carry_out, given_up, run_trials
-from cluster.work import Work
+from cluster.ray_cluster import Capacity, Node, Resources, connected, runs_held
+from cluster.run import Report, RunSpec
+from cluster.tune_runner import StallDetector, explain_failure, run_trials
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.results import RunFolder
@@ -60,8 +56,8 @@ def run(method: str = "coop", seed: int = 1, epochs: int = 1, **more: Any) -> Ru
     return plan_run(method=method, dataset="digits", seed=seed, shots=4, recipe="procap", overrides=changes, **more)
 
 
-def job(config: RunConfig, targets: Sequence[str] = TARGETS) -> Job:
-    return Job(pieces=(RunSpec(config=config, targets=tuple(targets)),))
+def spec(config: RunConfig, targets: Sequence[str] = TARGETS) -> RunSpec:
+    return RunSpec(config=config, targets=tuple(targets))
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +75,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 def places(data: Path, results: Path, **more: Any) -> StoragePaths:
-    rest = RuntimeConfig(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
-    return StoragePaths(str(data), str(results), rest)
+    runtime = RuntimeConfig(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
+    return StoragePaths(str(data), str(results), runtime)
 
 
 def facts(results: Path, config: RunConfig) -> tuple[str, list[tuple[str, int, int]]]:
@@ -104,16 +100,16 @@ def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """Three runs and a broken one on two nodes with three CPUs."""
     results, heard = tmp_path_factory.mktemp("there"), Heard()
     where = places(data, results)
-    with gathered(Launcher(on="ray", address=nodes.address), where) as found:
+    with connect(Launcher(kind="ray", address=nodes.address), where) as found:
         assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)
-        do_all([job(BROKEN, ["shapes-sketch:all:train"]), *map(job, RUNS)], where, found, heard)
+        launch([spec(BROKEN, ["shapes-sketch:all:train"]), *map(spec, RUNS)], where, found, heard)
     return results, heard
 
 
 def test_runs_on_nodes_equal_local_ones(there: tuple[Path, Heard], data: Path, tmp_path: Path) -> None:
     results, heard = there
     here = Heard()
-    do_all([job(one) for one in RUNS], places(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
+    launch([spec(one) for one in RUNS], places(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
     assert all(report.state == "done" for report in here.ends.values()), here.ends
     assert sorted(heard.began) == list(range(4))
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
@@ -133,9 +129,9 @@ def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tm
     runs = [run(seed=seed) for seed in (1, 2)]
     heard = Heard()
     there = places(data, tmp_path, timeout=60.0)
-    with gathered(Launcher(on="ray", address=nodes.address, processes=2), there) as found:
-        assert found.at_once == 1
-        carry_out([job(one, targets=()) for one in runs], there, found.share, heard, at_once=2)
+    with connect(Launcher(kind="ray", address=nodes.address, processes=2), there) as found:
+        assert found.max_concurrent == 1
+        launch([spec(one, targets=()) for one in runs], there, replace(found, max_concurrent=2), heard)
     assert {number: report.state for number, report in heard.ends.items()} == {0: "done", 1: "done"}
     for one in runs:
         training = RunFolder(tmp_path / one.path).train()
@@ -146,9 +142,9 @@ def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tm
 def test_a_group_waits_for_a_run_that_somebody_else_holds(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     one, heard = run(), Heard()
     there = places(data, tmp_path, timeout=60.0)
-    with gathered(Launcher(on="ray", address=nodes.address, processes=2), there) as found:
+    with connect(Launcher(kind="ray", address=nodes.address, processes=2), there) as found:
         with RunFolder(tmp_path / one.path).locked():
-            group = threading.Thread(target=do_all, args=([job(one)], there, found, heard))
+            group = threading.Thread(target=launch, args=([spec(one)], there, found, heard))
             group.start()
             while not any(report.state == "waiting" for _, report in heard.reports):
                 assert group.is_alive(), heard.ends
@@ -160,12 +156,12 @@ def test_a_group_waits_for_a_run_that_somebody_else_holds(nodes: Nodes, data: Pa
 
 def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     long = run("maple", epochs=4)
-    task = job(long)
+    task = spec(long)
     reference, results, saved = tmp_path / "reference", tmp_path / "there", tmp_path / "saved"
     there = places(data, results, checkpoint_seconds=0.0)
     heard, done = Heard(), threading.Event()
 
-    def waits_once(config: Mapping[str, Any]) -> Job:
+    def waits_once(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
         """Where the run is trained: its first process goes no further than the first state, until it is killed."""
         from runner.checkpointer import Checkpointer
 
@@ -178,7 +174,7 @@ def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, da
 
         if not saved.exists():
             Checkpointer.save = save_and_wait  # type: ignore[method-assign]
-        return task
+        return [task]
 
     def kill() -> str:
         """What came of it."""
@@ -191,15 +187,15 @@ def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, da
         os.kill(int(holder[1]), 9)
         return "killed"
 
-    with gathered(Launcher(on="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
+    with connect(Launcher(kind="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
         said = killer.submit(kill)
         try:
-            run_trials(Search({"number": 0}), waits_once, there, found.share, heard, 1)
+            run_trials({"number": 0}, waits_once, there, found, heard)
         finally:
             done.set()
     assert said.result() == "killed"
     assert heard.began == [0, 0] and heard.ends[0].state == "done"
-    do_all([task], places(data, reference), Capacity(Resources(), 1, ray=False), Heard())
+    launch([task], places(data, reference), Capacity(Resources(), 1, ray=False), Heard())
     assert facts(results, long) == facts(reference, long)
     training = RunFolder(results / long.path).train()
     assert training is not None and training.resumed == 1
@@ -210,32 +206,32 @@ def test_test_images_that_are_not_there_are_found_before_the_training(data: Path
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
     place = RuntimeConfig(tmp_path / "data", tmp_path / "results", device="cpu", tracking_uri="off", quiet=True)
     with pytest.raises(DataError, match=r"'digits' test: .*0\.tar is missing"):
-        Work(job(run()), place, lambda report: None).do()
+        RunExecutor([spec(run())], place, lambda report: None).execute()
     assert not (tmp_path / "results").exists()
 
 
 def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     for fleet, said in (
-        (Launcher(on="ray", address=nodes.address, processes=4), "hold 3 such processes"),
-        (Launcher(on="ray", address=nodes.address, gpus=1), "hold 0 such processes"),
-        (Launcher(on="ray", address=nodes.address, cpus=3), "hold 0 such processes"),
-        (Launcher(on="ray", address=nodes.address, cpus=0), "a run has to ask for something"),
-        (Launcher(on="ray", address=nodes.address, cpus=0, gpus=0), "a run has to ask for something"),
+        (Launcher(kind="ray", address=nodes.address, processes=4), "hold 3 such processes"),
+        (Launcher(kind="ray", address=nodes.address, gpus=1), "hold 0 such processes"),
+        (Launcher(kind="ray", address=nodes.address, cpus=3), "hold 0 such processes"),
+        (Launcher(kind="ray", address=nodes.address, cpus=0), "a run has to ask for something"),
+        (Launcher(kind="ray", address=nodes.address, cpus=0, gpus=0), "a run has to ask for something"),
     ):
-        with pytest.raises(UsageError, match=said), gathered(fleet, places(data, tmp_path)):
+        with pytest.raises(UsageError, match=said), connect(fleet, places(data, tmp_path)):
             pass
 
 
 def test_what_a_run_gets_of_nodes_still_to_come_has_to_be_said(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     """By nodes without GPUs it would get none, and all runs of a node that comes would take the same one."""
-    asked, there = Launcher(on="ray", address=nodes.address, autoscale=True), places(data, tmp_path)
-    anywhere = replace(there, rest=replace(there.rest, device="auto"))
-    with pytest.raises(UsageError, match=r"say --gpus 1 or --gpus 0$"), gathered(asked, anywhere):
+    asked, there = Launcher(kind="ray", address=nodes.address, autoscale=True), places(data, tmp_path)
+    anywhere = replace(there, runtime=replace(there.runtime, device="auto"))
+    with pytest.raises(UsageError, match=r"say --gpus 1 or --gpus 0$"), connect(asked, anywhere):
         pass
     for fleet, where, gpus in ((replace(asked, gpus=1), anywhere, 1), (replace(asked, gpus=0), anywhere, 0),
                                (asked, there, 0)):  # fmt: skip
-        with gathered(fleet, where) as found:
-            assert found.share.gpus == gpus and found.growing
+        with connect(fleet, where) as found:
+            assert found.resources.gpus == gpus and found.growing
 
 
 @pytest.mark.parametrize(
@@ -255,28 +251,28 @@ def test_runs_without_a_gpu_of_theirs_leave_those_of_others_alone(
 ) -> None:
     """And one that Ray shows a single GPU does not look for it by its number on the machine."""
     asked = places(data, tmp_path)
-    asked = replace(asked, rest=replace(asked.rest, device=device))
-    assert Capacity(Resources(1, 1.0, gpus), 1, ray=ray).places(asked).rest.device == told
+    asked = replace(asked, runtime=replace(asked.runtime, device=device))
+    assert Capacity(Resources(1, 1.0, gpus), 1, ray=ray).place(asked).runtime.device == told
 
 
 def test_runs_in_another_folder_find_the_file_that_was_named(data: Path, tmp_path: Path) -> None:
     asked = places(data, tmp_path)
-    asked = replace(asked, rest=replace(asked.rest, engine="deepspeed", deepspeed_json=Path("ds.json")))
-    assert Capacity(Resources(), 1, ray=True).places(asked).rest.deepspeed_json == Path("ds.json").absolute()
+    asked = replace(asked, runtime=replace(asked.runtime, engine="deepspeed", deepspeed_json=Path("ds.json")))
+    assert Capacity(Resources(), 1, ray=True).place(asked).runtime.deepspeed_json == Path("ds.json").absolute()
 
 
 def test_runs_wait_for_lost_nodes_and_not_for_ever(
     nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cluster.tune_runner.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("cluster.tune_runner.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
     there, heard, share = places(data, tmp_path), Heard(), Resources(1, 3.0)
-    with gathered(Launcher(on="ray", address=nodes.address), there):
+    with connect(Launcher(kind="ray", address=nodes.address), there):
         with pytest.raises(UserError, match=r"3 CPUs does not fit on the 2 nodes .* repeat the command to go on"):
-            run_trials(Search({"number": 0}), lambda config: job(run()), there, share, heard, 1)
+            launch([spec(run())], there, Capacity(share, 1, ray=True), heard)
         patience = StallDetector(share, growing=True)
         for _ in range(3):
-            patience.look([])
+            patience.check([])
     assert not heard.began
     assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
 
@@ -286,13 +282,12 @@ def test_a_run_stays_in_the_folder_of_its_node(
 ) -> None:
     """Relative names, as in $PROCAP_HOME, mean there what they meant to who started it."""
 
-    def where(config: Mapping[str, Any]) -> Job:
+    def where(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
         raise ValueError(f"in {os.getcwd()};")
 
-    monkeypatch.setattr("cluster.tune_runner.ATTEMPTS", 1)
     heard, there = Heard(), places(data, tmp_path)
-    with gathered(Launcher(on="ray", address=nodes.address), there) as found:
-        run_trials(Search({"number": 0}), where, there, found.share, heard, 1)
+    with connect(Launcher(kind="ray", address=nodes.address), there) as found:
+        run_trials({"number": 0}, where, there, found, heard)
     assert f"in {os.getcwd()};" in heard.ends[0].why
 
 
@@ -300,43 +295,33 @@ def test_one_gpu_by_its_number_is_all_that_a_ray_of_our_own_sees(monkeypatch: py
     import ray
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert only_gpu("cuda:1") == "6" and only_gpu("cuda") is None
-    with connected(LOCAL, cpus=1, gpu=only_gpu("cuda:1")):
+    assert visible_gpu("cuda:1") == "6" and visible_gpu("cuda") is None
+    with connected(LOCAL, cpus=1, gpu=visible_gpu("cuda:1")):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
         seen = ray.remote(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
         assert ray.get(seen.remote()) == "6"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert only_gpu("cuda:1") == "1"
+    assert visible_gpu("cuda:1") == "1"
 
 
 def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Path) -> None:
+    """The last one with the final report, when all runs are finished."""
     watched = ("digits:base:val",)
-    pieces = tuple(RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2))
-    heard = Heard()
-    together = Job(pieces=pieces, rungs=(1, 2), watched=(watched, watched))
-    do_all([together], places(data, tmp_path), Capacity(Resources(), 1, ray=False), heard)
-    assert [report.epoch for _, report in heard.reports] == [1, 2, 3]
-    histories = [RunFolder(tmp_path / piece.config.path).validation() for piece in pieces]
-    for _, report in heard.reports:
+    runs = [RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2)]
+    reports: list[Report] = []
+    runtime = places(data, tmp_path).here()
+    reports.append(RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
+    assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"
+    histories = [RunFolder(tmp_path / one.path).validation() for one in runs]
+    for report in reports:
         counts = [count for history in histories for count in history if count.epoch == report.epoch - 1]
-        assert report.figures["score"] == pytest.approx(sum(100 * c.correct / c.total for c in counts) / 2)
-    assert heard.ends[0].figures == heard.reports[-1][1].figures
-
-
-def test_a_ray_of_our_own_that_does_not_start_is_not_called_a_cluster(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    there = gathered(Launcher(on="ray", address=nodes.address), places(data, tmp_path))
-    before = signal.getsignal(signal.SIGTERM)
-    # There is one already in this process.
-    with there, pytest.raises(UserError, match="Ray did not start on this machine") as refused, connected(LOCAL):
-        pass
-    assert "--max-concurrent 1" in str(refused.value) and "--launcher ray" not in str(refused.value)
-    assert signal.getsignal(signal.SIGTERM) is before
+        assert report.score == pytest.approx(sum(100 * c.correct / c.total for c in counts) / 2)
 
 
 def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     import ray
 
-    with gathered(Launcher(on="ray", address=nodes.address), places(data, tmp_path)):
+    with connect(Launcher(kind="ray", address=nodes.address), places(data, tmp_path)):
         rank: Any = ray.remote(Rank).remote()
         _, _, port = ray.get(rank.where.remote())
         with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
@@ -347,26 +332,11 @@ def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data:
 @pytest.mark.slow
 def test_a_run_that_always_loses_its_process_is_started_five_times(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     heard, there = Heard(), places(data, tmp_path)
-    with gathered(Launcher(on="ray", address=nodes.address), there) as found:
-        run_trials(Search({"number": 7}), lambda config: os._exit(1), there, found.share, heard, 1)
+    with connect(Launcher(kind="ray", address=nodes.address), there) as found:
+        run_trials({"number": 7}, lambda config, runtime: os._exit(1), there, found, heard)
     assert heard.began == [7] * 5
     assert heard.ends[7].state == "failed"
     assert "given up after 5 attempts: the last one lost its process (The actor is dead because" in heard.ends[7].why
-
-
-def test_what_a_run_raised_each_time_is_told_and_not_called_a_lost_process(
-    nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(config: Mapping[str, Any]) -> Job:
-        raise ValueError("two lines\nof words")
-
-    monkeypatch.setattr("cluster.tune_runner.ATTEMPTS", 1)
-    heard, there = Heard(), places(data, tmp_path)
-    with gathered(Launcher(on="ray", address=nodes.address), there) as found:
-        run_trials(Search({"number": 7}), wrong, there, found.share, heard, 1)
-    assert heard.began == [7] and heard.ends[7].state == "failed"
-    assert "the last one failed with ValueError: two lines of words;" in heard.ends[7].why
-    assert "lost" not in heard.ends[7].why and "memory" not in heard.ends[7].why
 
 
 DIED = """The actor died unexpectedly before finishing this task.
@@ -396,14 +366,14 @@ RAISED = """\x1b[36mray::ImplicitFunc.train()\x1b[39m (pid=1, ip=10.0.0.2, repr=
 def test_why_a_run_is_given_up_is_the_last_thing_that_happened_to_it(errors: list[str], said: str) -> None:
     """As Ray Tune writes the errors of its attempts down."""
     text = "".join(f"Failure # {at} (occurred at 2026-01-01_00-00-0{at})\n{error}\n" for at, error in enumerate(errors))
-    why = given_up(text)
+    why = explain_failure(text)
     assert said in why and len(why) < 400 and "\n" not in why
     assert ("out of memory" in why) == ("lost its process" in why)
 
 
 def test_ranks_of_one_node_follow_each_other() -> None:
     found = [("b", "10.0.0.2", 1), ("a", "10.0.0.1", 2), ("b", "10.0.0.2", 3), ("a", "10.0.0.1", 4)]
-    said = announcements(found)
+    said = rank_environments(found)
     assert [int(one["RANK"]) for one in said] == [0, 2, 1, 3]
     assert [int(one["LOCAL_RANK"]) for one in said] == [0, 0, 1, 1]
     assert {one["LOCAL_WORLD_SIZE"] for one in said} == {"2"} and {one["WORLD_SIZE"] for one in said} == {"4"}
@@ -415,18 +385,18 @@ def test_a_device_that_is_not_here_is_refused_at_once_and_left_to_the_nodes_of_a
 ) -> None:
     """But for the number of a GPU: a process of Ray sees none but its own."""
     there = places(data, tmp_path)
-    there = replace(there, rest=replace(there.rest, device="cuda:99"))
+    there = replace(there, runtime=replace(there.runtime, device="cuda:99"))
     for at_once in (1, 2):
         with (
             pytest.raises(UsageError, match="device 'cuda:99' is not here"),
-            gathered(Launcher(at_once=at_once), there),
+            connect(Launcher(max_concurrent=at_once), there),
         ):
             pass
-    cluster = Launcher(on="ray", address=nodes.address)
-    with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), gathered(cluster, there):
+    cluster = Launcher(kind="ray", address=nodes.address)
+    with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), connect(cluster, there):
         pass
-    with gathered(cluster, replace(there, rest=replace(there.rest, device="cuda"))) as found:
-        assert found.at_once == 3
+    with connect(cluster, replace(there, runtime=replace(there.runtime, device="cuda"))) as found:
+        assert found.max_concurrent == 3
 
 
 def test_who_has_one_machine_is_not_told_of_nodes_that_come(
@@ -434,14 +404,9 @@ def test_who_has_one_machine_is_not_told_of_nodes_that_come(
 ) -> None:
     machine = Node("a", "a", "a", 2, 0)
     with pytest.raises(UsageError, match="ask for less, or add --autoscale"):
-        room([machine], Resources(1, 4))
+        runs_held([machine], Resources(1, 4))
     monkeypatch.setattr("cluster.launcher.connected", lambda address, **of_our_own: nullcontext())
     monkeypatch.setattr("cluster.launcher.nodes", lambda: [machine])
-    there = gathered(Launcher(cpus=4, at_once=2), places(data, tmp_path))
+    there = connect(Launcher(cpus=4, at_once=2), places(data, tmp_path))
     with pytest.raises(UsageError, match=r"hold 0 such processes; ask for less$"), there:
         pass
-
-
-def test_a_report_survives_ray_tune() -> None:
-    report = Report(state="done", epoch=3, of=5, why="", figures={"score": 71.5})
-    assert Report.of_flat(json.loads(json.dumps({**report.flat(), "training_iteration": 9}))) == report

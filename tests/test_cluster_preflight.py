@@ -22,7 +22,7 @@ from toy_shards import toy_source
 
 from cluster import node_probe
 from cluster.node_probe import look
-from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes, problems_of
+from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes, problems_of
 from cluster.ray_cluster import Node
 from procap.errors import UserError
 from shards.pack import pack_source
@@ -38,14 +38,14 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def wants(data, tmp_path) -> Wants:
-    return Wants(data=str(data), results=str(tmp_path / "results"), datasets={"toy": ("train", "test")})
+def wants(data, tmp_path) -> Requirements:
+    return Requirements(data=str(data), results=str(tmp_path / "results"), datasets={"toy": ("train", "test")})
 
 
 class Pair:
     """The driver and one node, in this process; `there` are the changes of what the node is asked or has."""
 
-    def __init__(self, wants: Wants) -> None:
+    def __init__(self, wants: Requirements) -> None:
         self.request = wants.plain() | {"nonce": "0" * 32}
         self.here = look(self.request | {"name": "driver"})
 

@@ -4,52 +4,54 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cluster.local_capacity import RUN_BYTES, slots_here
-from cluster.ray_cluster import Node, Resources, fair_share, room
+from cluster.launcher import RUN_BYTES
+from cluster.ray_cluster import Node, Resources, default_resources, runs_held
 from procap.errors import UsageError
 
 
+def count_runs(device: str = "auto", **flags: float) -> int:
+    return local_capacity(Launcher(**flags), device).max_concurrent  # type: ignore[arg-type]
+
+
 def test_one_gpu_by_its_number_holds_what_one_gpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.local_capacity._gpus", lambda: 4)
-    monkeypatch.setattr("cluster.local_capacity.cores_here", lambda: 64)
-    monkeypatch.setattr("cluster.local_capacity.memory_here", lambda: 64 * RUN_BYTES)
-    assert [slots_here(device=device).at_once for device in ("cuda", "cuda:1")] == [4, 1]
-    assert slots_here(device="cuda:1", gpus=0.5).at_once == 2
+    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 4)
+    monkeypatch.setattr("cluster.launcher.cores_here", lambda: 64)
+    monkeypatch.setattr("cluster.launcher.memory_here", lambda: 64 * RUN_BYTES)
+    assert [count_runs(device=device) for device in ("cuda", "cuda:1")] == [4, 1]
+    assert count_runs(device="cuda:1", gpus=0.5) == 2
     with pytest.raises(UsageError, match="--gpus 2: --device cuda:1 is one; at most 1 would work"):
-        slots_here(device="cuda:1", gpus=2)
+        count_runs(device="cuda:1", gpus=2)
 
 
 def test_a_run_gets_a_gpu_and_its_part_of_the_cpus() -> None:
     machines = [Node("a", "10.0.0.1", "1", 96, 8, "H200"), Node("b", "10.0.0.2", "2", 32, 4, "H200")]
-    assert fair_share(machines) == Resources(1, 8.0, 1.0)
-    assert room(machines, Resources(1, 8.0, 1.0)) == 12
-    assert room(machines, Resources(8, 8.0, 1.0)) == 1
-    assert room(machines, fair_share(machines, gpus=0.5)) == 24
-    assert fair_share([Node("c", "10.0.0.3", "3", 16, 0)]) == Resources(1, 1.0, 0.0)
+    assert default_resources(machines) == Resources(1, 8.0, 1.0)
+    assert runs_held(machines, Resources(1, 8.0, 1.0)) == 12
+    assert runs_held(machines, Resources(8, 8.0, 1.0)) == 1
+    assert runs_held(machines, default_resources(machines, gpus=0.5)) == 24
+    assert default_resources([Node("c", "10.0.0.3", "3", 16, 0)]) == Resources(1, 1.0, 0.0)
 
 
 def test_parts_of_a_processor_fit_as_often_as_ray_places_them() -> None:
     machines = [Node(name, name, name, 1, 0) for name in ("a", "b")]
-    assert [room(machines, Resources(1, part)) for part in (0.1, 0.2, 0.3, 0.6, 1)] == [20, 10, 6, 2, 2]
-    assert room(machines, Resources(20, 0.1)) == 1
-    assert room([Node("c", "c", "c", 2, 0)], Resources(1, 0.6)) == 3
+    assert [runs_held(machines, Resources(1, part)) for part in (0.1, 0.2, 0.3, 0.6, 1)] == [20, 10, 6, 2, 2]
+    assert runs_held(machines, Resources(20, 0.1)) == 1
+    assert runs_held([Node("c", "c", "c", 2, 0)], Resources(1, 0.6)) == 3
 
 
 def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray makes no part of what is left of two GPUs."""
-    monkeypatch.setattr("cluster.local_capacity._gpus", lambda: 2)
-    monkeypatch.setattr("cluster.local_capacity.cores_here", lambda: 64)
-    monkeypatch.setattr("cluster.local_capacity.memory_here", lambda: 64 * RUN_BYTES)
+    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 2)
+    monkeypatch.setattr("cluster.launcher.cores_here", lambda: 64)
+    monkeypatch.setattr("cluster.launcher.memory_here", lambda: 64 * RUN_BYTES)
     for part, fit in ((0.1, 20), (0.2, 10), (0.3333, 6), (0.6, 2), (1, 2), (2, 1)):
-        assert room([Node("a", "a", "a", 64, 2)], Resources(1, 1.0, part)) == fit
-        assert slots_here(gpus=part).at_once == fit
+        assert runs_held([Node("a", "a", "a", 64, 2)], Resources(1, 1.0, part)) == fit
+        assert count_runs(gpus=part) == fit
 
 
 @pytest.mark.parametrize(
@@ -64,27 +66,16 @@ def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkey
 def test_more_gpus_than_there_are_here_are_refused(
     there: int, gpus: float, device: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.local_capacity._gpus", lambda: there)
+    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: there)
     with pytest.raises(UsageError, match=re.escape(said)):
-        slots_here(gpus=gpus, device=device)
-    assert slots_here(gpus=0, device=device).gpus == 0
+        count_runs(gpus=gpus, device=device)
+    assert local_capacity(Launcher(gpus=0), device).resources.gpus == 0
 
 
 def test_runs_of_many_processes_have_the_room_of_many() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert slots_here(device="cpu", processes=cores).at_once == 1
-    assert slots_here(at_once=3, device="cpu", processes=cores).at_once == 3
-
-
-def test_runs_at_once_are_those_that_fit_on_the_cores_that_are_allowed() -> None:
-    code = """
-import os
-from cluster.local_capacity import slots_here
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-print(slots_here(device="cpu"))
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "Slots(at_once=1, cpus=1, gpus=0.0)"
+    assert count_runs(device="cpu", processes=cores) == 1
+    assert count_runs(max_concurrent=3, device="cpu", processes=cores) == 3
 
 
 @pytest.mark.parametrize(
@@ -104,12 +95,12 @@ def test_runs_at_once_are_those_that_fit_in_the_memory_that_is_allowed(
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=5 * RUN_BYTES))
     (tmp_path / "cgroup").write_text(said)
     (tmp_path / "memory.max").write_text("max\n")
-    assert slots_here(device="cpu").at_once == 5
+    assert count_runs(device="cpu") == 5
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(f"{2 * RUN_BYTES}\n")
-    assert slots_here(device="cpu").at_once == 2
-    monkeypatch.setattr("cluster.local_capacity._gpus", lambda: 8)
-    assert slots_here().at_once == 2 and slots_here(gpus=0.5).at_once == 2
+    assert count_runs(device="cpu") == 2
+    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 8)
+    assert count_runs() == 2 and count_runs(gpus=0.5) == 2
 
 
 @pytest.mark.parametrize(
@@ -126,13 +117,13 @@ def test_runs_at_once_are_those_that_a_containers_share_of_the_cores_can_carry(
     monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
     monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr("cluster.local_capacity.memory_here", lambda: 64 * RUN_BYTES)
+    monkeypatch.setattr("cluster.launcher.memory_here", lambda: 64 * RUN_BYTES)
     (tmp_path / "cgroup").write_text(said)
-    assert slots_here(device="cpu").at_once == 64
+    assert count_runs(device="cpu") == 64
     for file, text in files.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
-    assert slots_here(device="cpu").at_once == 3
+    assert count_runs(device="cpu") == 3
     for file in files:
         (tmp_path / file).write_text("-1\n")
-    assert slots_here(device="cpu").at_once == 64
+    assert count_runs(device="cpu") == 64

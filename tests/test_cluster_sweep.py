@@ -1,56 +1,62 @@
-"""`procap sweep` as people type it, one run at a time in this process; on real Ray nodes in test_cluster_sweep_slow."""
+"""`procap sweep` on a local Ray that the tests of this file share; on real Ray nodes in test_cluster_sweep_slow."""
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from ray_nodes import REPOSITORY, without_settings
-from test_cluster_space import ended, sweep_settings
 
 from benchmarks.cli import main
-from benchmarks.cli.sweep import _title, _wants
-from benchmarks.sweeps.progress import SweepProgress, failed_runs
-from benchmarks.sweeps.table import summary as summarised
-from benchmarks.sweeps.table import table
-from cluster.configuration import configure
-from cluster.job import Job, Report
-from cluster.launcher import Capacity
+from benchmarks.cli.sweep import _requirements
+from benchmarks.sweeps.table import find_best_of_each, format_table, summarize
+from cluster.address import LOCAL
+from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
 from cluster.paths import StoragePaths
-from cluster.ray_cluster import Resources
-from cluster.sweep import MOST_REFUSED, Sweep, carry_out
-from cluster.sweep_record import SweepFolder, TrialRecord
-from runner.collection import Collection, CollectionFolder
+from cluster.ray_cluster import connected
+from cluster.run import Report
+from cluster.sweep import Sweep
+from runner.collection import CollectionFolder
 from runner.config import RuntimeConfig, Target, plan_run
 from runner.results import RunFolder, find_runs
-from runner.tracking.background import CollectionTracker
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "1"]
-GRID = ["--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end,front"]
+GRID = ["--name", "grid", "--param", "lr=0.002,0.1", "--param", "class_position=end,front"]
+
+
+def sweep_settings(**changes: object) -> SweepSettings:
+    fields: dict[str, object] = {"name": "s", "space": {}, "methods": ("coop",), "datasets": ("digits",), "seeds": (1,)}
+    return SweepSettings.model_validate(fields | changes)
 
 
 @pytest.fixture(scope="module")
 def where(few_digits, tiny_checkpoint) -> list[str]:
-    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
+    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "2", "--tracking", "off"]
 
 
 @pytest.fixture(scope="module")
-def searched(where, tmp_path_factory) -> Path:
+def local_ray() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        with connected(LOCAL, cpus=2):
+            yield
+
+
+@pytest.fixture(scope="module")
+def searched(local_ray, where, tmp_path_factory) -> Path:
     """Results with a finished grid of 2 x 2 configurations and 2 seeds; leave them as they are."""
     results = tmp_path_factory.mktemp("results")
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results)]) == 0
     return results
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    captured = capsys.readouterr()
-    return captured.out, captured.err
+def printed(capsys: pytest.CaptureFixture[str]) -> dict:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 def summary(results: Path, name: str = "grid") -> dict:
@@ -67,205 +73,172 @@ def test_its_runs_are_those_of_procap_train(searched, few_digits, tiny_checkpoin
     assert all(run.train() for run in find_runs(searched))
 
 
-def test_its_figures_are_the_counts_of_validation_images(searched) -> None:
+def test_its_scores_are_the_counts_of_validation_images(searched) -> None:
     rows = summary(searched)["configurations"]
     assert len(rows) == 4
     for row in rows:
         results = [RunFolder(searched / run).evaluation(Target("digits", "base", "val")) for run in row["runs"]]
         accuracies = [100 * result.correct / result.total for result in results if result]
-        assert row["figure"] == pytest.approx(fmean(accuracies)) and len(accuracies) == 2
+        assert row["score"] == pytest.approx(fmean(accuracies)) and len(accuracies) == 2
         assert row["std"] == pytest.approx(stdev(accuracies))
-    figures = [row["figure"] for row in rows]
-    assert figures == sorted(figures, reverse=True) and summary(searched)["best"] == rows[0]
+    scores = [row["score"] for row in rows]
+    assert scores == sorted(scores, reverse=True) and summary(searched)["best"] == rows[0]
 
 
-def test_the_figures_are_the_same_where_no_test_image_exists(searched, where, few_digits, tmp_path) -> None:
+def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few_digits, tmp_path) -> None:
     shutil.copytree(few_digits, tmp_path / "data")
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
-    half = ["--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end"]
+    half = ["--name", "grid", "--param", "lr=0.002,0.1", "--param", "class_position=end"]
     blind = ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
     assert main(["sweep", *ASKED, *half, *where, *blind]) == 0
-    rows, seen = summary(tmp_path)["configurations"], summary(searched)["configurations"]
-    assert len(rows) == 2
-    wanted = {tuple(row["runs"]): (row["figure"], row["figures"]) for row in seen}
-    for row in rows:
-        assert (row["figure"], row["figures"]) == wanted[tuple(row["runs"])]
+    wanted = {tuple(row["runs"]): row["scores"] for row in summary(searched)["configurations"]}
+    rows = summary(tmp_path)["configurations"]
+    assert len(rows) == 2 and all(row["scores"] == wanted[tuple(row["runs"])] for row in rows)
 
 
-def test_typed_again_it_repeats_nothing_and_says_the_same(searched, where, capsys) -> None:
+def test_repeated_it_trains_nothing_and_prints_the_same(searched, where, capsys) -> None:
     files = {file: file.stat().st_mtime_ns for run in find_runs(searched) for file in run.path.rglob("*.json")}
     before = summary(searched)
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched), "--json"]) == 0
-    out, err = said(capsys)
-    assert json.loads(out.splitlines()[-1]) == before == summary(searched)
-    assert "4 done already" in err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1]) == before == summary(searched)
+    assert "4 done already" in captured.err
     assert files == {file: file.stat().st_mtime_ns for file in files}
 
 
-def test_the_commands_at_its_end_train_the_best_and_test_it(searched, where, capsys, tmp_path) -> None:
+def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys) -> None:
     document = summary(searched)
     train, evaluate = (shlex.split(line)[1:] for line in document["commands"])
     assert main([*train, "--tracking", "off", "--json"]) == 0
-    trained = json.loads(said(capsys)[0].splitlines()[-1])["trained"]
-    assert {run["run"] for run in trained} == set(document["best"]["runs"])
+    assert {run["run"] for run in printed(capsys)["trained"]} == set(document["best"]["runs"])
     assert main([*evaluate, "--dry-run", "--json"]) == 0
-    planned = json.loads(said(capsys)[0].splitlines()[-1])["runs"]
+    planned = printed(capsys)["runs"]
     assert {run["run"] for run in planned} == set(document["best"]["runs"])
-    assert {target["target"] for run in planned for target in run["targets"]} == {
-        "digits:base:test",
-        "digits:novel:test",
-    }
+    targets = {target["target"] for run in planned for target in run["targets"]}
+    assert targets == {"digits:base:test", "digits:novel:test"}
 
 
-def test_commands_say_every_field_that_was_varied(few_digits, tiny_checkpoint, capsys, tmp_path) -> None:
+def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_checkpoint, capsys, tmp_path) -> None:
     asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "0", "--batch-size", "8",
-             "--vary", "weight_decay=0.1", "--vary", "shots=3", "--vary", "betas=[0.8,0.9]", "--vary", "ctx_init=a b",
-             "--vary", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits),
-             "--max-concurrent", "1",
+             "--param", "weight_decay=0.1", "--param", "shots=3", "--param", "betas=[0.8,0.9]", "--param",
+             "ctx_init=a b", "--param", "n_ctx=2", "--backbone", str(tiny_checkpoint), "--data", str(few_digits),
              "--recipe-field", "optimizer=adamw", "--results", str(tmp_path), "--tracking", "off"]  # fmt: skip
     assert main(["sweep", "--name", "fields", *asked, "--json"]) == 0
-    document = json.loads(said(capsys)[0].splitlines()[-1])
+    document = printed(capsys)
     train, _ = (shlex.split(line)[1:] for line in document["commands"])
     assert main([*train, "--json"]) == 0
-    trained = json.loads(said(capsys)[0].splitlines()[-1])["trained"]
-    assert {run["run"] for run in trained} == set(document["best"]["runs"])
+    assert {run["run"] for run in printed(capsys)["trained"]} == set(document["best"]["runs"])
     assert set(document["best_by_method"]) == {"coop", "maple"}
 
 
 def test_the_same_name_for_another_search_is_refused_and_more_of_the_same_is_not(searched, where, capsys) -> None:
     place = [*where, "--results", str(searched), "--dry-run"]
-    assert (
-        main(
-            ["sweep", *ASKED, "--name", "grid", "--vary", "lr=0.002,0.2", "--vary", "class_position=end,front", *place]
-        )
-        == 2
-    )
-    err = said(capsys)[1]
-    assert "searched for something else: space was" in err and "another --name" in err and len(err.splitlines()) == 1
-    assert main(["sweep", *ASKED, *GRID, "--trials", "3", "--hours", "2", *place]) == 0
+    other = ["--name", "grid", "--param", "lr=0.002,0.2", "--param", "class_position=end,front"]
+    assert main(["sweep", *ASKED, *other, *place]) == 2
+    error = capsys.readouterr().err
+    assert "searched for something else: space was" in error and "another --name" in error and error.count("\n") == 1
+    assert main(["sweep", *ASKED, *GRID, "--hours", "2", *place]) == 0
 
 
 def test_a_file_says_what_flags_say(searched, few_digits, tiny_checkpoint, tmp_path, capsys) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(
         f"methods: [coop]\ndatasets: digits\nseeds: [1, 2]\nshots: 2\nepochs: 1\nbackbone: {tiny_checkpoint}\n"
-        f"vary:\n  lr: [2e-3, 0.1]\n  class_position: [end, front]\ndata: {few_digits}\n"
-        "max-concurrent: 1\ntracking: off\nlauncher: local\n"
+        f"param:\n  lr: [2e-3, 0.1]\n  class_position: [end, front]\ndata: {few_digits}\ntracking: off\n"
     )
     assert main(["sweep", str(file), "--results", str(searched), "--json"]) == 0
-    assert json.loads(said(capsys)[0].splitlines()[-1])["counts"]["finished"] == 4
-    file.write_text("metods: coop\n")
-    assert main(["sweep", str(file)]) == 2
-    assert "did you mean methods" in said(capsys)[1]
+    assert printed(capsys)["counts"]["finished"] == 4
 
 
-def test_two_of_the_same_name_at_once_are_one(searched, where, capsys) -> None:
+def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, capsys) -> None:
     with SweepFolder.of(searched, "grid").locked():
         assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched)]) == 1
-    err = said(capsys)[1]
-    assert "being carried out by another process (pid " in err and len(err.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert "being carried out by another process (pid " in error and error.count("\n") == 1
 
 
-def test_tpe_goes_on_and_keeps_to_its_budget(where, tmp_path, capsys) -> None:
-    results = ["--results", str(tmp_path), "--json", "--search", "tpe", "--name", "t", "--vary", "lr=log(1e-4,1)"]
+def test_tpe_resumes_and_keeps_to_its_budget(local_ray, where, tmp_path, capsys) -> None:
+    results = ["--results", str(tmp_path), "--json", "--search", "tpe", "--name", "t"]
+    words = ["sweep", *ASKED, *results, "--param", "lr=loguniform(1e-4,1)", *where]
     folder = SweepFolder.of(tmp_path, "t")
-    assert main(["sweep", *ASKED, *results, *where, "--trials", "2"]) == 0
-    first = json.loads(said(capsys)[0].splitlines()[-1])
+    assert main([*words, "--trials", "2"]) == 0
+    first = printed(capsys)
     assert first["counts"]["finished"] == len(find_runs(tmp_path)) / 2 == 2
-    # As a driver that was killed leaves it: chosen, and not ended.
-    digest, record = next(iter(folder.trials().items()))
-    folder.write_trial(digest, record.model_copy(update={"state": "running", "figure": None, "figures": {}}))
-    assert main(["sweep", *ASKED, *results, *where, "--trials", "3"]) == 0
-    second = json.loads(said(capsys)[0].splitlines()[-1])
+    # As a killed driver leaves it.
+    unfinished, *others = folder.load().values()
+    folder.save([unfinished.model_copy(update={"state": "running", "score": None, "scores": {}}), *others])
+    assert main([*words, "--trials", "3"]) == 0
+    second = printed(capsys)
     assert second["counts"] == {"finished": 3, "stopped": 0, "running": 0, "failed": 0}
-    assert {row["configuration"] for row in first["configurations"]} < {
-        row["configuration"] for row in second["configurations"]
-    }
+    assert all(row in second["configurations"] for row in first["configurations"])
     assert len(find_runs(tmp_path)) == 6
 
 
-def test_tpe_has_a_ray_of_its_own_where_nobody_said_whether_with_a_token(where, tmp_path) -> None:
-    """In a process that has not imported Ray, with nothing of Ray in its environment."""
-    results = tmp_path / "results"
-    words = [*ASKED, "--name", "t", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--trials", "1", *where]
-    process = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cli", "sweep", *words, "--max-concurrent", "2", "--results", str(results)],
-        env=without_settings(home=tmp_path),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0 and "2 at once on this machine" in process.stderr, process.stderr
-    assert "InvalidAuthToken" not in process.stderr
-    assert summary(results, "t")["counts"]["finished"] == 1
+def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(
+    local_ray, where, tmp_path, capsys
+) -> None:
+    words = ["sweep", *ASKED[:-1], "0", "--name", "r", "--param", "lr=loguniform(1e-4,1)", "--search", "random"]
+    drawn = []
+    for trials, name in ((3, "a"), (3, "b"), (4, "a")):
+        assert main([*words, *where, "--trials", str(trials), "--results", str(tmp_path / name), "--json"]) == 0
+        rows = printed(capsys)["configurations"]
+        assert len(rows) == trials and all(len(row["scores"]) == 2 for row in rows)
+        drawn.append({row["values"]["recipe.lr"] for row in rows})
+    assert drawn[0] == drawn[1] < drawn[2]
 
 
-def test_a_sweep_that_found_no_room_does_not_keep_its_name(where, tmp_path, capsys) -> None:
-    words = [*ASKED[:-2], "--name", "n", "--vary", "lr=0.1", *where, "--results", str(tmp_path)]
-    nobody = ["--launcher", "ray", "--address", "127.0.0.1:1"]
-    assert main(["sweep", *words, "--epochs", "1", *nobody]) == 1
-    assert "no Ray cluster at 127.0.0.1:1" in said(capsys)[1] and find_runs(tmp_path) == []
-    assert not list(tmp_path.rglob("*.json"))
-    assert main(["sweep", *words, "--epochs", "0"]) == 0
+def mean_at(configuration: Configuration, epoch: int, results: Path) -> float:
+    """The mean over its runs of what `validation.json` says of an epoch, 1-based."""
+    accuracies = []
+    for run in configuration.runs:
+        [count] = [count for count in RunFolder(results / run).validation() if count.epoch == epoch - 1]
+        assert count.target == "digits:base:val"
+        accuracies.append(100 * count.correct / count.total)
+    return fmean(accuracies)
 
 
-def test_configurations_on_different_data_sets_are_not_compared() -> None:
-    varied = sweep_settings(space={"dataset": ["digits", "tiles"], "recipe.lr": [1, 2]}, datasets=("digits", "tiles"))
-    figures = {("digits", 1): 40.0, ("digits", 2): 50.0, ("tiles", 1): 90.0, ("tiles", 2): 80.0}
-    records = {
-        f"{number}": ended({"dataset": name, "recipe.lr": lr}, figure, number=number)
-        for number, ((name, lr), figure) in enumerate(figures.items())
-    }
-    document = summarised(varied, records, [])
-    assert document["best"] is None and document["best_by_method"] == {}
-    assert {name: row["values"]["recipe.lr"] for name, row in document["best_by_dataset"].items()} == {
-        "digits": 2,
-        "tiles": 1,
-    }
-    assert [line.split()[0] for line in table(varied, records).splitlines() if "best" in line] == ["tiles", "digits"]
-    assert "1 seed each" in _title(varied) and "2 data sets" in _title(sweep_settings(datasets=varied.datasets))
-    one = sweep_settings(methods=("coop", "maple"), datasets=varied.datasets)
-    found = {method: ended({"method": method}, figure) for method, figure in (("coop", 1.0), ("maple", 2.0))}
-    assert summarised(one, found, [])["best"]["values"] == {"method": "maple"}
-    assert summarised(one, found, [])["best_by_dataset"] == {}
+def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(local_ray, where, tmp_path) -> None:
+    words = ["sweep", *ASKED[:-2], "--name", "asha", "--param", "lr=0.02,1e3,1e4,2e3", "--epochs", "5", *where]
+    words += ["--recipe-field", "warmup=none", "--max-concurrent", "1", "--results", str(tmp_path)]
+    assert main([*words, "--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]) == 0
+    found = list(SweepFolder.of(tmp_path, "asha").load().values())
+    stopped = [one for one in found if one.state == "stopped"]
+    assert stopped and {one.state for one in found} == {"stopped", "finished"}
+    for one in found:
+        assert all(score == pytest.approx(mean_at(one, epoch, tmp_path)) for epoch, score in one.curve.items())
+        assert one.curve or one.state == "finished"
+        if one.state == "stopped":
+            assert one.epoch < 5 and one.score == one.curve[one.epoch]
+            assert all(not (tmp_path / run / "train.json").exists() for run in one.runs)
+            assert all((tmp_path / run / "state").exists() for run in one.runs)
+    assert main(words) == 0
+    assert {one.state for one in SweepFolder.of(tmp_path, "asha").load().values()} == {"finished"}
+    resumed = [done.resumed for one in stopped for run in one.runs if (done := RunFolder(tmp_path / run).train())]
+    assert len(resumed) == 2 * len(stopped) and all(resumed)
 
 
-def test_a_searcher_that_compares_is_refused_over_data_sets(where, tmp_path, capsys) -> None:
-    both = ["--methods", "coop", "--vary", "dataset=digits,shapes", *where, "--results", str(tmp_path)]
-    for flags in (["--search", "tpe"], ["--stop", "asha"]):
-        assert main(["sweep", *both, *flags]) == 2
-        assert "different data sets do not compare" in said(capsys)[1]
+def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path, capsys) -> None:
+    words = [*ASKED[:-1], "4000", "--name", "h", "--param", "lr=loguniform(1e-4,1)", "--batch-size", "4", *where]
+    assert main(["sweep", *words, "--hours", str(20 / 3600), "--results", str(tmp_path), "--json"]) == 0
+    captured = capsys.readouterr()
+    counts = json.loads(captured.out.splitlines()[-1])["counts"]
+    assert counts["running"] > 0 == counts["finished"] + counts["stopped"] + counts["failed"]
+    assert "unfinished, with their states kept" in captured.err
 
 
-def test_all_images_are_a_number_of_shots_like_others(where, tmp_path, capsys) -> None:
-    asked = ["--methods", "coop", "--datasets", "digits", "--vary", "shots=4,full,0", *where]
-    assert main(["sweep", *asked, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
-    document = json.loads(said(capsys)[0].splitlines()[-1])
-    assert [one["values"] for one in document["configurations"]] == [{"shots": 4}, {"shots": 0}]
-
-
-def test_a_file_that_is_no_yaml_is_a_mistake_of_usage(tmp_path, capsys) -> None:
-    file = tmp_path / "broken.yaml"
-    file.write_text("methods: coop\nvary: {lr: [1\n")
-    assert main(["sweep", str(file)]) == 2
-    err = said(capsys)[1]
-    assert f"{file} is no YAML in line 3" in err and "unicode" not in err and len(err.splitlines()) == 1
-
-
-def test_a_configuration_that_fails_leaves_the_others_alone(where, tmp_path, capsys) -> None:
-    asked = [*ASKED, "--name", "f", "--vary", "lr=0.002,1e30", "--recipe-field", "warmup=none", *where]
+def test_a_configuration_that_fails_leaves_the_others_alone(local_ray, where, tmp_path, capsys) -> None:
+    asked = [*ASKED, "--name", "f", "--param", "lr=0.002,1e30", "--recipe-field", "warmup=none", *where]
     assert main(["sweep", *asked, "--results", str(tmp_path), "--json"]) == 3
-    out, err = said(capsys)
-    document = json.loads(out.splitlines()[-1])
+    captured = capsys.readouterr()
+    document = json.loads(captured.out.splitlines()[-1])
     assert document["counts"] == {"finished": 1, "stopped": 0, "running": 0, "failed": 1}
     assert document["best"]["values"] == {"recipe.lr": 0.002}
     [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
-    assert "not finite" in failed["why"] and "lr 1e+30: failed" in err
+    assert set(failed["failures"]) == set(failed["runs"]) and "lr 1e+30: failed" in captured.err
     kept = CollectionFolder(tmp_path / "collections/sweep/f").collection()
     assert kept is not None and kept.status == "failed" and len(kept.runs) == 4
-    assert list(kept.failed) == failed["runs"]
+    assert set(kept.failed) == set(failed["runs"])
     assert all(why.startswith(run) and "not finite" in why for run, why in kept.failed.items())
-    assert all("a lower lr" in why and "fp32" not in why for why in kept.failed.values()), "it is fp32 already"
 
 
 def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, where, tmp_path, capsys) -> None:
@@ -275,38 +248,58 @@ def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, wher
     broken = results / summary(searched)["best"]["runs"][0] / "train.json"
     broken.write_text("{")
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(results), "--json"]) == 3
-    document = json.loads(said(capsys)[0].splitlines()[-1])
+    document = printed(capsys)
     assert document["counts"] == {"finished": 3, "stopped": 0, "running": 0, "failed": 1}
     [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
-    assert str(broken) in failed["why"]
+    assert str(broken) in str(failed["failures"])
 
 
-def test_why_is_said_of_the_runs_that_failed_and_of_no_others() -> None:
-    half = TrialRecord(
-        number=0, values={}, runs=("a", "b"), state="failed", figures={"b": 50.0}, failures={"a": "full"}
-    )
-    whole = TrialRecord(number=1, values={}, runs=("c", "d"), state="failed", failures={"c": "d: lost", "d": "d: lost"})
-    open_ = TrialRecord(number=2, values={}, runs=("e",))
-    records = {"x": half, "y": whole, "z": open_}
-    assert failed_runs(records) == {"a": "full", "c": "d: lost", "d": "lost"}
+def test_configurations_that_are_the_same_runs_train_them_once(
+    local_ray, few_digits, tiny_checkpoint, tmp_path
+) -> None:
+    """AdamW does not read momentum: both values are the same training."""
+    same = sweep_settings(
+        space={"recipe.momentum": [0.8, 0.9]}, shots=2, backbone=str(tiny_checkpoint),
+        overrides={"optimizer": "adamw", "epochs": 1},
+    )  # fmt: skip
+    from cluster.ray_cluster import Capacity, Resources
+
+    at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
+    sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"))
+    sweep.run(StoragePaths(str(few_digits), str(tmp_path), at), Capacity(Resources(), 2, ray=True))
+    assert sweep.is_complete
+    assert [one.state for one in sweep.configurations.values()] == ["finished", "finished"]
+    assert len({one.score for one in sweep.configurations.values()}) == len(find_runs(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("search", ["grid", "tpe"])
 def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search) -> None:
-    """Where the runs are one job, the reason of the job is that of all that have not finished."""
-    settings = sweep_settings(search=search, seeds=(1, 2, 3), space={"recipe.lr": [0.002]})
+    """Where all seeds are one trial, its reason is that of all runs that have not finished."""
+    settings = sweep_settings(search=search, seeds=(1, 2, 3), space={"recipe.lr": [0.002]}, trials=1)
     at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(settings, at, SweepFolder.of(tmp_path, "s"), Nobody())
-    [digest] = {str(task["task"]).partition("-")[0] for task in [sweep.next_task()] if task}
-    runs = sweep.records[digest].runs
-    tasks = [{"task": f"{digest}-0"}, *[task for _ in runs[1:] if search == "grid" and (task := sweep.next_task())]]
+    sweep = Sweep(settings, at, SweepFolder.of(tmp_path, "s"))
     reasons = ["no images", "the disk is full", "no images"]
-    for number, task in enumerate(tasks):
-        sweep.ended(str(number), task, Report(state="failed", why=reasons[number]))
-    record = sweep.records[digest]
+    for seed, why in zip((1, 2, 3) if search == "grid" else (0,), reasons, strict=False):
+        config = {"recipe.lr": 0.002, **({"seed": seed} if seed else {})}
+        sweep.started(f"{seed}", config)
+        sweep.ended(f"{seed}", config, Report(state="failed", why=why))
+    [one] = sweep.configurations.values()
     expected = reasons if search == "grid" else ["no images"] * 3
-    assert record.state == "failed" and record.why == f"{runs[0]}: no images"
-    assert failed_runs(sweep.records) == dict(zip(runs, expected, strict=True))
+    assert one.state == "failed" and one.failures == dict(zip(one.runs, expected, strict=True))
+
+
+def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, where, tmp_path, capsys) -> None:
+    words = [*ASKED, "--name", "h", "--param", "lr=0.002", "--metric", "held-out", *where]
+    assert main(["sweep", *words, "--results", str(tmp_path), "--json"]) == 0
+    document = printed(capsys)
+    [row] = document["configurations"]
+    for run, score in row["scores"].items():
+        base, novel = (
+            RunFolder(tmp_path / run).evaluation(Target("digits", half, "val")) for half in ("dev-base", "dev-novel")
+        )
+        assert score == pytest.approx(2 * base.accuracy * novel.accuracy / (base.accuracy + novel.accuracy))
+        assert run.startswith("dev-base/")
+    assert all("dev-" not in command and "--metric" not in command for command in document["commands"])
 
 
 @pytest.mark.parametrize(
@@ -315,175 +308,108 @@ def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search)
         (["--device", "cuda:99"], "'cuda:99'"),
         (["--pretrained", "/none.pt", "--backbone", "ViT-B/16"], "/none.pt"),
         (["--device", "cpu", "--accelerate", "graphs"], "needs a CUDA device, not cpu"),
+        (["--launcher", "ray", "--address", "127.0.0.1:1"], "no Ray cluster at 127.0.0.1:1"),
     ],
 )
-def test_what_no_run_would_have_is_said_once_and_leaves_no_sweep(few_digits, tmp_path, capsys, words, named) -> None:
-    places = [
-        "--data",
-        str(few_digits),
-        "--results",
-        str(tmp_path / "results"),
-        "--tracking",
-        "off",
-        "--max-concurrent",
-        "1",
-    ]
+def test_what_no_run_would_have_is_reported_once_and_leaves_no_sweep(
+    local_ray, few_digits, tmp_path, capsys, words, named
+):
+    places = ["--data", str(few_digits), "--results", str(tmp_path / "results"), "--tracking", "off"]
     assert main(["sweep", *ASKED, *GRID, *words, *places]) in (1, 2)
-    errors = [line for line in said(capsys)[1].splitlines() if "error" in line]
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(errors) == 1 and named in errors[0]
     assert not list((tmp_path / "results").rglob("*.json"))
 
 
-class Nobody:
-    """Listens to a sweep and says nothing."""
-
-    def begun(self, record, configuration) -> None: ...
-
-    def heard(self, record, task, job, report) -> None: ...
-
-    def over(self, record, task, job, report) -> None: ...
-
-    def settled(self, record) -> None: ...
-
-
-def test_configurations_that_are_one_run_are_trained_once(few_digits, tiny_checkpoint, tmp_path) -> None:
-    """AdamW does not read momentum: both values are the same training."""
-    same = sweep_settings(
-        space={"recipe.momentum": [0.8, 0.9]}, shots=2, backbone=str(tiny_checkpoint),
-        overrides={"optimizer": "adamw", "epochs": 1},
-    )  # fmt: skip
-    at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"), Nobody())
-    carry_out(sweep, StoragePaths(str(few_digits), str(tmp_path), at), Capacity(Resources(), 1, ray=False))
-    assert sweep.complete and sweep.next_task() is None and sweep.begun == 2
-    assert [record.state for record in sweep.records.values()] == ["finished", "finished"]
-    assert len({record.figure for record in sweep.records.values()}) == len(find_runs(tmp_path)) == 1
-
-
-TOLD = {
-    "done": Report(state="done", figures={"score": 60.0}),
-    "failed": Report(state="failed", why="the disk is full"),
-    "stopped": Report(epoch=3, of=9, figures={"score": 55.0}),
-}
-
-
-@pytest.mark.parametrize(("end", "search", "stop"), [("done", "tpe", "none"), ("failed", "tpe", "none"),
-                                                     ("stopped", "grid", "asha")])  # fmt: skip
-def test_configurations_that_are_the_same_runs_are_one_job_and_share_its_end(end, search, stop, tmp_path) -> None:
-    """Nobody trains by the size of test batches. What was told before the second one was chosen is its own as well."""
-    same = sweep_settings(space={"recipe.test_batch_size": [32, 64]}, search=search, stop=stop)
-    at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"), Nobody())
-    task = sweep.next_task()
-    assert task is not None
-    sweep.reported("0", task, TOLD["stopped"])
-    assert sweep.next_task() is None and sweep.begun == 2 and sweep.settled == 0
-    sweep.stopped |= {"0"} if end == "stopped" else set()
-    sweep.ended("0", task, TOLD[end])
-    wanted = {"done": ("finished", 60.0), "failed": ("failed", None), "stopped": ("stopped", 55.0)}[end]
-    assert [(record.state, record.figure) for record in sweep.records.values()] == [wanted] * 2
-    assert sweep.complete and sweep.settled == 2
-    if end == "stopped":
-        assert [record.epoch for record in sweep.folder.trials().values()] == [3, 3]
-
-
-def test_only_a_job_that_starts_once_more_was_lost(capsys, tmp_path) -> None:
-    """Not another one that is the same runs."""
-    place = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off")
-    tracker = CollectionTracker(place, Collection(kind="sweep", name="s"))
-    job, record = Job(pieces=configure(sweep_settings(), {}, tmp_path).pieces), TrialRecord(number=0, values={})
-    with SweepProgress(sweep_settings(), tracker, None) as progress:
-        for task in ("a", "b"):
-            progress.heard(record, task, job, Report())
-        assert "lost" not in said(capsys)[1]
-        progress.over(record, "b", job, Report(state="done", host="here"))
-        progress.heard(record, "a", job, Report())
-        assert f"lost the process of {job.name}" in said(capsys)[1]
-
-
-def test_held_out_classes_are_of_the_base_half_and_the_figure_is_their_harmonic_mean(where, tmp_path, capsys) -> None:
-    asked = ["--methods", "zeroshot,coop", *ASKED[2:], "--metric", "held-out", "--name", "h", *where]
-    assert main(["sweep", *asked, "--results", str(tmp_path), "--json"]) == 0
-    document = json.loads(said(capsys)[0].splitlines()[-1])
-    for row in document["configurations"]:
-        for run, figure in row["figures"].items():
-            folder = RunFolder(tmp_path / run)
-            base, novel = (
-                folder.evaluation(Target("digits", half, "val"))
-                for half in ("dev-base", "dev-novel")  # type: ignore[arg-type]
-            )
-            assert figure == pytest.approx(2 * base.accuracy * novel.accuracy / (base.accuracy + novel.accuracy))
-            assert run.startswith("dev-base/")
-    assert all("dev-" not in command and "--metric" not in command for command in document["commands"])
-
-
 def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, capsys) -> None:
     assert main(["sweep", *ASKED, *GRID, *where, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
-    out, _ = said(capsys)
+    out = capsys.readouterr().out
     document = json.loads(out.splitlines()[-1])
-    assert "8 runs to do, about" in out and document["total"] == 4
+    assert "8 runs in all" in out and document["total"] == 4
     assert [one["state"] for one in document["configurations"]] == ["new"] * 4
     assert not list(tmp_path.iterdir())
+    shots = ["--methods", "coop", "--datasets", "digits", "--param", "shots=4,full,0", *where]
+    assert main(["sweep", *shots, "--results", str(tmp_path), "--dry-run", "--json"]) == 0
+    assert [one["values"] for one in printed(capsys)["configurations"]] == [{"shots": 4}, {"shots": 0}]
 
 
 @pytest.mark.parametrize(
-    ("words", "said_of_it"),
+    ("words", "message"),
     [
-        (["--vary", "seed=1,2"], "never searched over"),
-        (["--vary", "lr=1e-3,fast"], "lr = 'fast'"),
-        (["--vary", "shots=3,-1"], "shots = -1"),
-        (["--vary", "lr=log(1e-4,1)", "--search", "grid"], "--search random or tpe"),
-        (["--vary", "lr=log(1e-4,1)"], "--trials or --hours"),
-        (["--vary", "lr=1e-3", "--metric", "test"], "never chooses by test images"),
-        (["--vary", "lr=1e-3", "--classes", "novel"], "novel ones stay unseen"),
-        (["--vary", "lr=1e-3", "--grace", "2"], "add --stop asha"),
-        (["--vary", "lr=1e-3", "--hours", "inf"], "hours = inf: input should be a finite number"),
-        (["--vary", "lr=1e-3", "--hours", "nan"], "hours = nan: input should be a finite number"),
-        (["--vary", "lr=1e-3", "--search", "tpee"], "did you mean tpe"),
-        (["--vary", "epochs=1,2", "--stop", "asha"], "cannot be varied"),
-        (["--vary", "lr=1e-3", "--stop", "asha"], "give a smaller --grace or more --epochs"),
-        (["--vary", "shots=4,many"], "'many' is not a whole number of 0 or more, or full"),
-        (["--vary", "lr=1", "--vary", "lr=2"], "given twice"),
-        (["--vary", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),
-        (["--vary", "lr=1e-3", "--engine", "deepspeed", "--zero-stage", "7", "--dry-run"], "ZeRO stage 7 is not"),
-        (["--vary", "lr=1e-3", "--engine", "deepspeed", "--deepspeed-config", "none.json", "--dry-run"], "none.json"),
+        (["--param", "seed=1,2"], "averaged over all of --seeds"),
+        (["--param", "lr=1e-3,fast"], "lr = 'fast'"),
+        (["--param", "shots=3,-1"], "shots = -1"),
+        (["--param", "lr=loguniform(1e-4,1)", "--search", "grid"], "--search random or tpe"),
+        (["--param", "lr=loguniform(1e-4,1)"], "--trials or --hours"),
+        (["--param", "lr=uniform(-2,-1)", "--trials", "9"], "of 20 configurations that were drawn none can be run"),
+        (["--param", "lr=1,2", "--trials", "1"], "leave out --trials"),
+        (["--param", "lr=1e-3", "--metric", "test"], "never chooses by test images"),
+        (["--param", "lr=1e-3", "--classes", "novel"], "novel ones stay unseen"),
+        (["--param", "lr=1e-3", "--grace-period", "2"], "add --scheduler asha"),
+        (["--param", "lr=1e-3", "--hours", "inf"], "hours = inf: input should be a finite number"),
+        (["--param", "lr=1e-3", "--search", "tpee"], "did you mean tpe"),
+        (["--param", "epochs=1,2", "--scheduler", "asha"], "cannot be varied"),
+        (["--param", "lr=1e-3", "--scheduler", "asha"], "give a smaller --grace-period or more --epochs"),
+        (["--param", "shots=4,many"], "'many' is not a whole number of 0 or more, or full"),
+        (["--param", "lr=1", "--param", "recipe.lr=2"], "given twice"),
+        (["--param", "lr=1e-3", "--lr", "0.5"], "has one value as well"),
+        (["--param", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),
+        (["--param", "lr=1e-3", "--engine", "deepspeed", "--zero-stage", "7", "--dry-run"], "ZeRO stage 7 is not"),
     ],
 )
-def test_what_cannot_be_searched_is_said_in_one_line_and_starts_nothing(words, said_of_it, where, tmp_path, capsys):
-    # Shots and epochs are not asked for twice.
+def test_what_cannot_be_searched_is_refused_in_one_line_and_starts_nothing(words, message, where, tmp_path, capsys):
+    # Shots and epochs must not be given twice.
     asked = ASKED[:-4] if words[1].startswith(("shots", "epochs")) else ASKED
     assert main(["sweep", *asked, *words, *where, "--results", str(tmp_path)]) == 2
-    err = said(capsys)[1]
-    assert said_of_it in err and len(err.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_a_data_set_without_validation_images_is_refused(tmp_path, capsys) -> None:
+def test_data_sets_that_cannot_be_compared_or_have_no_validation_images_are_refused(where, tmp_path, capsys) -> None:
+    both = ["--methods", "coop", "--param", "dataset=digits,shapes", *where, "--results", str(tmp_path)]
+    for flags in (["--search", "tpe", "--trials", "2"], ["--scheduler", "asha"]):
+        assert main(["sweep", *both, *flags]) == 2
+        assert "different data sets do not compare" in capsys.readouterr().err
     assert main(["sweep", "--methods", "coop", "--datasets", "imagenet", "--data", str(tmp_path)]) == 2
-    assert "imagenet has no validation images" in said(capsys)[1]
+    assert "imagenet has no validation images" in capsys.readouterr().err
+
+
+def test_configurations_on_different_data_sets_are_not_compared() -> None:
+    varied = sweep_settings(space={"dataset": ["digits", "tiles"], "recipe.lr": [1, 2]}, datasets=("digits", "tiles"))
+    scores = {("digits", 1): 40.0, ("digits", 2): 50.0, ("tiles", 1): 90.0, ("tiles", 2): 80.0}
+    found = [
+        Configuration(number=number, values={"dataset": name, "recipe.lr": lr}, state="finished", score=score, epochs=9)
+        for number, ((name, lr), score) in enumerate(scores.items())
+    ]
+    document = summarize(varied, found, [])
+    assert document["best"] is None and document["best_by_method"] == {}
+    assert {name: one.values["recipe.lr"] for name, one in find_best_of_each(varied, found).items()} == {
+        "digits": 2,
+        "tiles": 1,
+    }
+    assert [line.split()[0] for line in format_table(varied, found).splitlines() if "best" in line] == [
+        "tiles",
+        "digits",
+    ]
 
 
 def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint) -> None:
     both = sweep_settings(datasets=("digits", "shapes"), seeds=(1, 2), backbone=str(tiny_checkpoint))
-    configuration = configure(both, {"recipe.lr": 0.1}, few_digits)
-    assert [(piece.config.dataset, piece.config.seed, piece.targets) for piece in configuration.pieces] == [
+    runs = make_runs(both, {"recipe.lr": 0.1}, few_digits)
+    assert [(run.config.dataset, run.config.seed, run.targets) for run in runs] == [
         (name, seed, (f"{name}:base:val",)) for name in ("digits", "shapes") for seed in (1, 2)
     ]
 
 
-def test_nodes_are_asked_for_the_weights_that_runs_read_and_not_for_a_name_with_a_slash(
-    tiny_checkpoint, tmp_path, monkeypatch
-) -> None:
+def test_nodes_are_checked_for_weights_and_not_for_a_name_with_a_slash(tiny_checkpoint, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tiny_checkpoint.parent)
     varied = sweep_settings(space={"backbone": ["ViT-B/16", tiny_checkpoint.name]})
-    places = StoragePaths("", str(tmp_path), RuntimeConfig(data=tmp_path, results=tmp_path))
-    assert _wants(varied, places).plain()["files"] == [str(tiny_checkpoint)]
+    paths = StoragePaths("", str(tmp_path), RuntimeConfig(data=tmp_path, results=tmp_path))
+    assert _requirements(varied, paths).plain()["files"] == [str(tiny_checkpoint)]
 
 
-def test_a_search_ends_where_no_run_accepts_what_is_drawn(few_digits, tiny_checkpoint, tmp_path) -> None:
-    """Time alone would not end it: it is looked at between runs, and there are none."""
-    refused = sweep_settings(space={"recipe.lr": {"uniform": [-2, -1]}}, search="random", hours=9.0)
-    at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(refused, at, SweepFolder.of(tmp_path, "s"), Nobody())
-    assert sweep.next_task() is None and sweep.begun == MOST_REFUSED
-    assert {record.state for record in sweep.records.values()} == {"failed"}
+def test_a_score_that_is_missing_is_not_a_number_for_ray_tune() -> None:
+    assert math.isnan(Report().to_result()["score"])
+    report = Report(state="done", epoch=3, of=5, score=71.5)
+    assert Report.of_result(json.loads(json.dumps({**report.to_result(), "training_iteration": 9}))) == report

@@ -14,20 +14,20 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from cluster.sweep_record import SweepFolder, TrialRecord
 from object_server import object_server
 from ray_nodes import REPOSITORY, Nodes, without_settings
 from started import started
 
 from benchmarks.cli import main
-from cluster.sweep_record import SweepFolder, TrialRecord
 from runner.results import RunFolder, find_runs
 
 pytestmark = pytest.mark.slow
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--batch-size", "4"]
-TPE = ["--name", "tpe", "--vary", "lr=log(1e-4,1)", "--search", "tpe", "--epochs", "12"]
-HALVED = ["--name", "asha", "--vary", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--stop", "asha", "--grace", "1",
-          "--reduction", "2", "--epochs", "5", "--recipe-field", "warmup=none"]  # fmt: skip
+TPE = ["--name", "tpe", "--param", "lr=loguniform(1e-4,1)", "--search", "tpe", "--epochs", "12"]
+HALVED = ["--name", "asha", "--param", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--scheduler", "asha", "--grace-period", "1",
+          "--reduction-factor", "2", "--epochs", "5", "--recipe-field", "warmup=none"]  # fmt: skip
 PROGRAM = [sys.executable, "-c", "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"]
 
 
@@ -86,7 +86,7 @@ def checkpoints(results: Path) -> dict[str, str]:
 
 
 def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_one_run_at_a_time(cluster, data, tmp_path) -> None:
-    grid = [*ASKED, "--name", "grid", "--vary", "lr=0.002,0.1", "--vary", "class_position=end,front", "--epochs", "2"]
+    grid = [*ASKED, "--name", "grid", "--param", "lr=0.002,0.1", "--param", "class_position=end,front", "--epochs", "2"]
     there, here = tmp_path / "there", tmp_path / "here"
     found, err = finish([*grid, *cluster, "--results", str(there)])
     assert "2 at once on the cluster" in err
@@ -99,8 +99,8 @@ def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_one_run_at_a_time(cluste
 @pytest.mark.parametrize(
     "words",
     [
-        "sweep --seeds 1,2 --name a --vary lr=0.002,0.1 --stop asha --epochs 2 --max-concurrent 2",
-        "sweep --seeds 1 --name h --vary lr=0.1 --hours 1 --epochs 1 --max-concurrent 1",
+        "sweep --seeds 1,2 --name a --param lr=0.002,0.1 --scheduler asha --epochs 2 --max-concurrent 2",
+        "sweep --seeds 1 --name h --param lr=0.1 --hours 1 --epochs 1 --max-concurrent 1",
         "bench base-to-novel --seeds 1,2 --epochs 1 --max-concurrent 2",
     ],
 )
@@ -165,7 +165,7 @@ def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, dat
     ]
     assert len(resumed) == 2 * len(stopped) and all(resumed)
     words[words.index("asha", words.index("--stop"))] = "none"
-    for flag in ("--grace", "--reduction"):
+    for flag in ("--grace-period", "--reduction-factor"):
         del words[words.index(flag) : words.index(flag) + 2]
     again, _ = finish(words)
     assert again["counts"]["finished"] == 6

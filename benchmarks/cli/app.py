@@ -64,7 +64,7 @@ COMMANDS = {
     "train": ("benchmarks.cli.train_flags", "Train methods on data sets."),
     "eval": ("benchmarks.cli.eval_flags", "Evaluate trained runs on any target."),
     "bench": ("benchmarks.cli.bench_flags", "Run the experiments of the paper, by name."),
-    "sweep": ("benchmarks.cli.sweep_flags", "Search hyperparameters with Ray Tune."),
+    "sweep": ("benchmarks.cli.sweep", "Search hyperparameters with Ray Tune."),
     "submit": ("benchmarks.cli.submit", "Run a command on a Ray cluster and follow its log."),
     "table": ("benchmarks.cli.table", "Print results as tables, beside the paper's or alone."),
     "report": ("benchmarks.cli.report", "Write one HTML page of every suite."),

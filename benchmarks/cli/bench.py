@@ -18,11 +18,12 @@ from benchmarks.suites.checks import check_engine, check_training_images, check_
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.planning import SuitePlan, is_done, merge_runs
 from benchmarks.tables.formats import as_json, render
-from cluster.job import Job, RunSpec
-from cluster.job_progress import JobProgress, Outcome
-from cluster.launcher import Capacity, Launcher, do_all, gathered
+from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
-from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes
+from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes
+from cluster.progress import Outcome, RunProgress
+from cluster.ray_cluster import Capacity
+from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.collection import Status, status_after
 from runner.config import RuntimeConfig, Target
@@ -71,13 +72,13 @@ def bench(
     title += f", {plans[0].options.profile.where}"
     note(f"{title}: {plural(len(pieces), 'run')}, {len(pieces) - len(left)} done already")
     trackers = Trackers([CollectionTracker(at, one.collection) for one in plans])
-    outcome, jobs = Outcome(), [Job(pieces=(piece,)) for piece in left]
+    outcome = Outcome()
     made: list[SuiteOutputs] = []
     try:
-        if jobs:
-            outcome, jobs = _carry_out(jobs, at, place, fleet, trackers, output, force=doing.force)
+        if left:
+            outcome, left = _execute(left, at, place, fleet, trackers, output, force=doing.force)
         store.pull_all()
-        failed = {jobs[number].pieces[0].config.path: why for number, why in outcome.failed.items()}
+        failed = {left[number].path: why for number, why in outcome.failed.items()}
         gone = [piece.config.path for piece in pieces if not is_done(piece, at)]
         trackers.begun = True
         # Also those that were finished when an earlier attempt was killed before it sent them, or by others.
@@ -167,8 +168,8 @@ class Trackers:
             tracker.close(status)
 
 
-def _carry_out(
-    jobs: list[Job],
+def _execute(
+    runs: list[RunSpec],
     at: RuntimeConfig,
     place: RuntimeFlags,
     fleet: Launcher,
@@ -176,62 +177,62 @@ def _carry_out(
     output: OutputFlags,
     *,
     force: bool,
-) -> tuple[Outcome, list[Job]]:
-    """Long ones first; gives what became of them, by their number in the list that is given back."""
+) -> tuple[Outcome, list[RunSpec]]:
+    """Execute runs, long ones first; returns their outcome by index into the reordered list, and that list."""
     from benchmarks.suites.cost import cost_model
     from cluster.ray_cluster import nodes
 
     # Workers are silent, and the driver alone sends to MLflow: one writer, however many runs.
     places = StoragePaths.shared(place.data, place.results, replace(at, quiet=True, tracking_uri="off"))
-    configs = [piece.config for job in jobs for piece in job.pieces]
-    ensure_packed(_datasets(jobs), at.data)
+    configs = [run.config for run in runs]
+    ensure_packed(_datasets(runs), at.data)
     check_training_images(configs, at.data)
-    if fleet.on == "local":
+    if fleet.kind == "local":
         check_weights((config.backbone, config.pretrained) for config in configs)
-    with gathered(fleet, places) as room:
+    with connect(fleet, places) as room:
         there = nodes() if room.ray else []
-        if fleet.on == "ray":
-            check_nodes(_wants(jobs, places), growing=fleet.autoscale)
+        if fleet.kind == "ray":
+            check_nodes(_requirements(runs, places), growing=fleet.autoscale)
         costs = cost_model(there, at, processes=fleet.processes)
         note(_where(fleet, room, len(there)))
         if force:
-            _forget(jobs, at)
-        jobs = costs.longest_first(jobs)
+            _forget(runs, at)
+        runs = costs.longest_first(runs)
         tracker.begun = True
-        with JobProgress(jobs, costs, room.at_once, tracker, trace=note if output.verbose else None) as ledger:
-            do_all(jobs, places, room, ledger)
-    return ledger.outcome, jobs
+        trace = note if output.verbose else None
+        with RunProgress(runs, costs, room.max_concurrent, tracker, trace=trace) as progress:
+            launch(runs, places, room, progress)
+    return progress.outcome, runs
 
 
-def _forget(jobs: Sequence[Job], at: RuntimeConfig) -> None:
+def _forget(runs: Sequence[RunSpec], at: RuntimeConfig) -> None:
     """Once, when all is ready, and not by the runs: one that is started again goes on, also with `--force`."""
     store = RemoteResults.of(at)
-    for job in jobs:
-        for piece in job.pieces:
-            folder = RunFolder(at.results / piece.config.path)
-            with folder.locked():
-                store.delete_run(piece.config.path)
-                folder.clear()
+    for run in runs:
+        folder = RunFolder(at.results / run.path)
+        with folder.locked():
+            store.delete_run(run.path)
+            folder.clear()
 
 
-def _wants(jobs: Sequence[Job], places: StoragePaths) -> Wants:
+def _requirements(runs: Sequence[RunSpec], places: StoragePaths) -> Requirements:
     """What every node has to have."""
-    configs = [piece.config for job in jobs for piece in job.pieces]
-    return Wants(
+    configs = [run.config for run in runs]
+    return Requirements(
         data=places.data,
         results=places.results,
-        datasets=_datasets(jobs),
+        datasets=_datasets(runs),
         backbones=tuple(dict.fromkeys((config.backbone, config.pretrained) for config in configs)),
-        device=places.rest.device,
+        device=places.runtime.device,
     )
 
 
-def _datasets(jobs: Sequence[Job]) -> dict[str, set[str]]:
+def _datasets(runs: Sequence[RunSpec]) -> dict[str, set[str]]:
     """The data sets that are trained or tested on, each with the splits that are read of it."""
     found: dict[str, set[str]] = {}
-    for piece in (piece for job in jobs for piece in job.pieces):
-        found.setdefault(piece.config.dataset, set()).update(TRAINING_SPLITS)
-        for target in map(Target.recorded, piece.targets):
+    for run in runs:
+        found.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
+        for target in map(Target.recorded, run.targets):
             found.setdefault(target.dataset, set()).add(target.split)
     return found
 
@@ -239,8 +240,8 @@ def _datasets(jobs: Sequence[Job]) -> dict[str, set[str]]:
 def _where(fleet: Launcher, room: Capacity, nodes: int) -> str:
     if not room.ray:
         return "one run at a time, in this process (--max-concurrent N for more)"
-    where = f"on {plural(nodes, 'node')}" if fleet.on == "ray" else "on this machine"
-    return f"{plural(room.at_once, 'run')} at once {where}, a run has {room.share}"
+    where = f"on {plural(nodes, 'node')}" if fleet.kind == "ray" else "on this machine"
+    return f"{plural(room.max_concurrent, 'run')} at once {where}, a run has {room.resources}"
 
 
 def _show_outlook(
@@ -249,14 +250,13 @@ def _show_outlook(
     """Print how long clusters of several sizes would take over `pieces`, of machines that suit the backbone."""
     from benchmarks.suites.cost import CostModel, Machine, describe_forecast, find_machine
 
-    jobs = [Job(pieces=(piece,)) for piece in pieces]
-    if not jobs:
+    if not pieces:
         return
     machine = find_machine(at.device)
-    if machine.device == "cpu" and jobs[0].pieces[0].config.backbone != MINI.backbone:
+    if machine.device == "cpu" and pieces[0].config.backbone != MINI.backbone:
         machine = Machine("H200", "cuda")
     costs = CostModel(at, machine, processes=fleet.processes, force=force)
-    show("\n" + "\n".join(describe_forecast(costs, jobs, price=price)))
+    show("\n" + "\n".join(describe_forecast(costs, pieces, price=price)))
 
 
 def _show_tables(made: Sequence[SuiteOutputs]) -> None:

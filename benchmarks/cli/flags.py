@@ -145,27 +145,25 @@ class SuiteFlags:
 
 @dataclass(frozen=True)
 class SweepFlags:
-    """What a sweep searches, by what, and how far."""
+    """What a sweep searches, how, and how far."""
 
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="typed again, the sweep of this name goes on [default: the file's]")
+        str, typer.Option(metavar="NAME", help="a sweep of the same name is resumed [default: the file's]")
     ] = ""
-    vary: Annotated[
+    param: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FIELD=VALUES",
-            help="n_ctx=2,4,8; shots=range(4,17,4); weight_decay=uniform(0,0.1); lr=log(1e-5,1e-2); "
-            "depth=integers(1,9); repeatable",
+            metavar="FIELD=DOMAIN",
+            help="n_ctx=2,4,8; lr=loguniform(1e-5,1e-2); weight_decay=uniform(0,0.1); depth=randint(1,10): 1 to 9; "
+            "dropout=quniform(0,0.5,0.1); repeatable",
         ),
     ] = None
     search: Annotated[
-        str, typer.Option(metavar="grid|random|tpe", help="how values are chosen [default: grid of lists, else random]")
+        str, typer.Option(metavar="grid|random|tpe", help="search algorithm [default: grid of lists, else random]")
     ] = ""
     search_seed: Annotated[int | None, typer.Option(metavar="N", help="of the random choices [default: 0]")] = None
     trials: Annotated[int | None, typer.Option(metavar="N", help="configurations in all, each with all seeds")] = None
-    hours: Annotated[
-        float | None, typer.Option(metavar="H", help="pause after so long; typed again, the sweep goes on")
-    ] = None
+    hours: Annotated[float | None, typer.Option(metavar="H", help="time limit; repeat the command to go on")] = None
     metric: Annotated[
         str,
         typer.Option(
@@ -174,13 +172,15 @@ class SweepFlags:
         ),
     ] = ""
     direction: Annotated[str, typer.Option(metavar="max|min", help="of the metric [default: max]")] = ""
-    stop: Annotated[
-        str, typer.Option(metavar="none|asha", help="end configurations that fall behind early [default: none]")
+    scheduler: Annotated[
+        str, typer.Option(metavar="none|asha", help="asha stops configurations that fall behind [default: none]")
     ] = ""
-    grace: Annotated[
-        int | None, typer.Option(metavar="N", help="asha: epochs before the first is ended [default: 1]")
+    grace_period: Annotated[
+        int | None, typer.Option(metavar="N", help="asha: epochs before the first stop [default: 1]")
     ] = None
-    reduction: Annotated[int | None, typer.Option(metavar="N", help="asha: one of so many goes on [default: 3]")] = None
+    reduction_factor: Annotated[
+        int | None, typer.Option(metavar="N", help="asha: one of so many continues [default: 3]")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -217,12 +217,12 @@ class LaunchFlags:
         from cluster.launcher import Launcher
 
         return Launcher(
-            on=self.launcher,
+            kind=self.launcher,
             address=self.address,
             processes=self.processes,
             cpus=self.cpus,
             gpus=self.gpus,
-            at_once=self.max_concurrent,
+            max_concurrent=self.max_concurrent,
             autoscale=self.autoscale,
         )
 

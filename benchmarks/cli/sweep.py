@@ -1,257 +1,289 @@
-"""`procap sweep`: say what will be searched, search it here or on a cluster, show what was found."""
+"""`procap sweep`: hyperparameter search with Ray Tune."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from benchmarks.cli.data_few_shot import store_file
-from benchmarks.cli.flags import OutputFlags
-from benchmarks.cli.selection import workplace
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, show, show_json
-from benchmarks.console.packing import ensure_packed
-from benchmarks.suites.checks import check_engine, check_weights
-from benchmarks.sweeps.file import Asked
-from benchmarks.sweeps.progress import SweepProgress, tell_failures
-from benchmarks.sweeps.settings import settings_of
-from benchmarks.sweeps.table import commands, summary, table, winners
-from cluster.configuration import METRICS, Configuration, check_values, configure
-from cluster.job import Job
-from cluster.launcher import Capacity, Launcher, gathered
-from cluster.paths import StoragePaths
-from cluster.preflight import TRAINING_SPLITS, Wants, check_nodes
-from cluster.space import Values
-from cluster.sweep import Sweep, carry_out, figure_of, is_over, total_of
-from cluster.sweep_record import SweepFolder, SweepSettings, TrialRecord, best_of_each, held_on_cluster
-from procap.errors import UserError
-from runner.collection import Collection, status_after
-from runner.config import RunConfig, RuntimeConfig
-from runner.environment import library_defaults, resolve_device
-from runner.progress import duration
-from runner.remote_results import RemoteResults
-from runner.results import write_json
-from runner.tracking.background import CollectionTracker
-from shards.errors import DataError
+import typer
+
+from benchmarks.cli.flags import (
+    EngineFlags,
+    LaunchFlags,
+    OutputFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    SweepFlags,
+    flat,
+    typed_names,
+)
+from benchmarks.console.help import PLAIN, examples
 
 if TYPE_CHECKING:
-    from benchmarks.suites.cost import CostModel
+    from cluster.configuration import SweepFolder, SweepSettings
+    from cluster.launcher import Launcher
+    from cluster.paths import StoragePaths
+    from cluster.ray_cluster import Capacity
+    from cluster.sweep import Sweep
+    from runner.config import RuntimeConfig
 
 LISTED = 20
-"""Configurations that a plan prints and estimates."""
+"""Configurations that a plan prints."""
 
 
-def sweep(asked: Asked, dry_run: bool, output: OutputFlags) -> int:
-    """Exit code 3 when some configurations failed and 1 when all did; see `procap sweep --help`."""
+app = typer.Typer(**PLAIN)
+
+
+@dataclass(frozen=True)
+class SweepSelection(SelectionFlags):
+    """As other commands have it; held-out classes are chosen by the metric."""
+
+    classes: Annotated[
+        str,
+        typer.Option(metavar="base|all", help="the classes to train on; --metric held-out takes a half of base"),
+    ] = ""
+
+
+@app.command(
+    **examples(
+        "procap sweep lr.yaml",
+        "procap sweep --methods procap --datasets digits --param lr=1e-4,1e-3 --param depth=3,9 --seeds 1,2,3",
+        "procap sweep --methods coop --datasets shapes --param 'lr=loguniform(1e-4,1)' --search tpe --trials 9 "
+        "--scheduler asha",
+        "procap sweep lr.yaml --launcher ray --address cluster:6379 --hours 4",
+        "procap sweep lr.yaml --dry-run",
+    )
+)
+@flat
+def sweep(
+    context: typer.Context,
+    searched: SweepFlags,
+    selection: SweepSelection,
+    recipe: RecipeFlags,
+    launch: LaunchFlags,
+    runtime: RuntimeFlags,
+    engine: EngineFlags,
+    output: OutputFlags,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="YAML with the flags below as keys; a flag on the command line wins"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
+) -> int:
+    """Search fields of a run for the best score on validation images, averaged over seeds and data sets.
+
+    Test images are never read. Finished runs are never trained again. Repeat the command to resume a sweep.
+    """
+    if file is not None:
+        from benchmarks.sweeps.file import merge_file
+
+        return sweep(context=context, **merge_file(context, file, typed_names(context)) | {"file": None})
+    from benchmarks.cli.data_few_shot import store_file
+    from benchmarks.cli.selection import workplace
+    from benchmarks.console.packing import ensure_packed
+    from benchmarks.suites.checks import check_engine
+    from benchmarks.sweeps.settings import make_settings
+    from cluster.configuration import SweepFolder, check_values, draw, make_runs
+    from procap.errors import UsageError
+    from runner.environment import library_defaults, resolve_device
+    from runner.remote_results import RemoteResults
+
     library_defaults()
-    fleet = asked.many.checked()
-    at = workplace(asked.place, parallel=asked.parallel)
-    settings = settings_of(asked, at.data)
+    launcher = launch.checked()
+    at = workplace(runtime, parallel=engine)
+    settings = make_settings(searched, selection, recipe, at.data)
     folder = SweepFolder.of(at.results, settings.name)
     RemoteResults.of(at).pull_all()
     folder.check(settings)
     check_values(settings, at.data)
-    check_engine(_some_runs(settings, at), at, fleet.processes)
+    drawn = []
+    for values in draw(settings, LISTED):
+        try:
+            drawn += make_runs(settings, values, at.data)
+        except UsageError:
+            # Some of a distribution's values may be refused; `check_values` has found others.
+            continue
+    check_engine((run.config for run in drawn), at, launcher.processes)
     if dry_run:
-        return _plan(settings, folder, at, fleet, output)
-    if fleet.on == "local":
-        # At once, as else every run would say that it is not here.
+        return _show_plan(settings, folder, at, output)
+    if launcher.kind == "local":
+        # A missing device is reported here and not by every run.
         resolve_device(at.device)
     ensure_packed(settings.datasets, at.data)
-    if asked.training.few_shot_samples:
-        store_file(asked.training.few_shot_samples, settings.datasets[0], at.data)
+    if recipe.few_shot_samples:
+        store_file(recipe.few_shot_samples, settings.datasets[0], at.data)
     with folder.locked():
         folder.check(settings)
-        return _search(settings, folder, at, fleet, asked, output)
+        return _execute(settings, folder, at, launcher, runtime, engine, output)
 
 
-def _some_runs(settings: SweepSettings, at: RuntimeConfig) -> Iterator[RunConfig]:
-    """Those of the first configurations that are drawn, but for values that no run accepts."""
-    for values in itertools.islice(settings.searched().draws(settings.search_seed), LISTED):
-        with suppress(UserError, DataError):
-            pieces = configure(settings, values, at.data).pieces
-            yield from (piece.config for piece in pieces)
-
-
-def _search(
-    settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, fleet: Launcher, asked: Asked, output: OutputFlags
+def _execute(
+    settings: SweepSettings,
+    folder: SweepFolder,
+    at: RuntimeConfig,
+    launcher: Launcher,
+    runtime: RuntimeFlags,
+    engine: EngineFlags,
+    output: OutputFlags,
 ) -> int:
+    """Exit code 3 when some configurations failed and 1 when all did."""
+    from benchmarks.console.output import SOME_FAILED, note
+    from benchmarks.sweeps.progress import SweepProgress
+    from cluster.paths import StoragePaths
+    from cluster.sweep import Sweep
+    from runner.collection import Collection, status_after
+    from runner.remote_results import RemoteResults
+    from runner.results import write_json
+    from runner.tracking.background import CollectionTracker
+
     shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
     tracker = CollectionTracker(at, Collection(kind="sweep", name=settings.name, settings=shown))
-    progress = SweepProgress(settings, tracker, note if output.verbose else None)
-    searched = Sweep(settings, at, folder, progress)
-    progress.follow(searched, None, 1)
-    note(f"{_title(settings)}; {_known(settings, searched.records)}")
-    # Workers are silent, and the driver alone sends to MLflow: one writer, however many runs.
-    places = StoragePaths.shared(asked.place.data, asked.place.results, replace(at, quiet=True, tracking_uri="off"))
-    with ExitStack() as stack:
-        room = None if searched.complete else stack.enter_context(_room(settings, fleet, places))
-        # Not before, as a sweep that finds no room must not keep its name from one that would.
-        folder.write(settings)
-        rooms = stack.pop_all()
+    progress = SweepProgress(tracker, note if output.verbose else None)
+    searched = progress.sweep = Sweep(settings, at, folder, progress.on_event)
+    note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} done already")
+    # Only the driver prints and writes to MLflow, however many runs there are.
+    paths = StoragePaths.shared(runtime.data, runtime.results, replace(at, quiet=True, tracking_uri="off"))
     try:
-        with rooms, progress:
-            if room is not None:
-                progress.follow(searched, _forecast(fleet, at), room.at_once)
-                carry_out(searched, places, room)
+        if not searched.is_complete:
+            with _connected(settings, launcher, paths) as capacity, progress:
+                # Not before: a sweep that cannot run must not keep its name from one that can.
+                write_json(folder.path / "sweep.json", settings)
+                searched.run(paths, capacity)
     except BaseException as error:
-        progress.close(status_after(error), searched.records)
-        RemoteResults.of(at).try_push_all()
+        if searched.configurations:
+            progress.close(status_after(error))
+            RemoteResults.of(at).try_push_all()
         raise
-    failed = {digest: record for digest, record in searched.records.items() if record.state == "failed"}
-    # When the time is up, some are left for the next attempt.
-    left = any(record.state == "running" for record in searched.records.values())
-    progress.close("failed" if failed else "interrupted" if left else "finished", searched.records)
-    return _end(searched, failed, asked, output)
-
-
-def _end(searched: Sweep, failed: Mapping[str, TrialRecord], asked: Asked, output: OutputFlags) -> int:
-    from benchmarks.sweeps.figure import draw_sweep
-
-    settings, records = searched.settings, searched.records
-    chosen = [record.values for _, record in winners(settings, records)]
-    ready = [line for values in chosen for line in commands(settings, values, asked.place, asked.parallel)]
-    document = summary(settings, records, ready)
-    write_json(searched.folder.path / "summary.json", document)
-    drawn = draw_sweep(settings, records, searched.folder.path)
-    # Also what was noted of each run that MLflow has got.
-    RemoteResults.of(searched.place).push_all()
-    if records:
-        show(table(settings, records))
-    if len(each := best_of_each(settings, records)) > 1:
-        for name, (_, record) in each.items():
-            show(f"best {'on' if settings.varies_data else 'of'} {name}: {record.figure:.2f} with {_values(record)}")
-    if left := [record for record in records.values() if record.state == "running"]:
-        note(f"{plural(len(left), 'configuration')} unfinished, with their states kept: type the same again to go on")
-    if drawn:
-        note(f"figure: {drawn[0]}")
-    if ready:
-        show("\nthe best, trained with all seeds and tested:\n" + " && \\\n".join(f"  {one}" for one in ready))
-    if failed:
-        tell_failures(failed, len(records) - len(failed))
-    if output.json:
-        show_json(document)
-    return 0 if not failed else SOME_FAILED if len(failed) < len(records) else 1
+    failed = searched.count("failed")
+    progress.close("failed" if failed else "interrupted" if searched.count("running") else "finished")
+    _show_outcome(searched, runtime, engine, output)
+    return 0 if not failed else SOME_FAILED if failed < len(searched.configurations) else 1
 
 
 @contextmanager
-def _room(settings: SweepSettings, fleet: Launcher, places: StoragePaths) -> Iterator[Capacity]:
-    """Be connected to the fleet, alone with this sweep on it, and sure of its nodes."""
-    on_ray = settings.stop == "asha" or settings.hours is not None
-    with ExitStack() as stack:
-        room = stack.enter_context(gathered(fleet, places, always_ray=on_ray))
-        wants = _wants(settings, places)
-        if fleet.on == "ray":
-            stack.enter_context(held_on_cluster(settings.name, places.results))
-            check_nodes(wants, growing=fleet.autoscale)
+def _connected(settings: SweepSettings, launcher: Launcher, paths: StoragePaths) -> Iterator[Capacity]:
+    """Connect to the launcher's machines and check that they have data and weights."""
+    from benchmarks.console.output import note
+    from benchmarks.suites.checks import check_weights
+    from cluster.launcher import connect
+    from cluster.preflight import check_nodes
+
+    needed = _requirements(settings, paths)
+    with connect(launcher, paths, always_ray=True) as capacity:
+        if launcher.kind == "ray":
+            check_nodes(needed, growing=launcher.autoscale)
         else:
-            check_weights(wants.backbones)
-        where = "on the cluster" if fleet.on == "ray" else "on this machine"
-        each = " each" if room.share.processes == 1 else ""
-        note(f"{room.at_once} at once {where}, {room.share}{each}" if room.ray else "one at a time, in this process")
-        yield room
+            check_weights(needed.backbones)
+        where = "on the cluster" if launcher.kind == "ray" else "on this machine"
+        note(f"{capacity.max_concurrent} at once {where}, {capacity.resources} each")
+        yield capacity
 
 
-def _wants(settings: SweepSettings, places: StoragePaths) -> Wants:
-    """What every node has to have."""
+def _requirements(settings: SweepSettings, paths: StoragePaths) -> Any:
+    from cluster.preflight import TRAINING_SPLITS, Requirements
     from procap.weights.loading import canonical
 
-    # As runs have them: a name with a slash is no file, and that of a file is absolute.
+    # As runs have them: a name with a slash is no file, and a file has an absolute name.
     backbones = settings.space.get("backbone", [settings.backbone])
     weights = settings.space.get("pretrained", [settings.pretrained])
-    return Wants(
-        data=places.data,
-        results=places.results,
+    return Requirements(
+        data=paths.data,
+        results=paths.results,
         datasets=dict.fromkeys(settings.datasets, TRAINING_SPLITS),
         backbones=tuple(dict.fromkeys(canonical(str(backbone), one) for backbone in backbones for one in weights)),
-        device=places.rest.device,
+        device=paths.runtime.device,
     )
 
 
-def _forecast(fleet: Launcher, at: RuntimeConfig) -> CostModel:
-    from benchmarks.suites.cost import cost_model
-    from cluster.ray_cluster import nodes
+def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, output: OutputFlags) -> None:
+    """Write summary and plot; print the table, the best configurations and the commands that train and test them."""
+    from benchmarks.console.output import note, plural, show, show_json
+    from benchmarks.sweeps import table
+    from benchmarks.sweeps.figure import draw_sweep
+    from runner.remote_results import RemoteResults
+    from runner.results import write_json
 
-    there = nodes() if fleet.on == "ray" else []
-    return cost_model(there, at, processes=fleet.processes)
-
-
-def _plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, fleet: Launcher, output: OutputFlags) -> int:
-    """Print what would be searched and what is known of it; write nothing."""
-    records = folder.trials()
-    space = settings.searched()
-    total = total_of(settings)
-    listed = [configure(settings, values, at.data) for values in _listed(settings)]
-    rows = [(field, _spoken(values)) for field, values in settings.space.items()]
-    show(columns(("field", "values"), rows or [("-", "nothing is varied: seeds and data sets are compared")]))
-    if listed:
-        fields = [one.field for one in space.dimensions]
-        shown = [(*(one.values[field] for field in fields), _state(one, records, at)) for one in listed]
-        show("\n" + columns((*(field.rpartition(".")[2] for field in fields), "state"), shown))
-        if total is None or total > len(listed):
-            show(f"... and {'more, until the time is up' if total is None else f'{total - len(listed):,} more'}")
-    # What a searcher will choose is not known: an example stands for all.
-    examples = listed or [configure(settings, next(space.draws(settings.search_seed)), at.data)]
-    each = len(examples[0].runs)
-    words = [_title(settings), _known(settings, records)]
-    if total is not None:
-        words.append(f"{plural(total * each, 'run')} in all")
-    left = [piece for one in examples for piece in one.pieces if figure_of(piece, at) is None]
-    if left and total is not None:
-        costs = _forecast(replace(fleet, on="local", address="", autoscale=False), at)
-        mean = sum(costs.seconds(Job(pieces=(piece,))) for piece in left) / len(left)
-        over = sum(is_over(settings, record) for record in records.values())
-        runs = len(left) if len(listed) == total else (total - over) * each
-        words.append(f"{plural(runs, 'run')} to do, about {duration(runs * mean)} on this machine, one at a time")
-    show("\n" + "; ".join(words) + ". Nothing was written.")
+    settings, found = searched.settings, list(searched.configurations.values())
+    commands = [
+        line
+        for one in table.find_winners(settings, found)
+        for line in table.make_commands(settings, one.values, runtime, engine)
+    ]
+    document = table.summarize(settings, found, commands)
+    write_json(searched.folder.path / "summary.json", document)
+    plots = draw_sweep(settings, found, searched.folder.path)
+    # Also the notes of what MLflow has.
+    RemoteResults.of(searched.runtime).push_all()
+    if found:
+        show(table.format_table(settings, found))
+    if len(each := table.find_best_of_each(settings, found)) > 1:
+        for name, one in each.items():
+            best = f"best {'on' if settings.varies_data else 'of'} {name}"
+            show(f"{best}: {one.score:.2f} with {table.format_values(one.values)}")
+    if left := searched.count("running"):
+        note(f"{plural(left, 'configuration')} unfinished, with their states kept: repeat the command to go on")
+    if plots:
+        note(f"plot: {plots[0]}")
+    if commands:
+        show("\nthe best, trained with all seeds and tested:\n" + " && \\\n".join(f"  {one}" for one in commands))
+    if failed := [one for one in found if one.state == "failed"]:
+        note(f"procap: {len(found) - len(failed)} done, {len(failed)} failed:")
+        for one in failed:
+            note(f"  {table.format_configuration(one)}")
     if output.json:
-        found = [{"values": one.values, "runs": one.runs, "state": _state(one, records, at)} for one in listed]
-        show_json({"sweep": settings.model_dump(mode="json"), "configurations": found, "total": total})
+        show_json(document)
+
+
+def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: OutputFlags) -> int:
+    """Print what would be searched and what is known of it; write nothing."""
+    from benchmarks.console.output import columns, plural, show, show_json
+    from cluster.configuration import draw, key_of, make_runs
+    from cluster.run import final_score
+
+    known = folder.load()
+    rows = [(field, _format_domain(domain)) for field, domain in settings.space.items()]
+    show(columns(("field", "values"), rows or [("-", "nothing is varied: seeds and data sets are compared")]))
+    listed: list[dict[str, Any]] = []
+    for values in draw(settings, LISTED) if settings.search == "grid" else []:
+        runs = make_runs(settings, values, at.data)
+        done = sum(final_score(run, at) is not None for run in runs)
+        state: str = f"{done} of {plural(len(runs), 'run')} done" if done else "new"
+        if (one := known.get(key_of(values))) is not None:
+            state = "unfinished" if one.state == "running" else one.state
+        listed.append({"values": values, "runs": [run.path for run in runs], "state": state})
+    if listed:
+        cells = [(*one["values"].values(), one["state"]) for one in listed]
+        show("\n" + columns((*(field.rpartition(".")[2] for field in settings.domains), "state"), cells))
+        if settings.size and settings.size > len(listed):
+            show(f"... and {settings.size - len(listed):,} more")
+    each = len(settings.seeds) * (1 if settings.varies_data else len(settings.datasets))
+    runs_in_all = f"; {plural(settings.size * each, 'run')} in all" if settings.size is not None else ""
+    show(f"\n{_format_title(settings)}; {len(known)} tried already{runs_in_all}. Nothing was written.")
+    if output.json:
+        show_json({"sweep": settings.model_dump(mode="json"), "configurations": listed, "total": settings.size})
     return 0
 
 
-def _listed(settings: SweepSettings) -> list[Values]:
-    """The first configurations, where they are known before the search."""
-    if settings.search == "tpe":
-        return []
-    space = settings.searched()
-    chosen = space.grid() if settings.search == "grid" else space.draws(settings.search_seed)
-    total = total_of(settings)
-    return list(itertools.islice(chosen, LISTED if total is None else min(LISTED, total)))
+def _format_title(settings: SweepSettings) -> str:
+    from benchmarks.console.output import plural
+    from cluster.configuration import METRICS
 
-
-def _state(one: Configuration, records: Mapping[str, TrialRecord], at: RuntimeConfig) -> str:
-    if (record := records.get(one.digest)) is not None:
-        return "unfinished" if record.state == "running" else record.state
-    done = sum(figure_of(piece, at) is not None for piece in one.pieces)
-    return "new" if not done else f"{done} of {plural(len(one.pieces), 'run')} done"
-
-
-def _title(settings: SweepSettings) -> str:
-    seeds = plural(len(settings.seeds), "seed")
     averaged = 1 if settings.varies_data else len(settings.datasets)
     sets = f", {plural(averaged, 'data set')}" if averaged > 1 else ""
     limits = [f"{settings.trials} configurations"] if settings.trials is not None else []
     limits += [f"{settings.hours:g} h"] if settings.hours is not None else []
     most = f", at most {' and '.join(limits)}" if limits else ""
+    seeds = plural(len(settings.seeds), "seed")
     return f"sweep {settings.name}: {settings.search} search{most}, {seeds}{sets} each; {METRICS[settings.metric]}"
 
 
-def _known(settings: SweepSettings, records: Mapping[str, TrialRecord]) -> str:
-    over = sum(is_over(settings, record) for record in records.values())
-    open_ = len(records) - over
-    return f"{over} done already" + (f", {open_} to be taken up again" if open_ else "")
-
-
-def _spoken(values: Any) -> str:
-    if isinstance(values, Mapping):
-        ((kind, numbers),) = values.items()
+def _format_domain(domain: Any) -> str:
+    if isinstance(domain, dict):
+        ((kind, numbers),) = domain.items()
         return f"{kind}({', '.join(f'{number:g}' for number in numbers)})"
-    return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in values)
-
-
-def _values(record: TrialRecord) -> str:
-    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in record.values.items())
+    return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in domain)

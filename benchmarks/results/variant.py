@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from benchmarks.results.profiles import Profile, find_profile
 from benchmarks.results.scores import TITLES
-from cluster.job import RunSpec
+from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig, Target, plan_run
 

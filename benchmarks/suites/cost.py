@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.job import Job, RunSpec
 from cluster.ray_cluster import Node
+from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.progress import duration
@@ -99,7 +99,7 @@ def flops(coefficients: Sequence[float], images: float, classes: int) -> float:
 
 
 class CostModel:
-    """Estimates seconds of runs on one machine; implements `cluster.job_progress.Forecast`."""
+    """Estimates seconds of runs on one machine; implements `cluster.progress.Forecast`."""
 
     def __init__(self, runtime: RuntimeConfig, machine: Machine, *, processes: int = 1, force: bool = False) -> None:
         """Learn from the newest finished runs below `runtime.results` that were trained on such a machine.
@@ -108,32 +108,31 @@ class CostModel:
         """
         self.runtime, self.machine, self.processes, self.force = runtime, machine, processes, force
         self._ratios: dict[tuple[str, str], list[float]] = {}
-        self._first: dict[str, list[float]] = {}
+        self._first: dict[str, float] = {}
         newest = sorted((folder.train_file for folder in find_runs(runtime.results)), key=_age)[:MAX_FINISHED_RUNS]
         for file in newest:
             # An unreadable run is no example; the command that needs it reports the error.
             with suppress(OSError, ValueError, KeyError, TypeError, UserError, DataError):
                 self._learn_from_file(file)
 
-    def seconds(self, job: Job) -> float:
-        """Seconds of what was left of `job` at the first call; infinite where nothing is known of a run."""
-        if job.name not in self._first:
-            self._first[job.name] = [self._work_left(run) for run in job.pieces]
-        pairs = zip(job.pieces, self._first[job.name], strict=True)
-        return sum(self._ratio(run.config) * work if work else 0.0 for run, work in pairs)
+    def seconds(self, run: RunSpec) -> float:
+        """Seconds of what was left of `run` at the first call; infinite where nothing is known of it."""
+        if run.path not in self._first:
+            self._first[run.path] = self._work_left(run)
+        work = self._first[run.path]
+        return self._ratio(run.config) * work if work else 0.0
 
-    def learn(self, job: Job, taken: float) -> None:
-        """Correct later estimates by a job that did in `taken` seconds all that was left of it."""
-        self.seconds(job)
-        if len(job.pieces) == 1:
-            self._add(job.pieces[0].config, self._first[job.name][0], taken)
+    def learn(self, run: RunSpec, taken: float) -> None:
+        """Correct later estimates by a run that did in `taken` seconds all that was left of it."""
+        self.seconds(run)
+        self._add(run.config, self._first[run.path], taken)
 
     def remaining(self, left: Iterable[float], at_once: int) -> float:
         return makespan(left, max(1, at_once))
 
-    def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
+    def longest_first(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
         """The order in which greedy packing ends earliest."""
-        return sorted(jobs, key=self.seconds, reverse=True)
+        return sorted(runs, key=self.seconds, reverse=True)
 
     def basis(self, config: RunConfig) -> str:
         """Describe what the estimate of a run rests on."""
@@ -239,14 +238,14 @@ def cost_model(nodes: Sequence[Node], runtime: RuntimeConfig, *, processes: int 
     return CostModel(runtime, machine, processes=processes)
 
 
-def describe_forecast(model: CostModel, jobs: Sequence[Job], *, price: float | None = None) -> list[str]:
-    """Lines for a plan: wall time, GPU-hours and cost of `jobs` on clusters of 1 to 512 GPUs, packed greedily.
+def describe_forecast(model: CostModel, runs: Sequence[RunSpec], *, price: float | None = None) -> list[str]:
+    """Lines for a plan: wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs, packed greedily.
 
     price: of one GPU's (or machine's) hour, idle or not.
     """
-    seconds = sorted((model.seconds(job) for job in jobs), reverse=True)
+    seconds = sorted((model.seconds(run) for run in runs), reverse=True)
     unit = "GPU" if model.machine.device == "cuda" else "machine"
-    bases = dict.fromkeys(model.basis(run.config) for job in jobs for run in job.pieces)
+    bases = dict.fromkeys(model.basis(run.config) for run in runs)
     start = START_SECONDS[model.machine.device]
     lines = [f"On {model.machine.name} ({'; '.join(bases)}), a run starts in {start:g} s:"]
     if not math.isfinite(sum(seconds)):

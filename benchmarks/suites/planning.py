@@ -11,7 +11,7 @@ from benchmarks.results.profiles import PROFILES, find_profile
 from benchmarks.results.variant import SuiteOptions, SuiteRun
 from benchmarks.suites import SUITES
 from benchmarks.suites.suite import Suite
-from cluster.job import RunSpec
+from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
 from runner.collection import Collection
 from runner.config import RunConfig, RuntimeConfig, Target

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.profiles import Profile
 from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
-from cluster.job import RunSpec
+from cluster.run import RunSpec
 from procap.errors import UsageError
 from runner.collection import COLLECTION_NAME
 from runner.config import RuntimeConfig, Target

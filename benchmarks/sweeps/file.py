@@ -1,171 +1,97 @@
-"""What is asked of a sweep: flags, and a YAML file that has the same names as keys."""
+"""The YAML file of a sweep: its keys are the flags of the command line, without dashes."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any
 
-from benchmarks.cli.flags import EngineFlags, LaunchFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags
-from procap.errors import UsageError, unknown_name
+from benchmarks.console.errors import COMMAND_LINE_ERROR, one_line
+from procap.errors import UsageError
 from runner.collection import COLLECTION_NAME
 
-Group = TypeVar("Group", SweepFlags, SelectionFlags, RecipeFlags, LaunchFlags, RuntimeFlags, EngineFlags)
-FIELDS_OF_RUNS = ("option", "recipe_field")
-"""Given as a mapping in a file, as key=value on the command line."""
+MAPPINGS = ("param", "option", "recipe_field")
+"""Keys with a mapping of fields to values; each item is a flag of its own."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The flags of `procap sweep`. space: what a file says to vary, beside `searched.vary`."""
+def merge_file(context: Any, file: Path, typed: set[str]) -> dict[str, Any]:
+    """The parameters of a command with what `file` says where no flag was typed; `param` is merged by field.
 
-    searched: SweepFlags
-    selection: SelectionFlags
-    training: RecipeFlags
-    many: LaunchFlags
-    place: RuntimeFlags
-    parallel: EngineFlags
-    space: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Asked:
-        """From the command's parameters by name."""
-
-        def group(kind: type[Group]) -> Group:
-            return kind(**{one.name: params[one.name] for one in fields(kind)})
-
-        return cls(
-            group(SweepFlags),
-            group(SelectionFlags),
-            group(RecipeFlags),
-            group(LaunchFlags),
-            group(RuntimeFlags),
-            group(EngineFlags),
-        )
-
-    @property
-    def groups(self) -> tuple[SweepFlags, SelectionFlags, RecipeFlags, LaunchFlags, RuntimeFlags, EngineFlags]:
-        return self.searched, self.selection, self.training, self.many, self.place, self.parallel
-
-
-def with_file(asked: Asked, file: Path | None, typed: Collection[str] = ()) -> Asked:
-    """`asked` with what `file` says where no flag was given; the sweep has the file's name if it has none.
-
-    typed: names of the flags that were given, be it with their defaults.
-    Raises UsageError for a file that is not there or not YAML, for keys that are no flags, and values of a wrong type.
+    context: typer's. Raises UsageError for a file that is not there or not YAML, unknown keys and wrong values.
     """
-    if file is None:
-        return asked
-    said = _said(file)
-    if "name" not in said and "name" not in typed:
+    words = _to_flags(read_yaml(file))
+    try:
+        read = context.command.make_context(context.info_name, words).params
+    except COMMAND_LINE_ERROR as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        raise UsageError(f"{file}: {one_line(message)}") from error
+    params = {name: context.params[name] if name in typed else value for name, value in read.items()}
+    if "param" in typed:
+        fields = {text.partition("=")[0].strip() for text in context.params["param"]}
+        filed = [text for text in read["param"] or [] if text.partition("=")[0].strip() not in fields]
+        params["param"] = [*filed, *context.params["param"]]
+    if not params["name"]:
         if not re.fullmatch(COLLECTION_NAME, file.stem):
             raise UsageError(f"'{file.stem}' cannot name a sweep, which starts with a letter or digit: add --name")
-        said["name"] = file.stem
-    space = said.pop("vary", None)
-    if space is not None and not isinstance(space, Mapping):
-        raise UsageError(f"{file}: vary: name the fields below it, as in lr: {{log: [1e-5, 1e-2]}}")
-    groups = {part.name: getattr(asked, part.name) for part in fields(asked) if part.name != "space"}
-    owners = {part.name: name for name, group in groups.items() for part in fields(group)}
-    for key, value in said.items():
-        if key not in owners:
-            raise UsageError(f"{file}: {unknown_name('key', key, {*owners, 'vary'})}")
-        if key not in typed:
-            group = groups[owners[key]]
-            flag = get_type_hints(type(group), include_extras=True)[key]
-            groups[owners[key]] = replace(group, **{key: _typed(file, key, value, flag)})
-    return Asked(**groups, space=space)
-
-
-def _said(file: Path) -> dict[str, Any]:
-    """What the file says, by the names of flags; a key without a value says nothing."""
-    said: dict[str, Any] = {}
-    for key, value in read_yaml(file).items():
-        name = str(key).replace("-", "_")
-        if name in said:
-            raise UsageError(f"{file}: {key} is there twice")
-        said[name] = value
-    return {name: value for name, value in said.items() if value is not None}
+        params["name"] = file.stem
+    return params
 
 
 def read_yaml(file: Path) -> Mapping[Any, Any]:
-    """A mapping as YAML 1.2 reads it: 1e-5 and 010 are numbers, on, off, yes, no, 1:30 and dates are words.
-
-    Raises UsageError for a file that cannot be read, is no YAML, or has a key twice.
-    """
+    """Read a mapping. Raises UsageError for a file that cannot be read, is no YAML, or has a key twice."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """SafeLoader with other words for true, false and numbers."""
+        """SafeLoader that reads 1e-5 as a number, as YAML 1.2 does, and refuses duplicate keys."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: set[str] = set()
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
-                seen.add(key.value)
+            keys = [key.value for key, _ in node.value]
+            if twice := next((key for key in keys if keys.count(key) > 1), None):
+                raise yaml.constructor.ConstructorError(None, None, f"{twice} is there twice", node.start_mark)
             return super().construct_mapping(node, deep)
 
-    other = (":bool", ":float", ":int", ":timestamp")
-    Loader.yaml_implicit_resolvers = {
-        mark: [(tag, pattern) for tag, pattern in known if not tag.endswith(other)]
-        for mark, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    number = r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"
-    for kind, pattern, marks in (
-        ("bool", r"(?i:^(?:true|false)$)", "tTfF"),
-        ("int", r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
-        ("float", number, "-+.0123456789"),
-    ):
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(marks))
-    Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: _whole(node.value))
+    number = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     try:
         found = yaml.load(file.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UsageError(f"{file} is no YAML{place}: {error.problem or error.context}") from error
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UsageError(f"{file} is no YAML{where}: {error.problem or error.context}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{file} is no YAML: {one_line(str(error))}") from error
     if not isinstance(found, Mapping):
         raise UsageError(f"{file}: keys and values are needed, as in `methods: procap`")
     return found
 
 
-def _whole(text: str) -> int:
-    """A whole number; one that begins with a zero is a decimal one as well."""
-    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+def _to_flags(document: Mapping[Any, Any]) -> list[str]:
+    words = []
+    for key, value in document.items():
+        name, flag = str(key).replace("-", "_"), f"--{str(key).replace('_', '-')}"
+        if name in MAPPINGS and isinstance(value, Mapping):
+            for field, one in value.items():
+                words += [flag, f"{field}={_to_text(one, name == 'param')}"]
+        elif value is True:
+            words.append(flag)
+        elif value is False and name == "tracking":
+            # YAML reads `off` as false.
+            words += [flag, "off"]
+        elif isinstance(value, list):
+            words += [flag, ",".join(map(str, value))]
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return words
 
 
-def _typed(file: Path, key: str, value: Any, flag: Any) -> Any:
-    """`value` as the flag of that name has it. flag: its annotation, with the type and what typer is told."""
-    hint, option = get_args(flag)
-    wanted = str(hint)
-    if key in FIELDS_OF_RUNS:
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{file}: {key}: name the fields below it, as in n_ctx: 4")
-        return [f"{name}={json.dumps(one)}" for name, one in value.items()]
-    if hint is bool:
-        if isinstance(value, bool):
-            return value
-        raise UsageError(f"{file}: {key}: true or false is needed, not {value!r}")
-    if "int" in wanted or "float" in wanted:
-        whole = "float" not in wanted
-        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not number or not abs(value) <= sys.float_info.max:
-            raise UsageError(f"{file}: {key}: a {'whole ' if whole else ''}number is needed, not {value!r}")
-        if option.min is not None and value < option.min:
-            raise UsageError(f"{file}: {key}: at least {option.min} is needed, not {value!r}")
-        if option.max is not None and value > option.max:
-            raise UsageError(f"{file}: {key}: at most {option.max} is possible, not {value!r}")
-        return value if whole else float(value)
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    if isinstance(value, Mapping):
-        raise UsageError(f"{file}: {key}: a name or a list of names is needed")
-    return Path(str(value)) if "Path" in wanted else str(value)
+def _to_text(value: Any, domain: bool) -> str:
+    """A value as it follows `=` on the command line. domain: lists are alternatives, mappings distributions."""
+    if domain and isinstance(value, Mapping):
+        return ",".join(f"{kind}({', '.join(map(json.dumps, numbers))})" for kind, numbers in value.items())
+    if domain and isinstance(value, list):
+        return ",".join(map(json.dumps, value))
+    return value if isinstance(value, str) else json.dumps(value)

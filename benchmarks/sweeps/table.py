@@ -1,52 +1,99 @@
-"""What a sweep shows: its configurations by figure, the commands that train and test the best one, a summary."""
+"""Tables and summary of a sweep, and the commands that train and test its best configuration."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, command_line
 from benchmarks.console.output import columns
+from cluster.configuration import Configuration, SweepSettings
 from cluster.space import Values
 from cluster.submit import find_secret
-from cluster.sweep_record import SweepSettings, TrialRecord, best, best_of_each, ordered
 from shards.urls import redact
 
 SHOWN = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
 
 
-def table(settings: SweepSettings, records: Mapping[str, TrialRecord]) -> str:
+def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
+    """The best first: finished ones by score, then those that got less far, failed ones last."""
+    order = {"finished": 0, "stopped": 1, "running": 2, "failed": 3}
+    sign = -1 if settings.direction == "max" else 1
+
+    def key(one: Configuration) -> tuple[float, ...]:
+        score = float("inf") if one.score is None else sign * one.score
+        return (order[one.state], 0 if one.state == "finished" else -one.epoch, score, one.number)
+
+    return sorted(configurations, key=key)
+
+
+def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) -> Configuration | None:
+    """The best finished configuration; None where data sets are varied, whose scores do not compare."""
+    return None if settings.varies_data else _first_finished(settings, configurations)
+
+
+def find_best_of_each(settings: SweepSettings, configurations: Iterable[Configuration]) -> dict[str, Configuration]:
+    """The best finished configuration of each data set where they are varied, else of each method."""
+    field, names = ("dataset", settings.datasets) if settings.varies_data else ("method", settings.methods)
+    configurations = list(configurations)
+    found = {}
+    for name in names:
+        own = [one for one in configurations if one.values.get(field, names[0]) == name]
+        if (first := _first_finished(settings, own)) is not None:
+            found[name] = first
+    return found
+
+
+def find_winners(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
+    """The best configuration, or that of each data set where they are varied."""
+    if settings.varies_data:
+        return list(find_best_of_each(settings, configurations).values())
+    first = find_best(settings, configurations)
+    return [first] if first else []
+
+
+def _first_finished(settings: SweepSettings, configurations: Iterable[Configuration]) -> Configuration | None:
+    first = next(iter(rank(settings, configurations)), None)
+    return first if first and first.state == "finished" else None
+
+
+def format_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> str:
     """Every configuration, the best first and marked."""
-    varied = [one.field for one in settings.dimensions()]
-    chosen = [record for _, record in winners(settings, records)]
+    winners = find_winners(settings, configurations)
     rows = []
-    for _, record in ordered(records, settings.direction):
-        seeds = f"{len(record.by_seed())}/{len(settings.seeds)}"
-        mark = "best" if record in chosen else ""
-        values = [_short(record.values.get(field)) for field in varied]
-        rows.append((*values, _figure(record), seeds, f"{record.epoch}/{record.epochs}", SHOWN[record.state], mark))
-    headers = [field.rpartition(".")[2] for field in varied]
+    for one in rank(settings, configurations):
+        seeds = f"{len(one.by_seed)}/{len(settings.seeds)}"
+        values = [_format_value(one.values.get(field)) for field in settings.domains]
+        mark = "best" if one in winners else ""
+        rows.append((*values, _format_score(one), seeds, f"{one.epoch}/{one.epochs}", SHOWN[one.state], mark))
+    headers = [field.rpartition(".")[2] for field in settings.domains]
     return columns((*headers, f"{settings.metric} %", "seeds", "epochs", "state", ""), rows)
 
 
-def winners(settings: SweepSettings, records: Mapping[str, TrialRecord]) -> list[tuple[str, TrialRecord]]:
-    """The best configuration, or that of each data set where they are varied."""
-    if settings.varies_data:
-        return list(best_of_each(settings, records).values())
-    first = best(settings, records)
-    return [first] if first else []
+def format_configuration(one: Configuration) -> str:
+    """A configuration that has ended, in a line."""
+    values = format_values(one.values) or "as it is"
+    if one.state == "failed":
+        run, why = next(iter(one.failures.items()))
+        return f"{values}: failed: {why if run in why else f'{run}: {why}'}"
+    score = "" if one.score is None else f"{one.score:.2f} %"
+    return f"{values}: {score}{f', stopped after epoch {one.epoch}' if one.state == 'stopped' else ''}"
+
+
+def format_values(values: Values) -> str:
+    return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in values.items())
 
 
 def method_of(settings: SweepSettings, values: Values) -> str:
     return str(values.get("method", settings.methods[0]))
 
 
-def commands(settings: SweepSettings, values: Values, place: RuntimeFlags, parallel: EngineFlags) -> list[str]:
-    """What trains this configuration with all seeds and tests it, for a shell.
+def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, parallel: EngineFlags) -> list[str]:
+    """The commands that train a configuration with all seeds and test it.
 
-    A sweep over held-out classes trained on half of the base classes: now it is all of them.
+    A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
     """
     method = method_of(settings, values)
     changes, options = dict(settings.overrides), dict(settings.options.get(method, {}))
@@ -71,9 +118,9 @@ def commands(settings: SweepSettings, values: Values, place: RuntimeFlags, paral
     )
     training = RecipeFlags(
         recipe="" if chosen["recipe"] == "published" else chosen["recipe"],
-        option=[f"{name}={_typed(value)}" for name, value in options.items()] or None,
-        recipe_field=[f"{name}={_typed(value)}" for name, value in changes.items()] or None,
-        few_shot_samples=settings.picks,
+        option=[f"{name}={_format_option(value)}" for name, value in options.items()] or None,
+        recipe_field=[f"{name}={_format_option(value)}" for name, value in changes.items()] or None,
+        few_shot_samples=settings.few_shot_samples,
         **flags,
     )
     place = replace(
@@ -90,16 +137,15 @@ def commands(settings: SweepSettings, values: Values, place: RuntimeFlags, paral
 
 
 def _without_password(text: str) -> str:
-    """Without its password, which is left to who types it: what is printed is also kept in a file that others read."""
+    """Without its password: what is printed is also written to a file that others read."""
     return redact(text) if find_secret(text) else text
 
 
-def summary(settings: SweepSettings, records: Mapping[str, TrialRecord], ready: list[str]) -> dict[str, Any]:
-    """For programs, as `--json` prints it and summary.json keeps it."""
-    first = best(settings, records)
-    each = {name: _row(*one) for name, one in best_of_each(settings, records).items()}
-    rows = [_row(digest, record) for digest, record in ordered(records, settings.direction)]
-    states: list[str] = [record.state for record in records.values()]
+def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
+    """The document of `--json` and summary.json."""
+    first = find_best(settings, configurations)
+    each = {name: _to_row(one) for name, one in find_best_of_each(settings, configurations).items()}
+    states: list[str] = [one.state for one in configurations]
     return {
         "name": settings.name,
         "metric": settings.metric,
@@ -107,27 +153,27 @@ def summary(settings: SweepSettings, records: Mapping[str, TrialRecord], ready: 
         "seeds": list(settings.seeds),
         "datasets": list(settings.datasets),
         "counts": {state: states.count(state) for state in SHOWN},
-        "best": _row(*first) if first else None,
+        "best": _to_row(first) if first else None,
         "best_by_method": {} if settings.varies_data else each,
         "best_by_dataset": each if settings.varies_data else {},
-        "commands": ready,
-        "configurations": rows,
+        "commands": commands,
+        "configurations": [_to_row(one) for one in rank(settings, configurations)],
     }
 
 
-def _row(digest: str, record: TrialRecord) -> dict[str, Any]:
-    kept = ("number", "values", "state", "figure", "figures", "runs", "epoch", "epochs", "why")
-    return {"configuration": digest, "std": record.spread, **{name: getattr(record, name) for name in kept}}
+def _to_row(one: Configuration) -> dict[str, Any]:
+    fields = ("values", "state", "score", "scores", "runs", "epoch", "epochs", "failures")
+    return {"std": one.spread, **{name: getattr(one, name) for name in fields}}
 
 
-def _figure(record: TrialRecord) -> str:
-    if record.figure is None:
+def _format_score(one: Configuration) -> str:
+    if one.score is None:
         return "-"
-    return f"{record.figure:.2f}" if record.spread is None else f"{record.figure:.2f} ± {record.spread:.2f}"
+    return f"{one.score:.2f}" if one.spread is None else f"{one.score:.2f} ± {one.spread:.2f}"
 
 
-def _typed(value: Any) -> str:
-    """As it is typed behind an equals sign: a text without quotes, unless it would be read as something else."""
+def _format_option(value: Any) -> str:
+    """As it follows `=` on the command line: a text without quotes, unless it would be read as JSON."""
     if isinstance(value, str):
         try:
             json.loads(value)
@@ -136,7 +182,7 @@ def _typed(value: Any) -> str:
     return json.dumps(value)
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)

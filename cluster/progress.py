@@ -1,4 +1,4 @@
-"""What becomes of jobs while they are carried out: a bar for people, MLflow for later, and what is left at the end."""
+"""Progress bar, updates to MLflow and outcomes of runs that are executed together."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from cluster.job import Job, Report
+from cluster.run import Report, RunSpec
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay, duration
 
 
 class Forecast(Protocol):
-    """What is known of how long jobs take, corrected by those that have ended."""
+    """Estimates how long runs take, corrected by those that have ended."""
 
-    def seconds(self, job: Job) -> float: ...
+    def seconds(self, run: RunSpec) -> float: ...
 
-    def learn(self, job: Job, taken: float) -> None: ...
+    def learn(self, run: RunSpec, taken: float) -> None: ...
 
     def remaining(self, left: Iterable[float], at_once: int) -> float:
-        """Seconds until the last of jobs with so many seconds `left`, in their order, ends."""
+        """Seconds until the last of runs with so many seconds `left`, in their order, ends."""
         ...
 
 
-class Told(Protocol):
-    """Who is told of runs that begin, go on and end: one collection's tracker, or those of several."""
+class Tracker(Protocol):
+    """The tracker of one collection of runs, or of several."""
 
     @property
     def place(self) -> RuntimeConfig: ...
@@ -36,34 +36,35 @@ class Told(Protocol):
 
 @dataclass
 class Outcome:
-    """How jobs ended, by number: the done ones and why the others failed; what is in neither was stopped."""
+    """Indices of the finished runs, and the errors of the failed ones; runs in neither were stopped."""
 
     done: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
 
 
-class JobProgress:
-    """Listens to jobs that are carried out by number; `with Ledger(...) as ledger: do_all(..., ledger)`."""
+class RunProgress:
+    """Listens to runs that are executed by number; `with RunProgress(...) as progress: launch(..., progress)`."""
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        runs: Sequence[RunSpec],
         forecast: Forecast,
-        at_once: int,
-        tracker: Told | None = None,
+        max_concurrent: int = 1,
+        tracker: Tracker | None = None,
         *,
-        quiet: bool = False,
         trace: Callable[[str], None] | None = None,
+        quiet: bool = False,
     ) -> None:
-        """trace: gets the traceback of a failure inside the program."""
-        self.jobs = jobs
+        """trace: called with the traceback of an internal error."""
+        self.runs = runs
         self.outcome = Outcome()
-        self._forecast, self._at_once, self._tracker, self._trace = forecast, at_once, tracker, trace
+        self._forecast, self._max_concurrent, self._trace = forecast, max_concurrent, trace
+        self._tracker = tracker
         self._running: dict[int, tuple[float, Report]] = {}
         self._interrupted: set[int] = set()
-        self._display = ProgressDisplay("runs", len(jobs), unit="done", quiet=quiet, timed=False)
+        self._display = ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False)
 
-    def __enter__(self) -> JobProgress:
+    def __enter__(self) -> RunProgress:
         self._display.__enter__()
         return self
 
@@ -74,7 +75,7 @@ class JobProgress:
         number = config["number"]
         if number in self._running:
             self._interrupted.add(number)
-            self._display.say(lost(self.jobs[number]))
+            self._display.say(format_lost(self.runs[number].path))
         self._running[number] = (time.monotonic(), Report())
         self._show()
 
@@ -90,46 +91,44 @@ class JobProgress:
 
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
         number = config["number"]
-        job = self.jobs[number]
+        run = self.runs[number]
         self._running.pop(number, None)
         if report.state == "done":
             self.outcome.done.append(number)
-            # Else these seconds are of a part of what was left of it.
+            # The seconds of an interrupted run are those of its last attempt.
             if number not in self._interrupted:
-                self._forecast.learn(job, report.seconds)
+                self._forecast.learn(run, report.seconds)
         elif report.state == "failed":
             self.outcome.failed[number] = report.why
             if report.trace and self._trace:
                 self._trace(report.trace)
         ended = len(self.outcome.done) + len(self.outcome.failed)
-        words = {"done": f"in {report.seconds:.1f} s on {report.host}", "failed": f"failed: {report.why}"}
-        self._display.say(f"[{ended}/{len(self.jobs)}] {job.name} {words.get(report.state, 'was stopped')}")
+        how = {"done": f"in {report.seconds:.1f} s on {report.host}", "failed": f"failed: {report.why}"}
+        self._display.say(f"[{ended}/{len(self.runs)}] {run.path} {how.get(report.state, 'was stopped')}")
         self._track(number)
         self._show()
 
     def _track(self, number: int) -> None:
         if self._tracker is not None:
-            self._tracker.update(piece.config.path for piece in self.jobs[number].pieces)
+            self._tracker.update([self.runs[number].path])
 
     def _show(self) -> None:
         now = time.monotonic()
         ended = {*self.outcome.done, *self.outcome.failed}
         left = []
-        for number, job in enumerate(self.jobs):
+        for number, run in enumerate(self.runs):
             if number in self._running:
-                left.append(max(0.0, self._forecast.seconds(job) - (now - self._running[number][0])))
+                left.append(max(0.0, self._forecast.seconds(run) - (now - self._running[number][0])))
             elif number not in ended:
-                left.append(self._forecast.seconds(job))
-        remaining = self._forecast.remaining(left, self._at_once)
-        facts = {
-            "running": f"{len(self._running)}",
-            "left": f"about {duration(remaining)}" if math.isfinite(remaining) else "unknown",
-        }
+                left.append(self._forecast.seconds(run))
+        remaining = self._forecast.remaining(left, self._max_concurrent)
+        about = f"about {duration(remaining)}" if math.isfinite(remaining) else "unknown"
+        facts = {"running": f"{len(self._running)}", "left": about}
         if self.outcome.failed:
             facts["failed"] = f"{len(self.outcome.failed)}"
         self._display.update(len(ended), **facts)
 
 
-def lost(job: Job) -> str:
-    """What people are told when Ray starts a job again."""
-    return f"lost the process of {job.name}; it goes on from its last saved state"
+def format_lost(run: str) -> str:
+    """The message when Ray restarts a run."""
+    return f"lost the process of {run}; it goes on from its last saved state"

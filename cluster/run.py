@@ -1,0 +1,103 @@
+"""A run as it is sent to a machine, the reports about it, and its score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.results import RunFolder, harmonic_mean
+
+SCORE = "score"
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunSpec(_Message):
+    """A training and the targets to evaluate it on, `dataset:classes:split` each."""
+
+    config: RunConfig
+    targets: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Its folder below the results."""
+        return self.config.path
+
+
+class Report(_Message):
+    """Progress of a trial and, with `state` "done" or "failed", its outcome."""
+
+    state: Literal["running", "waiting", "done", "failed"] = "running"
+    epoch: int = Field(default=0, description="finished epochs of the current run, or of all runs that train in step")
+    of: int = 0
+    run: str = Field(default="", description="path of the current run")
+    why: str = Field(default="", description="the error, or what is waited for")
+    trace: str = Field(default="", description="traceback of an internal error")
+    seconds: float = Field(default=0.0, description="since the start of this attempt")
+    score: float | None = Field(default=None, description="mean over the runs, in percent")
+    host: str = ""
+
+    def to_result(self) -> dict[str, Any]:
+        """As a result of Ray Tune, whose searchers and schedulers read "epoch" and "score"."""
+        score = math.nan if self.score is None else self.score
+        return {"report": self.model_dump(mode="json"), "epoch": self.epoch, SCORE: score}
+
+    @classmethod
+    def of_result(cls, result: Mapping[str, Any]) -> Report:
+        """Invert `to_result`; other keys, which Ray Tune adds, are ignored."""
+        return cls.model_validate(result["report"]) if "report" in result else cls()
+
+
+class Halving(NamedTuple):
+    """Successive halving's parameters: the first rung in epochs and the ratio of successive rungs."""
+
+    grace_period: int
+    reduction_factor: int
+
+    def rungs(self, epochs: int) -> tuple[int, ...]:
+        """The epochs at which a scheduler decides about trials of so many epochs, without the last one."""
+        found, rung = [], self.grace_period
+        while rung < epochs:
+            found.append(rung)
+            rung *= self.reduction_factor
+        return tuple(found)
+
+
+def score(accuracies: Sequence[float]) -> float:
+    """The figure of merit of a run: its accuracy, for two targets their harmonic mean, for more the mean."""
+    return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
+
+
+def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
+    """The score of a finished run from its evaluations, None while one of them is missing."""
+    folder = RunFolder(runtime.results / run.path)
+    if not folder.train_file.exists():
+        return None
+    training, accuracies = folder.train(), []
+    for target in run.targets:
+        result = folder.evaluation(Target.recorded(target))
+        if training is None or result is None or not result.is_current(training, None):
+            return None
+        accuracies.append(result.accuracy)
+    return score(accuracies)
+
+
+def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
+    """The score of a run after `epoch` (0-based) from its validation counts, None where it was not validated then."""
+    counts = RunFolder(runtime.results / run.path).validation()
+    found = {count.target: count.accuracy for count in counts if count.epoch == epoch and count.limit is None}
+    accuracies = [found[target] for target in run.targets if target in found]
+    return score(accuracies) if accuracies and len(accuracies) == len(run.targets) else None
+
+
+def mean_score_at(runs: Sequence[RunSpec], epoch: int, runtime: RuntimeConfig) -> float | None:
+    """The mean of `score_at` over runs, None where one of them has none."""
+    scores = [score_at(run, epoch, runtime) for run in runs]
+    return fmean(found) if len(found := [one for one in scores if one is not None]) == len(runs) else None
