@@ -20,10 +20,11 @@ from ray_nodes import Nodes
 
 from cluster.address import LOCAL
 from cluster.distributed_trial import Rank, rank_environments
+from cluster.executor import RunExecutor
 from cluster.launcher import Launcher, connect, launch, visible_gpu
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Node, Resources, connected, runs_held
-from cluster.run import Report, RunSpec
+from cluster.run import Halving, Report, RunSpec
 from cluster.tune_runner import StallDetector, explain_failure, run_trials
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, plan_run

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.launcher import RUN_BYTES
+from cluster.launcher import RUN_BYTES, Launcher, local_capacity
 from cluster.ray_cluster import Node, Resources, default_resources, runs_held
 from procap.errors import UsageError
 

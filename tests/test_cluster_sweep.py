@@ -36,7 +36,7 @@ def sweep_settings(**changes: object) -> SweepSettings:
 
 @pytest.fixture(scope="module")
 def where(few_digits, tiny_checkpoint) -> list[str]:
-    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "2", "--tracking", "off"]
+    return ["--backbone", str(tiny_checkpoint), "--data", str(few_digits), "--max-concurrent", "1", "--tracking", "off"]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,7 @@ def test_its_scores_are_the_counts_of_validation_images(searched) -> None:
     assert scores == sorted(scores, reverse=True) and summary(searched)["best"] == rows[0]
 
 
+@pytest.mark.slow
 def test_the_scores_are_the_same_where_no_test_image_exists(searched, where, few_digits, tmp_path) -> None:
     shutil.copytree(few_digits, tmp_path / "data")
     shutil.rmtree(tmp_path / "data" / "digits" / "test")
@@ -118,6 +119,7 @@ def test_the_commands_at_its_end_train_the_best_and_test_it(searched, capsys) ->
     assert targets == {"digits:base:test", "digits:novel:test"}
 
 
+@pytest.mark.slow
 def test_commands_name_every_field_that_was_varied(local_ray, few_digits, tiny_checkpoint, capsys, tmp_path) -> None:
     asked = ["--methods", "coop,maple", "--datasets", "digits", "--epochs", "0", "--batch-size", "8",
              "--param", "weight_decay=0.1", "--param", "shots=3", "--param", "betas=[0.8,0.9]", "--param",
@@ -174,6 +176,7 @@ def test_tpe_resumes_and_keeps_to_its_budget(local_ray, where, tmp_path, capsys)
     assert len(find_runs(tmp_path)) == 6
 
 
+@pytest.mark.slow
 def test_random_draws_follow_from_the_seed_and_are_the_same_for_all_seeds_of_runs(
     local_ray, where, tmp_path, capsys
 ) -> None:
@@ -217,9 +220,10 @@ def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(lo
     assert len(resumed) == 2 * len(stopped) and all(resumed)
 
 
+@pytest.mark.slow
 def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path, capsys) -> None:
     words = [*ASKED[:-1], "4000", "--name", "h", "--param", "lr=loguniform(1e-4,1)", "--batch-size", "4", *where]
-    assert main(["sweep", *words, "--hours", str(20 / 3600), "--results", str(tmp_path), "--json"]) == 0
+    assert main(["sweep", *words, "--hours", str(90 / 3600), "--results", str(tmp_path), "--json"]) == 0
     captured = capsys.readouterr()
     counts = json.loads(captured.out.splitlines()[-1])["counts"]
     assert counts["running"] > 0 == counts["finished"] + counts["stopped"] + counts["failed"]
@@ -241,6 +245,7 @@ def test_a_configuration_that_fails_leaves_the_others_alone(local_ray, where, tm
     assert all(why.startswith(run) and "not finite" in why for run, why in kept.failed.items())
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, where, tmp_path, capsys) -> None:
     results = tmp_path / "results"
     shutil.copytree(searched, results)
@@ -288,6 +293,7 @@ def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search)
     assert one.state == "failed" and one.failures == dict(zip(one.runs, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_held_out_selection_scores_classes_that_were_not_trained_on(local_ray, where, tmp_path, capsys) -> None:
     words = [*ASKED, "--name", "h", "--param", "lr=0.002", "--metric", "held-out", *where]
     assert main(["sweep", *words, "--results", str(tmp_path), "--json"]) == 0
