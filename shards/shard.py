@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from shards.errors import DataError
 from shards.manifest import Shard, write_text
 from shards.records import Part, Record
-from shards.tar import file_sha256, read_samples, sample_key, tar_sample
+from shards.tar import file_sha256, image_offset, sample_key, tar_sample
 
 
 class Finished(BaseModel):
@@ -104,22 +104,23 @@ def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
     # webdataset takes seconds to import, with torch: only the processes that pack wait for it.
     from webdataset import TarWriter
 
+    offsets, sizes, labels, paths = [], [], [], []
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
         for number, record in enumerate(_counted(task)):
             data, extension = _checked(task, record)
             try:
-                writer.write(tar_sample(sample_key(task.start + number), record.path, record.label, data, extension))
+                sample = tar_sample(sample_key(task.start + number), record.path, record.label, data, extension)
             except ValueError as error:
                 raise DataError(f"'{task.dataset}' {task.split}: {record.path!r} cannot be packed: {error}") from None
-    samples = list(read_samples(file))
-    name, size = f"{task.split}/{task.number}.tar", file.stat().st_size
+            offsets.append(image_offset(sample, extension, writer.tarstream.offset))
+            sizes.append(len(data))
+            labels.append(record.label)
+            paths.append(record.path)
+            writer.write(sample)
+    name = f"{task.split}/{task.number}.tar"
+    shard = Shard(file=name, sha256=file_sha256(file), size=file.stat().st_size, count=len(paths))
     return Finished(
-        stamp=stamp,
-        shard=Shard(file=name, sha256=file_sha256(file), size=size, count=len(samples)),
-        offset=tuple(sample.offset for sample in samples),
-        size=tuple(sample.size for sample in samples),
-        label=tuple(sample.label for sample in samples),
-        path=tuple(sample.path for sample in samples),
+        stamp=stamp, shard=shard, offset=tuple(offsets), size=tuple(sizes), label=tuple(labels), path=tuple(paths)
     )
 
 

@@ -1,37 +1,44 @@
-"""WebDataset shards as tar files: written by webdataset so that equal samples give equal bytes, and indexed again.
+"""WebDataset tars: what packing writes of an image, and an index of a tar by a walk through its headers.
 
-Members of a sample lie side by side, in alphabetical order, as the clip-benchmark convention has them:
-`s0000008.cls` (label), `s0000008.json` (path), `s0000008.png` (image).
+Members of a sample lie side by side in alphabetical order and share their name up to the first dot: `s0000008.cls`
+(label), `s0000008.json` (path), `s0000008.png` (image). A tar is untrusted: names group and type its members and are
+never used as paths, and nothing that could run is ever decoded. Shapes: N samples of a tar.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 # Extensions that readers of the convention take for an image. Others may mean something else to them: a library that
 # decodes members by extension would unpickle a `pyd`.
 IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 
-BLOCK = tarfile.BLOCKSIZE
-# A label or a path; a member that claims to be more is not one.
+# Bytes of a path as JSON.
 SIDE_LIMIT = 2**16
 IMAGE_LIMIT = 2**32 - 1
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One sample of a tar: where its image's bytes lie, and what its side members say."""
+# Extensions that published shards have beside those.
+FOREIGN_IMAGES = (*IMAGES, "jpeg")
+LABELS = ("cls", "cls.txt")
+# Members that readers would unpickle.
+PICKLED = frozenset(("pyd", "pickle", "pkl", "pth", "pt"))
 
-    offset: int
-    size: int
-    label: int
-    path: str
+# More than a long name or a label needs; a header or a side member that claims more is refused before it is read.
+HEADER_LIMIT = 2**20
+METADATA = re.compile(r"__[^/]*__(\.|/|$)")
+NAMED = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOTALL)
 
 
 def sample_key(position: int) -> str:
@@ -56,69 +63,224 @@ def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> 
     return {"__key__": key, "cls": str(label).encode(), "json": side, extension: data}
 
 
-def read_samples(file: Path) -> Iterator[Sample]:
-    """The samples of one shard in order.
-
-    Names of members group and type them and are never used as paths. Everything but plain files is refused, extended
-    headers too, and no more is read of a member than the file has.
-    Raises tarfile.TarError, OSError or ValueError when the file is not such a shard.
-    """
-    with file.open("rb") as stream:
-        parts: dict[str, tarfile.TarInfo] = {}
-        for member in _members(stream, file.stat().st_size):
-            key, _, extension = member.name.partition(".")
-            if parts and next(iter(parts.values())).name.partition(".")[0] != key:
-                raise ValueError(f"members of {member.name!r} are not side by side")
-            if extension in parts:
-                raise ValueError(f"{member.name!r} is there twice")
-            parts[extension] = member
-            if len(parts) == 3:
-                yield _sample(stream, parts)
-                parts = {}
-        if parts:
-            raise ValueError(f"the last sample lacks members (has {', '.join(sorted(parts))})")
-
-
-def _sample(stream: BinaryIO, parts: dict[str, tarfile.TarInfo]) -> Sample:
-    images = set(parts) - {"cls", "json"}
-    if len(images) != 1 or not images <= set(IMAGES):
-        raise ValueError(f"a sample has the members {', '.join(sorted(parts))}")
-    image = parts[images.pop()]
-    try:
-        side = json.loads(_content(stream, parts["json"]))
-    except RecursionError:
-        side = None
-    if not isinstance(side, dict) or not isinstance(side.get("path"), str):
-        raise ValueError(f"{parts['json'].name!r} holds no path")
-    return Sample(image.offset_data, image.size, int(_content(stream, parts["cls"])), side["path"])
-
-
-def _members(stream: BinaryIO, end: int) -> Iterator[tarfile.TarInfo]:
-    # Python's reader follows extended headers and allocates what they claim; plain headers are all that is written.
-    place = 0
-    while True:
-        stream.seek(place)
-        block = stream.read(BLOCK)
-        if block == bytes(BLOCK):
-            return
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-        member.offset_data = place + BLOCK
-        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            raise ValueError(f"member {member.name!r} is not a plain file")
-        if member.size < 0 or member.offset_data + member.size > end:
-            raise ValueError(f"member {member.name!r} reaches beyond the end of the file")
-        yield member
-        place = member.offset_data + member.size + -member.size % BLOCK
-
-
-def _content(stream: BinaryIO, member: tarfile.TarInfo) -> bytes:
-    if member.size > SIDE_LIMIT:
-        raise ValueError(f"member {member.name!r} is too large ({member.size} bytes)")
-    stream.seek(member.offset_data)
-    return stream.read(member.size)
-
-
 def file_sha256(file: Path) -> str:
     """SHA-256 of a whole file, in hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class TarIndex:
+    """The samples of one tar: each image's place in it, its label and its name, all [N].
+
+    keys: the shared name of the members. paths: what the data set calls the image.
+    """
+
+    file: Path
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    keys: NDArray[np.bytes_] = field(repr=False)
+    paths: NDArray[np.bytes_] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, start: int, stop: int) -> TarIndex:
+        offsets, sizes, labels = (column[start:stop] for column in (self.offsets, self.sizes, self.labels))
+        return TarIndex(self.file, offsets, sizes, labels, self.keys[start:stop], self.paths[start:stop])
+
+
+class TarProblem(ValueError):
+    """What is wrong with a tar, in words that follow its name."""
+
+
+@dataclass
+class _Sample:
+    key: str
+    image: tuple[str, int, int] | None = None
+    label: int | None = None
+    side: tarfile.TarInfo | None = None
+    extensions: set[str] = field(default_factory=set)
+
+
+def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) -> int:
+    """Where the image of a `tar_sample` lies in a tar in which the sample begins at byte `start`."""
+    for name in sorted(sample.keys() - {"__key__"}):
+        start += tarfile.BLOCKSIZE
+        if name == extension:
+            break
+        start += -(-len(sample[name]) // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return start
+
+
+def scan_tar(file: Path, split: str, *, read_paths: bool = True) -> TarIndex:
+    """Walk through the headers of a tar, reading labels but no image.
+
+    read_paths: take the path that a sample's json member gives, as in shards that this program packed; else, and where
+    there is none, an image is called `<split>/<key>.<ext>`. Directories, hidden names, names without a dot and
+    `__names__` are no samples; all else must belong to a whole one. Raises TarProblem when the file is no such tar or
+    a sample is not whole.
+    """
+    rows: list[tuple[int, int, int, bytes, bytes]] = []
+    try:
+        with file.open("rb") as stream:
+            for sample in _samples(stream):
+                rows.append(_row(stream, sample, split, read_paths))
+    except (tarfile.TarError, OSError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+        raise TarProblem(f"is not a readable uncompressed tar ({reason})") from error
+    offsets, sizes, labels, keys, paths = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    places, lengths, classes = (np.array(column, np.int64) for column in (offsets, sizes, labels))
+    return TarIndex(file, places, lengths, classes, np.array(keys, np.bytes_), np.array(paths, np.bytes_))
+
+
+def _samples(stream: BinaryIO) -> Iterator[_Sample]:
+    sample = None
+    for member in _members(stream):
+        name = NAMED.fullmatch(member.name)
+        if member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise TarProblem(f"has {member.name!r:.200}, which is no plain file")
+        if name is None or METADATA.match(member.name):
+            continue
+        key, extension = name["key"].removeprefix("./"), name["extension"].lower()
+        if sample is None or sample.key != key:
+            if sample:
+                yield sample
+            sample = _Sample(_safe(key, member))
+        _add(stream, sample, member, extension)
+    if sample:
+        yield sample
+
+
+def _add(stream: BinaryIO, sample: _Sample, member: tarfile.TarInfo, extension: str) -> None:
+    if extension in sample.extensions:
+        raise TarProblem(f"has {member.name!r} twice")
+    if PICKLED & set(extension.split(".")):
+        raise TarProblem(f"has {member.name!r}: pickled data can run commands and are not read")
+    sample.extensions.add(extension)
+    if extension in FOREIGN_IMAGES:
+        if sample.image:
+            raise TarProblem(f"has two images of sample {sample.key!r}")
+        sample.image = extension, member.offset_data, member.size
+    elif extension in LABELS:
+        sample.label = _agreed(sample, _number(_content(stream, member), member))
+    elif extension == "json":
+        sample.side = member
+
+
+def _row(stream: BinaryIO, sample: _Sample, split: str, read_paths: bool) -> tuple[int, int, int, bytes, bytes]:
+    if sample.image is None:
+        has = ", ".join(sorted(sample.extensions))
+        raise TarProblem(
+            f"has sample {sample.key!r} without an image (only {has}): its members may not be side by side"
+        )
+    extension, offset, size = sample.image
+    path = f"{split}/{sample.key}.{extension}"
+    if sample.side and read_paths:
+        side = _side(stream, sample.side)
+        # Beside a cls member a json member may say something else by "label", such as the class's name.
+        if "label" in side and (sample.label is None or isinstance(side["label"], int)):
+            sample.label = _agreed(sample, side["label"])
+        path = _own_path(side.get("path"), sample.side) or path
+    if sample.label is None:
+        has = ", ".join(sorted(sample.extensions))
+        raise TarProblem(f"has sample {sample.key!r} without a label (only {has}; a cls or json member has it)")
+    return offset, size, sample.label, sample.key.encode(), path.encode()
+
+
+def _agreed(sample: _Sample, label: object) -> int:
+    if not isinstance(label, int) or isinstance(label, bool) or not -1 < label < 2**31:
+        raise TarProblem(f"has sample {sample.key!r} with the label {label!r:.40}, which is no whole number from 0")
+    if sample.label not in (None, label):
+        raise TarProblem(f"has sample {sample.key!r} with two labels, {sample.label} and {label}")
+    return label
+
+
+def _number(content: bytes, member: tarfile.TarInfo) -> int:
+    digits = content.strip()
+    if not digits.isdigit() or len(digits) > 9:
+        raise TarProblem(f"has {member.name!r} with the label {content[:20]!r}, which is no whole number from 0")
+    return int(digits)
+
+
+def _side(stream: BinaryIO, member: tarfile.TarInfo) -> dict[str, object]:
+    try:
+        content = json.loads(_content(stream, member))
+    except (ValueError, RecursionError):
+        raise TarProblem(f"has {member.name!r}, which is no JSON") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _own_path(path: object, member: tarfile.TarInfo) -> str | None:
+    """The path that a json member gives, where it can name an image."""
+    if not isinstance(path, str) or path.rpartition(".")[2].lower() not in FOREIGN_IMAGES:
+        return None
+    return _safe(path, member)
+
+
+def _safe(name: str, member: tarfile.TarInfo) -> str:
+    parts = name.split("/")
+    if {"", ".", ".."} & set(parts) or not name.isprintable() or len(name) > 1000:
+        raise TarProblem(f"has {member.name!r:.200}, whose name is no plain name inside a data set")
+    return name
+
+
+def _members(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """The members in order, each proven to lie inside the file; the archive must be whole and end where it says."""
+    end = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    with tarfile.open(fileobj=cast(BinaryIO, _Headers(stream)), mode="r:") as tar:
+        place = -1
+        while (member := tar.next()) is not None:
+            # Kept members would take more memory than all labels and offsets of a large set.
+            cast(Any, tar).members.clear()
+            if member.size < 0 or member.offset_data <= place or member.offset_data + member.size > end:
+                raise TarProblem(f"was cut short or is damaged at {member.name!r:.200}")
+            place = member.offset_data
+            yield member
+        _refuse_unended(stream, tar.offset)
+
+
+def _refuse_unended(stream: BinaryIO, place: int) -> None:
+    # tarfile ends quietly at whatever is no header: only blocks of zeros say that nothing is missing.
+    stream.seek(place)
+    block = stream.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise TarProblem("was cut short: it lacks the mark at its end")
+    while block:
+        if block.strip(b"\0"):
+            raise TarProblem(f"is damaged or holds more than one archive: no member begins at byte {place}")
+        block = stream.read(HEADER_LIMIT)
+
+
+def _content(stream: BinaryIO, member: tarfile.TarInfo) -> bytes:
+    if member.size > HEADER_LIMIT:
+        raise TarProblem(f"has {member.name!r} of {member.size} bytes, too many for a label or a path")
+    stream.seek(member.offset_data)
+    return stream.read(member.size)
+
+
+class _Headers:
+    """A file that gives headers and refuses what a forged header asks for: tarfile allocates whatever one claims."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._place = stream, 0
+
+    def read(self, size: int) -> bytes:
+        if size > HEADER_LIMIT:
+            raise tarfile.ReadError(f"a header claims {size} bytes")
+        # Labels are read from the same file in between.
+        self._stream.seek(self._place)
+        data = self._stream.read(size)
+        self._place += len(data)
+        return data
+
+    def seek(self, place: int) -> int:
+        self._place = place
+        return place
+
+    def tell(self) -> int:
+        return self._place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from shards.mirror import is_fetched
 from shards.pack import Progress
 from shards.process_pool import map_in_order
 from shards.reader import ShardSet, Split, open_dataset
-from shards.tar import read_samples
+from shards.tar import scan_tar
 
 # A broken shard of thousands of images is told by a few of them.
 NAMED = 3
@@ -143,11 +142,16 @@ def _differs(task: _Task) -> str | None:
     assert task.images is not None
     file = task.folder / task.shard.file
     try:
-        members = [(sample.offset, sample.size, sample.label) for sample in read_samples(file)]
-    except (OSError, ValueError, tarfile.TarError) as error:
-        return f"{file} is not a shard of the convention ({error})"
-    rows = task.images.rows[["offset", "size", "label"]].tolist()
-    return None if members == rows else f"{file} holds other images or labels than its index says"
+        found = scan_tar(file, task.split, read_paths=False)
+    except ValueError as error:
+        return f"{file} {error}"
+    rows = task.images.rows
+    pairs = ((found.offsets, rows["offset"]), (found.sizes, rows["size"]), (found.labels, rows["label"]))
+    return (
+        None
+        if all(np.array_equal(*pair) for pair in pairs)
+        else f"{file} holds other images or labels than its index says"
+    )
 
 
 def _report(folder: Path, manifest: Manifest, split: str, found: list[_Finding], faults: list[str]) -> SplitReport:

@@ -114,7 +114,7 @@ def test_a_hub_page_is_read_by_its_files(tmp_path, small_pets, monkeypatch):
         asked.append(url)
         raise NotFound("not there")
 
-    monkeypatch.setattr("shards.raw.tarlists.read_bytes", read_bytes)
+    monkeypatch.setattr("shards.raw.tars.read_bytes", read_bytes)
     with pytest.raises(DataError, match="holds no shards"):
         public_source(small_pets, "https://huggingface.co/datasets/clip-benchmark/wds_vtab-pets/tree/main", tmp_path)
     assert set(asked) == {

@@ -23,11 +23,10 @@ from shards import remote
 from shards.errors import DataError
 from shards.pack import pack_source
 from shards.raw import tars
-from shards.raw.tarlists import working_folder
-from shards.raw.tars import remove_downloads, tar_source
-from shards.raw.tarscan import SIDE_LIMIT
+from shards.raw.tars import remove_downloads, tar_source, working_folder
 from shards.reader import open_dataset
 from shards.records import Record, Source
+from shards.tar import HEADER_LIMIT
 
 
 def source(location: object, cache: Path | None = None, **changes: object) -> Source:
@@ -88,7 +87,7 @@ def test_other_labels_in_tars_of_the_same_counts_are_packed_again(tmp_path):
 
 
 def test_numbers_of_another_script_in_names_of_tars_are_text():
-    from shards.raw.tarlists import _natural
+    from shards.raw.tars import _natural
 
     assert sorted(["t/0\u00b210.tar", "t/0\u00b29.tar"], key=_natural) == ["t/0\u00b29.tar", "t/0\u00b210.tar"]
 
@@ -182,7 +181,7 @@ def test_labels_come_from_cls_or_json(tmp_path, members, label):
         ({"cls": b"1", "png": b"x", "PNG": b"x"}, "'a.PNG' twice"),
         ({"pyd": b"1", "png": b"x"}, "a.pyd': pickled data can run commands"),
         ({"cls": b"1", "png": b"x", "extra.pickle": b"x"}, "a.extra.pickle': pickled"),
-        ({"cls": b"0" * (SIDE_LIMIT + 1), "png": b"x"}, "too many for a label"),
+        ({"cls": b"0" * (HEADER_LIMIT + 1), "png": b"x"}, "too many for a label"),
     ],
 )
 def test_samples_that_are_not_whole_are_refused_by_name(tmp_path, members, words):

@@ -136,8 +136,8 @@ def _drawn(dataset: Dataset) -> Wanted:
 
 
 def _sheet(file: Path, packing: PackFlags) -> Wanted:
+    from shards.raw.description import read_sheet
     from shards.raw.own import own_source
-    from shards.raw.sheet import read_sheet
     from shards.raw.tars import remove_downloads
 
     if packing.changes or packing.shards:

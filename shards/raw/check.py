@@ -10,7 +10,7 @@ from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.process_pool import map_in_order
 from shards.raw.folders import Listing, RawProblem
-from shards.raw.places import find_place, sheet
+from shards.raw.locations import find_place, sheet
 from shards.raw.published import list_images, missing_images, present, published_problems, unproven_lists
 
 NAMED = 5

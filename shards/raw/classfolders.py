@@ -14,7 +14,7 @@ from pathlib import Path
 from shards.dataset import Dataset
 from shards.raw.classnames import published_classnames
 from shards.raw.folders import Listing, RawProblem, Rows, entries, image_names, is_folder
-from shards.raw.places import Place, sheet, wnids
+from shards.raw.locations import Place, sheet, wnids
 
 NAMED = 3
 

@@ -17,13 +17,11 @@ from shards.catalogue import derived
 from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
-from shards.raw.advice import unpack_advice
 from shards.raw.classfolders import absent_classes, scan_imagenet, scan_numbered_folders, scan_wnid_folders
 from shards.raw.folders import FolderPart, Listing, RawProblem, Rows, entries, there, total_size
-from shards.raw.ownsplit import own_split as split_of_ones_own
-from shards.raw.places import Place, find_place, holds, sheet
-from shards.raw.splitfile import read_split_file
-from shards.raw.variantlists import read_variant_lists
+from shards.raw.lists import read_split_file, read_variant_lists
+from shards.raw.locations import Place, find_place, holds, sheet, unpack_advice
+from shards.raw.random_split import own_split as split_of_ones_own
 from shards.records import Source
 
 NAMED = 3

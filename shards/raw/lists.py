@@ -1,15 +1,56 @@
-"""CoOp's split files: `split_zhou_<Name>.json`, lists of [relative path, label, class name] for train, val and test.
+"""Official lists of images: CoOp's split files, FGVCAircraft's variant lists, and other text and MATLAB files.
 
-The order of the lists is kept: few-shot draws rest on it. The file is untrusted and read strictly.
+The order of the lists is kept, because few-shot samples rest on it. The files are untrusted: they are read strictly and
+without building objects.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from shards.raw.folders import UNCHANGED, RawProblem, Rows, unsafe_path
+from shards.raw.folders import UNCHANGED, Listing, RawProblem, Rows, unsafe_path
+from shards.raw.locations import Place, sheet
+
+
+def required_list(place: Place, name: str) -> Path:
+    """Raises RawProblem that says where the file belongs."""
+    file = place.find_list(name)
+    if file is None:
+        raise RawProblem(f"{place.folder / name} is missing", f"put it there: get {sheet(place.dataset).get}")
+    return file
+
+
+def read_lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not empty, with their numbers. Raises RawProblem when it is no text file."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise RawProblem(f"{file} cannot be read ({reason})", UNCHANGED) from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line.rstrip("\r")
+
+
+def read_mat(file: Path, name: str) -> Any:
+    """One variable of a MATLAB file as a NumPy array. Raises RawProblem when the file or the variable is not there."""
+    from scipy.io import loadmat
+
+    try:
+        # Structures come as arrays with named fields: nothing of the file chooses a Python class.
+        return loadmat(file, variable_names=[name], struct_as_record=True)[name]
+    except KeyError as error:
+        raise RawProblem(f"{file} holds no '{name}'", UNCHANGED) from error
+    except OSError as error:
+        raise RawProblem(f"{file} cannot be read ({error.strerror or error})", UNCHANGED) from error
+    except Exception as error:
+        # A damaged file makes scipy's parser raise whatever its bytes lead to.
+        raise RawProblem(f"{file} is not a readable MATLAB file", UNCHANGED) from error
+
 
 SPLITS = ("train", "val", "test")
 
@@ -98,3 +139,35 @@ def _short(value: object) -> str:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:120]
+
+
+def read_variant_lists(place: Place) -> Listing:
+    """`variants.txt`, whose line number is the label, and `images_variant_<split>.txt`.
+
+    Raises RawProblem for a list that is missing or has a line that it should not have.
+    """
+    images = place.require_images()
+    names_file = required_list(place, "variants.txt")
+    classnames = tuple(line.strip() for _, line in read_lines(names_file))
+    labels = {name: label for label, name in enumerate(classnames)}
+    if len(labels) != len(classnames):
+        raise RawProblem(f"{names_file} names a variant twice", UNCHANGED)
+    seen: set[str] = set()
+    splits = {split: _split(required_list(place, f"images_variant_{split}.txt"), labels, seen) for split in SPLITS}
+    return Listing(images, classnames, splits, "official variant lists")
+
+
+def _split(file: Path, labels: dict[str, int], seen: set[str]) -> Rows:
+    """`seen` holds the images of the splits that were read before."""
+    paths, found = [], []
+    for number, line in read_lines(file):
+        image, _, name = line.strip().partition(" ")
+        path = f"{image}.jpg"
+        reason = unsafe_path(path) or ("" if name in labels else f"names the unknown variant {name!a}")
+        reason = reason or ("is an image that was listed before" if path in seen else "")
+        if reason:
+            raise RawProblem(f"{file}, line {number}: {line[:80]!a} {reason}", UNCHANGED)
+        seen.add(path)
+        paths.append(path)
+        found.append(labels[name])
+    return Rows(paths, found)

@@ -15,8 +15,8 @@ from shards.dataset import Dataset
 from shards.raw.classfolders import strays_among
 from shards.raw.classnames import published_classnames
 from shards.raw.folders import UNCHANGED, Listing, RawProblem, Rows, entries, image_names, there, unsafe_path
-from shards.raw.places import Place, folder_names, sheet
-from shards.raw.textlists import read_lines, read_mat, required_list
+from shards.raw.lists import read_lines, read_mat, required_list
+from shards.raw.locations import Place, folder_names, sheet
 
 Images = list[tuple[str, int]]
 
