@@ -1,4 +1,4 @@
-"""The blocks of both towers, and which rows attend to which.
+"""Transformer blocks of both towers, and the patterns of attention.
 
 Attention is torch's scaled dot product, on shapes and masks that its fused kernels take.
 
@@ -20,7 +20,7 @@ RowMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Pattern:
+class AttentionPattern:
     """Which rows attend to which.
 
     groups: 1: queries attend to all rows under `mask` or `causal`. More: the rows behind the first `prefix` ones are
@@ -36,7 +36,7 @@ class Pattern:
     prefix: int = 0
     prefix_queries: bool = True
 
-    def mix(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
+    def apply(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
         """Attention of queries [N, Q, D] to keys and values [N, L, 2 D]; gives [N, Q, D]."""
         if self.groups == 1:
             return attend(q, kv, heads, self.mask, self.causal)
@@ -57,9 +57,9 @@ class Pattern:
         return torch.cat([attend(first, shared, heads, causal=True), mixed], dim=1)
 
 
-EVERY = Pattern()
+FULL = AttentionPattern()
 """Every row attends to every row, as images do."""
-CAUSAL = Pattern(causal=True)
+CAUSAL = AttentionPattern(causal=True)
 """Every row attends to itself and to earlier rows, as text does."""
 
 
@@ -162,7 +162,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        pattern: Pattern,
+        pattern: AttentionPattern,
         live: slice | None = None,
         read: RowMap | None = None,
         folded: bool = False,
@@ -172,19 +172,19 @@ class Block(nn.Module):
         live: the only rows of `x` that depend on something learned; None: all may. folded: the MLP in fewer passes.
         """
         if read is None:
-            qkv = on_live_rows(self.enter, x, live)
+            qkv = on_live_rows(self.before_attention, x, live)
             q, kv = qkv.split([self.attn.width, 2 * self.attn.width], dim=-1)
         else:
             kv = on_live_rows(lambda rows: self.attn.keys_values(self.ln_1(rows)), x, live)
             x = read(x)
             q = self.attn.queries(self.ln_1(x))
-        return self.leave(x, pattern.mix(q, kv, self.attn.heads), folded)
+        return self.after_attention(x, pattern.apply(q, kv, self.attn.heads), folded)
 
-    def enter(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [N, L, 3 D] of states [N, L, D]; like `leave` it works on rows one by one."""
+    def before_attention(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [N, L, 3 D] of states [N, L, D]; row by row, as `after_attention`."""
         return self.attn.queries_keys_values(self.ln_1(x))
 
-    def leave(self, x: Tensor, mixed: Tensor, folded: bool = False) -> Tensor:
+    def after_attention(self, x: Tensor, mixed: Tensor, folded: bool = False) -> Tensor:
         """The block's states of rows x [N, L, D] whose attention gave `mixed`."""
         x = x + self.attn.out_proj(mixed)
         rows = self.ln_2(x)

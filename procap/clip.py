@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from procap.exact_optimizations import Savings
+from procap.exact_optimizations import ExactOptimizations
 from procap.geometry import Geometry
 from procap.packing import PromptSet
 from procap.plan import Plan
@@ -25,8 +25,8 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 class CLIP(nn.Module):
     """Both towers and the temperature, frozen, in evaluation mode.
 
-    geometry, name, pretrained, image_mean, image_std say what was loaded and how its images are normalised; savings are
-    the exact shortcuts that encoding takes.
+    geometry, name, pretrained, image_mean, image_std: what was loaded and how its images are normalised.
+    optimizations: the exact shortcuts that encoding takes.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CLIP(nn.Module):
         self.pretrained = pretrained
         self.image_mean = tuple(image_mean)
         self.image_std = tuple(image_std)
-        self.savings = Savings()
+        self.optimizations = ExactOptimizations()
         self.visual = VisionTower(geometry)
         self.text = TextTower(geometry)
         self.logit_scale = nn.Parameter(torch.empty(()))
@@ -77,15 +77,15 @@ class CLIP(nn.Module):
     def device(self) -> torch.device:
         return self.logit_scale.device
 
-    def with_savings(self, savings: Savings) -> CLIP:
-        """The same model, weights and device shared, under other `savings`."""
+    def with_optimizations(self, optimizations: ExactOptimizations) -> CLIP:
+        """The same model, weights and device shared, under other `optimizations`."""
         twin = copy.copy(self)
-        twin.savings = savings
+        twin.optimizations = optimizations
         return twin
 
     def encode_image(self, images: Tensor, plan: Plan = ()) -> Tensor:
         """Features [B, E] of images [B, 3, H, W], not normalised."""
-        return self.visual(images, plan, self.savings).features
+        return self.visual(images, plan, self.optimizations).features
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = ()) -> Tensor:
         """Features [C, E] of token ids [C, T], not normalised; [S, C, E] under a plan with S token sets.
@@ -93,7 +93,7 @@ class CLIP(nn.Module):
         prompts: a `PromptSet`, where the same ones are encoded again and again, is laid out once and not at every call.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
-        return self.text(prompts, plan, self.savings).features
+        return self.text(prompts, plan, self.optimizations).features
 
     def token_embedding(self, ids: Tensor) -> Tensor:
         """Word embeddings [..., D] of token ids [...], without positions."""

@@ -46,7 +46,7 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = ()) -> tuple[Tensor, Te
 
     Tokens that `plan` appends or inserts are left out.
     """
-    output = clip.visual(images, plan, clip.savings, keep_states=True)
+    output = clip.visual(images, plan, clip.optimizations, keep_states=True)
     assert output.tokens is not None
     kept = torch.ones(output.tokens.shape[1], dtype=torch.bool)
     for op, rows in zip(plan, output.rows, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Savings:
+class ExactOptimizations:
     """Exact shortcuts of the towers, each by its own switch; nothing here changes a number beyond rounding.
 
     trim: text only to the last end-of-text token of the prompts.
@@ -37,7 +37,7 @@ class Savings:
             raise ValueError(f"chunk_rows = {self.chunk_rows}: at least one row must be in the tower, or None for all")
 
 
-NO_SAVINGS = Savings(
+NO_OPTIMIZATIONS = ExactOptimizations(
     trim=False, pack=False, prefix=False, last_rows=False, frozen_rows=False, folded=False, chunk_rows=None
 )
 """What public code does: every column of every prompt, every row of every block."""

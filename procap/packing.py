@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from procap.attention import Pattern, RowMap
+from procap.attention import AttentionPattern, RowMap
 from procap.plan import INPUT, Plan, TokenOp, live_rows
 
 GROUP_ROWS = 64
@@ -54,42 +54,42 @@ class Layout:
     ids: Tensor
     positions: Tensor
     placements: dict[int, Placement]
-    patterns: tuple[Pattern, ...]
-    ends_pattern: Pattern
+    patterns: tuple[AttentionPattern, ...]
+    ends_pattern: AttentionPattern
     ends: Tensor
     slots: Tensor
     rows: int
 
 
 @dataclass(frozen=True)
-class PackedTrack:
+class PackedSequence:
     """A packed batch on its way through the text tower: states [S, L, D], their layout, and which rows are learned."""
 
     x: Tensor
     layout: Layout
     live: slice | None = None
 
-    def apply(self, plan: Plan, layer: int) -> PackedTrack:
+    def apply(self, plan: Plan, layer: int) -> PackedSequence:
         """The sequence after the operations of `plan` at `layer`, in the order of the plan."""
-        track = self
+        sequence = self
         for index, op in enumerate(plan):
             if op.layer == layer:
-                track = track._apply(op, self.layout.placements[index])
-        return track
+                sequence = sequence._apply(op, self.layout.placements[index])
+        return sequence
 
-    def with_states(self, x: Tensor, live: slice | None = None) -> PackedTrack:
+    def with_states(self, x: Tensor, live: slice | None = None) -> PackedSequence:
         """The same layout over other states."""
         return replace(self, x=x, live=live)
 
-    def pattern(self, layer: int) -> Pattern:
+    def pattern(self, layer: int) -> AttentionPattern:
         """Which rows attend to which in a block."""
         return self.layout.patterns[layer]
 
-    def reading(self) -> tuple[Pattern, RowMap]:
+    def reading(self) -> tuple[AttentionPattern, RowMap]:
         """The end rows [S, G x Q, D], and which rows they attend to."""
         return self.layout.ends_pattern, lambda x: x.index_select(1, self.layout.ends)
 
-    def _apply(self, op: TokenOp, place: Placement) -> PackedTrack:
+    def _apply(self, op: TokenOp, place: Placement) -> PackedSequence:
         x, sets, width = self.x, len(self.x), self.x.shape[-1]
         tokens = op.tokens.to(x.dtype)
         tokens = tokens.squeeze(1) if tokens.dim() == 4 else tokens.reshape(1, -1, width)
@@ -180,7 +180,7 @@ def _lay_out(
     many = len(groups) > 1
     for layer in range(layers):
         p = aheads[layer]
-        patterns.append(Pattern(mask=masks[p].to(device), groups=len(groups), prefix=p if many else 0))
+        patterns.append(AttentionPattern(mask=masks[p].to(device), groups=len(groups), prefix=p if many else 0))
 
     # The end row of every prompt; a group of fewer prompts than another asks twice for its first one.
     most = max(map(len, groups))
@@ -209,7 +209,7 @@ def _lay_out(
         positions.to(device),
         placements,
         tuple(patterns),
-        Pattern(mask=asked.to(device), groups=len(groups), prefix=ahead if many else 0, prefix_queries=False),
+        AttentionPattern(mask=asked.to(device), groups=len(groups), prefix=ahead if many else 0, prefix_queries=False),
         (ends + ahead).flatten().to(device),
         slots.to(device),
         ahead + len(groups) * size,

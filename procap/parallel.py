@@ -26,7 +26,7 @@ GPU starts as many kernels for half the classes: it gains later, and the message
 """
 
 
-class Team(Protocol):
+class ProcessGroup(Protocol):
     """The processes, as one of them sees them.
 
     The gradient of a gathered tensor is the same in every process, for all compute the same loss from it. A gather's
@@ -47,24 +47,24 @@ class Team(Protocol):
         """[counts[rank], ...] of every process to [sum of counts, ...], in the order of the processes."""
 
 
-def whole_batch(team: Team | None, rows: Tensor) -> Tensor:
+def gather_batch(group: ProcessGroup | None, rows: Tensor) -> Tensor:
     """Rows [B / W, ...] of this process's images to those of the global batch [B, ...], in its order."""
-    return rows if team is None else team.gather_interleaved(rows)
+    return rows if group is None else group.gather_interleaved(rows)
 
 
 class ClassShares:
     """The classes dealt out to the processes in equal runs, which need not divide evenly."""
 
-    def __init__(self, classes: int, team: Team) -> None:
-        self.cuts = [classes * rank // team.size for rank in range(team.size + 1)]
+    def __init__(self, classes: int, group: ProcessGroup) -> None:
+        self.cuts = [classes * rank // group.size for rank in range(group.size + 1)]
         self.counts = [stop - start for start, stop in pairwise(self.cuts)]
-        self.mine = self.cuts[team.rank], self.cuts[team.rank + 1]
+        self.mine = self.cuts[group.rank], self.cuts[group.rank + 1]
 
     @staticmethod
-    def pay(classes: int, team: Team | None) -> bool:
+    def are_worthwhile(classes: int, group: ProcessGroup | None) -> bool:
         """Whether dealing them out is worth a message."""
-        return team is not None and classes >= max(SHARED_FROM, team.size)
+        return group is not None and classes >= max(SHARED_FROM, group.size)
 
-    def of(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
+    def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
         """This process's prompts and the plan for them."""
         return prompts.part(*self.mine), for_prompts(plan, *self.mine)

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from procap.attention import CAUSAL, EVERY, Pattern, RowMap
+from procap.attention import CAUSAL, FULL, AttentionPattern, RowMap
 
 INPUT = -1
 """The layer number of an operation that acts on the input embeddings.
@@ -84,7 +84,7 @@ def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: in
 
 
 @dataclass(frozen=True)
-class Track:
+class TokenSequence:
     """A batch of sequences of equal length on its way through a tower.
 
     x: states [N, L, D].
@@ -101,39 +101,39 @@ class Track:
     rows: Mapping[int, slice] = field(default_factory=dict)
     live: slice | None = None
 
-    def apply(self, plan: Plan, layer: int) -> Track:
+    def apply(self, plan: Plan, layer: int) -> TokenSequence:
         """The sequence after the operations of `plan` at `layer`, in the order of the plan."""
-        track = self
+        sequence = self
         for index, op in enumerate(plan):
             if op.layer == layer:
-                track = track._apply(index, op)
-        return track
+                sequence = sequence._apply(index, op)
+        return sequence
 
-    def with_states(self, x: Tensor, live: slice | None = None) -> Track:
+    def with_states(self, x: Tensor, live: slice | None = None) -> TokenSequence:
         """The same bookkeeping over other states."""
         return replace(self, x=x, live=live)
 
-    def pattern(self, layer: int) -> Pattern:
+    def pattern(self, layer: int) -> AttentionPattern:
         """Which rows attend to which in a block."""
-        return CAUSAL if self.causal else EVERY
+        return CAUSAL if self.causal else FULL
 
-    def reading(self) -> tuple[Pattern, RowMap]:
+    def reading(self) -> tuple[AttentionPattern, RowMap]:
         """The row that is read out, and which rows it attends to."""
         row = self.read_out
         if isinstance(row, int):
             if self.causal:
                 raise ValueError("a causal sequence is read out at one row per prompt")
-            return EVERY, lambda x: x[:, row : row + 1]
+            return FULL, lambda x: x[:, row : row + 1]
         earlier = torch.arange(self.x.shape[1], device=row.device) <= row[:, None]
         mask = torch.zeros_like(earlier, dtype=torch.float32).masked_fill(~earlier, float("-inf"))
         batch = torch.arange(len(row), device=row.device)
-        return Pattern(mask=mask[:, None, None]), lambda x: x[batch, row][:, None]
+        return AttentionPattern(mask=mask[:, None, None]), lambda x: x[batch, row][:, None]
 
     def in_plan_order(self) -> tuple[slice, ...]:
         """The slice of every operation, once all have been applied."""
         return tuple(self.rows[index] for index in range(len(self.rows)))
 
-    def _apply(self, index: int, op: TokenOp) -> Track:
+    def _apply(self, index: int, op: TokenOp) -> TokenSequence:
         x = apply_op(self.x, op)
         start = self.x.shape[1] if op.mode == "append" else op.start
         grown = x.shape[1] - self.x.shape[1]

@@ -19,16 +19,16 @@ from torch.utils.checkpoint import checkpoint
 
 from procap.attention import Block, LayerNorm, on_live_rows
 from procap.errors import UserError
-from procap.exact_optimizations import Savings
+from procap.exact_optimizations import ExactOptimizations
 from procap.geometry import Geometry
-from procap.packing import Layout, PackedTrack, PromptSet
-from procap.plan import INPUT, Plan, Track, check_layers
+from procap.packing import Layout, PackedSequence, PromptSet
+from procap.plan import INPUT, Plan, TokenSequence, check_layers
 
-EXACT = Savings()
+EXACT = ExactOptimizations()
 """All shortcuts, the default of both towers."""
 
 
-Sequences = TypeVar("Sequences", Track, PackedTrack)
+AnySequence = TypeVar("AnySequence", TokenSequence, PackedSequence)
 """A batch on its way through a tower: padded, or packed."""
 
 
@@ -52,23 +52,25 @@ class Transformer(nn.Module):
         super().__init__()
         self.resblocks = nn.ModuleList(Block(width, heads, mlp_width, quick_gelu) for _ in range(layers))
 
-    def forward(self, track: Sequences, plan: Plan, savings: Savings) -> Sequences:
+    def forward(self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations) -> AnySequence:
         """Run every block, with the operations of `plan` before the block they name.
 
-        Gives the states of every row; with `savings.last_rows` only of those that are read out.
+        Gives the states of every row; with `optimizations.last_rows` only of those that are read out.
         """
         last = len(self.resblocks) - 1
         for layer, block in enumerate(self.resblocks):
-            track = track.apply(plan, layer)
-            live = track.live if savings.frozen_rows else None
+            sequence = sequence.apply(plan, layer)
+            live = sequence.live if optimizations.frozen_rows else None
             # The rows between two operations count as learned; where that is most of them, there is nothing to gain.
-            if live is not None and 2 * (live.stop - live.start) > track.x.shape[1]:
+            if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
                 live = None
-            if layer == last and savings.last_rows:
-                pattern, read = track.reading()
-                return track.with_states(block(track.x, pattern, live, read, savings.folded))
-            track = track.with_states(block(track.x, track.pattern(layer), live, folded=savings.folded))
-        return track
+            if layer == last and optimizations.last_rows:
+                pattern, read = sequence.reading()
+                return sequence.with_states(block(sequence.x, pattern, live, read, optimizations.folded))
+            sequence = sequence.with_states(
+                block(sequence.x, sequence.pattern(layer), live, folded=optimizations.folded)
+            )
+        return sequence
 
 
 class VisionTower(nn.Module):
@@ -87,7 +89,7 @@ class VisionTower(nn.Module):
         self.proj = nn.Parameter(torch.empty(width, g.embed_dim))
 
     def forward(
-        self, images: Tensor, plan: Plan = (), savings: Savings = EXACT, keep_states: bool = False
+        self, images: Tensor, plan: Plan = (), optimizations: ExactOptimizations = EXACT, keep_states: bool = False
     ) -> TowerOutput:
         """Encode `images` with the tokens of `plan`; operations at INPUT act after the positional embedding.
 
@@ -95,17 +97,21 @@ class VisionTower(nn.Module):
         """
         check_layers(plan, len(self.transformer.resblocks))
         if keep_states:
-            savings = replace(savings, last_rows=False)
-        patches = self.embed(images, savings.folded)
+            optimizations = replace(optimizations, last_rows=False)
+        patches = self.embed(images, optimizations.folded)
         cls = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
         x = torch.cat([cls, patches], dim=1) + self.positional_embedding
-        track = Track(x, read_out=0, causal=False).apply(plan, INPUT)
-        live = track.live if savings.frozen_rows else None
-        track = track.with_states(on_live_rows(self.ln_pre, track.x, live), live)
-        track = self.transformer(track, plan, savings)
-        cls = track.x[:, 0] if savings.last_rows else track.x[:, track.read_out]
+        sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
+        live = sequence.live if optimizations.frozen_rows else None
+        sequence = sequence.with_states(on_live_rows(self.ln_pre, sequence.x, live), live)
+        sequence = self.transformer(sequence, plan, optimizations)
+        cls = sequence.x[:, 0] if optimizations.last_rows else sequence.x[:, sequence.read_out]
         features = project(self.ln_post(cls), self.proj)
-        return TowerOutput(features, track.x, track.in_plan_order()) if keep_states else TowerOutput(features, None, ())
+        return (
+            TowerOutput(features, sequence.x, sequence.in_plan_order())
+            if keep_states
+            else TowerOutput(features, None, ())
+        )
 
     def embed(self, images: Tensor, folded: bool = True) -> Tensor:
         """Patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
@@ -135,7 +141,11 @@ class TextTower(nn.Module):
         self.text_projection = nn.Parameter(torch.empty(width, g.embed_dim))
 
     def forward(
-        self, prompts: Tensor | PromptSet, plan: Plan = (), savings: Savings = EXACT, keep_states: bool = False
+        self,
+        prompts: Tensor | PromptSet,
+        plan: Plan = (),
+        optimizations: ExactOptimizations = EXACT,
+        keep_states: bool = False,
     ) -> TowerOutput:
         """Encode `prompts` with the tokens of `plan`; operations at INPUT act before the positional embedding.
 
@@ -148,29 +158,29 @@ class TextTower(nn.Module):
         if not isinstance(prompts, PromptSet):
             prompts = PromptSet(prompts)
         if keep_states:
-            track = self._padded(prompts, plan, replace(savings, last_rows=False))
-            return TowerOutput(self._read(track), track.x, track.in_plan_order())
-        return TowerOutput(self._in_chunks(prompts, plan, savings), None, ())
+            sequence = self._padded(prompts, plan, replace(optimizations, last_rows=False))
+            return TowerOutput(self._read(sequence), sequence.x, sequence.in_plan_order())
+        return TowerOutput(self._in_chunks(prompts, plan, optimizations), None, ())
 
-    def rows(self, prompts: PromptSet, plan: Plan, savings: Savings = EXACT) -> int:
+    def rows(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations = EXACT) -> int:
         """The rows that blocks compute for one token set, chunks left aside."""
-        layout = self._layout(prompts, plan, savings)
+        layout = self._layout(prompts, plan, optimizations)
         if layout is not None:
             return layout.rows
-        return len(prompts) * (prompts.columns if savings.trim or savings.pack else prompts.ids.shape[1])
+        return len(prompts) * (prompts.columns if optimizations.trim or optimizations.pack else prompts.ids.shape[1])
 
-    def _layout(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Layout | None:
-        if not (savings.pack or savings.prefix):
+    def _layout(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Layout | None:
+        if not (optimizations.pack or optimizations.prefix):
             return None
         context, layers = self.positional_embedding.shape[0], len(self.transformer.resblocks)
-        return prompts.layout(plan, layers, context, savings.trim, savings.pack, savings.prefix)
+        return prompts.layout(plan, layers, context, optimizations.trim, optimizations.pack, optimizations.prefix)
 
-    def _in_chunks(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Tensor:
+    def _in_chunks(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
         """Features [C, E], or [S, C, E] where the plan holds token sets."""
         sets = max((len(op.tokens) for op in plan if op.tokens.dim() == 4), default=0)
-        limit, rows = savings.chunk_rows, self.rows(prompts, plan, savings)
+        limit, rows = optimizations.chunk_rows, self.rows(prompts, plan, optimizations)
         if limit is None or rows * max(sets, 1) <= limit:
-            return self._encode(prompts, plan, savings)
+            return self._encode(prompts, plan, optimizations)
         parts = min(len(prompts), -(-rows // limit))
         cuts = [len(prompts) * part // parts for part in range(parts + 1)]
         sets_at_once = max(1, limit * parts // rows)
@@ -179,7 +189,7 @@ class TextTower(nn.Module):
         def encode(first: int, start: int, stop: int) -> Tensor:
             chosen = slice(first, first + sets_at_once)
             some = tuple(replace(op, tokens=_part_of(op.tokens, chosen, slice(start, stop))) for op in plan)
-            return self._encode(prompts.part(start, stop), some, savings)
+            return self._encode(prompts.part(start, stop), some, optimizations)
 
         features = []
         for first in range(0, max(sets, 1), sets_at_once):
@@ -192,44 +202,46 @@ class TextTower(nn.Module):
             features.append(torch.cat(chunks, dim=-2))
         return torch.cat(features) if sets else features[0]
 
-    def _encode(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Tensor:
+    def _encode(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
         sets = max((len(op.tokens) for op in plan if op.tokens.dim() == 4), default=0)
-        layout = self._layout(prompts, plan, savings)
+        layout = self._layout(prompts, plan, optimizations)
         if layout is None:
             if not sets:
-                return self._read(self._padded(prompts, plan, savings))
+                return self._read(self._padded(prompts, plan, optimizations))
             each = [tuple(replace(op, tokens=_one_set(op.tokens, s)) for op in plan) for s in range(sets)]
-            return torch.stack([self._read(self._padded(prompts, one, savings)) for one in each])
+            return torch.stack([self._read(self._padded(prompts, one, optimizations)) for one in each])
         x = self.token_embedding(layout.ids).expand(max(sets, 1), -1, -1)
-        track = PackedTrack(x, layout).apply(plan, INPUT)
-        track = track.with_states(track.x + self.positional_embedding[layout.positions], track.live)
-        x = self.transformer(track, plan, savings).x
-        ends = x if savings.last_rows else x.index_select(1, layout.ends)
+        sequence = PackedSequence(x, layout).apply(plan, INPUT)
+        sequence = sequence.with_states(sequence.x + self.positional_embedding[layout.positions], sequence.live)
+        x = self.transformer(sequence, plan, optimizations).x
+        ends = x if optimizations.last_rows else x.index_select(1, layout.ends)
         features = project(self.ln_final(ends.index_select(1, layout.slots)), self.text_projection)
         return features if sets else features[0]
 
-    def _padded(self, prompts: PromptSet, plan: Plan, savings: Savings) -> Track:
-        ids = prompts.ids[:, : prompts.columns] if savings.trim or savings.pack else prompts.ids
-        track = Track(self.token_embedding(ids), read_out=ids.argmax(dim=-1), causal=True).apply(plan, INPUT)
-        x = self._fit(track) + self.positional_embedding[: track.x.shape[1]]
-        return self.transformer(track.with_states(x, track.live), plan, savings)
+    def _padded(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> TokenSequence:
+        ids = prompts.ids[:, : prompts.columns] if optimizations.trim or optimizations.pack else prompts.ids
+        sequence = TokenSequence(self.token_embedding(ids), read_out=ids.argmax(dim=-1), causal=True).apply(plan, INPUT)
+        x = self._fit(sequence) + self.positional_embedding[: sequence.x.shape[1]]
+        return self.transformer(sequence.with_states(x, sequence.live), plan, optimizations)
 
-    def _read(self, track: Track) -> Tensor:
-        if track.x.shape[1] == 1:
-            ends = track.x[:, 0]
+    def _read(self, sequence: TokenSequence) -> Tensor:
+        if sequence.x.shape[1] == 1:
+            ends = sequence.x[:, 0]
         else:
-            ends = track.x[torch.arange(len(track.x), device=track.x.device), track.read_out]
+            ends = sequence.x[torch.arange(len(sequence.x), device=sequence.x.device), sequence.read_out]
         return project(self.ln_final(ends), self.text_projection)
 
-    def _fit(self, track: Track) -> Tensor:
+    def _fit(self, sequence: TokenSequence) -> Tensor:
         context = self.positional_embedding.shape[0]
-        if track.x.shape[1] <= context:
-            return track.x
+        if sequence.x.shape[1] <= context:
+            return sequence.x
         # Insertion pushed padding beyond the last position: padding may go, words and inserted tokens may not.
-        needed = max([int(torch.as_tensor(track.read_out).max()) + 1, *(rows.stop for rows in track.rows.values())])
+        needed = max(
+            [int(torch.as_tensor(sequence.read_out).max()) + 1, *(rows.stop for rows in sequence.rows.values())]
+        )
         if needed > context:
             raise UserError(f"a prompt needs {needed} tokens, CLIP reads {context}: shorten names or learned prompts")
-        return track.x[:, :context]
+        return sequence.x[:, :context]
 
 
 def _part_of(tokens: Tensor, sets: slice, prompts: slice) -> Tensor:

@@ -28,7 +28,7 @@ from runner.engine import autocast
 from runner.environment import decoders, environment, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.inference import Inference
-from runner.meters import Machine, Meter
+from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
@@ -199,7 +199,7 @@ def _evaluate(
     count = min(len(selection.images), runtime.limit or len(selection.images))
     batch_size, workers = config.recipe.test_batch_size, decoders(runtime.workers, device)
     transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
-    meter, machine = Meter(device, warmup=0), Machine(device)
+    meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
     with meter.phase("classes", rated=False), autocast(config, device):
         classifier = trained.method.classifier(label_space(manifest, selection.classnames))
     features = None
@@ -229,7 +229,7 @@ def _evaluate(
                 # Every rank has as many images in a batch.
                 seen = group.size * predictions.add(inference(images, indices), indices)
             meter.step(seen)
-            machine.sample()
+            monitor.sample()
             display.update(min(display.done + seen, count))
             if signum := flag_sync.exchange(Flags(signum=stop.signum or 0)).signum:
                 group.barrier()
@@ -263,8 +263,8 @@ def _evaluate(
         images_per_second_model=meter.images_per_second("model") if rated else None,
         warmup_batches=warmup_batches,
         phases=meter.with_other(),
-        peak_memory_bytes=machine.peak_memory(),
-        use=machine.use(),
+        peak_memory_bytes=monitor.peak_memory(),
+        use=monitor.use(),
         manifest_digest=manifest.digest,
         variant=manifest.variant,
         backbone_digest=trained.training.backbone_digest,

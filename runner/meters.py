@@ -139,7 +139,7 @@ class Meter:
         return {**self.phases, "other": max(0.0, self.seconds - sum(self.phases.values()))}
 
 
-class Machine:
+class ResourceMonitor:
     """How busy this process kept CPU and GPU since the meter was made. GPU figures need NVIDIA's library, else None."""
 
     SAMPLE_SECONDS = 1.0

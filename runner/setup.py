@@ -87,7 +87,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
         manifest_digest=shards.manifest.digest,
     )
     if group.size > 1:
-        method.team = group
+        method.group = group
         group.check_same(f"the content of {config.dataset}", card.manifest_digest)
         group.check_same(f"the digest of the weights of {config.backbone}", card.backbone_digest)
     if stream:

@@ -20,7 +20,7 @@ from runner.distributed.flag_sync import Flags, FlagSync
 from runner.distributed.ranks import ALONE
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
-from runner.meters import Machine, Meter
+from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
 from runner.results import FewShotRecord, Progress, RankUse, RunFolder, TrainResult, write_json
@@ -156,7 +156,7 @@ def _train(
 ) -> TrainResult | Progress:
     """Set up, train to the end or to epoch `until`, and write the result."""
     device = resolve_device(runtime.device)
-    meter, machine = Meter(device, WARMUP_STEPS, PHASES), Machine(device)
+    meter, monitor = Meter(device, WARMUP_STEPS, PHASES), ResourceMonitor(device)
     with meter.phase("load", rated=False):
         setup = set_up(config, runtime, device, group)
     first, facts = group.ranks.first, environment(device)
@@ -171,14 +171,14 @@ def _train(
             last = min(until or config.recipe.epochs, config.recipe.epochs) - 1
             with closing(setup.engine), fitting_threads(setup.method.clip, images_per_rank):
                 validator = Validator(callbacks, setup.method, checkpointer, runtime, stop, last)
-                state = _fit(config, runtime, setup, checkpointer, machine, stop, tracker, validator)
+                state = _fit(config, runtime, setup, checkpointer, monitor, stop, tracker, validator)
                 if state.epoch < config.recipe.epochs:
                     return checkpointer.finish("paused")
         check_finite(setup.method.state_dict(), f"after step {state.step}")
         meter.settle()
-        own_use = _rank_use(meter, machine, group, is_communication_counted=runtime.engine == "ddp")
+        own_use = _rank_use(meter, monitor, group, is_communication_counted=runtime.engine == "ddp")
         ranks = group.all_gather_object(own_use)
-        result = _write_result(config, folder, setup, state, meter, machine, facts, ranks) if first else None
+        result = _write_result(config, folder, setup, state, meter, monitor, facts, ranks) if first else None
         result = group.broadcast_object(result)
         assert result is not None
     if validator is not None:
@@ -191,7 +191,7 @@ def _fit(
     runtime: RuntimeConfig,
     setup: Setup,
     checkpointer: Checkpointer,
-    machine: Machine,
+    monitor: ResourceMonitor,
     stop: StopRequest,
     tracker: Tracker,
     validator: Validator,
@@ -237,7 +237,7 @@ def _fit(
                         step.capture(batch)
                 losses.send(step(batch))
                 meter.step(images_per_step)
-                machine.sample()
+                monitor.sample()
                 for terms in losses.take():
                     loss = _count_step(checkpointer, images_per_step, step.names, terms)
                     display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=lr)
@@ -290,7 +290,7 @@ def _write_result(
     setup: Setup,
     state: TrainState,
     meter: Meter,
-    machine: Machine,
+    monitor: ResourceMonitor,
     environment: dict[str, Any],
     ranks: list[RankUse],
 ) -> TrainResult:
@@ -314,8 +314,8 @@ def _write_result(
         images_per_second_model=meter.images_per_second("forward", "backward", "optimizer"),
         warmup_steps=meter.warmup_steps,
         phases=meter.with_other(),
-        peak_memory_bytes=machine.peak_memory(),
-        use=machine.use(),
+        peak_memory_bytes=monitor.peak_memory(),
+        use=monitor.use(),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
         fewshot=picks,
         manifest_digest=setup.card.manifest_digest,
@@ -330,7 +330,9 @@ def _write_result(
     return result
 
 
-def _rank_use(meter: Meter, machine: Machine, group: ProcessGroup, *, is_communication_counted: bool) -> RankUse:
+def _rank_use(
+    meter: Meter, monitor: ResourceMonitor, group: ProcessGroup, *, is_communication_counted: bool
+) -> RankUse:
     """What this rank did in its own steps. Messages that DeepSpeed sends are not counted."""
     seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(
@@ -339,5 +341,5 @@ def _rank_use(meter: Meter, machine: Machine, group: ProcessGroup, *, is_communi
         images_per_second=rate and rate / group.size,
         data_share=meter.own_seconds("data") / seconds,
         communication_share=group.communication_seconds / seconds if is_communication_counted else None,
-        peak_memory_bytes=machine.peak_memory(),
+        peak_memory_bytes=monitor.peak_memory(),
     )

@@ -9,7 +9,7 @@ import torch
 
 from procap.clip import CLIP, trim
 from procap.errors import UserError
-from procap.exact_optimizations import NO_SAVINGS
+from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.geometry import Geometry
 
 TEXTS = ["a photo of a dog.", "hi", "three small red circles on the left and a blue one", "a photo of a cat."]
@@ -56,7 +56,7 @@ def open_clip_twin(clip: CLIP):
 
 def assert_same_encoders(geometry: Geometry) -> None:
     shortened = CLIP.random(geometry, seed=3)
-    clip = shortened.with_savings(NO_SAVINGS)
+    clip = shortened.with_optimizations(NO_OPTIMIZATIONS)
     twin = open_clip_twin(clip)
     images = torch.randn(3, 3, geometry.image_size, geometry.image_size, generator=torch.Generator().manual_seed(5))
     ids = clip.tokenize(TEXTS)

@@ -12,7 +12,7 @@ from tiny import GEOMETRY
 
 from procap.clip import CLIP
 from procap.eigencam import eigencam, image_maps, last_tokens
-from procap.exact_optimizations import NO_SAVINGS
+from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.methods.prompts import deep_plans
 from procap.plan import INPUT, Plan, TokenOp
 
@@ -114,10 +114,10 @@ def insertions(count: int) -> Plan:
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-@pytest.mark.parametrize("savings", ["all", "none"])
-def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, savings):
+@pytest.mark.parametrize("optimizations", ["all", "none"])
+def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, optimizations):
     """Seen by a hook on the block, which sees every row in the plain tower."""
-    images, plain = drawn(2, 3, 48, 48), clip.with_savings(NO_SAVINGS)
+    images, plain = drawn(2, 3, 48, 48), clip.with_optimizations(NO_OPTIMIZATIONS)
     seen: list[torch.Tensor] = []
     hook = clip.visual.transformer.resblocks[-1].register_forward_hook(lambda *call: seen.append(call[2]))
     rows = {
@@ -131,7 +131,7 @@ def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, savin
         for plan, kept in rows.values():
             with torch.no_grad():
                 plain.encode_image(images, plan)
-                patches, class_token = last_tokens(clip if savings == "all" else plain, images, plan)
+                patches, class_token = last_tokens(clip if optimizations == "all" else plain, images, plan)
             torch.testing.assert_close(patches, seen[0][:, kept[1:]], atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(class_token, seen[0][:, kept[0]], atol=1e-4, rtol=1e-4)
             assert patches.shape == (2, PATCHES, 128)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.exact_optimizations import NO_SAVINGS
+from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.weights.loading import backbones, canonical, load_clip
 from procap.weights.mini import EMBEDDED, VOCABULARY, expand_vocabulary
 
@@ -129,7 +129,7 @@ def test_open_clips_own_loader_agrees(written):
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     for name in ("tiny-vit", "tiny-vit-quickgelu"):
         theirs = open_clip.create_model(name, pretrained=str(path)).train()
-        ours = load_clip(name, str(path)).with_savings(NO_SAVINGS)
+        ours = load_clip(name, str(path)).with_optimizations(NO_OPTIMIZATIONS)
         assert torch.equal(ours.encode_image(images), theirs.encode_image(images).detach())
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from procap.attention import CAUSAL, EVERY
+from procap.attention import CAUSAL, FULL
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
-from procap.exact_optimizations import NO_SAVINGS, Savings
+from procap.exact_optimizations import NO_OPTIMIZATIONS, ExactOptimizations
 from procap.geometry import Geometry
 from procap.methods import METHODS, build_method, method_class, method_options, method_specs
 from procap.methods.zeroshot import ENSEMBLE
@@ -71,7 +71,7 @@ def image_by_definition(clip, images, levels):
     for i, block in enumerate(tower.transformer.resblocks):
         if 1 <= i < len(levels):
             x = torch.cat([x[:, :-count], levels[i].expand(len(x), -1, -1)], dim=1)
-        x = block(x, EVERY)
+        x = block(x, FULL)
     return tower.ln_post(x[:, 0]) @ tower.proj
 
 
@@ -278,7 +278,7 @@ def test_cocoop_is_the_same_in_chunks(tiny_clip, space, rows):
     method, images, labels = build("cocoop", tiny_clip, space), pictures(), torch.tensor([0, 4, 2])
 
     def run(chunk_rows):
-        chunked = method.with_clip(tiny_clip.with_savings(Savings(chunk_rows=chunk_rows)))
+        chunked = method.with_clip(tiny_clip.with_optimizations(ExactOptimizations(chunk_rows=chunk_rows)))
         method.zero_grad()
         loss = chunked.loss(images, labels, chunked.draw(seeded()))["ce"]
         loss.backward()
@@ -336,9 +336,9 @@ def test_maples_tokens_enter_up_to_the_depth_and_then_flow_on(tiny_clip, space):
         torch.testing.assert_close(seen[layer][:, behind:], layer_tokens.detach().expand(3, -1, -1))
     blocks = tiny_clip.visual.transformer.resblocks
     for layer in range(depth, 12):
-        assert torch.equal(seen[layer], blocks[layer - 1](seen[layer - 1], EVERY, folded=True))
+        assert torch.equal(seen[layer], blocks[layer - 1](seen[layer - 1], FULL, folded=True))
     with entering(tiny_clip.text) as seen:
-        method.with_clip(tiny_clip.with_savings(NO_SAVINGS)).classifier()
+        method.with_clip(tiny_clip.with_optimizations(NO_OPTIMIZATIONS)).classifier()
     for layer in range(1, depth):
         assert torch.equal(seen[layer][:, 1:3], method.deep_context[layer - 1].detach().expand(5, -1, -1))
     assert torch.equal(seen[depth], tiny_clip.text.transformer.resblocks[depth - 1](seen[depth - 1], CAUSAL))

@@ -114,7 +114,7 @@ def gradients(name: str, classes: int) -> list[torch.Tensor]:
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
     found = []
     with init_process_group(ranks, CPU) as group:
-        method.team = group if ranks.size > 1 else None
+        method.group = group if ranks.size > 1 else None
         engine = Engine(method, config, group)
         for step in range(2):
             images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(step))

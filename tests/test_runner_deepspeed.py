@@ -65,14 +65,14 @@ def short_clip(geometry) -> CLIP:
 
 def method_on(clip, space, group=None):
     method = build_method("procap", clip, space, OPTIONS, seeded(1))
-    method.team = group
+    method.group = group
     return method
 
 
 def trained(engine, steps=range(STEPS)) -> Tensor:
     """The terms [steps, T] of some steps, each on its share of the same global batch in all processes."""
     method, found = engine.method, []
-    ranks = method.team.ranks if method.team else ALONE
+    ranks = method.group.ranks if method.group else ALONE
     for number in steps:
         images = torch.randn(BATCH, 3, 32, 32, generator=seeded(10 + number))
         batch = Batch(images[ranks.rank :: ranks.size], torch.arange(BATCH) % 5, method.draw(seeded(20 + number)))

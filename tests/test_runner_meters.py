@@ -21,7 +21,7 @@ from shared_clock import SharedClock
 from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
-from runner.meters import Machine, Meter
+from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay, duration
 from runner.results import RunFolder, TrainResult
 from runner.tracking.record import read_record
@@ -205,20 +205,20 @@ def test_shares_of_a_process_leave_out_what_another_had_measured(clock):
 
 def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
     began = time.perf_counter()
-    machine = Machine(CPU)
-    before = machine.peak_memory().process
+    monitor = ResourceMonitor(CPU)
+    before = monitor.peak_memory().process
     block = bytearray(os.urandom(1)) * 60_000_000
     end = time.process_time() + 0.3
     while time.process_time() < end:
         pass
-    use = machine.use()
+    use = monitor.use()
     assert use.cpu_percent is not None
     # The system counts in hundredths of a second, and may give this process little of the time.
     busy = use.cpu_percent / 100 * (time.perf_counter() - began)
     assert busy > 0.25 and use.cpu_percent < 100 * (os.cpu_count() or 1) + 50
-    assert (use.gpu_percent, use.gpu_watts, machine.peak_memory().gpu) == (None, None, None)
-    assert machine.peak_memory().process >= before
-    assert machine.peak_memory().process > len(block)
+    assert (use.gpu_percent, use.gpu_watts, monitor.peak_memory().gpu) == (None, None, None)
+    assert monitor.peak_memory().process >= before
+    assert monitor.peak_memory().process > len(block)
 
 
 def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
@@ -231,9 +231,9 @@ def test_peak_memory_is_of_the_run_and_not_of_what_came_before():
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pytest.skip("this system keeps one mark for the whole process")
-    before = Machine(CPU).peak_memory().process
+    before = ResourceMonitor(CPU).peak_memory().process
     block.close()
-    assert Machine(CPU).peak_memory().process < before - size / 2
+    assert ResourceMonitor(CPU).peak_memory().process < before - size / 2
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):

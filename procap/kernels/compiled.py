@@ -12,17 +12,17 @@ import torch
 from procap.clip import CLIP
 
 MOST_PROGRAMS = 64
-"""Variants of one part that may live side by side: widths, gradients or none, precisions. torch's own limit is 8."""
+"""Compiled variants of one part: widths, gradients or none, precisions. The default limit of torch is 8."""
 
 
 def compile_blocks(clip: CLIP, backend: str = "inductor") -> None:
-    """Let every block of `clip` run its row-wise parts compiled from now on, in all methods and savings that share it.
+    """Compile the row-wise parts of every block of `clip`, for all methods and models that share its weights.
 
-    Compiling happens at first use and is kept on the disk by torch.
+    Compiling happens at first use; torch keeps the result on disk.
     """
     # pylint: the name of this setting in torch is private, the setting is documented.
     torch._dynamo.config.recompile_limit = max(MOST_PROGRAMS, torch._dynamo.config.recompile_limit)
     for tower in (clip.visual, clip.text):
         for block in tower.transformer.resblocks:
-            for part in ("enter", "leave"):
+            for part in ("before_attention", "after_attention"):
                 setattr(block, part, torch.compile(getattr(block, part), dynamic=True, backend=backend))

@@ -21,7 +21,7 @@ from procap.initialisation import linear
 from procap.methods.method import Method, Noise, check_task
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, tokenize_classes
 from procap.packing import PromptSet
-from procap.parallel import whole_batch
+from procap.parallel import gather_batch
 from procap.plan import INPUT, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -60,7 +60,7 @@ class CoCoOp(Method):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         image = self.clip.encode_image(images)
         logits = conditional_logits(self.clip, image, self.prompts.tokenized, self.context, self.meta_net, self.scale())
-        return {"ce": F.cross_entropy(whole_batch(self.team, logits), labels)}
+        return {"ce": F.cross_entropy(gather_batch(self.group, logits), labels)}
 
     def classifier(self, space: LabelSpace | None = None) -> CoCoOpClassifier:
         return CoCoOpClassifier(self, self.class_prompts(space or self.space).tokenized)

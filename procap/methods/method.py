@@ -1,4 +1,4 @@
-"""The one base class of prompt methods: what training and inference ask of any of them.
+"""The base class of all methods: what training and inference call.
 
 A method supplies learnable parameters, the text of its class prompts and, once per step, the token operations (`plans`)
 for both frozen towers. Loss and classifier follow from these; a method with more to say overrides them.
@@ -21,13 +21,13 @@ from procap.clip import CLIP
 from procap.errors import unknown_name
 from procap.methods.prompts import ClassPrompts
 from procap.packing import PromptSet
-from procap.parallel import ClassShares, Team, whole_batch
+from procap.parallel import ClassShares, ProcessGroup, gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
 TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
-"""The tasks that published recipes tell apart."""
+"""The tasks that published recipes distinguish."""
 
 Noise = tuple[Tensor, ...]
 """Everything random in one training step, drawn before it; () where nothing is."""
@@ -39,7 +39,7 @@ STRICT = ConfigDict(frozen=True, extra="forbid")
 class Method(nn.Module):
     """A prompt method over a frozen CLIP; `parameters()` and `state_dict()` hold what it learns and nothing else.
 
-    team: the processes that share every training step with this one; None: there are no others.
+    group: the ranks that share every training step; None for a single process.
     """
 
     Options: ClassVar[type[BaseModel]]
@@ -53,11 +53,11 @@ class Method(nn.Module):
         Raises UsageError for options that do not fit the towers, UserError naming a class whose prompt is too long.
         """
         super().__init__()
-        # A tuple hides the towers from the module registry: they are shared, frozen, and saved by nobody.
+        # A tuple hides the towers from the module registry: they are shared, frozen, and not part of the state dict.
         self._held = (clip,)
         self.space = space
         self.options = options
-        self.team: Team | None = None
+        self.group: ProcessGroup | None = None
         self._prompts = self.class_prompts(space)
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
         self.register_buffer("class_slots", self._prompts.slots, persistent=False)
@@ -67,7 +67,7 @@ class Method(nn.Module):
         return self._held[0]
 
     def with_clip(self, clip: CLIP) -> Self:
-        """The same method with the same parameters over `clip`, such as the model under other savings."""
+        """The same method with the same parameters over `clip`, such as the model under other optimizations."""
         twin = copy.copy(self)
         twin._held = (clip,)
         return twin
@@ -113,20 +113,20 @@ class Method(nn.Module):
         """Image features [B, E] of the global batch and class features [C, E] of one training step, not normalised."""
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
-        image = whole_batch(self.team, self.clip.encode_image(images, image_plan))
+        image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
         return image, self._encode_classes(prompts.tokenized, text_plan)
 
     def _encode_classes(self, prompts: PromptSet, plan: Plan) -> Tensor:
-        if self.team is None or not ClassShares.pay(len(prompts), self.team):
+        if self.group is None or not ClassShares.are_worthwhile(len(prompts), self.group):
             return self.clip.encode_text(prompts, plan)
-        shares = ClassShares(len(prompts), self.team)
-        return self.team.gather_uneven(self.clip.encode_text(*shares.of(prompts, plan)), shares.counts)
+        shares = ClassShares(len(prompts), self.group)
+        return self.group.gather_uneven(self.clip.encode_text(*shares.select(prompts, plan)), shares.counts)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Weighted terms whose sum is trained on, "ce" first, from `draw`'s noise.
 
-        images [B, 3, H, W], labels [B] int64. Of a team each process gets its images of the global batch, the labels of
-        all of it, and the same noise; all then give the same terms.
+        images [B, 3, H, W], labels [B] int64. Each rank of a group gets its images of the global batch, the labels
+        of all of it, and the same noise; all ranks return the same terms.
         """
         image, text = self.features(images, noise)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}

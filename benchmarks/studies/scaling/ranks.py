@@ -158,7 +158,7 @@ class Steps:
 
         method, images, labels = synthetic_case(clip, job.method, job.classes, job.batch)
         if group.size > 1:
-            method.team = group
+            method.group = group
         place = RuntimeConfig(Path(), Path(), "cpu", engine=way.engine, zero_stage=way.zero_stage)
         config = run_config(job)
         self.group, self.counted = group, way.engine == "ddp"
@@ -182,11 +182,11 @@ class Steps:
     def look(self) -> dict[str, Any]:
         """What a step sends and holds, and how large the process has become."""
         from benchmarks.runtime.measure import peak_bytes
-        from runner.meters import Machine
+        from runner.meters import ResourceMonitor
 
         for _ in range(WARM_UPS):
             self._step(self.batch)
-        machine = Machine(self.meter.device)
+        machine = ResourceMonitor(self.meter.device)
         sent, messages = sent_bytes(lambda: self._step(self.batch), self.group.size)
         process = machine.peak_memory().process
         tensors = peak_bytes(lambda: self._step(self.batch), self.meter.device)

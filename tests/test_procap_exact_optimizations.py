@@ -21,7 +21,7 @@ from procap import reference
 from procap.attention import MLP
 from procap.clip import CLIP
 from procap.errors import UserError
-from procap.exact_optimizations import NO_SAVINGS, Savings
+from procap.exact_optimizations import NO_OPTIMIZATIONS, ExactOptimizations
 from procap.geometry import Geometry
 from procap.methods import build_method
 from procap.packing import PromptSet, fill_groups
@@ -32,12 +32,18 @@ from procap.weights.mini import load_mini
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""
 
-SWITCHES = [field.name for field in fields(Savings) if field.name != "chunk_rows"]
-WITHOUT_ONE = {f"without {name}": replace(Savings(), **{name: False}) for name in SWITCHES}
-ALONE = {f"{name} alone": replace(NO_SAVINGS, **{name: True}) for name in SWITCHES}
-CHOICES = {"all": Savings(), "none": NO_SAVINGS, "chunked": Savings(chunk_rows=16), **WITHOUT_ONE, **ALONE}
+SWITCHES = [field.name for field in fields(ExactOptimizations) if field.name != "chunk_rows"]
+WITHOUT_ONE = {f"without {name}": replace(ExactOptimizations(), **{name: False}) for name in SWITCHES}
+ALONE = {f"{name} alone": replace(NO_OPTIMIZATIONS, **{name: True}) for name in SWITCHES}
+CHOICES = {
+    "all": ExactOptimizations(),
+    "none": NO_OPTIMIZATIONS,
+    "chunked": ExactOptimizations(chunk_rows=16),
+    **WITHOUT_ONE,
+    **ALONE,
+}
 EVERY_CHOICE = [
-    Savings(*switches, chunk_rows=rows)
+    ExactOptimizations(*switches, chunk_rows=rows)
     for switches in product((False, True), repeat=len(SWITCHES))
     for rows in (None, 20)
 ]
@@ -72,23 +78,23 @@ def assert_near(ours: Tensor, truth: Tensor, what: object) -> None:
     assert (ours - truth).detach().abs().max() <= TOLERANCE * max(1e-3, float(truth.detach().abs().max())), what
 
 
-def assert_exact(clip: CLIP, savings: Savings, batch: Tensor, plan: Plan, text: bool) -> None:
+def assert_exact(clip: CLIP, optimizations: ExactOptimizations, batch: Tensor, plan: Plan, text: bool) -> None:
     tokens = [op.tokens for op in plan if op.tokens.requires_grad]
     plain_clip = reference.PlainCLIP(clip)
-    saving = clip.with_savings(savings)
+    saving = clip.with_optimizations(optimizations)
     plain = plain_clip.encode_text(batch, plan) if text else plain_clip.encode_image(batch, plan)
     fast = saving.encode_text(batch, plan) if text else saving.encode_image(batch, plan)
-    assert_near(fast, plain, savings)
+    assert_near(fast, plain, optimizations)
     for ours, truth in zip(gradients(fast, tokens), gradients(plain, tokens), strict=True):
-        assert_near(ours, truth, savings)
+        assert_near(ours, truth, optimizations)
 
 
 # --- towers under any plan --------------------------------------------------------------------------------------------
 
 
 @st.composite
-def text_cases(draw: Any) -> tuple[str, list[str], list[tuple[int, str, int, int, str, bool]], Savings]:
-    """A geometry, class names, operations that no end token can be overwritten by, and some savings."""
+def text_cases(draw: Any) -> tuple[str, list[str], list[tuple[int, str, int, int, str, bool]], ExactOptimizations]:
+    """A geometry, class names, operations that no end token can be overwritten by, and some optimizations."""
     name = draw(st.sampled_from(list(GEOMETRIES)))
     words = draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=7))
     ops, length = [], 6
@@ -107,7 +113,7 @@ def text_cases(draw: Any) -> tuple[str, list[str], list[tuple[int, str, int, int
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(case=text_cases())
 def test_text_tower_is_exact_under_any_plan(models, case):
-    name, words, ops, savings = case
+    name, words, ops, optimizations = case
     clip, draw = models[name], seeded(len(words))
     prompts = [f"X X X X {word}." for word in words]
     ids = clip.tokenize(prompts)
@@ -116,7 +122,7 @@ def test_text_tower_is_exact_under_any_plan(models, case):
         shape = {"all": (), "row": (len(words),), "set": (2, 1)}[form]
         tokens = torch.randn(*shape, count, clip.geometry.text_width, generator=draw).requires_grad_(learned)
         plan.append(TokenOp(layer, mode, tokens, start))
-    assert_exact(clip, savings, ids, tuple(plan), text=True)
+    assert_exact(clip, optimizations, ids, tuple(plan), text=True)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -177,8 +183,8 @@ def test_every_method_trains_and_classifies_as_the_plain_way(tiny_clip, tiny_spa
     plain_loss, plain_grads = training(reference.plain(method), 32)
     images = torch.randn(2, 3, 32, 32, generator=seeded(8))
     logits = reference.reference_logits(method, images)
-    for label, savings in CHOICES.items():
-        over = method.with_clip(tiny_clip.with_savings(savings))
+    for label, optimizations in CHOICES.items():
+        over = method.with_clip(tiny_clip.with_optimizations(optimizations))
         loss, grads = training(over, 32)
         assert_near(loss.detach(), plain_loss.detach(), label)
         scale = max((float(g.abs().max()) for g in plain_grads), default=1.0)
@@ -224,13 +230,13 @@ def counted() -> tuple[CLIP, Tensor, tuple[int, ...]]:
     return clip, ids, PromptSet(ids).lengths
 
 
-def text_work(clip: CLIP, ids: Tensor, savings: Savings, learned: bool) -> tuple[int, int]:
+def text_work(clip: CLIP, ids: Tensor, optimizations: ExactOptimizations, learned: bool) -> tuple[int, int]:
     """Operations forward and backward, in units of one row through one D x D matrix; the projection left out."""
     width, joint = clip.geometry.text_width, clip.geometry.embed_dim
     tokens = torch.zeros(2, width, requires_grad=learned)
     prompts = PromptSet(ids)
     with Work() as forward:
-        features = clip.with_savings(savings).encode_text(prompts, (TokenOp(INPUT, "replace", tokens, 1),))
+        features = clip.with_optimizations(optimizations).encode_text(prompts, (TokenOp(INPUT, "replace", tokens, 1),))
     with Work() as backward:
         if learned:
             features.sum().backward()
@@ -257,7 +263,7 @@ def test_each_saving_leaves_the_rows_it_says(counted):
     assert last == 24 * 77 * count + 2 * 77 * count + 10 * count
     # All at once; this many rows are one group, so that none is filled up.
     packed = shared + sum(lengths) - shared * count
-    assert text_work(clip, ids, Savings(), learned=False)[0] == 24 * packed + 2 * packed + 10 * count
+    assert text_work(clip, ids, ExactOptimizations(), learned=False)[0] == 24 * packed + 2 * packed + 10 * count
 
 
 def test_backward_works_for_learned_rows_alone(counted):
@@ -266,7 +272,7 @@ def test_backward_works_for_learned_rows_alone(counted):
     packed, count, learned = 3 + sum(lengths) - 3 * len(lengths), len(lengths), 2
     forward, backward = text_work(clip, ids, CHOICES["without frozen_rows"], learned=True)
     assert forward == backward == 24 * packed + 2 * packed + 10 * count
-    forward, backward = text_work(clip, ids, Savings(), learned=True)
+    forward, backward = text_work(clip, ids, ExactOptimizations(), learned=True)
     assert forward == 24 * packed + 2 * packed + 10 * count + 3 * learned
     assert backward == 24 * packed + 2 * packed + 10 * count - 3 * (packed - learned)
 
@@ -291,7 +297,7 @@ def test_the_vision_tower_computes_what_is_read(counted, learned):
     images, found = torch.zeros(batch, 3, 32, 32), {}
     for choice in ("none", "last_rows alone", "all"):
         with Work() as forward:
-            features = clip.with_savings(CHOICES[choice]).encode_image(images, plan)
+            features = clip.with_optimizations(CHOICES[choice]).encode_image(images, plan)
         with Work() as backward:
             if learned:
                 features.sum().backward()
@@ -375,7 +381,7 @@ def test_gradients_of_groups_are_cut_and_not_filled_with_zeros(models):
     ids = clip.tokenize([f"X X {WORDS[i % 7]} {WORDS[i % 5]}." for i in range(40)])
     tokens = torch.zeros(2, 64, requires_grad=True)
     # The rows of the first learned tokens are cut out of a frozen sequence by a slice, once.
-    saving = clip.with_savings(WITHOUT_ONE["without frozen_rows"])
+    saving = clip.with_optimizations(WITHOUT_ONE["without frozen_rows"])
     features = saving.encode_text(ids, (TokenOp(INPUT, "replace", tokens, 1),))
     with Work() as backward:
         features.sum().backward()
@@ -391,7 +397,7 @@ def test_attention_runs_in_the_fused_kernel(tiny_clip, tiny_space, choice):
     for name in ("coop", "cocoop", "maple", "procap"):
         method = build_method(name, tiny_clip, tiny_space, {}, seeded(1))
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION), Work() as work:
-            loss, _ = training(method.with_clip(tiny_clip.with_savings(CHOICES[choice])), 32)
+            loss, _ = training(method.with_clip(tiny_clip.with_optimizations(CHOICES[choice])), 32)
         assert "aten._scaled_dot_product_flash_attention_for_cpu" in work.seen
         assert not any(
             "attention_math" in name or "softmax" in name
@@ -413,7 +419,7 @@ def test_chunks_bound_what_is_kept_for_the_backward_pass(models):
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-            saving = clip.with_savings(Savings(chunk_rows=rows))
+            saving = clip.with_optimizations(ExactOptimizations(chunk_rows=rows))
             saving.encode_text(ids, (TokenOp(INPUT, "replace", tokens, 1),))
         kept[rows] = total[0]
     assert kept[64] < kept[None] / 20
@@ -455,7 +461,7 @@ class HostWaits(TorchDispatchMode):
 @pytest.mark.parametrize("choice", ["all", "none", "chunked"])
 def test_no_step_waits_for_the_device(tiny_clip, tiny_space, name, options, choice):
     method = build_method(name, tiny_clip, tiny_space, options, seeded(1))
-    method = method.with_clip(tiny_clip.with_savings(CHOICES[choice]))
+    method = method.with_clip(tiny_clip.with_optimizations(CHOICES[choice]))
     training(method, 32)
     with HostWaits():
         training(method, 32)
@@ -472,8 +478,8 @@ def test_prompts_laid_out_in_inference_train_afterwards(tiny_clip):
 
 def test_savings_share_the_weights_and_methods_the_parameters(tiny_clip, tiny_space):
     method = build_method("maple", tiny_clip, tiny_space, {}, seeded(1))
-    twin = method.with_clip(tiny_clip.with_savings(NO_SAVINGS))
-    assert twin.clip.savings == NO_SAVINGS and tiny_clip.savings == Savings()
+    twin = method.with_clip(tiny_clip.with_optimizations(NO_OPTIMIZATIONS))
+    assert twin.clip.optimizations == NO_OPTIMIZATIONS and tiny_clip.optimizations == ExactOptimizations()
     assert all(a is b for a, b in zip(twin.parameters(), method.parameters(), strict=True))
     assert all(a is b for a, b in zip(twin.clip.parameters(), tiny_clip.parameters(), strict=True))
 
@@ -481,8 +487,8 @@ def test_savings_share_the_weights_and_methods_the_parameters(tiny_clip, tiny_sp
 def test_prompts_beyond_the_context_are_refused_under_every_choice(models):
     clip = models["one-layer"]
     ids = clip.tokenize(["cat", "word " * 20])
-    for savings in CHOICES.values():
-        over = clip.with_savings(savings)
+    for optimizations in CHOICES.values():
+        over = clip.with_optimizations(optimizations)
         assert over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(10, 32), 1),)).shape == (2, 16)
         with pytest.raises(UserError, match="a prompt needs 33 tokens, CLIP reads 32"):
             over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(11, 32), 1),))
@@ -490,4 +496,4 @@ def test_prompts_beyond_the_context_are_refused_under_every_choice(models):
 
 def test_no_row_at_all_is_no_bound():
     with pytest.raises(ValueError, match="at least one row"):
-        Savings(chunk_rows=0)
+        ExactOptimizations(chunk_rows=0)
