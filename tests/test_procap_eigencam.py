@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -90,19 +89,6 @@ def test_maps_with_prompts_never_oppose_those_without(clip):
         assert not torch.allclose(found, plain, atol=1e-3)
 
 
-def test_an_image_has_the_same_map_in_every_batch(clip):
-    patches, class_token = drawn(5, PATCHES, 128), drawn(5, 128, seed=1)
-    together = eigencam(patches, class_token).maps
-    for image in range(5):
-        alone = eigencam(patches[image : image + 1], class_token[image : image + 1]).maps
-        assert torch.equal(alone[0], together[image])
-    images = drawn(5, 3, 48, 48)
-    together = image_maps(clip, images, deep(clip, 2)).maps
-    for image in range(5):
-        alone = image_maps(clip, images[image : image + 1], deep(clip, 2)).maps
-        torch.testing.assert_close(alone[0], together[image], atol=1e-4, rtol=0)
-
-
 def insertions(count: int) -> Plan:
     """Tokens before the class token, between it and the patches, among the patches, and behind them, layer by layer."""
     return (
@@ -140,24 +126,7 @@ def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, optim
         hook.remove()
 
 
-def test_the_map_lies_as_the_image_does(clip):
-    """In a tower without positions one patch that differs from all others stands out where it lies in the image."""
-    clip = copy.deepcopy(clip)
-    clip.visual.positional_embedding.zero_()
-    for row, column in ((0, 0), (1, 4), (5, 2)):
-        image = torch.zeros(1, 3, 48, 48)
-        image[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 40.0
-        for count in (0, 4):
-            [grid] = image_maps(clip, image, deep(clip, count)).maps
-            assert divmod(int((grid - grid.median()).abs().argmax()), GRID) == (row, column)
-
-
 def test_equal_patches_have_an_empty_map():
     patches = drawn(1, 1, 32, scale=100).expand(2, 9, 32)
     found = eigencam(patches, drawn(2, 32))
     assert not found.maps.any() and not found.share.any()
-
-
-def test_patches_that_are_no_square_are_refused():
-    with pytest.raises(ValueError, match="12 patches do not form a square"):
-        eigencam(drawn(1, 12, 8), drawn(1, 8))

@@ -24,10 +24,8 @@ from procap.errors import UserError
 from procap.exact_optimizations import NO_OPTIMIZATIONS, ExactOptimizations
 from procap.geometry import Geometry
 from procap.methods import build_method
-from procap.packing import PromptSet, fill_groups
+from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
-from procap.text import LabelSpace
-from procap.weights.mini import load_mini
 
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""
@@ -193,15 +191,6 @@ def test_every_method_trains_and_classifies_as_the_plain_way(tiny_clip, tiny_spa
         assert (over.classifier()(images) - logits).abs().max() <= TOLERANCE * logits.abs().max(), label
 
 
-def test_the_embedded_model_trains_as_the_plain_way():
-    clip = load_mini()
-    method = build_method("procap", clip, LabelSpace(WORDS), {"zero_output": False}, seeded(1))
-    (plain_loss, plain_grads), (loss, grads) = training(reference.plain(method), 48), training(method, 48)
-    assert_near(loss.detach(), plain_loss.detach(), "loss")
-    for ours, truth in zip(grads, plain_grads, strict=True):
-        assert_near(ours, truth, "gradient")
-
-
 # --- the work that is left --------------------------------------------------------------------------------------------
 
 
@@ -266,17 +255,6 @@ def test_each_saving_leaves_the_rows_it_says(counted):
     assert text_work(clip, ids, ExactOptimizations(), learned=False)[0] == 24 * packed + 2 * packed + 10 * count
 
 
-def test_backward_works_for_learned_rows_alone(counted):
-    """Frozen weights get no gradient work; in the first block queries, keys and values take 2 rows back, not all."""
-    clip, ids, lengths = counted
-    packed, count, learned = 3 + sum(lengths) - 3 * len(lengths), len(lengths), 2
-    forward, backward = text_work(clip, ids, CHOICES["without frozen_rows"], learned=True)
-    assert forward == backward == 24 * packed + 2 * packed + 10 * count
-    forward, backward = text_work(clip, ids, ExactOptimizations(), learned=True)
-    assert forward == 24 * packed + 2 * packed + 10 * count + 3 * learned
-    assert backward == 24 * packed + 2 * packed + 10 * count - 3 * (packed - learned)
-
-
 def test_blocks_below_the_first_prompt_have_no_backward_work(counted):
     clip, ids, lengths = counted
     tokens = torch.zeros(2, 32, requires_grad=True)
@@ -313,27 +291,6 @@ def test_the_vision_tower_computes_what_is_read(counted, learned):
         assert found["none"][1] == 12 * depth * unit * batch * rows + 2 * batch * width * 16
 
 
-def test_per_image_context_shares_the_prefix_of_its_image(counted):
-    clip, ids, lengths = counted
-    tokens = torch.zeros(4, 1, 2, 32)
-    with torch.no_grad(), Work() as work:
-        assert clip.encode_text(ids, (TokenOp(INPUT, "replace", tokens, 1),)).shape == (4, len(ids), 16)
-    packed = 3 + sum(lengths) - 3 * len(lengths)
-    assert work.flops == 4 * (2 * 32 * 32 * (26 * packed + 10 * len(lengths)) + 2 * len(lengths) * 32 * 16)
-
-
-def test_many_prompts_fill_groups_with_little_to_spare():
-    clip = CLIP.random(Geometry(32, 8, 64, 1, 1, 32, 1, 1, 77, 49408, 16, quick_gelu=True), seed=0)
-    chance = seeded(3)
-    lengths = torch.randint(1, 6, (300,), generator=chance).tolist()
-    prompts = PromptSet(clip.tokenize([f"X X {' '.join(['cat'] * n)}." for n in lengths]))
-    plan = (TokenOp(INPUT, "replace", torch.zeros(2, 32), 1),)
-    least = sum(prompts.lengths) - 3 * 300
-    assert least <= clip.text.rows(prompts, plan) - 4 + 300 <= 1.03 * (least + 300)
-    groups = fill_groups(lengths, 7)
-    assert sorted(index for group in groups for index in group) == list(range(300))
-
-
 # --- blocks in fewer passes -------------------------------------------------------------------------------------------
 
 
@@ -351,21 +308,6 @@ def test_the_mlp_is_its_three_layers(quick, shape):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_the_mlp_keeps_one_wide_tensor_for_the_backward_pass():
-    mlp, kept = MLP(8, 1000, quick_gelu=True).requires_grad_(False), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
-        mlp.folded(torch.ones(3, 8, requires_grad=True))
-    assert kept.count((3, 1000)) == 1
-
-
-def test_the_mlp_multiplies_in_bfloat16_under_autocast():
-    mlp, x = MLP(16, 64, quick_gelu=True).requires_grad_(False), torch.randn(5, 16, generator=seeded(1))
-    plain = mlp(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = mlp.folded(x)
-    assert rounded.dtype == torch.bfloat16 and 0 < (rounded.float() - plain).abs().max() < 0.05 * plain.abs().max()
-
-
 @pytest.mark.parametrize("size, patch", [(24, 8), (28, 14), (30, 8)])
 def test_patches_are_those_of_the_convolution(size, patch):
     geometry = Geometry(size, patch, 40, 1, 1, 32, 1, 1, 77, 49408, 16, quick_gelu=True)
@@ -373,19 +315,6 @@ def test_patches_are_those_of_the_convolution(size, patch):
     plain = tower.embed(images, folded=False)
     assert_near(tower.embed(images), plain, "rows")
     assert_near(tower.embed(images.contiguous(memory_format=torch.channels_last)), plain, "channels last")
-
-
-def test_gradients_of_groups_are_cut_and_not_filled_with_zeros(models):
-    """The prefix and the prompts' own rows are split: a slice's gradient would be a whole tensor, mostly zeros."""
-    clip = models["quickgelu"]
-    ids = clip.tokenize([f"X X {WORDS[i % 7]} {WORDS[i % 5]}." for i in range(40)])
-    tokens = torch.zeros(2, 64, requires_grad=True)
-    # The rows of the first learned tokens are cut out of a frozen sequence by a slice, once.
-    saving = clip.with_optimizations(WITHOUT_ONE["without frozen_rows"])
-    features = saving.encode_text(ids, (TokenOp(INPUT, "replace", tokens, 1),))
-    with Work() as backward:
-        features.sum().backward()
-    assert "aten.cat" in backward.seen and "aten.slice_backward" not in backward.seen
 
 
 # --- kernels, chunks, the host ----------------------------------------------------------------------------------------
@@ -476,14 +405,6 @@ def test_prompts_laid_out_in_inference_train_afterwards(tiny_clip):
     assert tokens.grad is not None and tokens.grad.abs().max() > 0
 
 
-def test_savings_share_the_weights_and_methods_the_parameters(tiny_clip, tiny_space):
-    method = build_method("maple", tiny_clip, tiny_space, {}, seeded(1))
-    twin = method.with_clip(tiny_clip.with_optimizations(NO_OPTIMIZATIONS))
-    assert twin.clip.optimizations == NO_OPTIMIZATIONS and tiny_clip.optimizations == ExactOptimizations()
-    assert all(a is b for a, b in zip(twin.parameters(), method.parameters(), strict=True))
-    assert all(a is b for a, b in zip(twin.clip.parameters(), tiny_clip.parameters(), strict=True))
-
-
 def test_prompts_beyond_the_context_are_refused_under_every_choice(models):
     clip = models["one-layer"]
     ids = clip.tokenize(["cat", "word " * 20])
@@ -492,8 +413,3 @@ def test_prompts_beyond_the_context_are_refused_under_every_choice(models):
         assert over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(10, 32), 1),)).shape == (2, 16)
         with pytest.raises(UserError, match="a prompt needs 33 tokens, CLIP reads 32"):
             over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(11, 32), 1),))
-
-
-def test_no_row_at_all_is_no_bound():
-    with pytest.raises(ValueError, match="at least one row"):
-        ExactOptimizations(chunk_rows=0)

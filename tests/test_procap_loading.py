@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import socket
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -328,23 +327,6 @@ def test_names_for_the_same_weights_have_one_spelling(monkeypatch, tmp_path, nam
     assert canonical(name, pretrained) == expected == canonical(*expected)
 
 
-def test_spellings_are_known_without_the_seconds_of_importing_open_clip(monkeypatch):
-    for module in [name for name in sys.modules if name.partition(".")[0] == "open_clip"]:
-        monkeypatch.delitem(sys.modules, module)
-    assert canonical("vit-l/14") == ("ViT-L-14", None)
-    assert "open_clip" not in sys.modules
-
-
-def test_openais_weights_are_the_same_under_both_names_of_their_architecture():
-    from open_clip.pretrained import get_pretrained_cfg
-
-    from procap.weights.loading import OPENAI
-
-    for plain in OPENAI:
-        one, other = (get_pretrained_cfg(name, "openai") for name in (plain, f"{plain}-quickgelu"))
-        assert one == other and one["quick_gelu"]
-
-
 def test_every_listed_backbone_has_a_geometry_and_its_activation():
     rows = {name: (tags, note) for name, tags, note in backbones()}
     assert "openai" in rows["ViT-B-16"][0] and "224 px, patch 16, widths 768/512" in rows["ViT-B-16"][1]
@@ -377,11 +359,6 @@ def test_minis_rows_that_do_not_match_are_refused(mini_file):
         expand_vocabulary(torch.zeros(3, 4), torch.tensor([1, 2]))
     with pytest.raises(UserError, match="do not match"):
         expand_vocabulary(torch.zeros(1, 4), torch.tensor([VOCABULARY]))
-
-
-def test_a_file_that_is_not_in_minis_format_is_refused(tiny_checkpoint):
-    with pytest.raises(UserError, match="not in mini's format"):
-        load_clip("mini", str(tiny_checkpoint))
 
 
 @pytest.mark.skipif(not EMBEDDED.exists(), reason="the embedded weights are not built yet")

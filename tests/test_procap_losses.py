@@ -48,20 +48,6 @@ def test_info_nce_is_the_double_loop(seed, batch, classes, temperature):
     assert loss.item() == pytest.approx(by_hand(image, text, labels, log_temperature), rel=2e-5, abs=2e-6)
 
 
-def test_images_of_one_class_are_positives_together():
-    """A batch of one class has no negatives: class to image is zero however different its images are."""
-    image, text, _, log_temperature = case(3, batch=6, classes=4)
-    labels = torch.full((6,), 2)
-    image_to_class = F.cross_entropy(image @ text.T / 0.07, labels)
-    assert info_nce(image, text, labels, log_temperature).item() == pytest.approx(image_to_class.item() / 2, abs=1e-6)
-
-
-def test_a_batch_of_one_has_half_its_cross_entropy():
-    image, text, labels, log_temperature = case(4, batch=1, classes=5)
-    expected = F.cross_entropy(image @ text.T / 0.07, labels) / 2
-    torch.testing.assert_close(info_nce(image, text, labels, log_temperature), expected)
-
-
 def test_absent_classes_count_as_negatives_and_only_there():
     """An absent class changes the image-to-class part alone; its own gradient is finite and comes from that part."""
     image, text, labels, log_temperature = case(5, batch=6, classes=3)
@@ -93,13 +79,6 @@ def test_info_nce_gradients_are_those_of_the_definition():
             assert leaf.grad.view(-1)[index].item() == pytest.approx(slope, rel=1e-3, abs=1e-4)
 
 
-def test_info_nce_ignores_the_order_of_batch_and_classes():
-    image, text, labels, log_temperature = case(7, batch=8, classes=5)
-    rows, names = torch.randperm(8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 0, 4, 2, 1])
-    shuffled = info_nce(image[rows], text[names], names.argsort()[labels[rows]], log_temperature)
-    torch.testing.assert_close(shuffled, info_nce(image, text, labels, log_temperature))
-
-
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), low=st.floats(-12, 0), high=st.floats(0, 2))
 def test_kl_is_that_of_torch_distributions(seed, low, high):
@@ -109,13 +88,6 @@ def test_kl_is_that_of_torch_distributions(seed, low, high):
     normal = torch.distributions.Normal(mu.double(), torch.exp(logvar.double() / 2))
     expected = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum()
     assert kl_to_standard_normal(mu, logvar).item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-4)
-
-
-def test_kl_is_zero_at_the_prior_alone():
-    zero = torch.zeros(4, 5)
-    assert kl_to_standard_normal(zero, zero).item() == 0
-    assert kl_to_standard_normal(zero + 0.1, zero).item() > 0
-    assert kl_to_standard_normal(zero, zero - 0.1).item() > 0
 
 
 def test_l2_is_the_sum_of_squared_token_norms():

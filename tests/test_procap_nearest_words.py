@@ -56,13 +56,6 @@ def test_nearest_are_those_of_a_look_at_every_word(tiny_clip, words, measure):
         assert [near.value for near in nearest] == pytest.approx(values[order].tolist())
 
 
-def test_a_word_is_nearest_to_itself(tiny_clip, words):
-    tokens = tiny_clip.token_embedding(torch.tensor(encode("a photo of flowers")))
-    assert [row[0].word for row in words.nearest(tokens, 1)] == ["a", "photo", "of", "flowers"]
-    assert [row[0].value for row in words.nearest(tokens, 1)] == pytest.approx([1.0] * 4)
-    assert [row[0].value for row in words.nearest(tokens, 1, "euclid")] == [0.0] * 4
-
-
 def test_words_that_share_an_embedding_are_left_out():
     """Of mini only the words it was trained on: all others have their mean."""
     kept = Words.of(load_mini())
@@ -81,12 +74,6 @@ def test_the_tokens_are_those_that_a_method_learns(build):
     assert same(text_means(procap), procap.text_mu[0])
     read = procap.refine(procap.vision_mu, procap.text_mu)[1][0]
     assert same(first_text_tokens(procap), read) and not same(read, procap.text_mu[0])
-
-
-@pytest.mark.parametrize("position", ["end", "middle", "front"])
-def test_the_place_of_the_class_name_changes_no_token(build, position):
-    method = build("coop", class_position=position, ctx_init="", n_ctx=4)
-    assert same(first_text_tokens(method), method.context)
 
 
 def test_without_tokens_for_all_classes_there_are_none(build):

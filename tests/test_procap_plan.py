@@ -75,48 +75,6 @@ def test_text_tower_equals_reference_with_savings_and_in_full(clip, seed):
     assert_equal_with_gradients(clip.with_optimizations(NO_OPTIMIZATIONS).encode_text(ids, plan), plain, plan)
 
 
-def test_maple_slots_equal_reference(clip):
-    """Appended visual and replaced text tokens at the input and at deeper blocks: the plan of the MaPLe family."""
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randn(2, 3, 24, 24, generator=draw)
-    vision = [torch.randn(2, 96, generator=draw).requires_grad_() for _ in range(3)]
-    text = [torch.randn(2, 64, generator=draw).requires_grad_() for _ in range(3)]
-    behind = clip.visual.num_tokens
-    image_plan = (
-        TokenOp(INPUT, "append", vision[0]),
-        *(TokenOp(layer, "replace", vision[layer], behind) for layer in (1, 2)),
-    )
-    text_plan = tuple(TokenOp(layer or INPUT, "replace", text[layer], 1) for layer in range(3))
-    ids = clip.tokenize([f"X X {word}." for word in WORDS])
-    plain = reference.encode_image(clip, images, image_plan)
-    assert_equal_with_gradients(clip.encode_image(images, image_plan), plain, image_plan)
-    plain = reference.encode_text(clip, ids, text_plan)
-    assert_equal_with_gradients(clip.encode_text(ids, text_plan), plain, text_plan)
-
-
-def test_the_phrases_own_embeddings_as_prompts_give_zero_shot(clip):
-    ids = clip.tokenize(["a photo of a cat.", "a photo of a red."])
-    own = clip.token_embedding(ids)[0, 1:5]
-    assert torch.equal(clip.encode_text(ids, (TokenOp(INPUT, "replace", own, 1),)), clip.encode_text(ids))
-
-
-def test_inserted_words_equal_written_words(clip):
-    """Insertion at the input shifts positions and the end token: the same as tokenizing the longer text."""
-    short = clip.tokenize(["cat.", "red circle."])
-    long = clip.tokenize(["a photo of a cat.", "a photo of a red circle."])
-    words = clip.token_embedding(long)[0, 1:5]
-    features = clip.encode_text(short, (TokenOp(INPUT, "insert", words, 1),))
-    torch.testing.assert_close(features, clip.encode_text(long), atol=3e-6, rtol=0)
-
-
-def test_one_set_per_row_equals_one_row_at_a_time(clip):
-    tokens = torch.randn(3, 2, 96, generator=torch.Generator().manual_seed(4))
-    images = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(5))
-    together = clip.encode_image(images, (TokenOp(INPUT, "append", tokens),))
-    alone = [clip.encode_image(images[i : i + 1], (TokenOp(INPUT, "append", tokens[i]),)) for i in range(3)]
-    torch.testing.assert_close(together, torch.cat(alone), atol=3e-6, rtol=0)
-
-
 def test_rows_name_where_tokens_ended_up(clip):
     """Tokens inserted before the last block can be found among the inputs of that block, whatever was shifted since."""
     images = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(6))
@@ -168,17 +126,6 @@ def test_prompts_beyond_the_context_are_refused_and_padding_is_not(clip):
 def test_operations_that_do_not_fit_are_refused(clip, op):
     with pytest.raises(ValueError, match=r"does not fit|the tower has blocks"):
         clip.encode_image(torch.zeros(1, 3, 24, 24), (op,))
-
-
-def test_reference_logits_equal_the_classifiers(tiny_clip, tiny_space):
-    """The whole method over the plain encoders: cached and trimmed text changes no logit."""
-    from procap.methods import build_method
-
-    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(8))
-    for name in ("coop", "maple", "procap"):
-        method = build_method(name, tiny_clip, tiny_space, {}, torch.Generator().manual_seed(1))
-        fast, plain = method.classifier()(images), reference.reference_logits(method, images)
-        assert fast.shape == (3, 5) and (fast - plain).abs().max() < 1e-4, name
 
 
 def test_reference_training_gives_the_same_loss_and_gradients(tiny_clip, tiny_space):

@@ -49,10 +49,3 @@ def test_a_class_too_long_for_a_template_is_named(tiny_clip):
     space = LabelSpace(("cat", "very " * 80 + "long"))
     with pytest.raises(UserError, match="very very"):
         text_bank(tiny_clip, space, TEMPLATES)
-
-
-def test_an_unknown_policy_is_refused(tiny_clip, tiny_space):
-    with pytest.raises(ValueError, match="neither"):
-        text_bank(tiny_clip, tiny_space, TEMPLATES, "average")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least one template"):
-        text_bank(tiny_clip, tiny_space, ())

@@ -86,14 +86,6 @@ def worst(case, levels=1):
     return {n: ((got - want).abs().max() / want.abs().max().clamp_min(0.01)).item() for n, (got, want) in pairs}
 
 
-def roundings(case):
-    """Largest difference between the two in parts of the very entry, by name; a 10,000th of the scale is let pass."""
-    return {
-        name: (((got - want).abs() - 1e-4 * want.abs().max()) / want.abs()).max().item()
-        for name, (got, want) in both(case).items()
-    }
-
-
 def stacked(case):
     return worst(case, levels=2)
 
@@ -135,14 +127,6 @@ def registered(case):
     # Tracing is tested by itself, above.
     checks = "test_schema", "test_autograd_registration", "test_faketensor"
     return library.opcheck(fused.level_op, arguments, test_utils=checks)
-
-
-def one_sided(case):
-    """Largest difference of v's gradient from eager's where only the vision tokens are used further on."""
-    v, t, *modules = level(**case)
-    ways = fused.fused_level, fused.eager_level
-    got, want = (torch.autograd.grad(way(v, t, *modules)[0].square().sum(), v)[0] for way in ways)
-    return (got - want).abs().max().item()
 
 
 @pytest.fixture(scope="module")
@@ -220,33 +204,16 @@ def test_any_level(interpreter, case):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(case=cases)
-def test_very_many_levels(interpreter, case):
-    holds(interpreter, case)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("tokens, widths, head_width", [(4, (768, 512), 64), (32, (96, 64), 16)])
 def test_the_widths_of_vit_b_and_the_most_tokens(interpreter, tokens, widths, head_width):
     errors = interpreter("worst", {"tokens": tokens, "widths": widths, "heads": 8, "head_width": head_width})
     assert max(errors.values()) < 2e-5, errors
 
 
-def test_bfloat16_is_summed_in_float32(interpreter):
-    errors = interpreter("roundings", {**SMALL, "widths": (80, 64), "dtype": "bfloat16"})
-    # One rounding, of the result; the interpreter cuts off, so that it is 2^-7 of the entry and not half of that.
-    assert max(errors.values()) < 2**-7, errors
-
-
 def test_zero_output_projections_leave_the_tokens_and_learn(interpreter):
     same, learning = interpreter("unchanged", SMALL)
     projections = [f"{i}.output.{name}" for i in (1, 2) for name in ("bias", "weight")]
     assert same and learning == sorted([*projections, "dt", "dv"])
-
-
-def test_one_direction_alone_has_its_gradient(interpreter):
-    assert interpreter("one_sided", SMALL) < 1e-5
 
 
 def test_the_operator_compiles_whole(interpreter):

@@ -24,18 +24,12 @@ from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
 from runner.results import EvalResult, RunFolder, read_document
-from runner.tracking.record import read_record
 from runner.train import train
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 from shards.transforms import eval_transform
 
 TARGETS = [Target("digits", "base"), Target("digits", "novel"), Target("digits", "all")]
-
-
-@given(st.lists(st.booleans(), max_size=70))
-def test_bits_come_back_as_they_went(right):
-    assert unpack_bits(pack_bits(np.array(right, bool)), len(right)).tolist() == right
 
 
 @given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 2**32 - 1))
@@ -45,14 +39,6 @@ def test_bits_of_another_number_of_images_are_refused(total, share, seed):
     for other in (total - 1, total + 8):
         with pytest.raises(ValueError):
             unpack_bits(pack_bits(right), other)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.7, 0.99, 1.0])
-def test_fifty_thousand_images_stay_below_nine_kilobytes(share):
-    right = np.random.default_rng(1).random(50_000) < share
-    text = pack_bits(right)
-    assert len(text) < 9_000 and np.array_equal(unpack_bits(text, 50_000), right)
-    assert text.startswith("bits:" if share == 0.5 else "zlib:") or share == 0.7
 
 
 def bomb() -> str:
@@ -80,16 +66,6 @@ def test_a_result_whose_bits_do_not_add_up_is_refused_by_name_in_one_line(tmp_pa
         with pytest.raises(UserError, match="repeat that run with procap eval --force") as caught:
             read_document(file, EvalResult)
         assert str(file) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_result_of_counts_alone_still_reads(tmp_path):
-    config = put_run(tmp_path, "maple", "digits")
-    file = put_score(tmp_path, config, "digits:base", 3, 8)
-    document = json.loads(file.read_text())
-    del document["correct_bits"]
-    file.write_text(json.dumps(document))
-    result = read_document(file, EvalResult)
-    assert result.correct == 3 and result.correct_images() is None
 
 
 def plan(checkpoint: str) -> RunConfig:
@@ -128,17 +104,6 @@ def test_bits_are_those_of_looking_at_one_image_after_the_other(trained, tiny_ch
         assert 0 < result.correct < result.total
 
 
-def test_a_part_keeps_the_first_images(trained, tiny_checkpoint, tmp_path):
-    config = plan(str(tiny_checkpoint))
-    shutil.copytree(trained.results, tmp_path, dirs_exist_ok=True)
-    for file in RunFolder(tmp_path / config.path).eval_files():
-        file.unlink()
-    for target in TARGETS:
-        part = evaluate(config, target, replace(trained, results=tmp_path, limit=13))
-        whole = evaluate(config, target, trained)
-        assert part.correct_images().tolist() == whole.correct_images()[:13].tolist()
-
-
 def count(data: str, results: str, checkpoint: str) -> None:
     """What every rank does; only the first one has the folder of the results."""
     ranks = ranks_from_environment()
@@ -161,13 +126,3 @@ def test_two_processes_keep_the_bits_of_one(few_digits, trained, tiny_checkpoint
         assert one.correct_images().tolist() == two.correct_images().tolist() and one.per_class == two.per_class
     after = [file.stat().st_mtime_ns for file in files]
     assert all(old != new for old, new in zip(before, after, strict=True)), "they were counted again"
-
-
-def test_trackers_get_figures_and_the_file_but_no_bits(trained, tiny_checkpoint):
-    folder = RunFolder(trained.results / plan(str(tiny_checkpoint)).path)
-    record = read_record(folder)
-    bits = [result.correct_bits for result in folder.evaluations()]
-    assert len(bits) == 3 and all(bits)
-    said = repr((record.params, record.tags, record.points))
-    assert not any(text in said for text in bits) and "correct_bits" not in said
-    assert {f"eval/{target.file}" for target in TARGETS} <= set(record.files)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from safetensors.torch import save_file
 
 import runner.inference
 from procap.classifier import Classifier
@@ -23,12 +22,9 @@ from runner.evaluate import Predictions, evaluate
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.results import EvalResult, RunFolder
 from runner.train import train
-from shards.catalogue import find
 from shards.errors import DataError
 from shards.loader import evaluation_batches
-from shards.pack import pack_source
 from shards.reader import Split
-from shards.sources import builtin_source
 
 ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
 TEXT_ONLY = ("zeroshot", "coop", "cocoop")
@@ -121,13 +117,6 @@ def test_one_computation_serves_all_methods_that_prompt_the_text_alone(plan, wit
         assert result.features == "cached"
         assert result.per_class == wanted[method][0].per_class and torch.equal(logits, wanted[method][1])
     assert len(files(runtime)) == 1
-
-
-def test_a_cached_evaluation_has_no_speed(plan, runtime, answer):
-    answer(plan("zeroshot"), BASE, runtime)
-    result, _ = answer(plan("coop"), BASE, runtime)
-    assert (result.images_per_second, result.images_per_second_model, result.warmup_batches) == (None, None, 0)
-    assert result.seconds > 0 and result.phases["features"] > 0
 
 
 @pytest.mark.parametrize("method", PROMPTED)
@@ -225,25 +214,6 @@ def test_what_was_encoded_before_a_broken_image_is_kept(plan, runtime, answer, m
     assert answer(config, ALL, runtime)[0].features == "mixed"
 
 
-def test_other_images_of_the_same_name_are_other_features(plan, runtime, answer, tmp_path):
-    source = builtin_source(find("digits"))
-    there = dataclasses.replace(runtime, data=tmp_path)
-    for count in (30, 31):
-        pack_source(dataclasses.replace(source, name="scans", counts={"test": count}), tmp_path, force=True)
-        assert answer(plan("zeroshot"), Target("scans"), there)[0].features == "computed"
-    assert len(files(runtime)) == 2
-
-
-def test_another_precision_or_backbone_finds_nothing(plan, without, runtime, answer, tiny_geometry, tmp_path):
-    save_file(CLIP.random(tiny_geometry, seed=1).state_dict(), tmp_path / "other.safetensors", {"quick_gelu": "true"})
-    answer(plan("zeroshot"), BASE, runtime)
-    for change in ({"precision": "bf16"}, {"backbone": str(tmp_path / "other.safetensors")}):
-        config = plan("zeroshot", **change)
-        train(config, without)
-        assert answer(config, BASE, runtime)[0].features == "computed"
-    assert len(files(runtime)) == 3
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_a_gpu_kept_features_give_the_same_answers_and_those_of_a_cpu_are_not_used(
@@ -289,19 +259,6 @@ def read_key(file: Path) -> FeatureKey:
 
 def rows(folder: Path, positions: list[int]) -> list[float]:
     return FeatureStore(folder, KEY).load(np.array(positions))[:, 0].tolist()
-
-
-def test_rows_are_found_by_position_in_any_order_and_the_newest_counts(tmp_path):
-    put(tmp_path, [9, 2, -1, 5])
-    put(tmp_path, [5, 7], value=-1.0)
-    known = FeatureStore(tmp_path, KEY).contains(np.arange(-1, 10))
-    assert np.flatnonzero(known).tolist() == [3, 6, 8, 10]
-    assert rows(tmp_path, [7, 9, 2, 5]) == [-7, 9, 2, -5]
-
-
-def test_a_store_is_as_small_as_it_says(tmp_path):
-    store = put(tmp_path, list(range(500)), width=512)
-    assert 0 < store.path.stat().st_size - 500 * (4 * 512 + 8) < 1000
 
 
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
@@ -374,13 +331,6 @@ def test_a_folder_that_cannot_be_written_costs_a_note(plan, runtime, answer):
 def own(notes: Iterable[warnings.WarningMessage]) -> list[str]:
     """What the project warns of; what is thrown away just then may have a warning as well."""
     return [str(note.message) for note in notes if note.category is UserWarning]
-
-
-def test_nothing_to_keep_writes_nothing(tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        FeatureStore(tmp_path / "none", KEY).save()
-    assert not (tmp_path / "none").exists()
 
 
 def forked(work: Callable[[], None]) -> int:

@@ -121,14 +121,6 @@ def test_what_is_wrong_for_all_processes_is_said_once(few_digits, tiny_checkpoin
     assert not any(end.out for end in ends) and not list(tmp_path.rglob("train.json"))
 
 
-def test_a_plan_is_printed_once_and_nothing_is_written(few_digits, tmp_path):
-    ends = launch(2, tmp_path, "train", *QUICK, "--methods", "coop,procap", "--data", few_digits, "--dry-run", "--json")
-    said = only_the_first_speaks(ends)
-    assert [end.code for end in ends] == [0, 0] and "Nothing was written." in said.out
-    assert len(json.loads(said.out.splitlines()[-1])["runs"]) == 2 and not said.err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 def test_other_commands_are_not_repeated_by_every_process_nor_refused_in_a_container_with_a_rank(monkeypatch, capsys):
     """What starts containers may set RANK and WORLD_SIZE; only a launcher of processes sets LOCAL_RANK."""
     monkeypatch.setenv("RANK", "1")

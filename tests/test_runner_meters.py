@@ -24,7 +24,6 @@ from runner.distributed.ranks import ranks_from_environment
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay, duration
 from runner.results import RunFolder, TrainResult
-from runner.tracking.record import read_record
 from runner.train import train
 from shards.loader import TrainStream
 
@@ -115,15 +114,6 @@ def test_a_meter_goes_on_from_what_an_earlier_process_measured(clock):
     assert second.warmup_steps == 2
 
 
-def test_on_the_real_clock_what_takes_longer_is_seen_to():
-    meter = Meter(CPU, warmup=0)
-    with meter.phase("model"):
-        time.sleep(0.02)
-    meter.step(1)
-    meter.settle()
-    assert 0.02 <= meter.phases["model"] <= meter.seconds
-
-
 LATE_SECONDS = 0.2
 
 
@@ -185,22 +175,6 @@ def test_a_slow_process_is_seen_where_it_is_slow_and_as_waiting_of_all_others(
     for use in quick.ranks:
         assert use.communication_share > 0 and 0 < use.data_share < 1
         assert use.host and use.device == "cpu" and use.peak_memory_bytes.process > 1e7
-    record = read_record(first)
-    assert record
-    sent = {point.key: point.value for point in record.points["train.json"]}
-    assert sent["world_size"] == size and sent["train_images_per_second"] == result.images_per_second
-    for rank, use in enumerate(result.ranks):
-        for name in ("images_per_second", "data_share", "communication_share"):
-            assert sent[f"rank/{rank}/{name}"] == getattr(use, name)
-
-
-def test_shares_of_a_process_leave_out_what_another_had_measured(clock):
-    first, second = Meter(CPU, warmup=1, phases=("model",)), Meter(CPU, warmup=1, phases=("model",))
-    run_steps(first, clock, [0.05, 0.05])
-    second.resume(first.state())
-    run_steps(second, clock, [0.01])
-    assert second.step_seconds == pytest.approx(0.11)
-    assert second.own_seconds("model") == pytest.approx(0.01) == pytest.approx(second.own_seconds())
 
 
 def test_a_busy_process_is_seen_to_be_busy_and_memory_to_be_used():
@@ -246,14 +220,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "training: 2/100 steps  loss 1.25  epoch 1/5\na remark\n"
-
-
-def test_quiet_progress_says_nothing(capsys):
-    with ProgressDisplay("training", 100, quiet=True) as display:
-        display.PLAIN_SECONDS = 0.0
-        display.update(1)
-        display.say("a remark")
-    assert capsys.readouterr() == ("", "")
 
 
 def read_terminal(main: int) -> Iterator[str]:

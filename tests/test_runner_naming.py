@@ -47,14 +47,6 @@ def test_what_is_not_as_published_follows(changes: dict[str, Any], said: str) ->
     assert run_name(planned(**changes)) == f"coop · digits · base · seed 1 · {said}"
 
 
-def test_nothing_is_said_of_the_papers_model_as_suites_run_it() -> None:
-    assert run_name(planned(backbone="ViT-B/16", precision="bf16")) == "coop · digits · base · seed 1"
-
-
-def test_nothing_is_said_of_a_recipe_that_nobody_reads() -> None:
-    assert run_name(planned(method="zeroshot", overrides={"lr": 0.1})) == "zeroshot · digits · base · seed 1"
-
-
 def test_a_run_of_a_method_that_is_not_installed_has_a_name() -> None:
     config = planned(overrides={"lr": 0.1}).model_copy(update={"method": "elsewhere"})
     assert run_name(config) == "elsewhere · digits · base · seed 1"

@@ -391,12 +391,3 @@ def test_absurd_announcements_are_refused_in_one_line(change: dict[str, str], wo
     with pytest.raises(UsageError, match=words) as refused:
         ranks_from_environment(TORCHRUN | MASTER | change)
     assert "\n" not in str(refused.value)
-
-
-def test_shares_are_even_and_cover_everything() -> None:
-    for size in (1, 2, 3, 8):
-        for items in (0, 1, 7, 8, 51, 1000):
-            shares = [ClassShares(items, ProcessGroup(Ranks(rank, size, 0, 1))) for rank in range(size)]
-            counts = shares[0].counts
-            assert sum(counts) == items and max(counts) - min(counts) <= 1
-            assert [index for one in shares for index in range(*one.mine)] == list(range(items))

@@ -252,16 +252,6 @@ def test_a_broken_newest_state_costs_a_step_and_changes_nothing(stopped, straigh
     assert result.checkpoint_sha256 == straight("sgd")[1].checkpoint_sha256
 
 
-def test_a_run_in_progress_is_not_started_twice(forge, configs, few_digits, tmp_path):
-    config = configs["adamw"]
-    pid = forge.start(config, tmp_path, stop=1)
-    forge.wait()
-    with pytest.raises(UserError, match=f"held by another process .pid {pid}"):
-        train(config, RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True))
-    forge.send(signal.SIGCONT)
-    assert forge.end() == 0
-
-
 def test_a_result_of_another_run_is_not_taken_for_this_one(configs, straight, few_digits, tmp_path):
     runtime = RuntimeConfig(few_digits, tmp_path, device="cpu", tracking_uri="off", quiet=True)
     write_json(RunFolder(tmp_path / configs["adamw"].path).train_file, straight("sgd")[1])

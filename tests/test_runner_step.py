@@ -93,17 +93,6 @@ def test_replayed_steps_are_plain_steps(tiny_clip, tiny_space, name, optimizer):
         assert torch.equal(one, other)
 
 
-def test_preparing_changes_nothing_in_the_middle_of_a_training(tiny_clip, tiny_space):
-    method, optimizer, step = training(tiny_clip, tiny_space, "procap", Again())
-    step(batch_of(method, 0))
-    before = learned(method, optimizer)
-    assert step.needs_capture
-    step.capture(batch_of(method, 1))
-    assert not step.needs_capture
-    for one, other in zip(before, learned(method, optimizer), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):
     graphs = Again()
     plain = training(tiny_clip, tiny_space, "maple")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -78,13 +76,6 @@ def test_what_training_says_of_itself(finished, runtime):
     assert folder.config() == config
 
 
-def test_training_learns(plan, runtime):
-    by_heart = {"lr": 1.0, "warmup": "none", "epochs": 8, "batch_size": 10, "crop_scale": (1, 1), "flip": False}
-    losses = [log.terms["ce"] for log in train(plan(overrides=by_heart), runtime).epochs]
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0] - 0.01
-
-
 def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
     config, result = finished
     file = RunFolder(runtime.results / config.path).checkpoint_file
@@ -134,12 +125,6 @@ def test_force_trains_again_to_the_same_bits_and_forgets_evaluations(plan, runti
     assert not folder.eval_files()
 
 
-def test_where_a_run_happens_changes_no_bit(finished, runtime, tmp_path):
-    config, result = finished
-    other = dataclasses.replace(runtime, results=tmp_path, workers=2, checkpoint_seconds=0.0)
-    assert train(config, other).checkpoint_sha256 == result.checkpoint_sha256
-
-
 def test_global_randomness_is_neither_read_nor_moved(finished, runtime, tmp_path):
     config, result = finished
     torch.manual_seed(123)
@@ -180,47 +165,6 @@ def test_counts_are_those_of_a_plain_loop(finished, runtime, target):
     assert (result.batch_size, result.workers, result.device) == (config.recipe.test_batch_size, 0, "cpu")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_no_rate_is_faster_than_images_can_be_decoded(plan, runtime, tmp_path, monkeypatch, workers):
-    """A model that is slow at first must not give its workers time to decode ahead off the clock."""
-
-    class SlowTransform:
-        def __init__(self, *arguments: Any) -> None:
-            self.real = eval_transform(*arguments)
-            self.image_size = self.real.image_size
-
-        def __call__(self, image, out):
-            time.sleep(0.02)
-            return self.real(image, out)
-
-    class SlowAtFirst:
-        """Zero-shot CLIP whose first batch takes as long as ten others."""
-
-        def __init__(self, method) -> None:
-            self.method = method
-
-        def classifier(self, space):
-            real, naps = self.method.classifier(space), iter((0.5,))
-
-            def classify(images):
-                time.sleep(next(naps, 0.0))
-                return real(images)
-
-            return classify
-
-    config = plan("zeroshot", overrides={"test_batch_size": 8})
-    there = dataclasses.replace(runtime, results=tmp_path, workers=workers)
-    train(config, there)
-    trained = load_trained(config, there)
-    monkeypatch.setattr("runner.evaluate.eval_transform", SlowTransform)
-    slow = dataclasses.replace(trained, method=SlowAtFirst(trained.method))
-    result = evaluate(config, BASE, there, trained=slow)
-    fastest = max(1, workers) / 0.02
-    assert result.images_per_second is not None
-    assert result.total / result.seconds < result.images_per_second <= 1.2 * fastest
-    assert (result.batch_size, result.workers) == (8, workers)
-
-
 def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, runtime, tmp_path):
     config, _ = finished
     target = Target("digits", "all")
@@ -237,14 +181,6 @@ def test_an_evaluation_is_read_and_not_repeated_and_a_limit_is_marked(finished, 
     assert file.stat().st_mtime_ns == written
     evaluate(config, target, runtime, force=True)
     assert file.stat().st_mtime_ns != written
-
-
-def test_a_part_never_takes_the_place_of_the_whole(finished, runtime):
-    config, _ = finished
-    full = evaluate(config, BASE, runtime)
-    with pytest.raises(UserError, match=r"leave out --limit.*--results"):
-        evaluate(config, BASE, dataclasses.replace(runtime, limit=3), force=True)
-    assert evaluate(config, BASE, runtime) == full
 
 
 def test_zero_shot_trains_nothing_and_is_evaluated_like_the_rest(plan, runtime):
@@ -284,11 +220,6 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_keeps_the_last_state(
     assert folder.train() is None
     assert not folder.checkpoint_file.exists()
     assert [path.name[:13] for path in folder.state.glob("*.safetensors")] == ["step-00000001"]
-
-
-def test_what_was_not_trained_cannot_be_evaluated(plan, runtime):
-    with pytest.raises(UserError, match="no finished training"):
-        evaluate(plan(seed=77), BASE, runtime)
 
 
 def test_an_altered_checkpoint_is_refused(plan, runtime, tmp_path):

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import math
 import os
-import re
-import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from ranked import run_ranks
 
 import runner.checkpointer
 import runner.train
 import runner.validate
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate
-from runner.results import Progress, RunFolder, RunHeld, TrainResult
+from runner.results import Progress, RunFolder, TrainResult
 from runner.stop_signals import Interrupted
 from runner.train import train
-from runner.validate import Callbacks, EpochRecord, Validation, spread
-from shards.errors import DataError
+from runner.validate import Callbacks, EpochRecord, Validation
 
 EPOCHS, STEPS_PER_EPOCH = 4, 3
 BASE, NOVEL = Target("digits", "dev-base", "val"), Target("digits", "dev-novel", "val")
@@ -139,25 +131,6 @@ def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, s
     assert len({count.correct for count in counts if count.target == str(BASE)}) > 1
 
 
-def test_counting_now_and_then_never_leaves_out_the_end(config, straight, runtime):
-    seen: list[EpochRecord] = []
-    validation = Validation((NOVEL,), every=3, limit=4)
-    train(config, runtime, until=2, callbacks=Callbacks(validation, seen.append))
-    train(config, runtime, callbacks=Callbacks(validation, seen.append))
-    assert [(record.log.epoch, len(record.counts)) for record in seen] == [(0, 0), (1, 1), (2, 1), (3, 1)]
-    found = folder_of(config, runtime).validation()
-    assert [count for record in seen for count in record.counts] == found
-    assert {(count.target, count.total, count.limit) for count in found} == {(str(NOVEL), 4, 4)}
-
-
-@given(st.integers(1, 200), st.integers(1, 250))
-def test_a_limit_takes_images_from_all_over_the_list(images, limit):
-    chosen = list(spread(images, limit))
-    assert len(chosen) == min(images, limit) and chosen == sorted(set(chosen))
-    steps = {after - before for before, after in pairwise([*chosen, images])}
-    assert chosen[0] == 0 and max(steps) - min(steps) <= 1
-
-
 def test_nobody_chooses_on_a_test_split():
     for split in ("test", "all"):
         with pytest.raises(UsageError, match=rf"digits:novel:{split} is no target to choose by: name its val or train"):
@@ -207,20 +180,6 @@ def test_a_watcher_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def test_what_is_told_of_the_last_epoch_is_told_of_a_finished_run(config, runtime):
-    folder, finished = folder_of(config, runtime), []
-
-    def look(record: EpochRecord) -> None:
-        finished.append(folder.train() is not None)
-        if len(finished) == EPOCHS:
-            raise SystemExit
-
-    with pytest.raises(SystemExit):
-        train(config, runtime, callbacks=Callbacks(on_epoch_end=look))
-    assert finished == [False] * (EPOCHS - 1) + [True]
-    assert not folder.state.exists()
-
-
 def train_until_killed(data: str, results: str, checkpoint: str, epoch: int, seconds: float) -> None:
     """In a process of its own: dies without a word when it is told of `epoch`."""
 
@@ -260,13 +219,6 @@ def test_counts_of_weights_that_are_lost_are_replaced(config, straight, runtime)
     assert folder.validation() == straight.validation()[:2]
     train(config, runtime, callbacks=Callbacks(HALVES))
     assert folder.validation() == straight.validation()
-
-
-def test_another_limit_counts_the_epoch_anew_and_not_a_second_time(config, straight, runtime):
-    folder = folder_of(config, runtime)
-    for limit in (4, None):
-        train(config, runtime, until=1, callbacks=Callbacks(replace(HALVES, limit=limit)))
-    assert folder.validation() == straight.validation()[:2]
 
 
 def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, straight, runtime):
@@ -338,67 +290,6 @@ def test_asked_to_stop_while_it_counts_it_saves_and_counts_later(config, straigh
     assert progress is not None and progress.status == "interrupted" and not folder.validation()
     train(config, runtime, callbacks=Callbacks(HALVES))
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
-
-
-def test_a_run_that_another_process_holds_is_named_with_its_holder(config, runtime):
-    with folder_of(config, runtime).locked(), pytest.raises(RunHeld) as caught:
-        train(config, runtime, until=1)
-    assert f"(pid {os.getpid()} on {os.uname().nodename})" in str(caught.value)
-    assert isinstance(caught.value, UserError) and caught.value.exit_code == 1
-
-
-def in_a_thread(work: Callable[[], object]) -> object:
-    """What `work` gives when a thread other than the main one does it."""
-    found: list[object] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def test_a_thread_trains_what_the_main_thread_trains(config, straight, runtime):
-    """As Ray Tune calls it; with decoding threads, a pause and an end by SystemExit."""
-    runtime, folder = replace(runtime, workers=2), folder_of(config, runtime)
-
-    def leave(record: EpochRecord) -> None:
-        if record.log.epoch == 1:
-            raise SystemExit
-
-    threads = torch.get_num_threads()
-    assert isinstance(in_a_thread(lambda: train(config, runtime, until=1)), Progress)
-    assert isinstance(in_a_thread(lambda: train(config, runtime, callbacks=Callbacks(HALVES, leave))), SystemExit)
-    result = in_a_thread(lambda: train(config, runtime, callbacks=Callbacks(HALVES)))
-    assert isinstance(result, TrainResult), result
-    assert weights(folder) == weights(straight) and torch.get_num_threads() == threads
-    assert isinstance(in_a_thread(lambda: evaluate(config, BASE, runtime).correct), int)
-
-
-def test_only_who_tests_needs_the_test_images(config, straight, few_digits, tmp_path):
-    runtime = workplace(shutil.copytree(few_digits, tmp_path / "data"), tmp_path / "results")
-    shard = runtime.data / "digits/test/0.tar"
-    shard.unlink()
-    train(config, runtime, callbacks=Callbacks(HALVES))
-    assert weights(folder_of(config, runtime)) == weights(straight)
-    assert folder_of(config, runtime).validation() == straight.validation()
-    last = straight.validation()[-1]
-    assert evaluate(config, Target.recorded(last.target), runtime).correct == last.correct
-    message = f"'digits' test: {shard} is missing (60 images); 0 of 60 images readable; pack it again"
-    with pytest.raises(DataError, match=re.escape(message)):
-        evaluate(config, Target("digits", "base", "test"), runtime)
-
-
-def test_a_training_without_its_images_is_refused_before_a_backbone_is_loaded(few_digits, tmp_path):
-    runtime = workplace(shutil.copytree(few_digits, tmp_path / "data"), tmp_path / "results")
-    (runtime.data / "digits/val/0.tar").unlink()
-    with pytest.raises(DataError, match=r"'digits' val: .*val/0\.tar is missing"):
-        train(planned(str(tmp_path / "no-such-backbone.safetensors")), runtime)
 
 
 def train_in_parts(data: str, results: str, checkpoint: str, engine: str) -> None:
