@@ -1,6 +1,6 @@
 """The method library: a frozen CLIP with one seam for prompts, the prompt methods and their losses.
 
-Nothing here knows data sets or runs. Heavy modules are imported where they are used, so that `import procap` is free:
+Data sets and runs are unknown here. Heavy modules are imported where they are used, so that `import procap` is free:
 
     from procap.clip import load_clip
     from procap.methods import METHODS, build_method

@@ -1,4 +1,4 @@
-"""What inference needs of a trained method: prompts and class features computed once, then images to logits.
+"""Inference with a trained method: prompts and class features are computed once, then images become logits.
 
 Shapes: B images, C classes, E joint embedding.
 """

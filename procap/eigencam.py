@@ -1,7 +1,7 @@
 """EigenCAM of the image tower: the first principal component of the last block's patch tokens, as a map.
 
-Source: Muhammad and Yeasin 2020, "Eigen-CAM: Class Activation Map using Principal Components". It asks for neither
-labels nor gradients, so it is made the same way for every method; only the prompts in the tower differ.
+Source: Muhammad and Yeasin 2020, "Eigen-CAM: Class Activation Map using Principal Components". It needs neither
+labels nor gradients, so it is the same computation for every method; only the prompts in the tower differ.
 
 Shapes: B images, N patches of an image (grid x grid), D width.
 """

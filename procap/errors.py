@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something failed that the user can mend; the command line prints the message alone and exits with `exit_code`."""
+    """A failure that the user can fix; the command line prints the message alone and exits with `exit_code`."""
 
     exit_code = 1
     printed_elsewhere: bool | None = None

@@ -63,7 +63,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """A packed batch on its way through the text tower: states [S, L, D], their layout, and which rows are learned."""
+    """A packed batch between two blocks of the text tower: states [S, L, D], layout, and which rows are learned."""
 
     x: Tensor
     layout: Layout
@@ -105,7 +105,7 @@ class PackedSequence:
 
 
 class PromptSet:
-    """Tokenized prompts, ids [C, T], with what the host must know of them to lay them out; asked of the device once.
+    """Tokenized prompts, ids [C, T], with what their layout depends on, copied from the device once.
 
     columns: rows that an operation may address, to the last end-of-text token; of a part, that of the whole.
     """
@@ -132,7 +132,7 @@ class PromptSet:
         return self._parts[start, stop]
 
     def layout(self, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool) -> Layout | None:
-        """How the prompts are packed under `plan`, or None where it asks for more than packing can do."""
+        """How the prompts are packed under `plan`; None for a plan that packing does not cover."""
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan)
         key = (form, layers, context, trim, pack, prefix)
         if key not in self._layouts:
@@ -182,7 +182,7 @@ def _lay_out(
         p = aheads[layer]
         patterns.append(AttentionPattern(mask=masks[p].to(device), groups=len(groups), prefix=p if many else 0))
 
-    # The end row of every prompt; a group of fewer prompts than another asks twice for its first one.
+    # The end row of every prompt; a group of fewer prompts than another reads its first one twice.
     most = max(map(len, groups))
     ends = torch.zeros(len(groups), most, dtype=torch.long)
     slots = torch.zeros(len(own), dtype=torch.long)
@@ -193,9 +193,9 @@ def _lay_out(
             slots[c] = number * most + place
     if many:
         within = (ends - torch.arange(len(groups))[:, None] * size)[:, None, :, None]
-        asked = masks[ahead].gather(2, within.expand(-1, 1, -1, ahead + size))
+        ends_mask = masks[ahead].gather(2, within.expand(-1, 1, -1, ahead + size))
     else:
-        asked = masks[ahead][ends[0] + ahead]
+        ends_mask = masks[ahead][ends[0] + ahead]
     ids = torch.zeros(shared + len(groups) * size, dtype=torch.long)
     positions = torch.zeros(aheads[INPUT] + len(groups) * size, dtype=torch.long)
     positions[: aheads[INPUT]] = torch.arange(aheads[INPUT])
@@ -209,7 +209,9 @@ def _lay_out(
         positions.to(device),
         placements,
         tuple(patterns),
-        AttentionPattern(mask=asked.to(device), groups=len(groups), prefix=ahead if many else 0, prefix_queries=False),
+        AttentionPattern(
+            mask=ends_mask.to(device), groups=len(groups), prefix=ahead if many else 0, prefix_queries=False
+        ),
         (ends + ahead).flatten().to(device),
         slots.to(device),
         ahead + len(groups) * size,
@@ -217,7 +219,7 @@ def _lay_out(
 
 
 def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp], columns: int) -> int | None:
-    """How many leading columns of the ids are equal in all prompts in every block; None: packing cannot do the plan."""
+    """How many leading columns of the ids are equal in all prompts and blocks; None: packing does not cover the plan."""
     same = list(prompts.same)
     # The column that each row of the sequence comes from, None for inserted ones.
     rows: list[int | None] = list(range(columns))

@@ -1,7 +1,7 @@
-"""How processes that train together share a step: each encodes its images and its classes, all see every feature.
+"""Share a training step between processes: each encodes its images and its classes, and all gather every feature.
 
 Every process then computes the whole loss, so that contrastive terms see the global batch and penalties of the prompts
-count once. Gradients are averaged over the processes afterwards; what a gather hands back is scaled for that.
+count once. Gradients are averaged over the processes afterwards; the backward pass of a gather is scaled for that.
 
 Shapes: W processes, B images of the global batch, C classes, N rows.
 """
@@ -18,18 +18,18 @@ from procap.packing import PromptSet
 from procap.plan import Plan, for_prompts
 
 SHARED_FROM = 32
-"""Classes from which each process encodes a share of them; below that all encode all, which saves a message.
+"""With fewer classes every process encodes all of them, which saves a message.
 
-Two processes of one thread, mini, MaPLe, batch 4: of a processor's time for a step dealing out saves nothing of 32 ms
-at 8 classes, 3 of 38 at 16, 5 of 49 at 32, 8 of 55 at 48. It costs a message, and waiting where shares are uneven. A
-GPU starts as many kernels for half the classes: it gains later, and the message is lost in its step.
+Measured with two processes of one thread, mini, MaPLe, batch 4: sharing saves nothing of the 32 ms of CPU time of a
+step at 8 classes, 3 of 38 ms at 16, 5 of 49 at 32, 8 of 55 at 48. It costs a message, and waiting where shares are
+uneven. A GPU launches as many kernels for half the classes: it gains at more classes, where the message is hidden.
 """
 
 
 class ProcessGroup(Protocol):
-    """The processes, as one of them sees them.
+    """What a method needs of `runner.distributed.collectives.ProcessGroup`.
 
-    The gradient of a gathered tensor is the same in every process, for all compute the same loss from it. A gather's
+    The gradient of a gathered tensor is the same in every process, because all compute the same loss from it. A gather's
     backward pass takes this process's rows of it times W: averaged over the processes, the gradients of what came
     before the gather are then sums over all rows, and those of what comes after are what every process has.
     """
@@ -53,7 +53,7 @@ def gather_batch(group: ProcessGroup | None, rows: Tensor) -> Tensor:
 
 
 class ClassShares:
-    """The classes dealt out to the processes in equal runs, which need not divide evenly."""
+    """The classes divided into one contiguous share per process; sizes differ by one at most."""
 
     def __init__(self, classes: int, group: ProcessGroup) -> None:
         self.cuts = [classes * rank // group.size for rank in range(group.size + 1)]
@@ -62,7 +62,7 @@ class ClassShares:
 
     @staticmethod
     def are_worthwhile(classes: int, group: ProcessGroup | None) -> bool:
-        """Whether dealing them out is worth a message."""
+        """Whether sharing the classes saves more than the message costs."""
         return group is not None and classes >= max(SHARED_FROM, group.size)
 
     def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:

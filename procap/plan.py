@@ -1,7 +1,7 @@
-"""Token operations as data: what a prompt method asks of a frozen tower.
+"""Token operations as data: what a prompt method changes in a frozen tower.
 
-A plan is a tuple of `TokenOp`. The tower keeps all bookkeeping (sequence length, causal order, position of the
-end-of-text token) and knows no method by name. An empty plan is the vanilla encoder.
+A plan is a tuple of `TokenOp`. The tower does all bookkeeping (sequence length, causal order, position of the
+end-of-text token) and contains no method by name. An empty plan is the vanilla encoder.
 
 Shapes: N rows in the tower's batch (images, or class prompts), P prompt tokens, S token sets, L sequence length,
 D tower width.
@@ -85,7 +85,7 @@ def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: in
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A batch of sequences of equal length on its way through a tower.
+    """A batch of sequences of equal length between two blocks of a tower.
 
     x: states [N, L, D].
     read_out: the row whose final state becomes the feature: a number, or one per row of the batch [N].

@@ -1,4 +1,4 @@
-"""The plain way, as an oracle for the fast one: every prompt in full, everything recomputed for every batch.
+"""A plain implementation, as an oracle for the fast one: every prompt in full, everything recomputed for every batch.
 
 Written from the papers and independently of `procap.clip`'s forward: attention is an explicit softmax, sequences are
 Python lists of rows, nothing is truncated, cached or fused. Slow on purpose; `plain` lets a whole method run over it.
@@ -62,7 +62,7 @@ def plain(method: Method) -> Method:
 
 
 class PlainCLIP:
-    """A CLIP whose encoders are the two of this file; everything else is asked of the model it wraps."""
+    """A CLIP whose encoders are the two of this file; all other attributes are those of the wrapped model."""
 
     def __init__(self, clip: CLIP) -> None:
         self._clip = clip

@@ -1,4 +1,4 @@
-"""What the text side is told about a data set, and how class names become prompt strings."""
+"""The class names and templates of a data set, and the prompts made of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """The classes to tell apart, in label order, and the words of their data set.
+    """The classes, in label order, and the templates of their data set.
 
     classnames: raw names; underscores are read as spaces in prompts.
     template: the hand-written template of the CoOp family, with its full stop and one `{}`.

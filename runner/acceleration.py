@@ -1,6 +1,6 @@
-"""Ways of working that a GPU wants: compiled blocks, recorded steps, augmentation on the device.
+"""Accelerations for GPUs: compiled blocks, CUDA graphs, augmentation on the device.
 
-None changes a number beyond rounding; each is a switch of its own, so that a doubt can be settled by switching it off.
+None changes a number beyond rounding. Each has its own switch, to find out which one causes a problem.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from procap.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-WAYS = ("compile", "graphs", "images")
+NAMES = ("compile", "graphs", "images")
 
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Which of them are on.
+    """Which accelerations are on.
 
-    compile: the towers' blocks by torch.compile, whose results are kept on the disk for later runs.
-    graphs: whole training steps and evaluated batches recorded once as CUDA graphs and replayed.
+    compile: the towers' blocks by torch.compile, whose results are cached on disk for later runs.
+    graphs: training steps and evaluated batches captured as CUDA graphs and replayed.
     images: training images decoded once, kept on the device, cropped and resized there.
     """
 
@@ -34,33 +34,35 @@ class Acceleration:
 
     @classmethod
     def of(cls, text: str, device: torch.device) -> Acceleration:
-        """What `auto`, `off` or some of `WAYS` with commas between mean on `device`.
+        """Parse `auto`, `off` or some of `NAMES` with commas between, for `device`.
 
-        auto: everything that can be on a GPU, nothing on a CPU. Raises UsageError for what is unknown or cannot be.
+        auto: all that are possible on a GPU, none on a CPU. Raises UsageError for one that is unknown or impossible.
         """
         gpu = device.type == "cuda"
         if text == "auto":
-            return cls(compile=gpu and not _lacking(device), graphs=gpu, images=gpu)
-        ways = [] if text == "off" else text.split(",")
-        for way in ways:
-            if way not in WAYS:
-                raise UsageError(f"--accelerate {text}: known are auto, off, and {', '.join(WAYS)} with commas between")
-        if "graphs" in ways and not gpu:
+            return cls(compile=gpu and not _missing_tool(device), graphs=gpu, images=gpu)
+        names = [] if text == "off" else text.split(",")
+        for name in names:
+            if name not in NAMES:
+                raise UsageError(
+                    f"--accelerate {text}: known are auto, off, and {', '.join(NAMES)} with commas between"
+                )
+        if "graphs" in names and not gpu:
             raise UsageError(f"--accelerate graphs needs a CUDA device, not {device}: leave it out")
-        if "compile" in ways and (lacking := _lacking(device)):
-            raise UsageError(f"--accelerate compile needs {lacking}, which is not here: leave it out")
-        return cls(**dict.fromkeys(ways, True))
+        if "compile" in names and (missing := _missing_tool(device)):
+            raise UsageError(f"--accelerate compile needs {missing}, which is not here: leave it out")
+        return cls(**dict.fromkeys(names, True))
 
 
-def keep_compiled() -> None:
-    """Let torch.compile keep its results below the cache of this program, unless the user named another folder."""
+def set_compile_cache() -> None:
+    """Put the cache of torch.compile below this program's cache, unless the user named another folder."""
     from procap.weights.loading import procap_home
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(procap_home() / "compiled"))
 
 
-def _lacking(device: torch.device) -> str:
-    """What torch.compile would miss here, in words; empty where it misses nothing."""
+def _missing_tool(device: torch.device) -> str:
+    """The tool that torch.compile needs and this machine lacks, empty for none."""
     compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
     if not any(name and shutil.which(name) for name in compilers):
         return "a C compiler" if device.type == "cuda" else "a C++ compiler"

@@ -1,4 +1,4 @@
-"""Prompts-only checkpoints, and the state an interrupted run goes on from; safetensors both, nothing is unpickled."""
+"""Checkpoints of learned tensors, and states that an interrupted run resumes from; safetensors, never pickles."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ logger = logging.getLogger(__name__)
 SCHEMA = 1
 KEPT_STATES = 2
 STATE_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
-"""Of a saved state: its step, and the beginning of its SHA-256."""
+"""Names of saved states: the step, and the beginning of the file's SHA-256."""
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps of the states in a folder, whole or not; files of other names are none of them."""
+    """The steps of the states in a folder, intact or not."""
     return [int(match[1]) for path in folder.glob("step-*") if (match := STATE_NAME.fullmatch(path.name))]
 
 
 class CheckpointCard(BaseModel):
-    """What a checkpoint says about itself: enough to evaluate it without the data it was trained on."""
+    """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -106,7 +106,7 @@ def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) ->
 
 @dataclass
 class TrainState:
-    """Where a training stands; everything that decides how it goes on, besides parameters and optimizer."""
+    """Everything that determines how a training continues, besides parameters and optimizer."""
 
     epoch: int = 0
     step: int = 0
@@ -120,7 +120,7 @@ class TrainState:
     resumed: int = 0
 
     def count(self, images: int, terms: Mapping[str, float]) -> None:
-        """Book one step."""
+        """Add one step."""
         self.step += 1
         self.step_in_epoch += 1
         self.images += images
@@ -139,9 +139,9 @@ class TrainState:
 
 
 class StateFiles:
-    """Saves and finds the states of one run; the last two are kept, each named by its step and its own hash.
+    """The saved states of one run: the last two, each named by its step and its hash.
 
-    identity: facts that must be the same when a run goes on (config hash, digests of data and backbone).
+    identity: what must be equal when a run resumes (config hash, digests of data and backbone).
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -149,9 +149,9 @@ class StateFiles:
         self.identity = dict(identity)
 
     def save(self, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
-        """Write `state` and what an engine's `tensors` gave.
+        """Write `state` and the tensors of an engine.
 
-        Raises UserError, and keeps what is on disk, when a tensor is no longer finite.
+        Raises UserError, and leaves what is on disk, when a tensor is not finite.
         """
         check_finite(tensors, f"after step {state.step}")
         plain = asdict(state) | {"epochs": [log.model_dump() for log in state.epochs]}
@@ -163,9 +163,9 @@ class StateFiles:
         return path
 
     def newest(self) -> tuple[bytes, Path] | None:
-        """The newest sound state for `unpack`, and its file; a broken one is named and passed over.
+        """The newest intact state for `unpack`, and its file; a broken one is skipped with a warning.
 
-        Raises UserError when a sound state belongs to other data, another backbone or another configuration.
+        Raises UserError when an intact state belongs to other data, another backbone or another configuration.
         """
         for path in self._newest_first():
             try:
@@ -209,13 +209,13 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
 
 
 def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Everything that a training changes, on the CPU: learned tensors and, by `<parameter>/<slot>`, the optimizer's."""
+    """Everything that training changes, on the CPU: learned tensors, and the optimizer's by `<parameter>/<slot>`."""
     tensors = {f"param/{name}": value for name, value in _tensors(method).items()}
     return tensors | {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
 
 
 def training_parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The learned tensors and the optimizer's slots that `training_tensors` put together."""
+    """Split the result of `training_tensors` into learned tensors and the optimizer's slots."""
     return _below("param/", tensors), _below("optim/", tensors)
 
 
@@ -238,7 +238,7 @@ def optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def fill_optimizer(method: nn.Module, optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
-    """Put back what `optimizer_slots` gave."""
+    """Load what `optimizer_slots` returned."""
     names = {parameter: name for name, parameter in method.named_parameters()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}

@@ -1,6 +1,6 @@
-"""Work recorded once and replayed: CUDA graphs over fixed tensors, which cost the host one launch instead of thousands.
+"""Capture work as CUDA graphs and replay it: one launch on the host instead of thousands.
 
-What is recorded must do the same work on the same memory every time: no number may reach the host, no shape may change.
+Captured work must do the same on the same memory every time: no number may reach the host, no shape may change.
 
 Shapes: B images.
 """
@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 Part = Callable[[], None]
 
 WARMUP_RUNS = 3
-"""Runs before a recording: libraries choose their kernels and workspaces, torch compiles and allocates."""
+"""Eager runs before a capture: libraries choose kernels and workspaces, torch compiles and allocates."""
 
 
 class GraphCapture(Protocol):
-    """Turns parts of the work into replays of them."""
+    """Captures functions and replays them; tests replace it where there is no GPU."""
 
     def side_stream(self) -> AbstractContextManager[None]:
-        """Where parts are run, recorded and replayed: in order with what the caller does before and after."""
+        """The stream of capture and replay, synchronized with the caller's stream before and after."""
 
     def capture(self, part: Part) -> Part:
-        """What does the same as `part` over the same tensors; of several, call the replays in the order of recording.
+        """Return a replay of `part` over the same tensors; several replays are called in the order of their capture.
 
-        Raises RuntimeError where `part` does what cannot be recorded.
+        Raises RuntimeError where `part` cannot be captured.
         """
 
 
 class CudaGraphs:
-    """Records on a stream of its own, all parts into one pool of memory."""
+    """Captures on a stream of its own, with one memory pool for all graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -52,12 +52,12 @@ class CudaGraphs:
             with torch.cuda.stream(self._stream):
                 yield
         finally:
-            # Also after an error: what is freed while it passes on belongs to this stream's memory.
+            # Also after an error: tensors that are freed while it propagates belong to this stream.
             callers.wait_stream(self._stream)
 
     def capture(self, part: Part) -> Part:
         graph = torch.cuda.CUDAGraph()
-        # A cast of before would be read from memory that is long free when the recording is replayed.
+        # A cached cast would be read from memory that is free by the time of the replay.
         torch.clear_autocast_cache()
         try:
             # Threads that decode images may allocate pinned memory meanwhile, which the stricter mode forbids to all.
@@ -65,24 +65,24 @@ class CudaGraphs:
                 part()
         except RuntimeError as error:
             self._end_allocating()
-            # To end a recording that broke is an error too, and hides the one that says why.
+            # Ending a broken capture raises too, and hides the error that caused it.
             raise (error.__context__ if isinstance(error.__context__, RuntimeError) else error) from None
         finally:
-            # A cast that was recorded holds nothing yet.
+            # A captured cast holds no values yet.
             torch.clear_autocast_cache()
         return graph.replay
 
     def _end_allocating(self) -> None:
-        """Up to torch 2.11 the allocator takes a failed recording for one under way, and frees little from then on."""
+        """Up to torch 2.11 the allocator takes a failed capture for one under way, and frees little from then on."""
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(index, self._pool)
 
 
 class GraphedFunction:
-    """A function of one tensor, recorded for the first shape it is called with; other shapes run as they are.
+    """A function of one tensor, captured for the first shape it is called with; other shapes run eagerly.
 
-    The last batch of a test set is shorter than the others, and not worth a recording of its own.
+    The last batch of a test set is shorter than the others, and not worth a graph of its own.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], graphs: GraphCapture) -> None:
@@ -92,9 +92,9 @@ class GraphedFunction:
         self._replay: Part | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
-        """`function(images)`; a tensor that is the caller's own."""
+        """`function(images)`, in memory that no later call overwrites."""
         if self._input is None:
-            self._prepare(images)
+            self._capture(images)
         if self._replay is None or self._input is None or images.shape != self._input.shape:
             return self._function(images)
         with self._graphs.side_stream():
@@ -104,7 +104,7 @@ class GraphedFunction:
             # The next replay writes to the same memory.
             return self._output.clone()
 
-    def _prepare(self, images: Tensor) -> None:
+    def _capture(self, images: Tensor) -> None:
         self._input = torch.empty_like(images).copy_(images)
 
         def part() -> None:
@@ -117,4 +117,4 @@ class GraphedFunction:
             try:
                 self._replay = self._graphs.capture(part)
             except RuntimeError as error:
-                log.warning("evaluation is not recorded as a CUDA graph: %s", str(error).partition("\n")[0])
+                log.warning("evaluation is not captured as a CUDA graph: %s", str(error).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told about a run: everything that changes the result follows from the `RunConfig`.
+"""Build the DeepSpeed configuration of a run: everything that changes the result follows from the `RunConfig`.
 
 A user's JSON may choose how DeepSpeed works, and may repeat what the run has; it cannot change it.
 """
@@ -33,7 +33,7 @@ OTHER_PRECISIONS = ("bf16", "fp16", "amp", "torch_autocast")
 
 
 class Choices(BaseModel):
-    """What the user may set beside `FREE_OF_ZERO`; all that DeepSpeed says of it goes to stderr."""
+    """Fields that the user may set beside `FREE_OF_ZERO`; DeepSpeed writes to stderr only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

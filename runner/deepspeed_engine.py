@@ -1,10 +1,10 @@
-"""DeepSpeed as an engine beside DDP: ZeRO stages 0, 1 and 2 with torch's optimizers, the run's precision and states.
+"""Train with DeepSpeed: ZeRO stages 0, 1 and 2 with torch's optimizers, the run's precision and states.
 
-At stages 1 and 2 DeepSpeed lays all learnables out in one vector, pads it to a multiple of two numbers per process, and
-gives each process one equal part of it to update. A state is put together from these parts, so that a training goes on
-at another stage, with another number of processes, or with DDP.
+At stages 1 and 2 DeepSpeed lays all learnable tensors out in one vector, pads it to a multiple of two numbers per rank,
+and gives each rank an equal part of it to update. A saved state is assembled from these parts, so that a training can
+resume at another stage, with another number of ranks, or with DDP.
 
-Shapes: W processes, N numbers in one part of the vector.
+Shapes: W ranks, N numbers in one part of the vector.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from runner.engine import Engine
 
 
 class DeepSpeedEngine(Engine):
-    """What `Engine` does, through DeepSpeed, in the process group that is there; alone it makes one of its own.
+    """An `Engine` on DeepSpeed, in the current process group; a single process makes a group of its own.
 
     `close` it, and collect garbage, before that group is destroyed.
     """
 
     def __init__(self, method: Method, config: RunConfig, settings: Mapping[str, Any]) -> None:
-        """settings: what `deepspeed_config` gave for as many processes as there are.
+        """settings: from `deepspeed_config`, for the current number of ranks.
 
         Raises UserError when DeepSpeed is not installed or cannot work on the method's device, UsageError for a value
         in `settings` that DeepSpeed refuses.
@@ -52,7 +52,7 @@ class DeepSpeedEngine(Engine):
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             self._learnables = list(method.parameters())
-            settings = _suited(settings, sum(each.numel() for each in self._learnables))
+            settings = _with_defaults(settings, sum(each.numel() for each in self._learnables))
             deepspeed.init_distributed(dist_init_required=False)
             _share_weights(self._learnables)
             with _not_broadcast(self._learnables), _refusals(deepspeed):
@@ -68,11 +68,11 @@ class DeepSpeedEngine(Engine):
             )
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of `loss`, averaged over the processes; at stage 2 each keeps those of its part."""
+        """Gradients of `loss`, averaged over the ranks; at stage 2 each rank keeps those of its part."""
         self._deepspeed.backward(loss)
 
     def update(self) -> None:
-        """One optimizer step along them. Raises UserError where stage 1 or 2 finds that they are not finite."""
+        """Take an optimizer step. Raises UserError where stage 1 or 2 finds that they are not finite."""
         limit = self.objective.config.recipe.grad_clip
         if not self.stage and limit is not None:
             nn.utils.clip_grad_norm_(self._learnables, limit)
@@ -81,11 +81,11 @@ class DeepSpeedEngine(Engine):
             raise UserError(f"the gradients of a step are not finite: try {self.objective.config.calmer}")
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that training changes, by name, on the CPU, in full; every process has to ask."""
+        """Everything that training changes, by name, on the CPU, in full; all ranks call this."""
         if not self.stage:
             return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
         found: dict[str, list[Tensor]] = {}
-        # Every process has to gather the same slot, and a state that was read from a file has them in any order.
+        # All ranks must gather the same slot; a state that was read from a file has the slots in any order.
         for slot, value in sorted(self.optimizer.state.get(self._vector, {}).items()):
             if isinstance(value, Tensor):
                 # Adam's count of steps is one number for everything here, and one per learnable elsewhere.
@@ -99,7 +99,7 @@ class DeepSpeedEngine(Engine):
         return training_tensors(self.method, slots)
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        """Go on from what `tensors` of any engine gave. Raises UserError naming `source`, of another method."""
+        """Load what `tensors` of any engine returned. Raises UserError naming `source` of another method."""
         learned, slots = training_parts(tensors)
         load_into(self.method, learned, source)
         if not self.stage:
@@ -117,9 +117,9 @@ class DeepSpeedEngine(Engine):
         self.optimizer.load_state_dict({"state": {0: state} if state else {}, "param_groups": groups})
 
     def close(self) -> None:
-        """Let go of what DeepSpeed holds; garbage still has to be collected before the group is destroyed.
+        """Release DeepSpeed; collect garbage before the process group is destroyed.
 
-        What is left of it when the interpreter ends can abort the process.
+        What remains of it when the interpreter ends can abort the process.
         """
         from deepspeed.utils import groups
 
@@ -176,11 +176,11 @@ def _library(device: torch.device, level: str) -> ModuleType:
         raise UserError(f"DeepSpeed was loaded for {here}, but the run is on {device.type}: use a process of its own")
     if device.type == "cpu":
         # Shared memory between processes of one host is compiled at every first start, for minutes, by a compiler
-        # that may not be there. gloo does the same work; where the table is gone DeepSpeed does as it likes.
+        # that may be missing. gloo does the same work. Where a version has no such table DeepSpeed chooses.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
         compatible.update({name: False for name in compatible if "shm" in name})
     if dist.is_initialized() and getattr(groups, "_WORLD_GROUP", dist) is None:
-        # DeepSpeed's copy of the group would wait for a lost process much longer than the run allows.
+        # DeepSpeed's copy of the group would wait for a lost rank much longer than the run's timeout.
         groups._WORLD_GROUP = dist.group.WORLD
     return deepspeed
 
@@ -196,11 +196,11 @@ def _refusals(deepspeed: ModuleType) -> Iterator[None]:
         ) from error
 
 
-def _suited(settings: Mapping[str, Any], numbers: int) -> dict[str, Any]:
-    """`settings` for that many learnable numbers."""
-    # The default bucket sets two gigabytes aside, for learnables that a thousandth of that holds.
+def _with_defaults(settings: Mapping[str, Any], numbers: int) -> dict[str, Any]:
+    """`settings` with defaults for `numbers` learnable numbers."""
+    # The default bucket reserves two gigabytes, a thousand times what the learnable tensors need.
     zero = {"reduce_bucket_size": numbers, **settings["zero_optimization"]}
-    # At stage 0 DeepSpeed's clipping fails on a learnable without an axis; gradients are in full there, as with DDP.
+    # At stage 0 DeepSpeed's clipping fails on a scalar; all ranks have the whole gradients there, as with DDP.
     clipping = {} if zero["stage"] else {"gradient_clipping": 0.0}
     return {**settings, **clipping, "zero_optimization": zero}
 
@@ -215,7 +215,7 @@ def _share_weights(learnables: list[nn.Parameter]) -> None:
 
 @contextmanager
 def _not_broadcast(learnables: list[nn.Parameter]) -> Iterator[None]:
-    """DeepSpeed sends weights around as bytes, which a single number without an axis cannot be seen as."""
+    """Mark the learnable tensors so that DeepSpeed does not broadcast them: it fails on scalars."""
     for learnable in learnables:
         learnable.ds_optim_param = True  # type: ignore[attr-defined]
     try:
@@ -227,7 +227,7 @@ def _not_broadcast(learnables: list[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def _environment(device: torch.device) -> Iterator[None]:
-    """What DeepSpeed reads from the environment while it loads and starts."""
+    """Set what DeepSpeed reads from the environment while it is imported and initialized."""
     index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else 0
     wanted = {"DS_ACCELERATOR": device.type, "LOCAL_RANK": str(index)}
     before = {name: os.environ.get(name) for name in wanted}

@@ -1,4 +1,4 @@
-"""What carries out a training step: gradients and update, in one process or averaged over a team of them.
+"""Carry out a training step: gradients and update, in one process or averaged over the ranks by DDP.
 
 Shapes: B images, T loss terms, W processes.
 """
@@ -41,7 +41,7 @@ class Batch:
         return Batch(self.images.clone(), self.labels.clone(), tuple(noise.clone() for noise in self.noise))
 
     def takes(self, other: Batch) -> bool:
-        """Whether `other` can be copied into this one."""
+        """Whether `other` has the same shapes, so that it can be copied into this one."""
         return [t.shape for t in self.tensors] == [t.shape for t in other.tensors]
 
 
@@ -49,24 +49,24 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over everything that the method learns."""
     decay, device = recipe.weight_decay, method.clip.device
     on_gpu = device.type == "cuda"
-    # Steps that are recorded read the rate where it can be changed for them: on the device.
+    # Captured steps read the rate from the device, where it can be changed for them.
     lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
     # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them takes as long as a pass.
     if recipe.optimizer == "adamw":
         betas = recipe.betas
-        # Some steps are run as they are, those that warm up at least; torch warns of that.
+        # Some steps run eagerly, at least those that warm up; torch warns of that.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         return torch.optim.AdamW(method.parameters(), lr, betas, weight_decay=decay, fused=True, capturable=on_gpu)
     return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The precision of a run; parameters and optimizer stay in float32 under both."""
+    """The precision of a run; parameters and optimizer are float32 in both."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 
 class Objective(nn.Module):
-    """The loss of a run as a module, which is what libraries that average gradients wrap.
+    """The loss of a run as a module, for DDP and DeepSpeed to wrap.
 
     names: the loss terms, in order, once it was computed.
     """
@@ -86,7 +86,7 @@ class Objective(nn.Module):
 
 
 class Engine:
-    """Plain torch; of a group, DistributedDataParallel averages the gradients, which only learnable tensors have."""
+    """Method, optimizer and, in a group, DistributedDataParallel over the learnable tensors."""
 
     def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.method = method
@@ -101,15 +101,15 @@ class Engine:
                 self.objective,
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
-                # Every step uses every learnable in the same way, so nothing has to be searched for.
+                # Every step uses every learnable tensor in the same way, so DDP need not search for unused ones.
                 static_graph=True,
                 **cast(Any, {_buffers_switch(): False}),
             )
-            # DDP looks at annotations and cannot read those of this file, which are strings.
+            # A lambda: DDP reads annotations of hooks and cannot read those of this file, which are strings.
             parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.of(bucket))
 
     def set_rate(self, lr: float) -> None:
-        """The learning rate of the next steps, in place where captured steps read it from the device."""
+        """Set the learning rate of the next steps, in place where captured steps read it from the device."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
@@ -121,41 +121,41 @@ class Engine:
         return self.module(batch.images, batch.labels, *batch.noise)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of `loss`, averaged over the team."""
+        """Gradients of `loss`, averaged over the ranks."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self._averaging is not None:
             self._averaging.done()
 
     def update(self) -> None:
-        """One optimizer step along them."""
+        """Clip the gradients where the recipe says so, and take an optimizer step."""
         if (limit := self.objective.config.recipe.grad_clip) is not None:
             nn.utils.clip_grad_norm_(self.method.parameters(), limit)
         self.optimizer.step()
 
     def close(self) -> None:
-        """Let go of what averages gradients, before the processes part."""
+        """Release DDP before the process group is destroyed."""
         self.module = self.objective
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that training changes, by name, on the CPU; of a team every process has to ask."""
+        """Everything that training changes, by name, on the CPU; all ranks call this."""
         return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        """Go on from what `tensors` gave. Raises UserError naming `source` where it is of another method."""
+        """Load what `tensors` returned. Raises UserError naming `source` where it is of another method."""
         learned, slots = training_parts(tensors)
         load_into(self.method, learned, source)
         fill_optimizer(self.method, self.optimizer, slots)
 
 
 def _buffers_switch() -> str:
-    """What torch calls the sending of buffers before every step, of which none ever changes here."""
+    """The argument of DDP that broadcasts buffers before every step, by its name in this version of torch."""
     known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     return "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
 
 
 class Averaging:
-    """DDP's averaging of gradients, its buckets sent as they fill, and how long the end of the backward pass waits."""
+    """DDP's communication hook: averages gradient buckets and measures how long the end of the backward pass waits."""
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
         self._group = group
@@ -164,10 +164,10 @@ class Averaging:
         self._world = dist.group.WORLD
 
     def of(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """The mean of a bucket over the processes, on its way."""
+        """Start averaging a bucket over the ranks."""
         self._group.begin_waiting(self._device)
         return allreduce_hook(self._world, bucket)
 
     def done(self) -> None:
-        """All buckets are there: what has passed since the last of them was sent nothing else could fill."""
+        """Count the time since the last bucket was sent as communication: no other work could fill it."""
         self._group.end_waiting(self._device)

@@ -1,4 +1,4 @@
-"""Where a run happens: versions and hardware for the record, the device by name, libraries kept off the network."""
+"""The environment of a run: versions and hardware for its record, its device, defaults for libraries."""
 
 from __future__ import annotations
 
@@ -47,11 +47,14 @@ SOURCE_VARIABLE = "PROCAP_SOURCE"
 """The state of a source tree that was submitted to a cluster, as JSON."""
 
 MOST_DECODERS = 12
-"""Threads beyond which one interpreter hands out images no faster."""
+"""More threads than this do not decode faster within one interpreter."""
 
 
 def library_defaults() -> None:
-    """Keep libraries from calling home and wasting cores. What the user has set stays; call it before they load."""
+    """Set environment variables that keep libraries off the network and from wasting cores, before they are imported.
+
+    Values that the user has set stay.
+    """
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
@@ -77,7 +80,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     """The device of one process of several: "cuda" is the GPU of its number on this machine.
 
-    Raises UsageError where there are fewer GPUs than processes, or all processes are told to use one.
+    Raises UsageError where there are fewer GPUs than processes, or all processes are given the same one.
     """
     import torch
 
@@ -141,7 +144,7 @@ def _read_source_state(text: str) -> dict[str, Any] | None:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    # Git would otherwise refresh the index: two runs at once would fight for its lock.
+    # Without the option git refreshes the index, and concurrent runs would compete for its lock.
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
@@ -157,7 +160,7 @@ def _versions() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """The model name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

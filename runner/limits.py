@@ -1,4 +1,4 @@
-"""What this process may use of the machine: its cores and its memory, as a container or a batch system allows them."""
+"""Cores and memory that this process may use, as limited by a container or a batch system."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def memory_here() -> int:
-    """Bytes that are free here, at most those that a container or a batch system allows."""
+    """Free memory in bytes, within the limits of the control groups."""
     import psutil
 
     return min([psutil.virtual_memory().available, *_allowed_bytes()])
 
 
 def cores_here() -> int:
-    """Processors that this process may use, at most those that a container or a batch system allows."""
+    """Cores that this process may use, within the limits of the control groups."""
     return max(1, int(min([_own_cores(), *_allowed_cores()])))
 
 
@@ -45,9 +45,9 @@ def _allowed_cores() -> Iterator[float]:
 
 
 def _control_groups(controller: str) -> Iterator[tuple[int, Path]]:
-    """Every control group that this process is in, and its version, of which a controller's files may have a limit.
+    """Version and folder of every control group of this process whose files may hold a limit of `controller`.
 
-    The root has none, "max" (version 2) and -1 (version 1) are none, and a container sees some of the groups only.
+    "max" (version 2) and -1 (version 1) mean no limit; a container sees only some of the groups.
     """
     with suppress(OSError):
         for line in OWN_CGROUP.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What a run costs: phases of time, images per second, peak memory, and how busy CPU and GPU were."""
+"""Measure a run: time by phase, images per second, peak memory, and utilisation of CPU and GPU."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Mark = float | torch.cuda.Event
 
 
 class Meter:
-    """A stopwatch with named phases, counted in steps.
+    """Time by named phase, and rates over steps.
 
-    On CUDA the marks are events in the stream, read when `settle` is called: the time is the device's own, and
-    measuring never makes the host wait. Phases outside a step (load, checkpoint) never enter a rate.
+    On CUDA phases are timed by events in the stream, which are read when `settle` is called: the time is the device's,
+    and measuring never makes the host wait. Phases outside a step (load, checkpoint) do not count in rates.
     """
 
     def __init__(self, device: torch.device, warmup: int, phases: Sequence[str] = ()) -> None:
@@ -53,7 +53,7 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
-        """Time the block under `name`; with `rated` it belongs to the running step."""
+        """Time the block under `name`; `rated`: it is part of the current step."""
         start = self._mark()
         try:
             yield
@@ -61,7 +61,7 @@ class Meter:
             self._spans.append((name, self._steps >= self.warmup if rated else None, start, self._mark()))
 
     def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
-        """Pass `items` on, timing how long each one is waited for."""
+        """Iterate over `items`, timing the wait for each one as phase `name`."""
         waiting = iter(items)
         while True:
             with self.phase(name):
@@ -72,7 +72,7 @@ class Meter:
             yield item
 
     def step(self, images: int) -> None:
-        """One step over `images` images is done."""
+        """Count a finished step over `images` images."""
         if self._steps >= self.warmup:
             self._rated_images += images
         else:
@@ -80,7 +80,7 @@ class Meter:
         self._steps += 1
 
     def settle(self) -> None:
-        """Read all marks (on CUDA after waiting for the device) and add the time since the last call to `seconds`."""
+        """Read all pending times (on CUDA: synchronize first) and add the time since the last call to `seconds`."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, counted, start, end in self._spans:
@@ -96,7 +96,7 @@ class Meter:
         self._last = now
 
     def state(self) -> dict[str, Any]:
-        """Plain figures from which a later process goes on; call `settle` first."""
+        """What a later process resumes from, as plain JSON; call `settle` first."""
         return {
             "phases": dict(self.phases),
             "seconds": self.seconds,
@@ -107,7 +107,7 @@ class Meter:
         }
 
     def resume(self, before: Mapping[str, Any]) -> None:
-        """Add what an earlier process had measured; this one warms up again."""
+        """Add the measurements of an earlier process; this one warms up again."""
         self._phases_before, self._step_seconds_before = before["phases"], before["step_seconds"]
         for book, name in ((self.phases, "phases"), (self._rated, "rated")):
             for phase, seconds in before[name].items():
@@ -119,7 +119,7 @@ class Meter:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps that rates leave out; none where nothing came after them."""
+        """Steps that rates leave out; 0 where no other steps followed."""
         return self._warm_before + min(self._steps, self.warmup) if self._rated_images else 0
 
     def images_per_second(self, *phases: str) -> float | None:
@@ -129,18 +129,18 @@ class Meter:
         return images / seconds if images and seconds > 0 else None
 
     def own_seconds(self, phase: str = "") -> float:
-        """In steps of this process, or in one phase of them; what `resume` added is another's."""
+        """Seconds in steps of this process, or in one phase; without what `resume` added."""
         if phase:
             return self.phases[phase] - self._phases_before.get(phase, 0.0)
         return self.step_seconds - self._step_seconds_before
 
     def with_other(self) -> dict[str, float]:
-        """All phases and what they leave of `seconds`, as "other"."""
+        """All phases, and the rest of `seconds` as "other"."""
         return {**self.phases, "other": max(0.0, self.seconds - sum(self.phases.values()))}
 
 
 class ResourceMonitor:
-    """How busy this process kept CPU and GPU since the meter was made. GPU figures need NVIDIA's library, else None."""
+    """Utilisation of CPU and GPU by this process since the monitor was made; GPU values need NVML, else None."""
 
     SAMPLE_SECONDS = 1.0
 
@@ -152,16 +152,16 @@ class ResourceMonitor:
         self._gpu = _nvml_handle(device)
         self._joules_before = self._joules()
         self._samples: list[int] = []
-        # The kernel's mark is of the whole process: without this a small run would show what an earlier one took.
+        # Resets the peak of the resident size: otherwise a small run would show that of an earlier one.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         if device.type == "cuda":
-            # An explicit cuda:0 can be the first that this process says to the driver, and resetting needs it awake.
+            # Resetting fails before CUDA is initialized.
             torch.cuda.init()
             torch.cuda.reset_peak_memory_stats(device)
 
     def sample(self) -> None:
-        """Look at the GPU's utilisation, at most once a second; cheap enough for every step."""
+        """Sample the GPU's utilisation, at most once a second; cheap enough for every step."""
         now = time.perf_counter()
         if self._gpu is None or now - self._sampled < self.SAMPLE_SECONDS:
             return
@@ -186,7 +186,7 @@ class ResourceMonitor:
         return PeakMemory(process=_peak_resident_bytes(), gpu=gpu)
 
     def _cpu_seconds(self) -> float:
-        """Of this process with all its threads, decoding ones included, and of the processes it has waited for."""
+        """CPU seconds of this process with all its threads, and of finished child processes."""
         times = self._process.cpu_times()
         return times.user + times.system + times.children_user + times.children_system
 
@@ -202,7 +202,7 @@ class ResourceMonitor:
 
 
 def _peak_resident_bytes() -> int:
-    # Linux hands `ru_maxrss` down from the parent, so that a small run started by a large process would look large.
+    # Linux inherits `ru_maxrss` from the parent, so that a small run started by a large process would look large.
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -218,7 +218,7 @@ def _between(start: Mark, end: Mark) -> float:
 
 
 def _nvml_handle(device: torch.device) -> Any:
-    """NVML's handle of a CUDA device, found by its UUID because NVML does not obey CUDA_VISIBLE_DEVICES; else None."""
+    """NVML's handle of a CUDA device, found by UUID because NVML ignores CUDA_VISIBLE_DEVICES; None without NVML."""
     if device.type != "cuda":
         return None
     try:

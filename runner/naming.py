@@ -1,4 +1,4 @@
-"""What people call a run: its method, data, classes and seed, and where it differs from the run that was published."""
+"""Name runs for people: method, data, classes and seed, and the differences from the published run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from runner.config import RunConfig
 
 RUN_FIELDS = ("shots", "pretrained", "picks")
 PRECISIONS = {"mini": "fp32", "ViT-B-16": "bf16"}
-"""Of the embedded CLIP and the paper's, as suites run them: of the two nothing is said."""
-MOST_LETTERS = 40
-"""Of one value."""
+"""Backbones and precisions that suites use, which a name leaves out."""
+MAX_VALUE_LENGTH = 40
 
 Fields = dict[str, Any]
 
 
 def run_name(config: RunConfig) -> str:
-    """`coop · digits · base · seed 1`, followed by what is not as published: ` · lr 0.1, depth 3`."""
+    """`coop · digits · base · seed 1`, followed by the differences from what was published: ` · lr 0.1, depth 3`."""
     parts = [config.method, config.dataset, config.classes, f"seed {config.seed}"]
-    changed = [f"{field.rpartition('.')[2]} {_spoken(value)}" for field, value in changes(config).items()]
+    changed = [f"{field.rpartition('.')[2]} {_format_value(value)}" for field, value in changes(config).items()]
     return " · ".join([*parts, ", ".join(changed)] if changed else parts)
 
 
 def changes(config: RunConfig) -> Fields:
-    """The fields of a run that nobody gets by naming its method, data, classes and seed alone.
+    """The fields of a run that its method, data, classes and seed do not imply.
 
-    Recipe and options are compared with all that were published for the method or are ProCAP's on such classes, since a
-    run does not know its task: those count from which it differs least. A method that is not installed has no changes.
+    A run does not store its task, so recipe and options are compared with those of every task, published for the method
+    and ProCAP's own; the comparison with the fewest differences counts. A method that is not installed has no changes.
     """
     counted = config.identity()
     mine = _flat(counted["recipe"] or {"epochs": 0}, counted["options"])
@@ -39,10 +38,10 @@ def changes(config: RunConfig) -> Fields:
         published = list(_published(config))
     except UsageError:
         return {}
-    # What only one of the two has is of another version, and nobody changed it.
+    # A field that only one of the two has comes from another version of the method.
     differing: list[Fields] = [
-        {**said, **{name: mine[name] for name in one if name in mine and mine[name] != one[name]}}
-        for said, one in published
+        {**label, **{name: mine[name] for name in values if name in mine and mine[name] != values[name]}}
+        for label, values in published
     ]
     nearest = min(differing, key=len)
     rest = {name: counted[name] for name in RUN_FIELDS if counted.get(name, "") != _default(name)}
@@ -57,7 +56,7 @@ def _model(config: RunConfig) -> Fields:
 
 
 def _published(config: RunConfig) -> Iterator[tuple[Fields, Fields]]:
-    """Recipe and options of the method under its own recipe and, where that is said, under ProCAP's."""
+    """Recipe and options as published, under the method's recipe and under ProCAP's, each with a label."""
     from procap.methods import method_class, method_options
     from procap.methods.method import TASKS
     from shards.resolve import base_name
@@ -65,13 +64,13 @@ def _published(config: RunConfig) -> Iterator[tuple[Fields, Fields]]:
     own, control, base = method_class(config.method), method_class("procap"), base_name(config.dataset)
     for task in [task for task in TASKS if (task == "base-to-novel") != (config.classes == "all")]:
         given = own.task_options(task, config.shots, base)
-        for said, kind, options in (({}, own, given), ({"recipe": "procap"}, control, {})):
+        for label, kind, options in (({}, own, given), ({"recipe": "procap"}, control, {})):
             recipe = kind.recipe(task, config.shots, base).model_dump(mode="json")
-            yield said, _flat(recipe, method_options(config.method, options).model_dump(mode="json"))
+            yield label, _flat(recipe, method_options(config.method, options).model_dump(mode="json"))
 
 
 def _flat(recipe: Fields, options: Fields) -> Fields:
-    """With names of their own, as sweeps have them: a method may call an option what a recipe calls a field."""
+    """One dictionary with prefixed names: a method may have an option of the same name as a field of the recipe."""
     groups = {"recipe": recipe, "options": options}
     return {f"{group}.{name}": value for group, fields in groups.items() for name, value in fields.items()}
 
@@ -80,7 +79,7 @@ def _default(field: str) -> Any:
     return RunConfig.model_fields[field].default
 
 
-def _spoken(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if not isinstance(value, str):
         return json.dumps(value)
-    return textwrap.shorten(Path(value).name if Path(value).is_absolute() else value, MOST_LETTERS) or '""'
+    return textwrap.shorten(Path(value).name if Path(value).is_absolute() else value, MAX_VALUE_LENGTH) or '""'

@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a bar on a terminal, a line now and then elsewhere. Always on stderr."""
+"""Show progress on stderr: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class ProgressDisplay:
-    """Shows how far a piece of work is; `with ProgressDisplay("training", total=100) as display: display.update(1)`."""
+    """A progress bar; `with ProgressDisplay("training", total=100) as display: display.update(1)`."""
 
     PLAIN_SECONDS = 10.0
 
     def __init__(
         self, what: str, total: int, *, done: int = 0, unit: str = "steps", quiet: bool = False, timed: bool = True
     ) -> None:
-        """timed: whether the pace so far tells how long the rest takes; else a fact may say so."""
+        """timed: show the remaining time, as estimated from the pace so far."""
         self.what = what
         self.total = total
         self.done = done
@@ -44,7 +44,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def update(self, done: int, **facts: float | str) -> None:
-        """`done` of the total are done now; `facts` are shown beside it."""
+        """Set the number of finished items; `facts` are shown beside it."""
         self.done = done
         shown = "  ".join(f"{name} {_short(value)}" for name, value in facts.items())
         if self._bar is not None and self._task is not None:
@@ -54,7 +54,7 @@ class ProgressDisplay:
             self.say(f"{self.what}: {done}/{self.total} {self.unit}  {shown}".rstrip())
 
     def say(self, line: str) -> None:
-        """One line of text, above the bar where there is one; nothing when quiet."""
+        """Print a line, above the bar where there is one; nothing when quiet."""
         if self.quiet:
             return
         if self._bar is not None:
@@ -84,7 +84,7 @@ def _rich_bar(unit: str, timed: bool) -> Progress:
 
 
 def duration(seconds: float) -> str:
-    """How long something may take, as exactly as a guess deserves: `45 s`, `3.4 min`, `12 min`, `4.2 h`, `3.1 days`."""
+    """Format an estimated duration with few digits: `45 s`, `3.4 min`, `12 min`, `4.2 h`, `3.1 days`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600

@@ -1,4 +1,4 @@
-"""A result is a file: schemas of what a run leaves behind, its folder, and writes that are all or nothing.
+"""The files of a run: their schemas, the run's folder, and atomic writes.
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
                         eval/<target>.json  validation.json  state/ (while running)
@@ -35,7 +35,7 @@ NO_RUNS = {"mlartifacts", "mlruns", "collections"}
 Document = TypeVar("Document", bound=BaseModel)
 
 RunStatus = Literal["running", "paused", "interrupted", "failed"]
-"""Where a run stands that has not finished; it is paused where its caller asked for some of its epochs only."""
+"""Status of an unfinished run; "paused" after the epochs that the caller of `train` asked for."""
 
 
 class _Record(BaseModel):
@@ -330,7 +330,7 @@ class RunFolder:
         return read_document(self.train_file, TrainResult)
 
     def validation(self) -> list[ValidationCount]:
-        """What was counted at the ends of epochs so far, in their order; nothing where nobody asked for it."""
+        """The counts at the ends of epochs so far, in their order; empty without validation."""
         history = read_document(self.validation_file, ValidationHistory)
         return history.counts if history else []
 
@@ -346,7 +346,7 @@ class RunFolder:
         return [result for result in found if result is not None]
 
     def clear(self) -> None:
-        """Forget the run. `train.json` goes first, so that a kill half-way leaves a run that is not finished."""
+        """Delete the run. `train.json` goes first, so that a kill half-way leaves an unfinished run."""
         try:
             for file in (
                 self.train_file,
@@ -368,15 +368,15 @@ class RunFolder:
         shutil.rmtree(self.state, ignore_errors=True)
 
     def tidy(self) -> None:
-        """Remove what a kill left of a finished run, unless somebody holds the run or nothing may change."""
+        """Remove temporary files of a finished run that was killed, unless the run is locked or the disk read-only."""
         if self.state.exists() or self.progress_file.exists() or any((self.path / "eval").glob(".*.tmp")):
             with suppress(UserError, OSError), self.locked():
-                # Before the lock was ours, somebody may have begun it anew and stopped.
+                # Before this process had the lock, another one may have restarted the run and stopped.
                 if self.train_file.exists():
                     self.forget_progress()
 
     def _sweep(self) -> None:
-        """Remove what a killed writer left half-written; only the holder of the lock may."""
+        """Remove temporary files of killed writers; the caller holds the lock."""
         files = (self.config_file, self.progress_file, self.train_file, self.checkpoint_file, self.validation_file)
         for name in (*files, self.state / "*"):
             for leftover in name.parent.glob(f".{name.name}.*.tmp"):

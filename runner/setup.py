@@ -14,7 +14,7 @@ from procap.methods.method import Method
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 from procap.weights.loading import load_clip
-from runner.acceleration import Acceleration, keep_compiled
+from runner.acceleration import Acceleration, set_compile_cache
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
@@ -104,7 +104,7 @@ def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceler
     if acceleration.compile:
         from procap.kernels.compiled import compile_blocks
 
-        keep_compiled()
+        set_compile_cache()
         compile_blocks(clip)
     return clip
 
@@ -136,7 +136,7 @@ def train_stream(
     acceleration: Acceleration,
     ranks: Ranks = ALONE,
 ) -> TrainStream:
-    """The run's training batches, or one process's part of them; augmented on `device` where asked for and possible.
+    """The run's training batches, or one rank's part of them; augmented on `device` where switched on and possible.
 
     Raises UsageError where the global batch cannot be dealt out evenly.
     """
@@ -165,5 +165,5 @@ def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:
-    """What the text side is told about some classes of a packed data set."""
+    """Names and templates of some classes of a packed data set, for the text side of a method."""
     return LabelSpace(classnames, manifest.template, manifest.templates, dataset=base_name(manifest.dataset))

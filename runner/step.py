@@ -1,6 +1,6 @@
-"""One training step: loss terms, gradients, update; run as it is, or recorded once and replayed.
+"""One training step: loss terms, gradients, update; eager, or captured as CUDA graphs and replayed.
 
-Nothing in a step makes the host wait for the device: the terms stay there until `AsyncLosses` hands them over.
+Nothing in a step makes the host wait for the device: the loss terms reach the host through `AsyncLosses`.
 
 Shapes: T loss terms.
 """
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 PHASES = ("forward", "backward", "optimizer")
 
-FARTHEST_BEHIND = 32
-"""Steps whose terms may be on their way: the host runs ahead of the device by no more."""
+MAX_PENDING_STEPS = 32
+"""How many steps the host may run ahead of the device."""
 
 
 class TrainStep:
     """The three parts of a step on an engine."""
 
     def __init__(self, engine: Engine, meter: Meter, graphs: GraphCapture | None = None) -> None:
-        """graphs: steps after `prepare` are replays; without one every step is run."""
+        """graphs: steps after `capture` are replays; without it every step runs eagerly."""
         self.engine, self.meter = engine, meter
         self._graphs = graphs
         self._replays: tuple[Part, ...] = ()
@@ -46,18 +46,18 @@ class TrainStep:
 
     @property
     def needs_capture(self) -> bool:
-        """Whether `prepare` would be of use."""
+        """Whether CUDA graphs are wanted and `capture` has not been called."""
         return self._graphs is not None and self._fixed is None
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        # Not kept: a cycle would hold the recordings and their memory until Python looks for cycles.
+        # Not an attribute: a reference cycle would hold the graphs and their memory until the next garbage collection.
         return self._forward, self._backward, self._update
 
     def capture(self, batch: Batch) -> None:
-        """Warm up and record, with `batch` as an example; weights and optimizer stay what they were.
+        """Warm up and capture, with `batch` as an example; weights and optimizer do not change.
 
-        Where a part cannot be recorded a warning says so, and steps are run as they are.
+        Where a part cannot be captured a warning is logged, and steps run eagerly.
         """
         assert self._graphs is not None
         self._batch = self._fixed = batch.copy()
@@ -68,7 +68,7 @@ class TrainStep:
             try:
                 self._replays = tuple(self._graphs.capture(part) for part in self._parts)
             except RuntimeError as error:
-                log.warning("steps are not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
+                log.warning("steps are not captured as CUDA graphs: %s", str(error).partition("\n")[0])
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take a step on `batch`: its weighted terms and their sum, [T + 1], until the next step overwrites them."""
@@ -108,7 +108,7 @@ class TrainStep:
 
 @contextmanager
 def _unchanged(method: Method, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Weights and optimizer are afterwards as before, in the same memory; what the optimizer made meanwhile is zero."""
+    """Restore weights and optimizer in place after the block; optimizer state that was created in it is zeroed."""
     weights = [parameter.detach().clone() for parameter in method.parameters()]
     slots = {id(slot): slot.clone() for slot in _slots(optimizer)}
     try:
@@ -126,9 +126,9 @@ def _slots(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class AsyncLosses:
-    """Loss terms on their way from the device to the host, in order of the steps.
+    """Copy loss terms from the device to the host without waiting, in order of the steps.
 
-    On a CPU they arrive at once; on a GPU some steps later, so that nobody waits.
+    On a CPU they arrive at once, on a GPU some steps later.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,26 +136,26 @@ class AsyncLosses:
         self._waiting: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def __len__(self) -> int:
-        """Steps whose terms were not yet taken."""
+        """Steps whose terms were sent and not yet taken."""
         return len(self._waiting)
 
     def send(self, terms: Tensor) -> None:
-        """Set terms [T + 1] on their way."""
+        """Start the copy of terms [T + 1]."""
         if not self._on_gpu:
             self._waiting.append((terms.clone(), None))
             return
-        there = torch.empty(terms.shape, dtype=terms.dtype, pin_memory=True)
-        there.copy_(terms, non_blocking=True)
+        copied = torch.empty(terms.shape, dtype=terms.dtype, pin_memory=True)
+        copied.copy_(terms, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(terms.device))
-        self._waiting.append((there, arrived))
+        self._waiting.append((copied, arrived))
 
     def take(self, *, everything: bool = False) -> Iterator[list[float]]:
-        """The terms that are here; with `everything` also those that have to be waited for."""
+        """The terms that have arrived; with `everything`, wait for all of them."""
         while self._waiting:
             terms, arrived = self._waiting[0]
             if arrived is not None and not arrived.query():
-                if not everything and len(self._waiting) <= FARTHEST_BEHIND:
+                if not everything and len(self._waiting) <= MAX_PENDING_STEPS:
                     return
                 arrived.synchronize()
             self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Stopping politely: a signal asks, the loop finishes its step, writes a checkpoint and leaves."""
+"""Stop on SIGINT and SIGTERM: the loop finishes its step, writes a checkpoint and returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 from procap.errors import UserError
 
 ECHO_SECONDS = 2.0
-"""A cluster signals all processes of a job, and a launcher among them passes the signal on: that is one request."""
+"""Repeated signals within this time are one request: a batch system signals all processes of a job, and the launcher
+among them forwards the signal to the others."""
 
 
 class Interrupted(UserError):
@@ -26,16 +27,16 @@ class Interrupted(UserError):
 
 
 class StopRequest:
-    """Holds SIGINT and SIGTERM back while it is entered; `signum` is the one that came, or None.
+    """Defers SIGINT and SIGTERM while it is entered; `signum` is the first that arrived, or None.
 
-    A second signal acts at once, in a process that a launcher started if it comes after ECHO_SECONDS. Outside the main
-    thread, where Python takes no signals, it does nothing.
+    A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS. Outside the main
+    thread, where Python handles no signals, nothing is deferred.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self._before: dict[int, Any] = {}
-        self._came = 0.0
+        self._arrived = 0.0
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -50,10 +51,10 @@ class StopRequest:
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is None:
-            self.signum, self._came = signum, time.monotonic()
+            self.signum, self._arrived = signum, time.monotonic()
             if "LOCAL_RANK" not in os.environ:
                 self._restore()
-        elif time.monotonic() - self._came >= ECHO_SECONDS:
+        elif time.monotonic() - self._arrived >= ECHO_SECONDS:
             self._restore()
             signal.raise_signal(signum)
 
@@ -63,30 +64,30 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def check(self, message: str) -> None:
-        """Raise `Interrupted` when a signal has come."""
+        """Raise `Interrupted` where a signal has arrived."""
         if self.signum is not None:
             raise interrupted(self.signum, message)
 
 
 def interrupted(signum: int, message: str) -> Interrupted:
-    """What signal `signum` ends a run with."""
+    """The exception that signal `signum` ends a run with."""
     return Interrupted(f"{signal.Signals(signum).name}: {message}", signum)
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[list[int]]:
-    """Let SIGTERM unwind like Ctrl-C where no `StopRequest` holds it back; the list given tells whether one came."""
-    came: list[int] = []
+    """Turn SIGTERM into KeyboardInterrupt where no `StopRequest` defers it; the list receives the signals."""
+    arrived: list[int] = []
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        came.append(signum)
+        arrived.append(signum)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield arrived
         return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield came
+        yield arrived
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -1,4 +1,4 @@
-"""How many threads a training step or an evaluated batch on a CPU is computed with."""
+"""Choose the number of CPU threads for training steps and evaluated batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from procap.clip import CLIP
 
 SMALL_PRODUCT = {"train": 40_000_000, "eval": 10_000_000}
-"""Multiplications in the smallest product of the image tower below which a second thread costs more than it does.
+"""Multiplications in the smallest product of the image tower below which a second thread costs more than it saves.
 
 Waking it takes about 90 us, and a step does so hundreds of times. With mini (0.6 million an image) two threads took 2.2
 times as long as one to train at batch 4, 1.2 times at batch 32 and 0.8 times at batch 100, and to evaluate 1.8, 0.9 and
@@ -22,9 +22,10 @@ times as long as one to train at batch 4, 1.2 times at batch 32 and 0.8 times at
 
 @contextmanager
 def fitting_threads(clip: CLIP, images: int, work: Literal["train", "eval"] = "train") -> Iterator[None]:
-    """One thread while steps or batches of `images` images are small, else as many as torch takes.
+    """Use one thread in the block where steps or batches of `images` images are small, else torch's default.
 
-    What the user asked for by OMP_NUM_THREADS stays. The choice hangs on sizes alone, so a run keeps its bits.
+    OMP_NUM_THREADS, where the user has set it, takes precedence. The choice depends on sizes alone, so that repeated
+    runs are equal to the bit.
     """
     threads = torch.get_num_threads()
     small = images * clip.visual.num_tokens * clip.geometry.vision_width**2 < SMALL_PRODUCT[work]

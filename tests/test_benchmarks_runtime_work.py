@@ -200,7 +200,7 @@ def test_only_the_fast_model_is_compiled():
     assert own["reference"].visual.proj is not own["fast"].visual.proj
     assert torch.equal(own["reference"].visual.proj, own["fast"].visual.proj)
     blocks = [own[mode].visual.transformer.resblocks[0] for mode in ("reference", "fast")]
-    assert ["enter" in vars(block) for block in blocks] == [False, True]
+    assert ["before_attention" in vars(block) for block in blocks] == [False, True]
 
 
 def test_the_cache_of_compiled_programs_is_cold_until_something_is_in_it(tmp_path, monkeypatch):

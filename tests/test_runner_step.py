@@ -108,7 +108,7 @@ def test_what_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
     plain = training(tiny_clip, tiny_space, "coop")
     refused = training(tiny_clip, tiny_space, "coop", Again(refuses=1))
     refused[2].capture(batch_of(refused[0], 99))
-    assert "steps are not recorded as CUDA graphs: operation not permitted" in caplog.text
+    assert "steps are not captured as CUDA graphs: operation not permitted" in caplog.text
     one, other = (step(batch_of(method, 0)).clone() for method, _, step in (plain, refused))
     assert torch.equal(one, other)
 
@@ -128,7 +128,7 @@ def test_an_evaluation_that_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_s
     classify = build_method("coop", tiny_clip, tiny_space, {}, seeded(1)).classifier()
     images = torch.randn(2, 3, 32, 32, generator=seeded(2))
     assert torch.equal(GraphedFunction(classify, Again(refuses=0))(images), classify(images))
-    assert "evaluation is not recorded" in caplog.text
+    assert "evaluation is not captured" in caplog.text
 
 
 def test_terms_arrive_in_the_order_of_the_steps():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.benchmark import Timer
 
-from runner.meters import Machine
+from runner.meters import ResourceMonitor
 
 PEAK_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
 PEAK_SECONDS = 0.4
@@ -56,7 +56,7 @@ def timed(device: torch.device, *, energy: bool = False) -> Iterator[Timing]:
     """Time a block from an idle device until the device is idle again."""
     synchronize(device)
     timing = Timing()
-    machine = Machine(device) if energy and device.type == "cuda" else None
+    machine = ResourceMonitor(device) if energy and device.type == "cuda" else None
     began = time.perf_counter()
     yield timing
     synchronize(device)

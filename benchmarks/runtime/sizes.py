@@ -124,7 +124,7 @@ def _measure_ladder(
     batch = settings.batch if kind == "train" else settings.test_batch
     config = run_config(ABLATION_METHOD, precision, settings, batch=batch)
     # Reference mode's model is never compiled: with the savings it is fast mode's without the compiler.
-    plain = models["reference"].with_savings(models["fast"].savings)
+    plain = models["reference"].with_optimizations(models["fast"].savings)
     allowed = settings.accelerations
     rungs = [rung for rung in LADDER if rung.compile <= allowed.compile and rung.graphs <= allowed.graphs]
     loads = [

@@ -27,11 +27,11 @@ from benchmarks.runtime.measure import peak_bytes, timed
 from benchmarks.runtime.settings import METHOD_OPTIONS, SEED
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
-from procap.exact_optimizations import NO_SAVINGS
+from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.methods import build_method
 from procap.methods.method import Method
 from procap.text import LabelSpace
-from runner.acceleration import Acceleration, keep_compiled
+from runner.acceleration import Acceleration, set_compile_cache
 from runner.config import RunConfig
 from runner.cuda_graphs import CudaGraphs, GraphCapture, GraphedFunction, Part
 from runner.engine import Batch, Engine, autocast
@@ -69,9 +69,9 @@ def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
     if accelerations.compile:
         from procap.kernels.compiled import compile_blocks
 
-        keep_compiled()
+        set_compile_cache()
         compile_blocks(clip)
-    return {"reference": plain.with_savings(NO_SAVINGS), "fast": clip}
+    return {"reference": plain.with_optimizations(NO_OPTIMIZATIONS), "fast": clip}
 
 
 def accelerations_of(mode: ModeName, accelerations: Acceleration) -> Acceleration:
@@ -83,7 +83,7 @@ def compile_cache(accelerations: Acceleration) -> dict[str, Any] | None:
     """The folder of compiled programs and whether it is warm; None where nothing is compiled."""
     if not accelerations.compile:
         return None
-    keep_compiled()
+    set_compile_cache()
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     warm = folder.is_dir() and any(folder.iterdir())
     return {"folder": str(folder), "state": "warm" if warm else "cold"}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from procap.errors import UsageError
-from runner.acceleration import WAYS, Acceleration
+from runner.acceleration import NAMES, Acceleration
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import Ranks
 from shards.fewshot import check_shots
@@ -26,7 +26,7 @@ def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes
     """Raises UsageError for an unknown acceleration, or an engine that no run can use with so many processes."""
     import torch
 
-    if not {*runtime.accelerate.split(",")} <= {*WAYS}:
+    if not {*runtime.accelerate.split(",")} <= {*NAMES}:
         # Whether a known acceleration is possible depends on the machine of the run.
         Acceleration.of(runtime.accelerate, torch.device("cpu"))
     if runtime.engine == "ddp":

@@ -1,8 +1,8 @@
 """One level of ProCAP's cross-attention, both directions: eager by default, in fused kernels where they measure faster.
 
-The eager way is the truth; `tests/test_procap_triton.py` holds the kernels to it in values and gradients. They are
-used on a CUDA device alone, for shapes they cover, and only where they are faster: both ways are timed there, once per
-process and shape, launched one by one and as a CUDA graph, which saves the launches that make eager slow.
+The eager implementation is the reference; `tests/test_procap_triton.py` compares the kernels' values and gradients with
+it. They are used on a CUDA device alone, for shapes they cover, and only where they are faster: both are timed there,
+once per process and shape, launched one by one and as a CUDA graph, which saves the launches that make eager slow.
 PROCAP_FUSED=off keeps everything eager, PROCAP_FUSED=on takes the kernels wherever they can run, unmeasured.
 Under autocast the kernels stay in float32, where eager rounds its products to bfloat16. They have no second derivative.
 
@@ -176,10 +176,10 @@ def choose(
     autocast: torch.dtype | None, graphed: bool,
 ) -> bool:  # fmt: skip
     """Whether the kernels are to run a level of this shape; `graphed` where launches cost nothing on the host."""
-    wish = os.environ.get("PROCAP_FUSED", "auto")
-    if wish == "off" or importlib.util.find_spec("triton") is None:
+    mode = os.environ.get("PROCAP_FUSED", "auto")
+    if mode == "off" or importlib.util.find_spec("triton") is None:
         return False
-    if wish == "on":
+    if mode == "on":
         return True
     key = (device, dtype, tokens, vision_width, text_width, heads, inner, norm, autocast)
     if key not in _measured:

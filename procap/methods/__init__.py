@@ -1,6 +1,6 @@
 """The prompt methods by name, one file each.
 
-A package of somebody else adds its own through the entry-point group "procap.methods": a name and a `Method` subclass.
+Other packages add methods through the entry-point group "procap.methods": a name and a `Method` subclass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ METHODS: dict[str, str] = {
     "maple": "procap.methods.maple:MaPLe",
     "procap": "procap.methods.procap:ProCAP",
 }
-"""Our own methods: where each class lives. Nothing is imported before a method is asked for."""
+"""The built-in methods: module and class of each, imported on first use."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def method_class(name: str) -> type[Method]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        # Whatever somebody else's module does when it is imported.
+        # The import of a plug-in may raise anything.
         if name in METHODS:
             raise
         why = f"{type(error).__name__}: {error}"
@@ -71,7 +71,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def method_specs() -> list[MethodSpec]:
-    """Every method with its one-line summary; a plug-in that cannot be loaded says so in its place."""
+    """Every method with its one-line summary; for a plug-in that cannot be loaded, with the error instead."""
     specs = []
     for name, path in method_paths().items():
         try:

@@ -1,7 +1,7 @@
 """ProCAP: Gaussian prompt tokens of both modalities, refined by cross-attention between them, level by level.
 
 Source: Abbas, Daneshfar, Abdar, "ProCAP" (TMLR preprint, 2026), its method section and Algorithm 1. Where the paper is
-silent or says two things, an option names the reading; the defaults are the ones described there.
+silent or contradicts itself, an option names the reading; the defaults are the ones described there.
 Learns 22,497,025 parameters on ViT-B/16 with 4 tokens at depth 9: 10,240 of the Gaussians, 393,728 of W_p, 21,305,088
 of cross-attention, 787,969 of the InfoNCE heads and their temperature.
 

@@ -1,4 +1,4 @@
-"""Weights from a file: which format it is, what geometry it holds, and nothing in it is ever run.
+"""Read weights from a file: detect its format and geometry, and never execute anything in it.
 
 Takes safetensors, `torch.save` files of tensors and OpenAI's TorchScript archives; gives open_clip's CustomTextCLIP
 names.
@@ -36,7 +36,7 @@ FOREIGN_KEYS = {
 
 @dataclass(frozen=True)
 class Weights:
-    """A state dict with CustomTextCLIP names, and what its file says about itself.
+    """A state dict with CustomTextCLIP names, and the metadata of its file.
 
     quick_gelu: True or False where the file settles it, None where it does not.
     openai_format: OpenAI's own file, or one with its bookkeeping entries.
@@ -63,7 +63,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def geometry_of(weights: Weights, quick_gelu: bool, path: Path) -> Geometry:
-    """The geometry that the shapes tell; heads are 64 wide, as in every CLIP of OpenAI's release.
+    """Infer the geometry from the shapes; heads are 64 wide, as in every CLIP of OpenAI's release.
 
     Raises UserError naming the first weight that a ViT CLIP has and this file lacks.
     """
