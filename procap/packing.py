@@ -219,7 +219,7 @@ def _lay_out(
 
 
 def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp], columns: int) -> int | None:
-    """How many leading columns of the ids are equal in all prompts and blocks; None: packing does not cover the plan."""
+    """Count the leading columns that are equal in all prompts and blocks; None: packing does not cover the plan."""
     same = list(prompts.same)
     # The column that each row of the sequence comes from, None for inserted ones.
     rows: list[int | None] = list(range(columns))

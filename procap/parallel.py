@@ -29,7 +29,7 @@ uneven. A GPU launches as many kernels for half the classes: it gains at more cl
 class ProcessGroup(Protocol):
     """What a method needs of `runner.distributed.collectives.ProcessGroup`.
 
-    The gradient of a gathered tensor is the same in every process, because all compute the same loss from it. A gather's
+    The gradient of a gathered tensor is the same in every process, since all compute the same loss from it. A gather's
     backward pass takes this process's rows of it times W: averaged over the processes, the gradients of what came
     before the gather are then sums over all rows, and those of what comes after are what every process has.
     """

@@ -316,7 +316,7 @@ def _is_path(text: str) -> bool:
 
 
 def _find_weights(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
-    """The file of a tag in the cache of this program, OpenAI's or Hugging Face's; UserError names those that were searched."""
+    """The file of a tag in the cache of this program, OpenAI's or Hugging Face's. UserError names the caches."""
     folder = procap_home() / "weights"
     candidates = [folder / f"{architecture}-{tag}{suffix}" for suffix in SUFFIXES]
     if url := entry.get("url"):
