@@ -123,8 +123,8 @@ def _measure_ladder(
 ) -> list[dict[str, Any]]:
     batch = settings.batch if kind == "train" else settings.test_batch
     config = run_config(ABLATION_METHOD, precision, settings, batch=batch)
-    # Reference mode's model is never compiled: with the savings it is fast mode's without the compiler.
-    plain = models["reference"].with_optimizations(models["fast"].savings)
+    # Reference mode's model is never compiled: with the exact optimizations it is fast mode's without the compiler.
+    plain = models["reference"].with_optimizations(models["fast"].optimizations)
     allowed = settings.accelerations
     rungs = [rung for rung in LADDER if rung.compile <= allowed.compile and rung.graphs <= allowed.graphs]
     loads = [
