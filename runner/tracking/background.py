@@ -11,11 +11,11 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from procap.errors import UserError
-from runner.collection import Collection, Status, write_collection
+from runner.collection import COLLECTIONS, Collection, Status, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.results import RunFolder
@@ -27,90 +27,90 @@ INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
 FLUSH_SECONDS = 60.0
 
-Prepare = Callable[[], None]
-
 
 class BackgroundExporter:
-    """Export folders from a daemon thread, all that were posted since the last time together.
+    """Export runs and collections from a daemon thread, all that were posted since the last time together.
 
     A failure is reported in one line; what could not be exported is tried again with the next ones.
     """
 
-    def __init__(self, destination: Destination | None, log_checkpoints: bool = False) -> None:
-        """destination: None exports nothing, but calls what prepares an export."""
+    def __init__(
+        self, destination: Destination | None, remote: RemoteResults | None = None, log_checkpoints: bool = False
+    ) -> None:
+        """destination: None only synchronizes with `remote`, the URL of the results."""
         self.destination = destination
+        self._remote = remote
         self._log_checkpoints = log_checkpoints
         self._store: Store | None = None
-        self._pending: dict[str, Prepare | None] = {}
-        self._changed = threading.Condition()
-        self._flushing = self._busy = self._failed = False
-        self._reported: set[str] = set()
+        self._pending: dict[str, bool] = {}
+        self._lock = threading.Lock()
+        self._flushing = threading.Event()
         self._thread: threading.Thread | None = None
+        self._exported = 0
+        self._failed = False
+        self._reported: set[str] = set()
 
-    def post(self, path: str, prepare: Prepare | None = None) -> None:
-        """Export the run or collection at `path` below the results soon; returns at once.
+    def post(self, *paths: str, synchronize: bool = False) -> None:
+        """Export the runs or collections at `paths` below the results soon; returns at once.
 
-        prepare: called in the background before the export.
+        synchronize: upload collections to the URL of the results, and download runs from it, before the export.
         """
-        with self._changed:
-            self._pending[path] = prepare or self._pending.get(path)
-            # After a fork the thread is in the parent alone.
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="mlflow-export", daemon=True)
-                self._thread.start()
-                atexit.register(self.flush)
+        with self._lock:
+            self._pending |= {path: synchronize or self._pending.get(path, False) for path in paths}
+            self._start()
 
     def flush(self) -> None:
         """Export everything that was posted; returns when that is done, has failed, or stands still."""
-        with self._changed:
-            if self._thread is None or not self._thread.is_alive() or not (self._pending or self._busy):
-                return
-            self._flushing = True
-            self._changed.notify_all()
-            while self._flushing or self._busy:
-                if not self._changed.wait(FLUSH_SECONDS):
-                    self._fail(f"no answer within {FLUSH_SECONDS:.0f} s")
+        self._flushing.set()
+        # The second time for what was posted while the thread was exporting.
+        for _ in range(2):
+            with self._lock:
+                self._start()
+                thread = self._thread
+            while thread is not None and thread.is_alive():
+                before = self._exported
+                thread.join(FLUSH_SECONDS)
+                if thread.is_alive() and self._exported == before:
+                    self._fail(f"no answer within {FLUSH_SECONDS:g} s")
                     return
+            if self._failed:
+                break
+        self._flushing.clear()
+
+    def _start(self) -> None:
+        if self._pending and (self._thread is None or not self._thread.is_alive()):
+            if self._thread is None:
+                atexit.register(self.flush)
+            self._thread = threading.Thread(target=self._run, name="mlflow-export", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._flushing, INTERVAL_SECONDS)
-                self._flushing, self._busy = False, True
-                batch, self._pending = self._pending, {}
-            left = self._export(batch) if batch else {}
-            with self._changed:
-                self._pending = {**left, **self._pending}
-                self._busy = False
-                self._changed.notify_all()
+        self._flushing.wait(INTERVAL_SECONDS)
+        with self._lock:
+            batch, self._pending = self._pending, {}
+        left = self._export(batch)
+        with self._lock:
+            self._pending = {**left, **self._pending}
 
-    def _export(self, batch: Mapping[str, Prepare | None]) -> dict[str, Prepare | None]:
-        """Export the posted paths; gives those that could not be."""
-        for prepare in batch.values():
-            if prepare is not None:
-                prepare()
+    def _export(self, batch: Mapping[str, bool]) -> dict[str, bool]:
+        """Gives what could not be exported."""
+        for path in (path for path, synchronize in batch.items() if synchronize):
+            self._synchronize(path)
         if self.destination is None:
             return {}
         left = dict(batch)
 
-        def exported(path: str, sent: bool) -> None:
+        def on_run(path: str, sent: bool) -> None:
+            self._exported += 1
             left.pop(path, None)
-            with self._changed:
-                self._changed.notify_all()
 
         try:
             if self._store is None:
                 self._store = open_store(self.destination)
-            else:
-                check_listening(self.destination)
-            summary = sync(
-                self.destination.results,
-                self.destination.uri,
-                only=batch,
-                log_checkpoints=self._log_checkpoints,
-                store=self._store,
-                on_run=exported,
-            )
+            check_listening(self.destination)
+            results, uri = self.destination.results, self.destination.uri
+            settings = {"log_checkpoints": self._log_checkpoints, "store": self._store, "on_run": on_run}
+            summary = sync(results, uri, only=batch, **settings)  # type: ignore[arg-type]
         except Exception as error:
             self._fail(first_line(error))
             return left
@@ -118,21 +118,32 @@ class BackgroundExporter:
             self.report(f"{path}: {reason}")
         if self._failed:
             self._failed = False
-            say(f"{self.destination.address} is back: what was missed is exported")
+            self.report(f"{self.destination.address} is back: what was missed is exported")
         return {}
 
-    def report(self, text: str) -> None:
-        """Print a line that was not printed before."""
-        if text not in self._reported:
-            self._reported.add(text)
-            say(text)
+    def _synchronize(self, path: str) -> None:
+        if self._remote is None:
+            return
+        try:
+            if path.startswith(f"{COLLECTIONS}/"):
+                self._remote.push_run(path)
+            else:
+                self._remote.pull_run(path, weights=self._log_checkpoints)
+        except (UserError, DataError, OSError) as error:
+            self.report(f"{error}; what is new is only in {self._remote.local} so far")
 
     def _fail(self, reason: str) -> None:
-        assert self.destination is not None
-        if not self._failed:
-            self._failed = True
+        self._failed = True
+        if self.destination is not None:
             later = f"procap track sync --results {shlex.quote(str(self.destination.results))}"
             self.report(f"{reason}; runs go on, export them later with `{later}`")
+
+    def report(self, text: str) -> None:
+        """Print a line that was not printed before, unless the terminal is gone."""
+        if text not in self._reported:
+            self._reported.add(text)
+            with suppress(OSError, ValueError):
+                print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
 # One per store and process: a store is opened once, and its failure is reported once, for all runs of a command.
@@ -141,9 +152,9 @@ _shared_exporter = functools.cache(BackgroundExporter)
 
 def exporter_for(runtime: RuntimeConfig) -> BackgroundExporter:
     """The exporter of this process for the store of `runtime`; with tracking off it exports nothing."""
-    if runtime.tracking_uri == "off":
-        return _shared_exporter(None)
-    return _shared_exporter(Destination.choose(runtime.results, runtime.tracking_uri), runtime.log_checkpoints)
+    off = runtime.tracking_uri == "off"
+    destination = None if off else Destination.choose(runtime.results, runtime.tracking_uri)
+    return _shared_exporter(destination, RemoteResults.of(runtime), runtime.log_checkpoints)
 
 
 class Tracker:
@@ -163,81 +174,56 @@ class Tracker:
 class CollectionTracker:
     """Write `collection.json` of a suite or sweep and export it with its runs, from any thread and without waiting.
 
-    Nothing here raises: trouble is one line. Where the results are behind a URL, the collection is copied there and its
-    runs are fetched before they are exported.
+    Nothing here raises: trouble is one line.
     """
 
     WRITE_SECONDS = 10.0
 
     def __init__(self, runtime: RuntimeConfig, collection: Collection) -> None:
-        self.place = runtime
+        self.runtime = runtime
         self.collection = collection
         self._exporter = exporter_for(runtime)
-        self._store = RemoteResults.of(runtime)
         self._changed: set[str] = set()
-        self._finished: set[str] | None = None
         self._written = -self.WRITE_SECONDS
         self._lock = threading.Lock()
 
-    def update(self, runs: Iterable[str], figures: Mapping[str, float] | None = None) -> None:
+    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
         """Add runs, by their paths below the results, that have started, progressed or ended, and metrics of all."""
         with self._lock:
-            self._add(runs, figures)
+            self._add(runs, metrics)
             if time.monotonic() - self._written >= self.WRITE_SECONDS:
                 self._write()
 
     def close(
-        self, status: Status, figures: Mapping[str, float] | None = None, failed: Mapping[str, str] | None = None
+        self, status: Status, metrics: Mapping[str, float] | None = None, failed: Mapping[str, str] | None = None
     ) -> None:
         """The collection has ended; returns when everything is exported or cannot be. failed: reasons by run."""
         with self._lock:
-            self._add((), figures)
+            self._add((), metrics)
             ended = {"status": status, "ended": time.time_ns() // 1_000_000, "failed": dict(failed or {})}
             self.collection = self.collection.model_copy(update=ended)
             self._write()
         self._exporter.flush()
 
-    def _add(self, runs: Iterable[str], figures: Mapping[str, float] | None) -> None:
+    def _add(self, runs: Iterable[str], metrics: Mapping[str, float] | None) -> None:
         new = dict.fromkeys(runs)
         self._changed |= new.keys()
-        update = {
+        merged = {
             "runs": tuple(dict.fromkeys([*self.collection.runs, *new])),
-            "figures": {**self.collection.figures, **(figures or {})},
+            "metrics": {**self.collection.metrics, **(metrics or {})},
         }
-        self.collection = self.collection.model_copy(update=update)
+        self.collection = self.collection.model_copy(update=merged)
 
     def _write(self) -> None:
-        results = self.place.results
-        # At first all runs are looked at, for those that were finished before, then only those that changed.
-        candidates = self.collection.runs if self._finished is None else self._changed
-        self._finished = {run for run in candidates if RunFolder(results / run).train_file.exists()} | (
-            self._finished or set()
-        )
-        counts = {"runs": float(len(self.collection.runs)), "runs_finished": float(len(self._finished))}
-        self.collection = self.collection.model_copy(update={"figures": {**self.collection.figures, **counts}})
+        results = self.runtime.results
+        finished = len(self.collection.finished(results))
+        counts = {"runs": float(len(self.collection.runs)), "runs_finished": float(finished)}
+        self._add((), counts)
         try:
             self.collection = write_collection(results, self.collection)
         except (UserError, OSError) as error:
             self._exporter.report(f"{error}; the runs go on")
             return
         self._written = time.monotonic()
-        self._exporter.post(self.collection.path, functools.partial(self._copy, self.collection.path))
-        for run in self._changed:
-            self._exporter.post(run, functools.partial(self._fetch, run))
+        self._exporter.post(self.collection.path, *self._changed, synchronize=True)
         self._changed.clear()
-
-    def _copy(self, path: str) -> None:
-        try:
-            self._store.push_run(path)
-        except (UserError, DataError, OSError) as error:
-            self._exporter.report(f"{error}; {path} is only in {self.place.results} so far")
-
-    def _fetch(self, run: str) -> None:
-        with suppress(UserError, DataError, OSError):
-            self._store.pull_run(run, weights=self.place.log_checkpoints)
-
-
-def say(text: str) -> None:
-    """Print a line about tracking, unless the terminal is gone."""
-    with suppress(OSError, ValueError):
-        print(f"tracking: {text}", file=sys.stderr, flush=True)

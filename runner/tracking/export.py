@@ -30,7 +30,6 @@ PARENT_TAG = "mlflow.parentRunId"
 FORMAT = 4
 """Part of every content hash: raised when other things are logged, so that all runs are exported again."""
 NAMES_PER_BATCH, METRICS_PER_BATCH, RUNS_PER_PAGE = 100, 1000, 1000
-HEADLINES = ("hm", "base", "novel", "fps")
 DOCUMENTS = (".json", ".csv", ".md", ".tex")
 PROGRESS = "progress.json"
 
@@ -202,8 +201,8 @@ def _find(store: Store, key: str) -> Run | None:
 
 
 def _log(store: Store, run: Run, record: Record, tags: Mapping[str, str]) -> None:
-    """Log parameters, tags, metrics, the data set and the status as far as `run` does not have them."""
-    from mlflow.entities import Dataset, DatasetInput, Param, RunTag
+    """Log parameters, tags, metrics and the status as far as `run` does not have them."""
+    from mlflow.entities import Param, RunTag
 
     client, run_id, there = store.client, run.info.run_id, run.data
     params = [Param(name, value) for name, value in record.params.items() if name not in there.params]
@@ -215,9 +214,6 @@ def _log(store: Store, run: Run, record: Record, tags: Mapping[str, str]) -> Non
     metrics = list(_new_metrics(run, record))
     for start in range(0, len(metrics), METRICS_PER_BATCH):
         client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
-    if record.manifest_digest and not (run.inputs and run.inputs.dataset_inputs):
-        dataset = Dataset(record.dataset, record.manifest_digest[:16], "procap", record.dataset)
-        client.log_inputs(run_id, [DatasetInput(dataset)])
     if record.end is not None:
         client.set_terminated(run_id, record.status, record.end)
     elif run.info.status != record.status:
@@ -229,9 +225,7 @@ def _new_metrics(run: Run, record: Record) -> Iterator[Metric]:
     from mlflow.entities import Metric
 
     last = {metric.key: metric for metric in run.data.to_proto().metrics}
-    # MLflow's comparison shows metrics in the order in which they arrived.
-    order = {key: number for number, key in enumerate(HEADLINES)}
-    for point in sorted(record.points, key=lambda point: order.get(point.key, len(order))):
+    for point in record.points:
         before = last.get(point.key)
         step = point.step
         if step is None:

@@ -15,16 +15,16 @@ from typing import Any
 from runner.collection import CollectionFolder
 from runner.config import RunConfig
 from runner.naming import run_name
-from runner.results import EpochLog, EvalResult, Progress, RankUse, RunFolder, TrainResult, harmonic_mean, read_document
+from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, harmonic_mean, read_document
 
 MEGABYTE = 1e6
-RUN_STATUS = {"running": "RUNNING", "paused": "KILLED", "interrupted": "KILLED", "failed": "FAILED"}
-COLLECTION_STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
+"""MLflow's status of a run or a collection."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a metric; `time` in milliseconds since 1970. step: None appends to the metric's history."""
+    """One value of a metric; `time` in milliseconds since 1970. step: None where a later value replaces it."""
 
     key: str
     value: float
@@ -39,8 +39,9 @@ class Record:
     key: the identity of the training, the same wherever its folder lies; None while there is nothing to export. Another
         training of the same configuration has another key, so two people who share a server keep a run each.
     name: computes the display name, which imports torch.
-    checkpoint: SHA-256 of the checkpoint of a finished training.
+    points: in the order in which MLflow's comparison will show their metrics.
     status: of MLflow's RunStatus. start, end: milliseconds since 1970.
+    checkpoint: SHA-256 of the checkpoint of a finished training.
     """
 
     key: str | None
@@ -51,8 +52,6 @@ class Record:
     start: int
     end: int | None = None
     params: dict[str, str] = field(default_factory=dict)
-    dataset: str = ""
-    manifest_digest: str | None = None
     checkpoint: str | None = None
 
 
@@ -68,25 +67,18 @@ def read_run(folder: RunFolder) -> Record | None:
         train = folder.train()
     state: TrainResult | Progress | None = train or progress
     epochs = state.epochs if state else []
-    start = _modified(folder.config_file)
-    evaluations: dict[Path, EvalResult] = {}
+    start, tags, points = _modified(folder.config_file), _tags(config, folder, state), []
     if train:
-        evaluations = {path: result for path in folder.eval_files() if (result := read_document(path, EvalResult))}
-    points = [*_epoch_points(epochs, start), *_validation_points(config, folder)]
-    if train:
-        points += _points(_train_metrics(train), _modified(folder.train_file))
-        points += _eval_points(config, evaluations)
+        points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file))]
     return Record(
         key=_key(config, epochs, folder.train_file),
         name=partial(run_name, config),
-        tags=_tags(config, folder, state.environment if state else {}) | ({"gpus": str(_gpus(train))} if train else {}),
-        points=points,
-        status="FINISHED" if train else RUN_STATUS[progress.status if progress else "running"],
+        tags=tags,
+        points=[*points, *_validation_points(config, folder), *_epoch_points(epochs, start)],
+        status=STATUS[state.status if state else "running"],
         start=start,
         end=_modified(folder.train_file) if train else None,
         params=dict(_flatten(config.model_dump(mode="json"))),
-        dataset=config.dataset,
-        manifest_digest=train.manifest_digest if train else None,
         checkpoint=train.checkpoint_sha256 if train else None,
     )
 
@@ -96,7 +88,6 @@ def read_collection(folder: CollectionFolder) -> Record | None:
     collection = folder.collection()
     if collection is None:
         return None
-    metrics = {"runs": float(len(collection.runs)), **collection.figures}
     # A suite that is started again may have other settings, and MLflow lets no parameter change: they are tags.
     settings = {
         f"settings.{name}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
@@ -106,20 +97,12 @@ def read_collection(folder: CollectionFolder) -> Record | None:
     return Record(
         key=f"{collection.tag}-{collection.begun}",
         name=lambda: f"{collection.kind} · {collection.name}",
-        tags=tags | settings | user_tags(),
-        points=_points(metrics, _modified(folder.file)),
-        status=COLLECTION_STATUS[collection.status],
+        tags=tags | settings | _user_tags(),
+        points=_points({"runs": len(collection.runs), **collection.figures}, _modified(folder.file)),
+        status=STATUS[collection.status],
         start=collection.begun,
         end=collection.ended if collection.status != "running" else None,
     )
-
-
-def user_tags() -> dict[str, str]:
-    """The tags that say who exports, and with which program."""
-    tags = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
-    with suppress(KeyError, OSError, ImportError):
-        tags["mlflow.user"] = getpass.getuser()
-    return tags
 
 
 def _key(config: RunConfig, epochs: list[EpochLog], train_file: Path) -> str | None:
@@ -161,7 +144,6 @@ def _validation_points(config: RunConfig, folder: RunFolder) -> Iterator[Point]:
 
 
 def _train_metrics(train: TrainResult) -> dict[str, float | None]:
-    use, peak = train.use, train.peak_memory_bytes
     metrics: dict[str, float | None] = {
         "train_seconds": train.seconds,
         "epochs": len(train.epochs),
@@ -170,15 +152,20 @@ def _train_metrics(train: TrainResult) -> dict[str, float | None]:
         "train_images_per_second_model": train.images_per_second_model,
         "trainable_parameters": train.trainable_parameters,
         **{f"phase/{name}_seconds": seconds for name, seconds in train.phases.items()},
-        "system/cpu_percent": use.cpu_percent,
-        "system/gpu_percent": use.gpu_percent,
-        "system/gpu_watts": use.gpu_watts,
-        "system/peak_memory_megabytes": peak.process / MEGABYTE,
-        "system/peak_gpu_memory_megabytes": None if peak.gpu is None else peak.gpu / MEGABYTE,
+        "system/cpu_percent": train.use.cpu_percent,
+        "system/gpu_percent": train.use.gpu_percent,
+        "system/gpu_watts": train.use.gpu_watts,
         "world_size": len(train.ranks) or None,
     }
-    for rank, rank_use in enumerate(train.ranks):
-        metrics |= {f"rank/{rank}/{name}": value for name, value in _rank_metrics(rank_use).items()}
+    peaks = {"system": train.peak_memory_bytes}
+    for rank, use in enumerate(train.ranks):
+        metrics[f"rank/{rank}/images_per_second"] = use.images_per_second
+        metrics[f"rank/{rank}/data_share"] = use.data_share
+        metrics[f"rank/{rank}/communication_share"] = use.communication_share
+        peaks[f"rank/{rank}"] = use.peak_memory_bytes
+    for prefix, peak in peaks.items():
+        metrics[f"{prefix}/peak_memory_megabytes"] = peak.process / MEGABYTE
+        metrics[f"{prefix}/peak_gpu_memory_megabytes"] = None if peak.gpu is None else peak.gpu / MEGABYTE
     return metrics
 
 
@@ -186,21 +173,14 @@ def _gpus(train: TrainResult) -> int:
     return max(1, len(train.ranks)) if train.environment.get("gpu") else 0
 
 
-def _rank_metrics(use: RankUse) -> dict[str, float | None]:
-    peak = use.peak_memory_bytes
-    return {
-        "images_per_second": use.images_per_second,
-        "data_share": use.data_share,
-        "communication_share": use.communication_share,
-        "peak_memory_megabytes": peak.process / MEGABYTE,
-        "peak_gpu_memory_megabytes": None if peak.gpu is None else peak.gpu / MEGABYTE,
-    }
-
-
-def _eval_points(config: RunConfig, evaluations: Mapping[Path, EvalResult]) -> Iterator[Point]:
-    """Accuracy and images per second of each target, and `base`, `novel`, `hm`, `fps` of the run's own data set."""
-    own: dict[str, dict[str, tuple[EvalResult, int]]] = {"test": {}, "val": {}}
-    for path, result in evaluations.items():
+def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
+    """`hm`, `base`, `novel`, `fps` of the run's own data set, then accuracy and images per second of each target."""
+    points: list[Point] = []
+    own: dict[str, list[tuple[str, EvalResult, int]]] = {"": [], "val_": []}
+    for path in folder.eval_files():
+        result = read_document(path, EvalResult)
+        if result is None:
+            continue
         time = _modified(path)
         # A part of the test images is another metric than all of them: the two are never in one column.
         target = result.target.replace(":", "-") + (f"-first-{result.total}" if result.limited else "")
@@ -209,30 +189,31 @@ def _eval_points(config: RunConfig, evaluations: Mapping[Path, EvalResult]) -> I
             f"fps/{target}": result.images_per_second,
             f"fps_model/{target}": result.images_per_second_model,
         }
-        yield from _points(metrics, time)
+        points += _points(metrics, time)
         dataset, classes, split = result.target.split(":")
-        if dataset == config.dataset and split in own and not result.limited:
-            own[split][classes] = (result, time)
-    for split, results in own.items():
-        if not results:
-            continue
-        # Validation chooses, test reports: their metrics have different names.
-        prefix = "" if split == "test" else f"{split}_"
-        for classes, (result, time) in results.items():
-            yield Point(f"{prefix}{classes}", result.accuracy, time)
-        accuracies = {classes: result.accuracy for classes, (result, _) in results.items()}
-        common = {f"{prefix}hm": _harmonic_mean(accuracies), f"{prefix}fps": _images_per_second(results)}
-        yield from _points(common, max(time for _, time in results.values()))
+        if dataset == config.dataset and not result.limited and split in ("test", "val"):
+            # Validation chooses, test reports: their metrics have different names.
+            own["" if split == "test" else "val_"].append((classes, result, time))
+    headlines: list[Point] = []
+    for prefix, results in own.items():
+        accuracies = {classes: result.accuracy for classes, result, _ in results}
+        metrics = {
+            "hm": _harmonic_mean(accuracies),
+            **accuracies,
+            "fps": _images_per_second([r for _, r, _ in results]),
+        }
+        renamed = {f"{prefix}{name}": value for name, value in metrics.items()}
+        headlines += _points(renamed, max((time for *_, time in results), default=0))
+    return headlines + points
 
 
-def _images_per_second(results: Mapping[str, tuple[EvalResult, int]]) -> float | None:
+def _images_per_second(results: list[EvalResult]) -> float | None:
     """Over all evaluations, None where one was not timed."""
-    seconds = 0.0
-    for result, _ in results.values():
-        if not result.images_per_second:
-            return None
-        seconds += result.total / result.images_per_second
-    return sum(result.total for result, _ in results.values()) / seconds
+    if not results or not all(result.images_per_second for result in results):
+        return None
+    return sum(result.total for result in results) / sum(
+        result.total / (result.images_per_second or 1.0) for result in results
+    )
 
 
 def _harmonic_mean(accuracies: Mapping[str, float]) -> float | None:
@@ -243,7 +224,8 @@ def _harmonic_mean(accuracies: Mapping[str, float]) -> float | None:
     return None
 
 
-def _tags(config: RunConfig, folder: RunFolder, environment: Mapping[str, Any]) -> dict[str, str]:
+def _tags(config: RunConfig, folder: RunFolder, state: TrainResult | Progress | None) -> dict[str, str]:
+    environment: Mapping[str, Any] = state.environment if state else {}
     git = environment.get("git") or {}
     tags = {
         "method": config.method,
@@ -256,11 +238,20 @@ def _tags(config: RunConfig, folder: RunFolder, environment: Mapping[str, Any]) 
         "precision": config.precision,
         "config_hash": config.hash,
         "device": environment.get("gpu") or environment.get("device"),
+        "gpus": _gpus(state) if isinstance(state, TrainResult) else None,
+        "manifest_digest": state.manifest_digest if isinstance(state, TrainResult) else None,
         "commit": git.get("commit") and git["commit"] + ("+changes" if git.get("dirty") else ""),
         "folder": folder.path.resolve(),
         "mlflow.source.git.commit": git.get("commit"),
     }
-    return user_tags() | {name: str(value) for name, value in tags.items() if value is not None}
+    return _user_tags() | {name: str(value) for name, value in tags.items() if value is not None}
+
+
+def _user_tags() -> dict[str, str]:
+    tags = {"mlflow.source.name": "procap", "mlflow.source.type": "LOCAL"}
+    with suppress(KeyError, OSError, ImportError):
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
 
 
 def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
