@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cluster.run import Report, RunSpec
-from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay, duration
 
 
@@ -28,10 +27,7 @@ class Forecast(Protocol):
 class Tracker(Protocol):
     """The tracker of one collection of runs, or of several."""
 
-    @property
-    def place(self) -> RuntimeConfig: ...
-
-    def update(self, runs: Iterable[str], figures: Mapping[str, float] | None = None) -> None: ...
+    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None: ...
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Many runs under one name: what a suite or a sweep consists of, how far it is, and what came out of it.
+"""Collections: which runs a suite or a sweep consists of, its status and its metrics.
 
 <results>/collections/<kind>/<name>/collection.json
 """
@@ -25,7 +25,7 @@ Status = Literal["running", "finished", "failed", "interrupted"]
 
 
 class Collection(BaseModel):
-    """`collection.json`. A run may belong to several collections; it lies in none of them."""
+    """`collection.json`. A run may belong to several collections; its files lie in none of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,16 +33,16 @@ class Collection(BaseModel):
     kind: Literal["suite", "sweep"]
     name: str = Field(pattern=COLLECTION_NAME)
     runs: tuple[str, ...] = Field(default=(), description="their paths below the results, each once")
-    settings: dict[str, Any] = Field(default_factory=dict, description="what was asked for, for people to read")
+    settings: dict[str, Any] = Field(default_factory=dict, description="the options of the command, for display")
     status: Status = "running"
-    figures: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
-    failed: dict[str, str] = Field(default_factory=dict, description="why, of runs that failed when last tried")
-    begun: int = Field(default_factory=lambda: time.time_ns() // 1_000_000, description="milliseconds since 1970")
-    ended: int | None = Field(default=None, description="likewise; None while it goes on")
+    metrics: dict[str, float] = Field(default_factory=dict, description="over all runs, as hm/procap")
+    failed: dict[str, str] = Field(default_factory=dict, description="reasons, of runs whose last attempt failed")
+    started: int = Field(default_factory=lambda: time.time_ns() // 1_000_000, description="milliseconds since 1970")
+    ended: int | None = Field(default=None, description="milliseconds since 1970; None while it is running")
 
     @property
     def tag(self) -> str:
-        """What marks its runs in a tracker: suite.base-to-novel."""
+        """The tag of its runs in MLflow: suite.base-to-novel."""
         return f"{self.kind}.{self.name}"
 
     @property
@@ -51,19 +51,12 @@ class Collection(BaseModel):
         return f"{COLLECTIONS}/{self.kind}/{self.name}"
 
     def finished(self, results: Path, *, but: Container[str] = ()) -> list[str]:
-        """Its runs whose training has finished below `results`, without those named by `but`."""
+        """Its runs whose training has finished below `results`, without those in `but`."""
         return [run for run in self.runs if run not in but and RunFolder(results / run).train_file.exists()]
-
-    def joined(self, other: Collection | None) -> Collection:
-        """This one with the runs of `other`, and begun when the earlier of them was."""
-        if other is None:
-            return self
-        runs = tuple(dict.fromkeys([*other.runs, *self.runs]))
-        return self.model_copy(update={"runs": runs, "begun": min(self.begun, other.begun)})
 
 
 def status_after(error: BaseException) -> Status:
-    """How a collection has ended that `error` ended: a signal interrupts it, anything else is a failure."""
+    """The status of a collection that ended with `error`: a signal interrupts it, anything else is a failure."""
     return "failed" if isinstance(error, Exception) and not isinstance(error, Interrupted) else "interrupted"
 
 
@@ -83,15 +76,17 @@ class CollectionFolder:
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:
-    """Write `collection` below `results` and give what was written.
+    """Write `collection` below `results`, with the runs and the start that its file has already, and return it.
 
-    What is there under its name already is gone on with: its runs stay, and it began when it began.
     Raises UserError for a broken file and when nothing can be written.
     """
     folder = CollectionFolder(results / collection.path)
-    written = collection.joined(folder.collection())
-    write_json(folder.file, written)
-    return written
+    if before := folder.collection():
+        runs = tuple(dict.fromkeys([*before.runs, *collection.runs]))
+        started = min(before.started, collection.started)
+        collection = collection.model_copy(update={"runs": runs, "started": started})
+    write_json(folder.file, collection)
+    return collection
 
 
 def find_collections(results: Path) -> list[CollectionFolder]:
@@ -102,8 +97,8 @@ def find_collections(results: Path) -> list[CollectionFolder]:
 
 def read_collections(results: Path) -> list[Collection]:
     """Every collection of `results` that can be read, the earliest first."""
-    found = []
+    collections = []
     for folder in find_collections(results):
         with suppress(UserError):
-            found.append(folder.collection())
-    return sorted((one for one in found if one), key=lambda one: (one.begun, one.kind, one.name))
+            collections.append(folder.collection())
+    return sorted((one for one in collections if one), key=lambda one: (one.started, one.kind, one.name))

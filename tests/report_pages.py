@@ -72,7 +72,7 @@ def begin(results: Path, name: str, **chosen: object) -> tuple[SuiteOptions, lis
     options = suite.options(MINI, quick=True, **chosen)
     entries = suite.plan(options)
     runs = tuple(dict.fromkeys(entry.path for entry in entries))
-    moments = {"status": "finished", "begun": 1_700_000_000_000, "ended": 1_700_000_090_000}
+    moments = {"status": "finished", "started": 1_700_000_000_000, "ended": 1_700_000_090_000}
     write_collection(results, Collection(kind="suite", name=suite.name, runs=runs, settings=options.plain(), **moments))
     return options, entries
 

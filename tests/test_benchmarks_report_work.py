@@ -35,7 +35,7 @@ def test_a_suite_has_a_clock_of_its_own_only_where_no_other_was_at_work(tmp_path
     for number, name in enumerate(("base-to-novel", "stability", "ablation")):
         options, _ = begin(tmp_path / "begun", name, datasets=("tiles",), methods=("procap",), seeds=(1,))
         since = 1_700_000_000_000 + (number // 2) * 500_000 + number
-        moments = {"status": "finished", "begun": since, "ended": since + 100_000}
+        moments = {"status": "finished", "started": since, "ended": since + 100_000}
         write_collection(root, Collection(kind="suite", name=name, settings=options.plain(), **moments))
     rows = tables(Page(write_report(root).read_text()).root)["Suites, their runs, and how long they took"].all("tr")
     clocks = {words_of(row.all("th")[0]): words_of(row.all("td")[-1]) for row in rows if row.all("td")}

@@ -80,10 +80,10 @@ def test_only_a_signal_interrupts_a_collection() -> None:
 
 
 def test_a_collection_continues_what_was_written_of_it(tmp_path: Path) -> None:
-    first = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("a", "b"), begun=5))
+    first = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("a", "b"), started=5))
     again = write_collection(tmp_path, Collection(kind="suite", name="few-shot", runs=("b", "c"), status="finished"))
-    assert first.runs == ("a", "b") and again.runs == ("a", "b", "c") and again.begun == 5
-    write_collection(tmp_path, Collection(kind="sweep", name="rates", begun=3))
+    assert first.runs == ("a", "b") and again.runs == ("a", "b", "c") and again.started == 5
+    write_collection(tmp_path, Collection(kind="sweep", name="rates", started=3))
     assert [(one.tag, one.status) for one in read_collections(tmp_path)] == [
         ("sweep.rates", "running"),
         ("suite.few-shot", "finished"),
@@ -118,8 +118,8 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(destination: Destination, s
 def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(destination: Destination, store: Store) -> None:
     results = destination.results
     shared, alone = finished(results, 1), finished(results, 2)
-    write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), begun=2))
-    write_collection(results, Collection(kind="suite", name="stability", runs=(shared,), begun=1))
+    write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), started=2))
+    write_collection(results, Collection(kind="suite", name="stability", runs=(shared,), started=1))
     for _ in range(2):
         summary = sync(results, destination.uri)
     assert summary.sent == [] and summary.up_to_date == 4 and len(all_runs(store)) == 4
@@ -207,7 +207,7 @@ def test_a_dead_store_costs_one_line_and_sync_exports_everything_later(
         tracker.close("failed")
     assert capsys.readouterr().err.count("\n") == 1
     (there,) = read_collections(results)
-    assert (there.status, there.runs, there.figures["best"]) == ("failed", (run,), 1.0)
+    assert (there.status, there.runs, there.metrics["best"]) == ("failed", (run,), 1.0)
     sync(results, destination.uri)
     assert family(store) == {"sweep · rates": ["maple · shapes · base · seed 1"]}
     assert [one.info.status for one in all_runs(store) if "sweep" in one.data.tags] == ["FAILED"]

@@ -411,7 +411,8 @@ from pathlib import Path
 import mlflow.store.tracking.sqlalchemy_store, mlflow.tracking
 from runner.config import RuntimeConfig
 from runner.results import RunFolder
-from runner.tracking.background import Tracker, exporter_for
+from runner.tracking.background import Tracker
+from runner.tracking.record import read_run
 
 look_up = socket.getaddrinfo
 def local_only(host, *rest, **more):
@@ -421,6 +422,7 @@ socket.getaddrinfo = local_only
 
 results, processes, runs = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 runtime = RuntimeConfig(data=results, results=results)
+read_run(RunFolder(Path(runs[0]))).name()
 go, start = os.pipe()
 children = []
 for number in range(processes):

@@ -153,15 +153,14 @@ class Trackers:
 
     def __init__(self, each: Sequence[CollectionTracker]) -> None:
         self.each = each
-        self.place = each[0].place
         self.begun = False
         self._runs = [set(tracker.collection.runs) for tracker in each]
 
-    def update(self, runs: Iterable[str], figures: Mapping[str, float] | None = None) -> None:
+    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
         named = list(runs)
         for tracker, own in zip(self.each, self._runs, strict=True):
             if mine := [run for run in named if run in own]:
-                tracker.update(mine, figures)
+                tracker.update(mine, metrics)
 
     def close(self, status: Status) -> None:
         for tracker in self.each:

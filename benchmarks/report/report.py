@@ -173,7 +173,7 @@ def build_report(place: Place, wanted: Sequence[str] = ()) -> Report:
 
 
 def _lead(found: Sequence[Found], runs: Sequence[Run]) -> str:
-    days = [day(moment) for one in found for moment in (one.collection.begun, one.collection.ended) if moment]
+    days = [day(moment) for one in found for moment in (one.collection.started, one.collection.ended) if moment]
     between = f", {min(days)} to {max(days)}" if days and min(days) != max(days) else f", {days[0]}" if days else ""
     return f"{plural(len(found), 'suite')}, {plural(len(runs), 'run')}{between}."
 

@@ -183,19 +183,19 @@ class Clock:
 def clock(found: Iterable[Found]) -> float | None:
     """Seconds in which any of the suites was at work, None while one goes on or was killed."""
     total, until = 0, 0
-    for one in sorted((one.collection for one in found), key=lambda one: one.begun):
+    for one in sorted((one.collection for one in found), key=lambda one: one.started):
         if one.ended is None:
             return None
-        total += max(0, one.ended - max(one.begun, until))
+        total += max(0, one.ended - max(one.started, until))
         until = max(until, one.ended)
     return total / 1000
 
 
 def own_clock(one: Found, found: Iterable[Found]) -> float | None:
     """Seconds of the suite's commands together, None where another suite was at work meanwhile."""
-    spans = [(each.collection.begun, each.collection.ended or math.inf) for each in found if each is not one]
-    begun, ended = one.collection.begun, one.collection.ended or math.inf
-    return clock([one]) if all(until <= begun or ended <= since for since, until in spans) else None
+    spans = [(each.collection.started, each.collection.ended or math.inf) for each in found if each is not one]
+    started, ended = one.collection.started, one.collection.ended or math.inf
+    return clock([one]) if all(until <= started or ended <= since for since, until in spans) else None
 
 
 def machine(environment: Mapping[str, Any]) -> str:

@@ -95,12 +95,12 @@ def read_collection(folder: CollectionFolder) -> Record | None:
     }
     tags = {collection.kind: collection.name, "procap.collection": collection.tag, "folder": str(folder.path.resolve())}
     return Record(
-        key=f"{collection.tag}-{collection.begun}",
+        key=f"{collection.tag}-{collection.started}",
         name=lambda: f"{collection.kind} · {collection.name}",
         tags=tags | settings | _user_tags(),
-        points=_points({"runs": len(collection.runs), **collection.figures}, _modified(folder.file)),
+        points=_points({"runs": len(collection.runs), **collection.metrics}, _modified(folder.file)),
         status=STATUS[collection.status],
-        start=collection.begun,
+        start=collection.started,
         end=collection.ended if collection.status != "running" else None,
     )
 
