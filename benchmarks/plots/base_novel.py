@@ -1,14 +1,13 @@
-"""Base-to-novel figures: harmonic means as bars and as a radar, training curves, accuracy against speed."""
+"""Base-to-novel plots: harmonic means as bars and as a radar, training curves, accuracy against speed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.series import RADAR, Series, of_paper, of_suite, of_table
 from benchmarks.plots.style import (
     COLUMN,
     FAINT,
@@ -16,66 +15,107 @@ from benchmarks.plots.style import (
     INK,
     PAGE,
     Look,
+    Plots,
     canvas,
     dagger,
     grid,
     heading,
     ink_on,
     legend,
-    looks_of,
+    assign_looks,
     panels,
-    said_seeds,
-    save_figures,
+    describe_seeds,
     styled,
 )
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.results.scores import Cell, Score, dataset_order
-from benchmarks.tables.helpers import hindrance, is_control
-from benchmarks.tables.plain import Table
+from benchmarks.results.frame import dataset_order, images_per_second, losses_by_dataset
+from benchmarks.results.metrics import Halves, Metric
+from benchmarks.results.published import tables as published
+from benchmarks.results.suite_results import SuiteResults
+from benchmarks.tables.rows import has_controls, variants_by_title, why_incomparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from benchmarks.plots.style import Drawings
-    from benchmarks.results.suite import SuiteResults
-
 BARS_IN_ROW = 27
 """As many as still have room for their figures."""
 
 
-def halves_figures(done: SuiteResults) -> Drawings:
-    """The figures of base-to-novel: of the paper's methods that did not run, the radar shows the published values.
+RADAR = ("coop", "cocoop", "maple", "procap")
+"""The methods of the paper's figure 1b."""
 
-    It shows none beside results that do not compare with them.
+
+@dataclass(frozen=True)
+class Series:
+    """One method in a plot. Its mappings are by data set, with `AVERAGE` where all data sets are there.
+
+    speeds: images per second, decoding included. losses: cross-entropy of each epoch, a list per run. published: the
+    numbers are the paper's.
     """
-    entrants = of_suite(done)
-    absent = [method for method in RADAR if method not in {entrant.method for entrant in entrants}]
-    alike = not hindrance(done) and not any(is_control(done, variant) for variant in done.variants)
-    return _drawings(entrants, of_paper(done.datasets, absent) if alike else [])
+
+    title: str
+    method: str
+    halves: Mapping[str, Halves]
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    losses: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    published: bool = False
+
+    def hm(self, dataset: str) -> Metric | None:
+        return self.halves.get(dataset, (None, None, None))[2]
 
 
-def draw_figures(table: Table, scores: Sequence[Score], folder: Path) -> list[Path]:
-    """Write every figure that `table` has the numbers for, as PNG and PDF, and give the PNGs' paths."""
-    return save_figures(folder, _drawings(of_table(table, scores)))
+def halves_plots(suite: SuiteResults) -> Plots:
+    """The plots of base-to-novel.
 
-
-def _drawings(entrants: Sequence[Series], beside: Sequence[Series] = ()) -> Drawings:
+    The radar shows published values of the paper's methods that did not run, unless they do not compare with ours.
+    """
+    series = _own_series(suite)
+    absent = [method for method in RADAR if method not in {one.method for one in series}]
+    comparable = not why_incomparable(suite) and not has_controls(suite)
+    beside = _paper_series(suite.datasets, absent) if comparable else []
     return {
-        "hm-bars": partial(hm_bars, entrants),
-        "hm-radar": partial(hm_radar, entrants, beside),
-        "learning-curves": partial(learning_curves, entrants),
-        "accuracy-speed": partial(accuracy_speed, entrants),
+        "hm-bars": partial(hm_bars, series),
+        "hm-radar": partial(hm_radar, series, beside),
+        "learning-curves": partial(learning_curves, series),
+        "accuracy-speed": partial(accuracy_speed, series),
     }
 
 
+def _own_series(suite: SuiteResults) -> list[Series]:
+    found = []
+    for title, variant in variants_by_title(suite).items():
+        halves = {name: suite.halves(variant, name) for name in suite.datasets}
+        rows = suite.rows(variant)
+        timed = {str(name): own for name, own in rows.groupby("dataset") if own.fps.notna().all()}
+        speeds = {name: rate for name, own in timed.items() if (rate := images_per_second(own))}
+        if len(suite.datasets) > 1:
+            halves[AVERAGE] = suite.average_halves(variant)
+            if len(speeds) == len(suite.datasets):
+                speeds[AVERAGE] = sum(speeds.values()) / len(speeds)
+        found.append(Series(title, variant.method, halves, speeds, losses_by_dataset(rows)))
+    return found
+
+
+def _paper_series(datasets: Iterable[str], methods: Iterable[str]) -> list[Series]:
+    """What the paper prints of our methods on these data sets."""
+    found = []
+    for method in methods:
+        lines = {name: line for name in datasets if (line := published.halves(method, name))}
+        halves = {name: (Metric(line.base), Metric(line.novel), Metric(line.hm)) for name, line in lines.items()}
+        if lines:
+            title = next(iter(lines.values())).method
+            found.append(Series(f"{title} (published)", method, halves, published=True))
+    return found
+
+
 @styled
-def hm_bars(entrants: Sequence[Series]) -> Figure | None:
+def hm_bars(series: Sequence[Series]) -> Figure | None:
     """A bar of HM for every method on every data set and the average; triangles show base and novel."""
     from matplotlib.patches import Patch
 
-    shown = [entrant for entrant in entrants if any(entrant.hm(name) for name in entrant.halves)]
-    groups = [name for name in _datasets(shown) if any(entrant.hm(name) for entrant in shown)]
+    shown = [one for one in series if any(one.hm(name) for name in one.halves)]
+    groups = [name for name in _datasets(shown) if any(one.hm(name) for one in shown)]
     if not shown:
         return None
     looks = _looks(shown)
@@ -87,9 +127,9 @@ def hm_bars(entrants: Sequence[Series]) -> Figure | None:
     for number, panel in enumerate(axes):
         here = groups[number * across : (number + 1) * across]
         _bar_row(panel, here, across, shown, looks)
-    cells = [entrant.hm(name) for entrant in shown for name in groups]
-    heading(figure, f"Harmonic mean of base and novel accuracy ({said_seeds(cells)})", cells)
-    handles: list[Any] = [Patch(**looks[entrant.title].fill(label=entrant.title)) for entrant in shown]
+    cells = [one.hm(name) for one in shown for name in groups]
+    heading(figure, f"Harmonic mean of base and novel accuracy ({describe_seeds(cells)})", cells)
+    handles: list[Any] = [Patch(**looks[one.title].fill(label=one.title)) for one in shown]
     handles.append(axes[0].scatter([], [], marker="^", s=13, color=INK, linewidths=0, label="base"))
     handles.append(
         axes[0].scatter([], [], marker="v", s=13, facecolor="white", edgecolor=INK, linewidths=0.7, label="novel")
@@ -99,22 +139,22 @@ def hm_bars(entrants: Sequence[Series]) -> Figure | None:
 
 
 def _bar_row(
-    axes: Axes, groups: Sequence[str], across: int, entrants: Sequence[Series], looks: dict[str, Look]
+    axes: Axes, groups: Sequence[str], across: int, series: Sequence[Series], looks: dict[str, Look]
 ) -> None:
     from matplotlib.colors import to_rgb
 
-    width = 0.84 / len(entrants)
+    width = 0.84 / len(series)
     for at, name in enumerate(groups):
         if name == AVERAGE:
             axes.axvspan(at - 0.5, at + 0.5, color=GRID, alpha=0.55, zorder=0, linewidth=0)
-        for place, entrant in enumerate(entrants):
-            base, novel, hm = entrant.halves.get(name, (None, None, None))
-            x = at + (place - (len(entrants) - 1) / 2) * width
+        for place, one in enumerate(series):
+            base, novel, hm = one.halves.get(name, (None, None, None))
+            x = at + (place - (len(series) - 1) / 2) * width
             if base is None or novel is None or hm is None:
                 axes.text(x, 2, "–", ha="center", va="bottom", fontsize=7, color=FAINT)
                 continue
-            colour = looks[entrant.title].colour
-            axes.bar(x, hm.mean, 0.9 * width, zorder=2, **looks[entrant.title].fill())
+            colour = looks[one.title].colour
+            axes.bar(x, hm.mean, 0.9 * width, zorder=2, **looks[one.title].fill())
             axes.plot([x, x], [base.mean, novel.mean], color=INK, linewidth=0.6, zorder=3)
             whole: dict[str, Any] = {"s": 13, "zorder": 4, "clip_on": False}
             axes.scatter(x, base.mean, marker="^", color=INK, linewidths=0, **whole)
@@ -123,7 +163,7 @@ def _bar_row(
                 axes.errorbar(x + 0.3 * width, hm.mean, hm.std, color=INK, capsize=1.2, linewidth=0.6, zorder=3)
             text = axes.text(x, 2, f"{hm.mean:.0f}{'†' * hm.limited}", ha="center", va="bottom", fontsize=7, zorder=5)
             text.set(color=ink_on(*to_rgb(colour)), bbox={"facecolor": colour, "linewidth": 0, "pad": 0.6})
-    cells = {name: [entrant.hm(name) for entrant in entrants] for name in groups}
+    cells = {name: [one.hm(name) for one in series] for name in groups}
     axes.set_xticks(range(len(groups)), [display_name(name) + dagger(cells[name]) for name in groups])
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.5, across - 0.5)
@@ -132,35 +172,35 @@ def _bar_row(
 
 
 @styled
-def hm_radar(entrants: Sequence[Series], beside: Sequence[Series] = ()) -> Figure | None:
+def hm_radar(series: Sequence[Series], beside: Sequence[Series] = ()) -> Figure | None:
     """HM of every method on an axis per data set, published ones `beside` hollow; None for fewer than three data sets.
 
     Where a method has no HM its line is broken.
     """
     from matplotlib.figure import Figure
 
-    shown = [*(entrant for entrant in entrants if any(map(entrant.hm, entrant.halves))), *beside]
-    datasets = [name for name in _datasets(entrants) if name != AVERAGE and any(e.hm(name) for e in entrants)]
+    shown = [*(one for one in series if any(map(one.hm, one.halves))), *beside]
+    datasets = [name for name in _datasets(series) if name != AVERAGE and any(e.hm(name) for e in series)]
     if len(datasets) < 3:
         return None
     figure = Figure(figsize=(4.9, 4.4), layout="constrained")
     axes: Any = figure.add_subplot(projection="polar")
     angles = [2 * math.pi * i / len(datasets) for i in range(len(datasets))]
     looks = _looks(shown)
-    cells = {(entrant.title, name): entrant.hm(name) for entrant in shown for name in datasets}
+    cells = {(one.title, name): one.hm(name) for one in shown for name in datasets}
     means = {key: cell.mean for key, cell in cells.items() if cell}
-    for entrant in shown:
-        values = [means.get((entrant.title, name), math.nan) for name in datasets]
-        look = looks[entrant.title]
-        faint = {"markerfacecolor": "white", "linewidth": 0.9} if entrant.published else {"linewidth": 1.6}
-        axes.plot([*angles, 0], [*values, values[0]], label=entrant.title, **look.line(markersize=4, **faint))
+    for one in shown:
+        values = [means.get((one.title, name), math.nan) for name in datasets]
+        look = looks[one.title]
+        faint = {"markerfacecolor": "white", "linewidth": 0.9} if one.published else {"linewidth": 1.6}
+        axes.plot([*angles, 0], [*values, values[0]], label=one.title, **look.line(markersize=4, **faint))
     low = max(0, 10 * math.floor(min(means.values()) / 10 - 1))
     step = 10 if low >= 40 else 20
     axes.set_ylim(low, min(100, max(low + 10, 10 * math.ceil(max(means.values()) / 10))))
     ticks = [tick for tick in range(step * (low // step + 1), 101, step) if tick <= axes.get_ylim()[1]]
     axes.set_theta_offset(math.pi / 2)
     axes.set_theta_direction(-1)
-    names = [display_name(name) + dagger(cells[entrant.title, name] for entrant in shown) for name in datasets]
+    names = [display_name(name) + dagger(cells[one.title, name] for one in shown) for name in datasets]
     axes.set_xticks(angles, names, color=INK)
     axes.set_yticks(ticks)
     axes.set_rlabel_position(180 / len(datasets))
@@ -173,39 +213,39 @@ def hm_radar(entrants: Sequence[Series], beside: Sequence[Series] = ()) -> Figur
         label.set_bbox({"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.8})
     axes.grid(color="#d1d5db", linewidth=0.6)
     axes.spines["polar"].set_color("#d1d5db")
-    seeds = said_seeds([entrant.hm(name) for entrant in entrants for name in datasets], std=False)
+    seeds = describe_seeds([one.hm(name) for one in series for name in datasets], std=False)
     heading(figure, f"Harmonic mean in % ({seeds}; the centre is {low})", cells.values())
     legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
 @styled
-def learning_curves(entrants: Sequence[Series]) -> Figure | None:
+def learning_curves(series: Sequence[Series]) -> Figure | None:
     """Cross-entropy per epoch on the training images: one panel per data set, one line per method, seeds averaged."""
     from matplotlib.ticker import LogFormatter, MaxNLocator
 
-    shown = [entrant for entrant in entrants if entrant.losses]
-    datasets = sorted({name for entrant in shown for name in entrant.losses}, key=dataset_order)
+    shown = [one for one in series if one.losses]
+    datasets = sorted({name for one in shown for name in one.losses}, key=dataset_order)
     if not datasets:
         return None
-    looks = _looks(entrants)
+    looks = _looks(series)
     figure, axes = panels(len(datasets), 1.5 if len(datasets) > 1 else 1.9, "epoch", "cross-entropy")
-    counts = [len(runs) for entrant in shown for runs in entrant.losses.values()]
-    lengths = [len(losses) for entrant in shown for runs in entrant.losses.values() for losses in runs]
+    counts = [len(runs) for one in shown for runs in one.losses.values()]
+    lengths = [len(losses) for one in shown for runs in one.losses.values() for losses in runs]
     for panel, name in zip(axes, datasets, strict=True):
-        for entrant in shown:
-            runs = entrant.losses.get(name)
+        for one in shown:
+            runs = one.losses.get(name)
             if not runs:
                 continue
             columns = list(zip(*runs, strict=False))
             epochs = range(1, len(columns) + 1)
             mean = [sum(column) / len(column) for column in columns]
             places = [0, *(len(mean) * (part + 1) // 3 - 1 for part in range(3))]
-            look = looks[entrant.title].line(markersize=3.5, markevery=sorted(set(places)))
-            panel.plot(epochs, mean, label=entrant.title, **look)
+            look = looks[one.title].line(markersize=3.5, markevery=sorted(set(places)))
+            panel.plot(epochs, mean, label=one.title, **look)
             if len(runs) > 1:
                 low, high = list(map(min, columns)), list(map(max, columns))
-                panel.fill_between(epochs, low, high, color=looks[entrant.title].colour, alpha=0.18, linewidth=0)
+                panel.fill_between(epochs, low, high, color=looks[one.title].colour, alpha=0.18, linewidth=0)
         panel.set_title(display_name(name), loc="left")
         panel.set_ylim(0, 1.08 * panel.dataLim.ymax)
         panel.yaxis.set_major_locator(MaxNLocator(4))
@@ -228,24 +268,24 @@ def learning_curves(entrants: Sequence[Series]) -> Figure | None:
 
 
 @styled
-def accuracy_speed(entrants: Sequence[Series]) -> Figure | None:
+def accuracy_speed(series: Sequence[Series]) -> Figure | None:
     """HM against evaluated images per second: the average where there is one, else every data set."""
 
-    def points_of(entrant: Series, names: Iterable[str]) -> list[tuple[Series, str, Cell, float]]:
-        found = [(name, entrant.hm(name), entrant.speeds.get(name)) for name in names]
-        return [(entrant, name, hm, rate) for name, hm, rate in found if hm and rate]
+    def points_of(one: Series, names: Iterable[str]) -> list[tuple[Series, str, Metric, float]]:
+        found = [(name, one.hm(name), one.speeds.get(name)) for name in names]
+        return [(one, name, hm, rate) for name, hm, rate in found if hm and rate]
 
-    points = [point for entrant in entrants for point in points_of(entrant, [AVERAGE])]
+    points = [point for one in series for point in points_of(one, [AVERAGE])]
     averaged = bool(points)
-    points = points or [point for entrant in entrants for point in points_of(entrant, entrant.halves)]
+    points = points or [point for one in series for point in points_of(one, one.halves)]
     if not points:
         return None
     from matplotlib.ticker import LogLocator
 
-    looks = _looks(entrants)
+    looks = _looks(series)
     figure, axes = canvas(COLUMN, 2.8)
-    for entrant, name, hm, rate in points:
-        look = looks[entrant.title]
+    for one, name, hm, rate in points:
+        look = looks[one.title]
         axes.errorbar(
             rate,
             hm.mean,
@@ -278,28 +318,28 @@ def accuracy_speed(entrants: Sequence[Series]) -> Figure | None:
     cells = [hm for _, _, hm, _ in points]
     axes.set_ylabel(f"harmonic mean, %{dagger(cells)}")
     names = list(dict.fromkeys(point[1] for point in points))
-    sets = len(_datasets(entrants)) - averaged
+    sets = len(_datasets(series)) - averaged
     over = f"average of {sets} data sets" if averaged else display_name(names[0]) if len(names) == 1 else "by data set"
-    heading(figure, f"Accuracy against speed, {over}\n({said_seeds(cells)})", cells)
+    heading(figure, f"Accuracy against speed, {over}\n({describe_seeds(cells)})", cells)
     grid(axes, "both")
     legend(
-        figure, _handles([entrant for entrant in entrants if any(p[0] is entrant for p in points)], looks, line=False)
+        figure, _handles([one for one in series if any(p[0] is one for p in points)], looks, line=False)
     )
     return figure
 
 
-def _looks(entrants: Iterable[Series]) -> dict[str, Look]:
-    return looks_of({entrant.title: entrant.method for entrant in entrants})
+def _looks(series: Iterable[Series]) -> dict[str, Look]:
+    return assign_looks({one.title: one.method for one in series})
 
 
-def _handles(entrants: Iterable[Series], looks: dict[str, Look], *, line: bool = True) -> list[Any]:
+def _handles(series: Iterable[Series], looks: dict[str, Look], *, line: bool = True) -> list[Any]:
     from matplotlib.lines import Line2D
 
     keep: dict[str, Any] = {} if line else {"linestyle": "none", "markersize": 6}
-    return [Line2D([], [], **{**looks[entrant.title].line(label=entrant.title), **keep}) for entrant in entrants]
+    return [Line2D([], [], **{**looks[one.title].line(label=one.title), **keep}) for one in series]
 
 
-def _datasets(entrants: Iterable[Series]) -> list[str]:
+def _datasets(series: Iterable[Series]) -> list[str]:
     """The data sets in order, the average last."""
-    found = dict.fromkeys(name for entrant in entrants for name in entrant.halves)
+    found = dict.fromkeys(name for one in series for name in one.halves)
     return [name for name in found if name != AVERAGE] + [AVERAGE] * (AVERAGE in found)

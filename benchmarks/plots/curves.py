@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.series import Halves
+from benchmarks.results.metrics import Halves
 from benchmarks.plots.style import (
+    Plots,
     BASE,
     NOVEL,
     PAGE,
@@ -16,60 +17,58 @@ from benchmarks.plots.style import (
     dagger,
     grid,
     heading,
-    looks_of,
-    looks_of_sets,
-    said_seeds,
+    assign_looks,
+    assign_dataset_looks,
+    describe_seeds,
     styled,
 )
 from benchmarks.results.published import tables as published
+from benchmarks.results.suite_results import SuiteResults, Variant
 from benchmarks.results.published.tables import display_name
-from benchmarks.results.scores import Cell
-from benchmarks.tables.helpers import hindrance
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.rows import covers_paper, why_incomparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from benchmarks.plots.style import Drawings
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.results.variant import Variant
 
 Points = Mapping[float, Halves]
 
 
-def prompt_length_figures(done: SuiteResults) -> Drawings:
+def prompt_length_plots(suite: SuiteResults) -> Plots:
     """As the paper's: averages over the data sets on the left, harmonic means of each on the right."""
-    return _drawings(done, "prompt-length", "n_ctx", "prompt tokens", log=True)
+    return _drawings(suite, "prompt-length", "n_ctx", "prompt tokens", log=True)
 
 
-def duration_figures(done: SuiteResults) -> Drawings:
+def duration_plots(suite: SuiteResults) -> Plots:
     """The same over epochs; in the paper's world with its figures beside ours."""
     printed: dict[str, Points] = {}
-    if not hindrance(done) and set(done.datasets) == set(done.options.profile.datasets):
+    if not why_incomparable(suite) and covers_paper(suite.datasets):
         for line in published.duration():
-            cells = tuple(Cell(figure, (figure,), ()) for figure in (line.base, line.novel, line.hm))
+            cells = tuple(Metric(number) for number in (line.base, line.novel, line.hm))
             printed[line.key] = {**printed.get(line.key, {}), line.epochs: cells}  # type: ignore[dict-item]
-    return _drawings(done, "duration", "epochs", "epochs of training", printed=printed)
+    return _drawings(suite, "duration", "epochs", "epochs of training", printed=printed)
 
 
 def _drawings(
-    done: SuiteResults,
+    suite: SuiteResults,
     name: str,
     key: str,
     label: str,
     *,
     log: bool = False,
     printed: Mapping[str, Points] | None = None,
-) -> Drawings:
+) -> Plots:
     """A figure for each method in which `key` varies."""
     variants: dict[str, dict[float, Variant]] = {}
-    for variant in done.variants:
+    for variant in suite.variants:
         if variant.key.get(key):
             variants.setdefault(variant.method, {})[variant.key[key]] = variant
     several = len(variants) > 1
     return {
         f"{name}-{method}" if several else name: partial(
-            two_panels, done, own, label, log=log, printed=(printed or {}).get(method, {})
+            two_panels, suite, own, label, log=log, printed=(printed or {}).get(method, {})
         )
         for method, own in variants.items()
     }
@@ -77,7 +76,7 @@ def _drawings(
 
 @styled
 def two_panels(
-    done: SuiteResults, variants: Mapping[float, Variant], label: str, *, log: bool, printed: Points
+    suite: SuiteResults, variants: Mapping[float, Variant], label: str, *, log: bool, printed: Points
 ) -> Figure | None:
     """Left: base, novel and harmonic mean, averaged over the data sets. Right: the harmonic mean of each data set.
 
@@ -87,19 +86,19 @@ def two_panels(
 
     places = sorted(variants)
     averages: Points = {
-        place: done.average_halves(variants[place])
-        if len(done.datasets) > 1
-        else done.halves(variants[place], done.datasets[0])
+        place: suite.average_halves(variants[place])
+        if len(suite.datasets) > 1
+        else suite.halves(variants[place], suite.datasets[0])
         for place in places
     }
-    hms = {name: {place: done.halves(variants[place], name)[2] for place in places} for name in done.datasets}
+    hms = {name: {place: suite.halves(variants[place], name)[2] for place in places} for name in suite.datasets}
     every = [cell for halves in averages.values() for cell in halves] + [
         c for own in hms.values() for c in own.values()
     ]
     if not any(every):
         return None
     method = variants[places[0]].name
-    hm = looks_of({method: variants[places[0]].method})[method]
+    hm = assign_looks({method: variants[places[0]].method})[method]
     figure = Figure(figsize=(PAGE, 2.75), layout="constrained")
     left, right = figure.subplots(1, 2)
     kinds = (("base", BASE), ("novel", NOVEL), ("harmonic mean", hm))
@@ -108,10 +107,12 @@ def two_panels(
         if printed:
             paper = {place: halves[kind] for place, halves in sorted(printed.items())}
             _line(left, paper, look, f"{title}\n(published)", hollow=True)
-    looks = looks_of_sets(done.datasets)
+    looks = assign_dataset_looks(suite.datasets)
     for name, own in hms.items():
         _line(right, own, looks[name], display_name(name) + dagger(own.values()))
-    some = f"average over {len(done.datasets)} data sets" if len(done.datasets) > 1 else display_name(done.datasets[0])
+    some = (
+        f"average over {len(suite.datasets)} data sets" if len(suite.datasets) > 1 else display_name(suite.datasets[0])
+    )
     left.set_title(f"(a) {some}{dagger(cell for halves in averages.values() for cell in halves)}", loc="left")
     right.set_title("(b) harmonic mean by data set", loc="left")
     left.set_ylabel("accuracy, %")
@@ -123,12 +124,12 @@ def two_panels(
         panel.minorticks_off()
         panel.set_xlabel(label)
         grid(panel, "y")
-    heading(figure, f"{method}: accuracy by {label} ({said_seeds(every)})", every)
+    heading(figure, f"{method}: accuracy by {label} ({describe_seeds(every)})", every)
     _legends(left, right)
     return figure
 
 
-def _line(axes: Axes, points: Mapping[float, Cell | None], look: Look, label: str, *, hollow: bool = False) -> None:
+def _line(axes: Axes, points: Mapping[float, Metric | None], look: Look, label: str, *, hollow: bool = False) -> None:
     mean = [cell.mean if cell else math.nan for cell in points.values()]
     bars = [cell.std if cell and cell.std is not None else math.nan for cell in points.values()]
     more: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.7} if hollow else {}

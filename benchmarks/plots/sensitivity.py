@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.style import (
+    Plots,
     COLUMN,
     FAINT,
     INK,
@@ -16,31 +17,30 @@ from benchmarks.plots.style import (
     heading,
     ink_on,
     legend,
-    looks_of_sets,
-    said_seeds,
+    assign_dataset_looks,
+    describe_seeds,
     styled,
 )
+from benchmarks.results.suite_results import SuiteResults, Variant
 from benchmarks.results.published.tables import display_name
-from benchmarks.results.scores import Cell
-from benchmarks.tables.grid import BETA, LAMBDA, TEMPERATURE
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.grid import paper_weights, variants_by_temperature, variants_by_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from benchmarks.plots.style import Drawings
-    from benchmarks.results.suite import SuiteResults
 
 
-def sensitivity_figures(done: SuiteResults) -> Drawings:
+def sensitivity_plots(suite: SuiteResults) -> Plots:
     """The heat map and the curve of the suite sensitivity."""
     return {
-        "sensitivity-weights": partial(weights_map, done),
-        "sensitivity-temperature": partial(temperature_curve, done),
+        "sensitivity-weights": partial(weights_map, suite),
+        "sensitivity-temperature": partial(temperature_curve, suite),
     }
 
 
 @styled
-def weights_map(done: SuiteResults) -> Figure | None:
+def weights_map(suite: SuiteResults) -> Figure | None:
     """HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature.
 
     A value of zero has a row or column of its own; a missing cell is hatched.
@@ -48,12 +48,9 @@ def weights_map(done: SuiteResults) -> Figure | None:
     import numpy as np
     from matplotlib.patches import Rectangle
 
-    variants = {
-        (variant.key["nce_weight"], variant.key["kl_weight"]): variant
-        for variant in done.variants
-        if variant.key.get("nce_temperature") == TEMPERATURE
-    }
-    cells = {place: done.mean_of_hms(variant) for place, variant in variants.items()}
+    paper, _ = paper_weights()
+    variants = variants_by_weights(suite)
+    cells = {place: suite.mean_of_hms(variant) for place, variant in variants.items()}
     means = [cell.mean for cell in cells.values() if cell]
     if not means:
         return None
@@ -89,8 +86,8 @@ def weights_map(done: SuiteResults) -> Figure | None:
                 fontsize=7.5,
                 fontweight=bold,
             )
-    if LAMBDA in lambdas and BETA in betas:
-        corner = (betas.index(BETA) - 0.5, lambdas.index(LAMBDA) - 0.5)
+    if paper[0] in lambdas and paper[1] in betas:
+        corner = (betas.index(paper[1]) - 0.5, lambdas.index(paper[0]) - 0.5)
         for colour, width in (("white", 3.6), (INK, 1.8)):
             axes.add_patch(
                 Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=width, zorder=4, clip_on=False)
@@ -106,34 +103,31 @@ def weights_map(done: SuiteResults) -> Figure | None:
     bar.set_label("harmonic mean, %")
     bar.solids.set_edgecolor("face")
     bar.outline.set_visible(False)
-    some = f"mean over {len(done.datasets)} data sets" if len(done.datasets) > 1 else display_name(done.datasets[0])
-    seeds = said_seeds(cells.values(), std=False)
+    some = f"mean over {len(suite.datasets)} data sets" if len(suite.datasets) > 1 else display_name(suite.datasets[0])
+    seeds = describe_seeds(cells.values(), std=False)
     title = f"ProCAP by the weights of its loss, {some} ({seeds});\nframed: the paper's weights, bold: the best"
     heading(figure, title, cells.values())
     return figure
 
 
 @styled
-def temperature_curve(done: SuiteResults) -> Figure | None:
+def temperature_curve(suite: SuiteResults) -> Figure | None:
     """HM over the initial temperature of InfoNCE at the paper's weights: data sets thin, their mean thick."""
-    variants = {
-        variant.key["nce_temperature"]: variant
-        for variant in done.variants
-        if (variant.key.get("nce_weight"), variant.key.get("kl_weight")) == (LAMBDA, BETA)
-    }
-    places = sorted(variants)
-    own = {name: [done.halves(variants[place], name)[2] for place in places] for name in done.datasets}
-    averages = [done.mean_of_hms(variants[place]) for place in places]
+    _, temperature = paper_weights()
+    variants = variants_by_temperature(suite)
+    places = list(variants)
+    own = {name: [suite.halves(variants[place], name)[2] for place in places] for name in suite.datasets}
+    averages = [suite.mean_of_hms(variants[place]) for place in places]
     if len(places) < 2 or not any(cell for cells in own.values() for cell in cells):
         return None
     figure, axes = canvas(COLUMN, 2.9)
-    looks = looks_of_sets(done.datasets)
+    looks = assign_dataset_looks(suite.datasets)
     for name, cells in own.items():
         label = display_name(name) + dagger(cells)
         axes.plot(
             places, list(map(_mean, cells)), zorder=2, **looks[name].line(linewidth=0.9, markersize=3.5, label=label)
         )
-    if len(done.datasets) > 1:
+    if len(suite.datasets) > 1:
         axes.plot(
             places,
             list(map(_mean, averages)),
@@ -144,9 +138,9 @@ def temperature_curve(done: SuiteResults) -> Figure | None:
             zorder=3,
             label="mean",
         )
-    axes.axvline(TEMPERATURE, color=FAINT, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
+    axes.axvline(temperature, color=FAINT, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
     axes.text(
-        TEMPERATURE, 1.01, "the paper's", transform=axes.get_xaxis_transform(), ha="center", fontsize=6.5, color=FAINT
+        temperature, 1.01, "the paper's", transform=axes.get_xaxis_transform(), ha="center", fontsize=6.5, color=FAINT
     )
     axes.set_xscale("log")
     axes.set_xticks(places, [f"{place:g}" for place in places])
@@ -155,12 +149,12 @@ def temperature_curve(done: SuiteResults) -> Figure | None:
     axes.set_ylabel("harmonic mean, %")
     grid(axes, "y")
     every = [cell for cells in own.values() for cell in cells]
-    heading(figure, f"ProCAP by initial temperature ({said_seeds(every, std=False)})", every)
+    heading(figure, f"ProCAP by initial temperature ({describe_seeds(every, std=False)})", every)
     legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
-def _mean(cell: Cell | None) -> float:
+def _mean(cell: Metric | None) -> float:
     return cell.mean if cell else math.nan
 
 

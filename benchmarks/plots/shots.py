@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.style import (
+    Plots,
     FAINT,
     INK,
     Look,
@@ -15,31 +16,30 @@ from benchmarks.plots.style import (
     grid,
     heading,
     legend,
-    looks_of,
+    assign_looks,
     panels,
-    said_seeds,
+    describe_seeds,
     styled,
 )
+from benchmarks.results.suite_results import SuiteResults, Variant
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.results.scores import Cell, average
-from benchmarks.tables.helpers import rows_of
-from runner.config import Target
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.grid import accuracy_on
+from benchmarks.tables.rows import group_by_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from benchmarks.plots.style import Drawings
-    from benchmarks.results.suite import SuiteResults
 
 
-def shots_figures(done: SuiteResults) -> Drawings:
+def shots_plots(suite: SuiteResults) -> Plots:
     """The curves of the suite few-shot."""
-    return {"few-shot": partial(few_shot_curves, done)}
+    return {"few-shot": partial(few_shot_curves, suite)}
 
 
 @styled
-def few_shot_curves(done: SuiteResults) -> Figure | None:
+def few_shot_curves(suite: SuiteResults) -> Figure | None:
     """A line per method with a band of one standard deviation over seeds; what trains nothing is a level line.
 
     A point that is missing leaves a gap. The average of a number of shots is there where every data set is.
@@ -48,29 +48,25 @@ def few_shot_curves(done: SuiteResults) -> Figure | None:
 
     lines = {
         title: {int(variant.key.get("shots", 0)): variant for variant in variants}
-        for title, variants in rows_of(done, "shots").items()
+        for title, variants in group_by_title(suite, "shots").items()
     }
     ticks = sorted({shots for variants in lines.values() for shots in variants if shots})
+    names = [*([AVERAGE] if len(suite.datasets) > 1 else []), *suite.datasets]
     cells = {
-        (name, title, shots): done.cell(variant, name, Target(name))
-        for name in done.datasets
+        (name, title, shots): accuracy_on(suite, variant, name)
+        for name in names
         for title, variants in lines.items()
         for shots, variant in variants.items()
     }
-    names = list(done.datasets)
-    if len(names) > 1:
-        sums = {(title, shots): [cells[name, title, shots] for name in names] for _, title, shots in cells}
-        cells |= {(AVERAGE, title, shots): average(found) for (title, shots), found in sums.items()}
-        names = [AVERAGE, *names]
     if not ticks or not any(cell for (_, _, shots), cell in cells.items() if shots):
         return None
-    looks = looks_of({title: variant.method for title, variants in lines.items() for variant in variants.values()})
+    looks = assign_looks({title: variant.method for title, variants in lines.items() for variant in variants.values()})
     figure, axes = panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
         for title, variants in lines.items():
             _line(panel, [(shots, cells[name, title, shots]) for shots in sorted(variants)], looks[title])
         _frame(panel, name, ticks, [cell for (where, _, _), cell in cells.items() if where == name])
-    heading(figure, f"Accuracy on all classes by number of shots ({said_seeds(cells.values())})", cells.values())
+    heading(figure, f"Accuracy on all classes by number of shots ({describe_seeds(cells.values())})", cells.values())
     legend(
         figure,
         [Line2D([], [], **_drawn(looks[title], variants).line(label=title)) for title, variants in lines.items()],
@@ -78,7 +74,7 @@ def few_shot_curves(done: SuiteResults) -> Figure | None:
     return figure
 
 
-def _line(axes: Axes, points: Sequence[tuple[int, Cell | None]], look: Look) -> None:
+def _line(axes: Axes, points: Sequence[tuple[int, Metric | None]], look: Look) -> None:
     level = dict(points).get(0)
     if level is not None:
         axes.axhline(level.mean, color=look.colour, linestyle=look.dashes, linewidth=1.2, zorder=1.5)
@@ -94,7 +90,7 @@ def _line(axes: Axes, points: Sequence[tuple[int, Cell | None]], look: Look) -> 
         axes.fill_between(shots, low, high, color=look.colour, alpha=0.2, linewidth=0, zorder=2)
 
 
-def _frame(axes: Axes, name: str, ticks: Sequence[int], cells: Sequence[Cell | None]) -> None:
+def _frame(axes: Axes, name: str, ticks: Sequence[int], cells: Sequence[Metric | None]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()

@@ -6,35 +6,33 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.series import Halves
-from benchmarks.plots.style import FAINT, GRID, INK, MARKERS, PAGE, dagger, grid, heading, legend, looks_of, styled
+from benchmarks.results.metrics import Halves
+from benchmarks.plots.style import FAINT, Plots, GRID, INK, MARKERS, PAGE, dagger, grid, heading, legend, assign_looks, styled
 from benchmarks.results.published import tables as published
+from benchmarks.results.suite_results import SuiteResults, Variant
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.results.scores import Cell
-from benchmarks.tables.helpers import hindrance, whole_paper
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.rows import why_incomparable, covers_paper
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from benchmarks.plots.style import Drawings
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.results.variant import Variant
 
 KINDS = ("base", "novel", "harmonic mean")
 
 
-def spread_figures(done: SuiteResults) -> Drawings:
+def spread_plots(suite: SuiteResults) -> Plots:
     """A figure for each method; in the paper's world ProCAP's has the published deviations beside."""
-    several = len(done.variants) > 1
+    several = len(suite.variants) > 1
     return {
-        f"seed-spread-{number}-{variant.method}" if several else "seed-spread": partial(seed_spread, done, variant)
-        for number, variant in enumerate(done.variants, 1)
+        f"seed-spread-{number}-{variant.method}" if several else "seed-spread": partial(seed_spread, suite, variant)
+        for number, variant in enumerate(suite.variants, 1)
     }
 
 
 @styled
-def seed_spread(done: SuiteResults, variant: Variant) -> Figure | None:
+def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
     """A panel each for base, novel and HM, a row for each data set; None where no data set has several seeds.
 
     Accuracies of data sets lie far apart and seeds close together, so that each row is drawn around its own mean, which
@@ -42,17 +40,17 @@ def seed_spread(done: SuiteResults, variant: Variant) -> Figure | None:
     """
     from matplotlib.figure import Figure
 
-    rows: dict[str, Halves] = {name: done.halves(variant, name) for name in done.datasets}
-    if len(done.datasets) > 1:
+    rows: dict[str, Halves] = {name: suite.halves(variant, name) for name in suite.datasets}
+    if len(suite.datasets) > 1:
         # Of the harmonic mean the mean over data sets, as the paper's table of stability has it.
-        rows[AVERAGE] = (*done.average_halves(variant)[:2], done.mean_of_hms(variant))
+        rows[AVERAGE] = (*suite.average_halves(variant)[:2], suite.mean_of_hms(variant))
     cells = [cell for halves in rows.values() for cell in halves if cell]
     if not any(cell.std is not None for cell in cells):
         return None
-    printed = {} if hindrance(done) else _printed(done, variant)
+    printed = {} if why_incomparable(suite) else _printed(suite, variant)
     figure = Figure(figsize=(PAGE, 0.25 * len(rows) + 1.15), layout="constrained")
     axes: Any = figure.subplots(1, 3, sharey=True, sharex=True)
-    colour = looks_of({variant.name: variant.method})[variant.name].colour
+    colour = assign_looks({variant.name: variant.method})[variant.name].colour
     for kind, panel in enumerate(axes):
         for place, (name, halves) in enumerate(rows.items()):
             if name == AVERAGE:
@@ -78,7 +76,7 @@ def seed_spread(done: SuiteResults, variant: Variant) -> Figure | None:
     return figure
 
 
-def _row(axes: Axes, place: int, cell: Cell | None, colour: str, printed: float | None) -> None:
+def _row(axes: Axes, place: int, cell: Metric | None, colour: str, printed: float | None) -> None:
     at = axes.get_yaxis_transform()
     if cell is None:
         axes.text(1.0, place, "–", transform=at, ha="left", va="center", fontsize=7, color=FAINT)
@@ -104,12 +102,12 @@ def _row(axes: Axes, place: int, cell: Cell | None, colour: str, printed: float 
     axes.text(1.0, place, text, transform=at, ha="left", va="center", fontsize=6.5)
 
 
-def _printed(done: SuiteResults, variant: Variant) -> Mapping[str, tuple[float, float, float]]:
+def _printed(suite: SuiteResults, variant: Variant) -> Mapping[str, tuple[float, float, float]]:
     """By data set as published, and of the average where it is over the same ones."""
     if variant.method != "procap" or variant.changed:
         return {}
-    alike = {*done.datasets} - done.changed_sets.keys()
-    alike |= {AVERAGE} if whole_paper(list(alike)) else set()
+    alike = {*suite.datasets} - suite.changed_sets.keys()
+    alike |= {AVERAGE} if covers_paper(list(alike)) else set()
     spreads = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
     return {name: spread for name, spread in spreads.items() if name in alike}
 

@@ -17,11 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.results.scores import Cell
+from benchmarks.results.metrics import Metric
 from runner.results import write_bytes
-
-Drawings = Mapping[str, Callable[[], "Figure | None"]]
-"""Plots by name; each is drawn when it is called, None where there is nothing to draw."""
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -68,6 +65,9 @@ TYPE: dict[Any, Any] = {
 }
 FILES: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "procap"}
 
+Plots = Mapping[str, Callable[[], "Figure | None"]]
+"""What draws each plot, by the name of its files; a plot without anything to show is None."""
+
 Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 
@@ -100,7 +100,7 @@ BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 """Base and novel accuracy where they are lines of their own."""
 
 
-def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
+def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
     """A look per title, given its method: the method's own for its first title, spare ones for the others."""
     found: dict[str, Look] = {}
     spares = [Look(colour, MARKERS[(3 + i) % len(MARKERS)], DASHES[i % len(DASHES)]) for i, colour in enumerate(SPARE)]
@@ -113,7 +113,7 @@ def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
     return found
 
 
-def looks_of_sets(datasets: Iterable[str]) -> dict[str, Look]:
+def assign_dataset_looks(datasets: Iterable[str]) -> dict[str, Look]:
     """A look per data set, for figures whose lines are data sets of one method; no two of 56 are alike."""
     colours = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
     return {
@@ -166,15 +166,15 @@ def _slim(svg: bytes) -> bytes:
     return re.sub(rb'(?<= d=")[^"]*', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]).replace(b"\n", b""), plain)
 
 
-def save_figures(
-    folder: Path, drawings: Mapping[str, Callable[[], Figure | None]], formats: Sequence[str] = FORMATS
+def save_plots(
+    folder: Path, plots: Plots, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
     """Draw and write each figure in every format; gives the files of the first format.
 
     A drawing that has nothing to show is left out.
     """
     written = []
-    for name, draw in drawings.items():
+    for name, draw in plots.items():
         figure = draw()
         if figure is None:
             continue
@@ -229,7 +229,7 @@ def grid(axes: Axes, which: Any) -> None:
     axes.tick_params(colors=FAINT, labelcolor=INK)
 
 
-def heading(figure: Figure, title: str, cells: Iterable[Cell | None] = ()) -> None:
+def heading(figure: Figure, title: str, cells: Iterable[Metric | None] = ()) -> None:
     """What is seen, above the figure, from its left edge; and what the dagger means where one of `cells` has it."""
     limited = f";\n{DAGGER} only the first images of a test set" if dagger(cells) else ""
     figure.suptitle(f"{title}{limited}", x=0.01, ha="left")
@@ -257,7 +257,7 @@ def ink_on(red: float, green: float, blue: float) -> str:
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.067 else INK
 
 
-def said_seeds(cells: Iterable[Cell | None], *, std: bool = True) -> str:
+def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
     """How many seeds figures are of: "mean ± std of 3 seeds", "mean of 3 seeds", "seed 1"."""
     seeds = {cell.seeds for cell in cells if cell is not None}
     if len(seeds) != 1:
@@ -266,6 +266,6 @@ def said_seeds(cells: Iterable[Cell | None], *, std: bool = True) -> str:
     return f"mean{' ± std' * std} of {len(only)} seeds" if len(only) > 1 else f"seed {only[0]}"
 
 
-def dagger(cells: Iterable[Cell | None]) -> str:
+def dagger(cells: Iterable[Metric | None]) -> str:
     """A mark where only the first images of a test set were looked at."""
     return f" {DAGGER}" if any(cell is not None and cell.limited for cell in cells) else ""

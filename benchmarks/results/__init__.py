@@ -1,1 +1,5 @@
-"""One table of all results, statistics over it, and the paper's published figures."""
+"""Results: every evaluation as a row of one pandas DataFrame, `load`; means, paired tests, and the paper's numbers."""
+
+from benchmarks.results.frame import load
+
+__all__ = ["load"]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.runtime.measure import synchronize
-from benchmarks.tables.pipes import pipes
+from benchmarks.tables.render import markdown_grid
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
 from procap.kernels.refinement import captured, eager_level, fused_level
@@ -211,7 +211,7 @@ def _floor_table(floor: dict[str, Any]) -> str:
         [name, f"{rate / 1e12:.2f}", *(f"{1e6 * floor[size] / rate:.1f}" for size in ("forward_bytes", "step_bytes"))]
         for name, rate in floor["rates"].items()
     ]
-    return pipes(FLOOR_HEADERS, body, left=1)
+    return markdown_grid(FLOOR_HEADERS, body, left=1)
 
 
 def _ways_table(report: dict[str, Any]) -> str:
@@ -233,7 +233,7 @@ def _ways_table(report: dict[str, Any]) -> str:
                 f"{way['difference']:.1e}",
             ]
         )
-    return pipes(WAYS_HEADERS, body, left=1)
+    return markdown_grid(WAYS_HEADERS, body, left=1)
 
 
 def _median(values: list[float]) -> float | None:

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.runtime.data import photographs
-from benchmarks.tables.pipes import pipes
+from benchmarks.tables.render import markdown_grid
 from runner.environment import environment
 from runner.results import write_bytes, write_json
 from shards.pack import pack_source
@@ -221,7 +220,7 @@ def table(report: dict[str, Any]) -> str:
         "",
         f"    {report['command']}",
         "",
-        pipes(HEADERS, [_line(row) for row in report["rows"]], left=2),
+        markdown_grid(HEADERS, [_line(row) for row in report["rows"]], left=2),
         "",
         "- of decoding, of CoOp's transform: images per second divided by those of the bare single-threaded loop, in",
         "  the same round, times the cores. The first loop only decodes; CoOp's transform also resizes (bicubic),",

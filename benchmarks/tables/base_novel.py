@@ -2,312 +2,289 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from benchmarks.results.frame import images_per_second
+from benchmarks.results.metrics import Halves, Metric, mean_if_complete
 from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import AVERAGE, PublishedHalves
-from benchmarks.results.scores import Cell, images_per_second, timed
-from benchmarks.tables.comparison import comparison_sheets, scores_of
-from benchmarks.tables.helpers import (
+from benchmarks.results.published.tables import AVERAGE, PublishedHalves, display_name
+from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.tables.comparison import comparison_tables
+from benchmarks.tables.notes import note_average, suite_notes
+from benchmarks.tables.rows import (
     HALVES,
-    against_procap,
-    average_note,
-    group_of,
+    add_delta_column,
+    covers_paper,
     in_paper,
-    name_of,
-    notes,
-    ours,
-    ours_alone,
-    printed,
-    reproduced,
-    theirs,
-    titled,
-    value,
-    whole_paper,
+    mark_reproduced,
+    published_group,
+    published_row,
+    published_title,
+    title_of,
+    unique_title,
+    variants_by_title,
+    with_published,
 )
-from benchmarks.tables.runs import SPEEDS
-from benchmarks.tables.table import Column, Item, Line, Sheet, Value
+from benchmarks.tables.table import Cell, Column, Row, Table
 
-if TYPE_CHECKING:
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.results.variant import Variant
-
-Figures = tuple[float | None, float | None, float | None]
-Lookup = Callable[["Variant", str], Figures]
+Triple = tuple[float | None, float | None, float | None]
+"""What the paper prints for base, novel and HM."""
+NOTHING: Triple = (None, None, None)
 PAPER_TOKENS = 4
-NOTHING: Figures = (None, None, None)
+SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
+"""Neither end is better: runs were timed one after the other, on any machine and beside any other work."""
 
 
-def base_to_novel_sheets(done: SuiteResults) -> list[Sheet]:
-    """The averages first where there are several, then every data set as in the paper, then the comparison."""
-    title, sheets = done.suite.heading, []
-    if len(done.datasets) > 1:
-        sheets.append(_averages(done, title))
-    lines = _blocks(done, _main_table, _published_of)
-    remarks = notes(done, average_note(done), halves=True)
-    main = Sheet(done.suite.name, title, ("Data set", "Method"), HALVES, tuple(lines), remarks, in_paper(done))
-    sheets.append(against_procap(done, main, "HM"))
-    return [*sheets, *_speeds(done, title), *comparison_sheets(done)]
+def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
+    """The averages first where there are several, then every data set as in the paper, speeds, and the comparison."""
+    title, tables = suite.heading, []
+    if len(suite.datasets) > 1:
+        tables.append(_averages(suite, title))
+    rows = _blocks(suite, _main_table, _published_of)
+    notes = suite_notes(suite, note_average(suite), halves=True)
+    main = Table(suite.name, title, ("Data set", "Method"), HALVES, rows, notes, in_paper(suite))
+    tables.append(add_delta_column(suite, main, "HM"))
+    return [*tables, *_speeds(suite, title), *comparison_tables(suite)]
 
 
-def stability_sheets(done: SuiteResults) -> list[Sheet]:
+def stability_tables(suite: SuiteResults) -> list[Table]:
     """Mean and standard deviation of every data set; the average's HM is the mean of HMs, as in the paper's table."""
-    spreads = {line.dataset: line for line in published.stability()} if in_paper(done) else {}
-    figures = {name: (line.base, line.novel, line.hm) for name, line in spreads.items()}
-    lines = []
-    for dataset in _with_average(done):
-        name = name_of(dataset)
-        summed = dataset == AVERAGE
-        if (spread := spreads.get(dataset)) and (not summed or whole_paper(done.datasets)):
+    spreads = {line.dataset: line for line in published.stability()} if in_paper(suite) else {}
+    rows = []
+    for dataset in _with_average(suite):
+        name, is_average = display_name(dataset), dataset == AVERAGE
+        spread = spreads.get(dataset)
+        if spread and (not is_average or covers_paper(suite.datasets)):
             pairs = ((spread.base, spread.base_std), (spread.novel, spread.novel_std), (spread.hm, spread.hm_std))
-            known = tuple(Value(mean, std) for mean, std in pairs)
-            group = group_of(done, name, "published")
-            lines.append(Line((name, theirs("ProCAP")), known, "published", group, summed))
-        for variant in done.variants:
-            own = figures.get(dataset, NOTHING) if variant.method == "procap" and not variant.changed else NOTHING
-            cells = _cells(done, variant, dataset)
-            if summed:
-                cells = (*cells[:2], done.mean_of_hms(variant))
-            items = _items(done, variant, dataset, cells, own)
-            lines.append(Line((name, reproduced(ours_alone(done, variant), items)), items, group=name, average=summed))
-    readings = [(name, cell) for name, variant in titled(done).items() if (cell := done.average_halves(variant)[2])]
-    listed = "; ".join(f"{name} {cell.mean:.2f}" for name, cell in readings)
+            cells = tuple(Metric(mean, std) for mean, std in pairs)
+            labels = (name, published_title("ProCAP"))
+            rows.append(Row(labels, cells, "published", published_group(suite, name), is_average))
+        for variant in suite.variants:
+            known = spread and variant.method == "procap" and not variant.changed
+            printed = (spread.base, spread.novel, spread.hm) if spread and known else NOTHING
+            halves = _halves(suite, variant, dataset)
+            if is_average:
+                halves = (*halves[:2], suite.mean_of_hms(variant))
+            own = _cells(suite, variant, dataset, halves, printed)
+            labels = (name, mark_reproduced(unique_title(suite, variant), own))
+            rows.append(Row(labels, own, group=name, average=is_average))
+    readings = {title: suite.average_halves(variant)[2] for title, variant in variants_by_title(suite).items()}
+    listed = _list_means(readings)
     rule = f"{AVERAGE}: its HM is the mean of the data sets' HMs. HM of average base and average novel: {listed}."
-    remark = rule if listed and len(done.datasets) > 1 else ""
-    remarks = notes(done, remark, halves=True)
-    return [
-        Sheet(
-            done.suite.name,
-            "Stability over seeds",
-            ("Data set", "Method"),
-            HALVES,
-            tuple(lines),
-            remarks,
-            in_paper(done),
-        ),
-        *comparison_sheets(done),
-    ]
+    notes = suite_notes(suite, rule if listed and len(suite.datasets) > 1 else "", halves=True)
+    labels = ("Data set", "Method")
+    main = Table(suite.name, "Stability over seeds", labels, HALVES, tuple(rows), notes, in_paper(suite))
+    return [main, *comparison_tables(suite)]
 
 
-def ablation_sheets(done: SuiteResults) -> list[Sheet]:
+def ablation_tables(suite: SuiteResults) -> list[Table]:
     """Harmonic means of every variant by data set, then what they are made of."""
-    sets = done.datasets
-    columns = tuple(Column(name_of(dataset)) for dataset in sets)
+    sets = suite.datasets
     several = len(sets) > 1
-    columns += (Column(AVERAGE),) if several else ()
-    table = {line.variant: line for line in published.ablation()} if in_paper(done) else {}
-    alike = bool(table) and set(sets) == set(next(iter(table.values())).hm)
-    lines = []
-    for name, row in table.items():
-        figures = [row.hm.get(dataset) for dataset in sets] + ([row.average if alike else None] if several else [])
-        # Other data sets have no published figures.
-        if any(figure is not None for figure in figures):
-            lines.append(printed([theirs(name)], figures, group=group_of(done, "", "published")))
-    for variant in done.variants:
-        known = table.get(variant.key["variant"])
-        items: list[Item] = [
-            value(done, variant, [dataset], done.halves(variant, dataset)[2], known.hm.get(dataset) if known else None)
-            for dataset in sets
-        ]
+    columns = [Column(display_name(dataset)) for dataset in sets] + [Column(AVERAGE)] * several
+    paper = {line.variant: line for line in published.ablation()} if in_paper(suite) else {}
+    same_sets = bool(paper) and set(sets) == set(next(iter(paper.values())).hm)
+    rows = []
+    for name, line in paper.items():
+        numbers = [line.hm.get(dataset) for dataset in sets] + [line.average if same_sets else None] * several
+        # Other data sets have no published numbers.
+        if any(number is not None for number in numbers):
+            rows.append(published_row([published_title(name)], numbers, group=published_group(suite)))
+    for variant in suite.variants:
+        known = paper.get(variant.key["variant"])
+        cells: list[Cell] = []
+        for dataset in sets:
+            hm = suite.halves(variant, dataset)[2]
+            cells.append(with_published(suite, variant, [dataset], hm, known.hm.get(dataset) if known else None))
         if several:
-            items.append(
-                value(done, variant, sets, done.mean_of_hms(variant), known.average if known and alike else None)
-            )
-        lines.append(Line((reproduced(ours(done, variant), items),), tuple(items)))
-    means = [(variant.name, cell) for variant in done.variants if several and (cell := done.average_halves(variant)[2])]
-    listed = "; ".join(f"{name} {cell.mean:.2f}" for name, cell in means)
+            average = known.average if known and same_sets else None
+            cells.append(with_published(suite, variant, sets, suite.mean_of_hms(variant), average))
+        rows.append(Row((mark_reproduced(title_of(suite, variant), cells),), tuple(cells)))
+    means = {variant.name: suite.average_halves(variant)[2] for variant in suite.variants if several}
+    listed = _list_means(means)
     rule = f"Figures are HM; {AVERAGE} is their mean. HM of average base and average novel: {listed}." if listed else ""
-    title = done.suite.heading
-    remarks = notes(done, rule or "Figures are HM.", halves=True)
-    blocks = _blocks(done, lambda variant, dataset: NOTHING, lambda dataset: iter(()))
-    detail = notes(done, average_note(done), halves=True)
-    halves = Sheet(
-        f"{done.suite.name}-halves", f"{title}: both halves", ("Data set", "Variant"), HALVES, blocks, detail
-    )
-    main = Sheet(done.suite.name, title, ("Variant",), columns, tuple(lines), remarks, wide=True)
-    return [main, halves, *comparison_sheets(done, reference="Full ProCAP")]
+    notes = suite_notes(suite, rule or "Figures are HM.", halves=True)
+    main = Table(suite.name, suite.heading, ("Variant",), tuple(columns), tuple(rows), notes, wide=True)
+    blocks = _blocks(suite, lambda variant, dataset: NOTHING, lambda dataset: ())
+    title, labels = f"{suite.heading}: both halves", ("Data set", "Variant")
+    notes = suite_notes(suite, note_average(suite), halves=True)
+    halves = Table(f"{suite.name}-halves", title, labels, HALVES, blocks, notes)
+    return [main, halves, *comparison_tables(suite, reference="Full ProCAP")]
 
 
-def prompt_length_sheets(done: SuiteResults) -> list[Sheet]:
+def prompt_length_tables(suite: SuiteResults) -> list[Table]:
     """Base, novel and HM by the number of tokens, for every data set and on average."""
-    sheet = _varied(done, "n_ctx", "Tokens", "Number of prompt tokens", done.suite.name)
-    return [sheet, *comparison_sheets(done, _title_of(done, {"n_ctx": PAPER_TOKENS}))]
+    main = _by_key(suite, "n_ctx", "Tokens", "Number of prompt tokens", suite.name)
+    return [main, *comparison_tables(suite, _procap_title(suite, {"n_ctx": PAPER_TOKENS}))]
 
 
-def duration_sheets(done: SuiteResults) -> list[Sheet]:
+def duration_tables(suite: SuiteResults) -> list[Table]:
     """By the number of epochs: on average, as in the paper, and for every data set."""
-    title, sheets = done.suite.heading, []
-    table = {line.epochs: line for line in published.duration()} if in_paper(done) else {}
-    if len(done.datasets) > 1:
-        lines = []
-        if whole_paper(done.datasets):
-            for line in table.values():
-                labels = (theirs(line.method), str(line.epochs))
-                group = group_of(done, "", "published")
-                lines.append(printed(labels, (line.base, line.novel, line.hm), group=group))
-        for variant in done.variants:
-            known = (
-                table.get(variant.key["epochs"]) if variant.method == "procap" and whole_paper(done.datasets) else None
-            )
-            own = (known.base, known.novel, known.hm) if known else NOTHING
-            items = _items(done, variant, AVERAGE, done.average_halves(variant), own)
-            lines.append(Line((reproduced(ours(done, variant), items), _key(variant, "epochs")), items))
-        remarks = notes(done, average_note(done), halves=True)
-        main = f"{title}, on average over {len(done.datasets)} data sets"
-        columns = ("Method", "Epochs")
-        sheets.append(Sheet(done.suite.name, main, columns, HALVES, tuple(lines), remarks, in_paper(done)))
-    name = f"{done.suite.name}-datasets" if sheets else done.suite.name
-    epochs = [variant.key["epochs"] for variant in done.variants if variant.method == "procap"]
-    longest = _title_of(done, {"epochs": max(epochs)}) if epochs else None
-    return [*sheets, _varied(done, "epochs", "Epochs", title, name), *comparison_sheets(done, longest)]
+    title, tables = suite.heading, []
+    paper = {line.epochs: line for line in published.duration()} if covers_paper(suite.datasets) else {}
+    paper = paper if in_paper(suite) else {}
+    if len(suite.datasets) > 1:
+        rows = []
+        for line in paper.values():
+            labels = (published_title(line.method), str(line.epochs))
+            rows.append(published_row(labels, (line.base, line.novel, line.hm), group=published_group(suite)))
+        for variant in suite.variants:
+            known = paper.get(variant.key["epochs"]) if variant.method == "procap" else None
+            printed = (known.base, known.novel, known.hm) if known else NOTHING
+            cells = _cells(suite, variant, AVERAGE, suite.average_halves(variant), printed)
+            rows.append(Row((mark_reproduced(title_of(suite, variant), cells), _format_key(variant, "epochs")), cells))
+        notes = suite_notes(suite, note_average(suite), halves=True)
+        main = f"{title}, on average over {len(suite.datasets)} data sets"
+        labels = ("Method", "Epochs")
+        tables.append(Table(suite.name, main, labels, HALVES, tuple(rows), notes, in_paper(suite)))
+    name = f"{suite.name}-datasets" if tables else suite.name
+    epochs = [variant.key["epochs"] for variant in suite.variants if variant.method == "procap"]
+    longest = _procap_title(suite, {"epochs": max(epochs)}) if epochs else None
+    return [*tables, _by_key(suite, "epochs", "Epochs", title, name), *comparison_tables(suite, longest)]
 
 
-def _averages(done: SuiteResults, title: str) -> Sheet:
+def _averages(suite: SuiteResults, title: str) -> Table:
     """Both readings of the average."""
-    lines = []
-    beside_printed = in_paper(done) and whole_paper(done.datasets)
-    if beside_printed:
-        by_method: dict[str, list[float]] = {}
+    rows = []
+    with_paper = in_paper(suite) and covers_paper(suite.datasets)
+    if with_paper:
+        hms: dict[str, list[float]] = {}
         for line in published.base_to_novel():
             if line.dataset != AVERAGE:
-                by_method.setdefault(line.method, []).append(line.hm)
+                hms.setdefault(line.method, []).append(line.hm)
         for line in _published_of(AVERAGE):
-            hms = by_method.get(line.method, [])
-            # Recomputed from the printed cells; of a method without any there is no such mean.
-            mean = sum(hms) / len(hms) if len(hms) == len(done.datasets) else None
-            figures = (line.base, line.novel, line.hm, mean)
-            lines.append(printed([theirs(line.method, line.venue)], figures, group=group_of(done, "", "published")))
-    for variant in done.variants:
-        items = _items(done, variant, AVERAGE, done.average_halves(variant), _main_table(variant, AVERAGE))
-        name = reproduced(ours_alone(done, variant), items)
-        lines.append(Line((name,), (*items, Value.of(done.mean_of_hms(variant)))))
+            own = hms.get(line.method, [])
+            # Recomputed from the printed cells; a method without any has no such mean.
+            mean = sum(own) / len(own) if len(own) == len(suite.datasets) else None
+            numbers = (line.base, line.novel, line.hm, mean)
+            labels = [published_title(line.method, line.venue)]
+            rows.append(published_row(labels, numbers, group=published_group(suite)))
+    for variant in suite.variants:
+        cells = _cells(suite, variant, AVERAGE, suite.average_halves(variant), _main_table(variant, AVERAGE))
+        name = mark_reproduced(unique_title(suite, variant), cells)
+        rows.append(Row((name,), (*cells, suite.mean_of_hms(variant))))
     rule = (
-        f"{AVERAGE} over {len(done.datasets)} data sets; HM is that of average base and average novel accuracy, beside "
+        f"{AVERAGE} over {len(suite.datasets)} data sets; HM is that of average base and average novel accuracy, beside "
         "it the mean of the data sets' HMs"
     )
-    rule += ", which is recomputed from the printed ones for published lines." if beside_printed else "."
-    name, title = f"{done.suite.name}-average", f"{title}, on average over {len(done.datasets)} data sets"
+    rule += ", which is recomputed from the printed ones for published lines." if with_paper else "."
+    name, title = f"{suite.name}-average", f"{title}, on average over {len(suite.datasets)} data sets"
     columns = (*HALVES, Column("mean of HMs"))
-    sheet = Sheet(name, title, ("Method",), columns, tuple(lines), notes(done, rule, halves=True), wide=True)
-    return against_procap(done, sheet, "HM")
+    table = Table(name, title, ("Method",), columns, tuple(rows), suite_notes(suite, rule, halves=True), wide=True)
+    return add_delta_column(suite, table, "HM")
 
 
-def _speeds(done: SuiteResults, title: str) -> list[Sheet]:
+def _speeds(suite: SuiteResults, title: str) -> list[Table]:
     """How fast training and the evaluation of both halves were; nothing where no method has all of them."""
-    lines = tuple(Line((name,), _speed(done, variant)) for name, variant in titled(done).items())
-    if not any(item for line in lines for item in line.items):
+    variants = variants_by_title(suite)
+    rows = tuple(Row((name,), _mean_speeds(suite, variant)) for name, variant in variants.items())
+    if not any(cell for row in rows for cell in row.cells):
         return []
     columns = (SPEEDS[0], Column("FPS of the model", "", digits=0), SPEEDS[1])
-    remarks = [
+    notes = [
         "FPS: images per second in the evaluation of both halves, decoding included; of the model: without waiting for "
         "images. Training s: training alone. All are means over data sets, of the machines that ran it; `procap bench "
         "runtime` measures methods in turns on one machine."
     ]
-    if untimed := [name for name, variant in titled(done).items() if not timed(scores_of(done, variant))]:
-        remarks.append(
+    if untimed := [name for name, variant in variants.items() if suite.rows(variant).fps.isna().any()]:
+        notes.append(
             f"No FPS where an evaluation had image features from the cache ({', '.join(untimed)}): procap eval --force "
             "times it."
         )
-    return [Sheet(f"{done.suite.name}-speed", f"{title}: speed", ("Method",), columns, lines, tuple(remarks))]
+    return [Table(f"{suite.name}-speed", f"{title}: speed", ("Method",), columns, rows, tuple(notes))]
 
 
-def _speed(done: SuiteResults, variant: Variant) -> tuple[Item, Item, Item]:
-    """Means over the data sets; None where one was not measured, or on the first images alone."""
-    rates: tuple[list[float | None], ...] = ([], [], [])
-    for dataset in done.datasets:
-        entries = [entry for entry in done.runs if (entry.variant, entry.dataset) == (variant, dataset)]
-        places = [(entry.path, target) for entry in entries for target in entry.spec.targets]
-        scores = [done.scores[place] for place in places if place in done.scores]
-        whole = len(scores) == len(places) and not any(score.result.limited for score in scores)
-        rated = whole and timed(scores)
-        trained = [score.training.seconds for score in scores if score.config.recipe.epochs]
-        rates[0].append(images_per_second(scores) if rated else None)
-        rates[1].append(images_per_second(scores, model_only=True) if rated else None)
-        rates[2].append(sum(trained) / len(trained) if whole and trained else None)
-    return _mean(rates[0]), _mean(rates[1]), _mean(rates[2])
+def _mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Cell, ...]:
+    """Means over the data sets; None where one was not measured, or only on the first images."""
+    numbers: tuple[list[float | None], ...] = ([], [], [])
+    for dataset in suite.datasets:
+        rows = suite.rows(variant, dataset)
+        planned = sum(len(run.spec.targets) for run in suite.runs if (run.variant, run.dataset) == (variant, dataset))
+        complete = len(rows) == planned and not rows.limited.any()
+        timed = complete and rows.fps.notna().all()
+        numbers[0].append(images_per_second(rows) if timed else None)
+        numbers[1].append(images_per_second(rows, "fps_model") if timed else None)
+        trained = rows.train_seconds.dropna()
+        numbers[2].append(float(trained.mean()) if complete and len(trained) else None)
+    means = map(mean_if_complete, numbers)
+    return tuple(None if mean is None else Metric(mean) for mean in means)
 
 
-def _mean(numbers: list[float | None]) -> Item:
-    there = [number for number in numbers if number is not None]
-    return Value(sum(there) / len(there)) if there and len(there) == len(numbers) else None
-
-
-def _varied(done: SuiteResults, key: str, header: str, title: str, name: str) -> Sheet:
-    """Every data set and the average, by what one key of the variants says."""
-    lines = [
-        Line(
-            (name_of(dataset), ours(done, variant), _key(variant, key)),
-            _items(done, variant, dataset, _cells(done, variant, dataset)),
-            group=name_of(dataset),
-            average=dataset == AVERAGE,
-        )
-        for dataset in _with_average(done)
-        for variant in done.variants
-    ]
-    remarks = notes(done, average_note(done), halves=True)
-    return Sheet(name, title, ("Data set", "Method", header), HALVES, tuple(lines), remarks, wide=True)
+def _by_key(suite: SuiteResults, key: str, header: str, title: str, name: str) -> Table:
+    """Every data set and the average, by one key of the variants."""
+    rows = []
+    for dataset in _with_average(suite):
+        for variant in suite.variants:
+            labels = (display_name(dataset), title_of(suite, variant), _format_key(variant, key))
+            cells = _cells(suite, variant, dataset, _halves(suite, variant, dataset))
+            rows.append(Row(labels, cells, group=display_name(dataset), average=dataset == AVERAGE))
+    notes = suite_notes(suite, note_average(suite), halves=True)
+    return Table(name, title, ("Data set", "Method", header), HALVES, tuple(rows), notes, wide=True)
 
 
 def _blocks(
-    done: SuiteResults, lookup: Lookup, lines_of: Callable[[str], Iterator[PublishedHalves]]
-) -> tuple[Line, ...]:
-    """A block for every data set and for the average: published lines, then ours."""
-    lines = []
-    for dataset in _with_average(done):
-        name, summed = name_of(dataset), dataset == AVERAGE
-        shown = in_paper(done) and (not summed or whole_paper(done.datasets))
+    suite: SuiteResults,
+    printed: Callable[[Variant, str], Triple],
+    lines_of: Callable[[str], Iterable[PublishedHalves]],
+) -> tuple[Row, ...]:
+    """A block for every data set and for the average: published rows, then ours."""
+    rows = []
+    for dataset in _with_average(suite):
+        name, is_average = display_name(dataset), dataset == AVERAGE
+        shown = in_paper(suite) and (not is_average or covers_paper(suite.datasets))
         for line in lines_of(dataset) if shown else ():
-            labels = (name, theirs(line.method, line.venue))
-            group = group_of(done, name, "published")
-            lines.append(printed(labels, (line.base, line.novel, line.hm), group=group, average=summed))
-        for variant in done.variants:
-            items = _items(done, variant, dataset, _cells(done, variant, dataset), lookup(variant, dataset))
-            lines.append(Line((name, reproduced(ours_alone(done, variant), items)), items, group=name, average=summed))
-    return tuple(lines)
+            labels = (name, published_title(line.method, line.venue))
+            group = published_group(suite, name)
+            rows.append(published_row(labels, (line.base, line.novel, line.hm), group=group, average=is_average))
+        for variant in suite.variants:
+            halves = _halves(suite, variant, dataset)
+            cells = _cells(suite, variant, dataset, halves, printed(variant, dataset))
+            labels = (name, mark_reproduced(unique_title(suite, variant), cells))
+            rows.append(Row(labels, cells, group=name, average=is_average))
+    return tuple(rows)
 
 
-def _items(
-    done: SuiteResults,
-    variant: Variant,
-    dataset: str,
-    cells: tuple[Cell | None, Cell | None, Cell | None],
-    known: Figures = NOTHING,
-) -> tuple[Item, ...]:
-    """Base, novel and HM of one line, beside the published figures where they are of the same data sets."""
-    summed = dataset == AVERAGE
-    if summed and not whole_paper(done.datasets):
-        known = NOTHING
-    sets = done.datasets if summed else (dataset,)
-    return tuple(value(done, variant, sets, cell, figure) for cell, figure in zip(cells, known, strict=True))
+def _cells(
+    suite: SuiteResults, variant: Variant, dataset: str, halves: Halves, printed: Triple = NOTHING
+) -> tuple[Cell, ...]:
+    """Base, novel and HM of one row, beside the published numbers where they are of the same data sets."""
+    is_average = dataset == AVERAGE
+    if is_average and not covers_paper(suite.datasets):
+        printed = NOTHING
+    sets = suite.datasets if is_average else (dataset,)
+    pairs = zip(halves, printed, strict=True)
+    return tuple(with_published(suite, variant, sets, metric, number) for metric, number in pairs)
 
 
-def _cells(done: SuiteResults, variant: Variant, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
-    return done.average_halves(variant) if dataset == AVERAGE else done.halves(variant, dataset)
+def _halves(suite: SuiteResults, variant: Variant, dataset: str) -> Halves:
+    return suite.average_halves(variant) if dataset == AVERAGE else suite.halves(variant, dataset)
 
 
-def _with_average(done: SuiteResults) -> list[str]:
-    return [*done.datasets, *([AVERAGE] if len(done.datasets) > 1 else [])]
+def _with_average(suite: SuiteResults) -> list[str]:
+    return [*suite.datasets, *([AVERAGE] if len(suite.datasets) > 1 else [])]
 
 
-def _main_table(variant: Variant, dataset: str) -> Figures:
+def _main_table(variant: Variant, dataset: str) -> Triple:
     """What the paper's main table prints of a method as it is."""
     line = None if variant.changed else published.halves(variant.method, dataset)
     return (line.base, line.novel, line.hm) if line else NOTHING
 
 
-def _published_of(dataset: str) -> Iterator[PublishedHalves]:
-    return (line for line in published.base_to_novel() if line.dataset == dataset)
+def _published_of(dataset: str) -> list[PublishedHalves]:
+    return [line for line in published.base_to_novel() if line.dataset == dataset]
 
 
-def _title_of(done: SuiteResults, key: dict[str, Any]) -> str | None:
-    """The title of ProCAP's variant with this key, as comparisons name it."""
-    fitting = (
-        title for title, variant in titled(done).items() if (variant.method, dict(variant.key)) == ("procap", key)
-    )
-    return next(fitting, None)
+def _procap_title(suite: SuiteResults, key: dict[str, Any]) -> str | None:
+    """The title of ProCAP's variant with this key, as comparisons print it."""
+    variants = variants_by_title(suite).items()
+    return next((title for title, one in variants if (one.method, dict(one.key)) == ("procap", key)), None)
 
 
-def _key(variant: Variant, key: str) -> str:
-    said: Any = variant.key.get(key)
-    return "-" if said in (None, 0) else str(said)
+def _list_means(means: dict[str, Metric | None]) -> str:
+    return "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
+
+
+def _format_key(variant: Variant, key: str) -> str:
+    value: Any = variant.key.get(key)
+    return "-" if value in (None, 0) else str(value)

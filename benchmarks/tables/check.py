@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from benchmarks.console.output import plural
 from benchmarks.results.published import tables as published
@@ -20,17 +19,22 @@ from benchmarks.results.published.tolerances import (
     expected,
     of_means,
 )
-from benchmarks.results.scores import Cell
-from benchmarks.tables.helpers import beside, hindrance, in_paper, whole_paper
-from benchmarks.tables.runtime import blocks, guessed, newest_report, published_ratios, ratios, unlike, warnings
-from benchmarks.tables.table import Column, Item, Line, Sheet, Value
-from benchmarks.tables.targets import TARGET_MEAN, known_transfer, target_cells, targets_of
-from benchmarks.tables.text import rounded
+from benchmarks.results.metrics import Metric
+from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.tables.rows import covers_paper, in_paper, is_comparable, why_incomparable
+from benchmarks.tables.runtime import (
+    compute_ratios,
+    is_extrapolated,
+    list_warnings,
+    newest_measurement,
+    published_ratios,
+    rows_by_mode,
+    why_unlike,
+)
+from benchmarks.tables.table import Cell, Column, Row, Table
+from benchmarks.tables.targets import TARGET_MEAN, find_transfer, list_targets, target_metrics
+from benchmarks.tables.text import format_number
 from procap.errors import UserError
-
-if TYPE_CHECKING:
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.results.variant import Variant
 
 FIGURES = ("base", "novel", "hm")
 TITLES = {"base": "Base", "novel": "Novel", "hm": "HM"}
@@ -63,38 +67,36 @@ class Check:
         return OK if self.tolerance.allows(self.ours, self.published, self.among) else OUTSIDE
 
 
-def checks_of(done: SuiteResults) -> list[Check]:
+def collect_checks(suite: SuiteResults) -> list[Check]:
     """Every published figure that the suite as it was chosen has a place for.
 
     Raises UserError in one line where nothing can be compared: no figures are published of it, other data, another
     backbone, other schedules, limited results, or no results at all.
     """
-    suite = done.suite
     if suite.published not in CHECKS:
         raise UserError(f"{suite.name}: nothing to check, the paper prints no figures of it")
-    if why := hindrance(done):
+    if why := why_incomparable(suite):
         raise UserError(f"{suite.name}: nothing to check, these results do not compare with published ones: {why}")
-    found = list(CHECKS[suite.published](done))
+    found = list(CHECKS[suite.published](suite))
     if not found:
         raise UserError(f"{suite.name}: nothing to check, no published figure is of what was chosen")
-    if all(check.ours is None for check in found) and all(score.result.limited for score in done.scores.values()):
-        why = (
-            "all results are limited to the first images" if done.scores else f"there is no result below {done.results}"
-        )
+    if all(check.ours is None for check in found) and bool(suite.frame.limited.all()):
+        why = "all results are limited to the first images"
+        why = why if len(suite.frame) else f"there is no result below {suite.results}"
         raise UserError(f"{suite.name}: nothing to check, {why}")
     among = sum(check.tolerance.error > 0 for check in found)
     return [replace(check, among=among) for check in found]
 
 
-def agrees(checks: Sequence[Check]) -> bool:
+def all_agree(checks: Sequence[Check]) -> bool:
     """Whether every published figure is there and inside."""
     return all(check.verdict == OK for check in checks)
 
 
-def check_sheet(done: SuiteResults, checks: Sequence[Check]) -> Sheet:
+def check_table(suite: SuiteResults, checks: Sequence[Check]) -> Table:
     """What disagrees first, then what is missing, then the rest."""
     order = (OUTSIDE, MISSING, OK)
-    lines = tuple(_line(check) for check in sorted(checks, key=lambda check: order.index(check.verdict)))
+    rows = tuple(_row(check) for check in sorted(checks, key=lambda check: order.index(check.verdict)))
     counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in order}
     missing = [f"{check.method} {check.figure} on {check.where}" for check in checks if check.verdict == MISSING]
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
@@ -105,25 +107,25 @@ def check_sheet(done: SuiteResults, checks: Sequence[Check]) -> Sheet:
         f"{counts[OK]} of {plural(len(checks), 'published figure')} {agree}, {counts[OUTSIDE]} {outside}, "
         f"{counts[MISSING]} {are} missing.",
         *([f"MISSING, not compared: {', '.join(missing[:NAMED])}{more}."] if missing else []),
-        *_reasons(done, checks),
-        *_measured(done),
+        *_reasons(suite, checks),
+        *_measured(suite),
     ]
     columns = (Column("Ours", ""), Column("Published", ""), Column("Difference", ""), Column("Allowed", ""))
-    return Sheet(
-        f"{done.suite.name}-check",
-        f"{done.suite.heading}: ours against published",
+    return Table(
+        f"{suite.name}-check",
+        f"{suite.heading}: ours against published",
         ("Where", "Method", "Figure"),
         (*columns, Column("Verdict", "")),
-        lines,
+        rows,
         tuple(remarks),
     )
 
 
-def _reasons(done: SuiteResults, checks: Sequence[Check]) -> Iterator[str]:
+def _reasons(suite: SuiteResults, checks: Sequence[Check]) -> Iterator[str]:
     """Where what is allowed comes from, of the figures that are here."""
     chance = [check for check in checks if check.tolerance.error]
     if chance:
-        seeds = len(done.options.seeds)
+        seeds = len(suite.seeds)
         yield (
             f"Allowed: t times s times the square root of 1/n + 1/m, for means over n = {seeds} of our seeds and over "
             f"m = {chance[0].tolerance.theirs} of the paper's. t is Student's of {chance[0].among} figures together "
@@ -135,31 +137,32 @@ def _reasons(done: SuiteResults, checks: Sequence[Check]) -> Iterator[str]:
         yield f"Allowed {reason}."
 
 
-def _measured(done: SuiteResults) -> Iterator[str]:
+def _measured(suite: SuiteResults) -> Iterator[str]:
     """What a contest says of itself, where the suite is one."""
-    report = newest_report(done) if done.suite.published == "runtime" else None
+    report = newest_measurement(suite) if suite.published == "runtime" else None
     if report is None:
         return
-    yield from warnings(report)
-    if guessed([row for row in report["rows"] if row["mode"] == "reference" and row["dataset"] in done.datasets]):
+    yield from list_warnings(report)
+    rows = [row for row in report["rows"] if row["mode"] == "reference" and row["dataset"] in suite.datasets]
+    if is_extrapolated(rows):
         yield "No ratio of training s is compared where a training was not run to its end."
 
 
-def _line(check: Check) -> Line:
-    ours: Item = None if check.ours is None else Value(check.ours, check.std)
-    difference: Item = None if check.ours is None else rounded(check.ours - check.published, 2, "+")
-    # A Value would have a published one and a difference of its own in CSV.
-    known = rounded(check.published, 2)
+def _row(check: Check) -> Row:
+    ours: Cell = None if check.ours is None else Metric(check.ours, check.std)
+    difference: Cell = None if check.ours is None else format_number(check.ours - check.published, 2, "+")
+    # A Metric would have a published one and a difference of its own in CSV.
+    known = format_number(check.published, 2)
     items = (ours, known, difference, check.tolerance.printed(check.among), check.verdict)
-    return Line((check.where, check.method, check.figure), items, average=check.where in (AVERAGE, TARGET_MEAN))
+    return Row((check.where, check.method, check.figure), items, average=check.where in (AVERAGE, TARGET_MEAN))
 
 
 def _check(
-    done: SuiteResults,
+    suite: SuiteResults,
     variant: Variant,
     dataset: str,
     figure: str,
-    cell: Cell | None,
+    cell: Metric | None,
     known: float | None,
     *,
     sets: tuple[str, ...] = (),
@@ -171,18 +174,18 @@ def _check(
     printed: whether the variant is ProCAP in its main table wherever it is ProCAP. theirs: seeds of the published
     figure.
     """
-    if known is None or beside(done, variant, sets or (dataset,), known) is None:
+    if known is None or not is_comparable(suite, variant, sets or (dataset,)):
         return
     whole = None if cell is None or cell.limited else cell
     where = TARGET_MEAN if dataset == TARGET_MEAN else display_name(dataset)
     std = whole.std if whole else None
-    tolerance = _tolerance(done, variant, dataset, figure, std, printed=printed, theirs=theirs)
+    tolerance = _tolerance(suite, variant, dataset, figure, std, printed=printed, theirs=theirs)
     mean = whole.mean if whole else None
     yield Check(where, variant.name, TITLES.get(figure, figure), mean, known, tolerance, std=std)
 
 
 def _tolerance(
-    done: SuiteResults, variant: Variant, dataset: str, figure: str, std: float | None, *, printed: bool, theirs: int
+    suite: SuiteResults, variant: Variant, dataset: str, figure: str, std: float | None, *, printed: bool, theirs: int
 ) -> Tolerance:
     """From the deviations that the paper prints, which are of ProCAP as it is, on base and novel classes."""
     if variant.method == "zeroshot":
@@ -192,98 +195,98 @@ def _tolerance(
     # Of accuracy on all classes no deviation is printed; that on novel classes is the wider one.
     like = figure if figure in FIGURES else "novel"
     spread = expected(AVERAGE if summed else dataset, like, published.stability())
-    return of_means(spread, len(done.options.seeds), std=std, printed=exact, theirs=theirs)
+    return of_means(spread, len(suite.seeds), std=std, printed=exact, theirs=theirs)
 
 
-def _main(done: SuiteResults) -> Iterator[Check]:
-    for dataset in (*done.datasets, *([AVERAGE] if whole_paper(done.datasets) else [])):
-        for variant in done.variants:
-            cells = done.average_halves(variant) if dataset == AVERAGE else done.halves(variant, dataset)
+def _main(suite: SuiteResults) -> Iterator[Check]:
+    for dataset in (*suite.datasets, *([AVERAGE] if covers_paper(suite.datasets) else [])):
+        for variant in suite.variants:
+            cells = suite.average_halves(variant) if dataset == AVERAGE else suite.halves(variant, dataset)
             known = None if variant.changed else published.halves(variant.method, dataset)
-            sets = done.datasets if dataset == AVERAGE else ()
+            sets = suite.datasets if dataset == AVERAGE else ()
             for figure, cell in zip(FIGURES, cells, strict=True):
-                yield from _check(done, variant, dataset, figure, cell, getattr(known, figure, None), sets=sets)
+                yield from _check(suite, variant, dataset, figure, cell, getattr(known, figure, None), sets=sets)
 
 
-def _stability(done: SuiteResults) -> Iterator[Check]:
+def _stability(suite: SuiteResults) -> Iterator[Check]:
     """Like the main table, but for the average's HM, which is the mean of HMs here."""
     for line in published.stability():
         summed = line.dataset == AVERAGE
-        if not (whole_paper(done.datasets) if summed else line.dataset in done.datasets):
+        if not (covers_paper(suite.datasets) if summed else line.dataset in suite.datasets):
             continue
-        for variant in done.variants:
+        for variant in suite.variants:
             if variant.method != "procap" or variant.changed:
                 continue
-            cells = done.average_halves(variant) if summed else done.halves(variant, line.dataset)
-            cells = (*cells[:2], done.mean_of_hms(variant)) if summed else cells
-            sets = done.datasets if summed else ()
+            cells = suite.average_halves(variant) if summed else suite.halves(variant, line.dataset)
+            cells = (*cells[:2], suite.mean_of_hms(variant)) if summed else cells
+            sets = suite.datasets if summed else ()
             for figure, cell in zip(FIGURES, cells, strict=True):
-                yield from _check(done, variant, line.dataset, figure, cell, getattr(line, figure), sets=sets)
+                yield from _check(suite, variant, line.dataset, figure, cell, getattr(line, figure), sets=sets)
 
 
-def _ablation(done: SuiteResults) -> Iterator[Check]:
+def _ablation(suite: SuiteResults) -> Iterator[Check]:
     table = {line.variant: line for line in published.ablation()}
-    for variant in done.variants:
+    for variant in suite.variants:
         line = table.get(variant.key.get("variant", ""))
         if line is None:
             continue
         full = variant.method == "procap" and not variant.options
-        for dataset in done.datasets:
-            cell = done.halves(variant, dataset)[2]
-            yield from _check(done, variant, dataset, "hm", cell, line.hm.get(dataset), printed=full, theirs=1)
-        if set(done.datasets) == set(line.hm):
-            cell = done.mean_of_hms(variant)
+        for dataset in suite.datasets:
+            cell = suite.halves(variant, dataset)[2]
+            yield from _check(suite, variant, dataset, "hm", cell, line.hm.get(dataset), printed=full, theirs=1)
+        if set(suite.datasets) == set(line.hm):
+            cell = suite.mean_of_hms(variant)
             yield from _check(
-                done, variant, AVERAGE, "hm", cell, line.average, sets=done.datasets, printed=False, theirs=1
+                suite, variant, AVERAGE, "hm", cell, line.average, sets=suite.datasets, printed=False, theirs=1
             )
 
 
-def _duration(done: SuiteResults) -> Iterator[Check]:
+def _duration(suite: SuiteResults) -> Iterator[Check]:
     table = {(line.key, str(line.epochs)): line for line in published.duration()}
-    for variant in done.variants if whole_paper(done.datasets) else ():
+    for variant in suite.variants if covers_paper(suite.datasets) else ():
         line = table.get((variant.method, str(variant.key.get("epochs"))))
-        for figure, cell in zip(FIGURES, done.average_halves(variant), strict=True):
+        for figure, cell in zip(FIGURES, suite.average_halves(variant), strict=True):
             titled = f"{TITLES[figure]} after {variant.key.get('epochs')} epochs"
             # Of fewer epochs no deviation is printed.
             known, whole = getattr(line, figure, None), variant.part == 1.0
-            for check in _check(done, variant, AVERAGE, figure, cell, known, sets=done.datasets, printed=whole):
+            for check in _check(suite, variant, AVERAGE, figure, cell, known, sets=suite.datasets, printed=whole):
                 yield replace(check, figure=titled)
 
 
 def _transfer(table: Callable[[], tuple[PublishedTransfer, ...]]) -> Callable[[SuiteResults], Iterator[Check]]:
-    def checks(done: SuiteResults) -> Iterator[Check]:
-        for source in done.datasets:
-            for variant in done.variants:
-                known = known_transfer(table(), variant, source)
+    def checks(suite: SuiteResults) -> Iterator[Check]:
+        for source in suite.datasets:
+            for variant in suite.variants:
+                known = find_transfer(table(), variant, source)
                 if known is None:
                     continue
-                own, cells, mean = target_cells(done, variant, source)
-                yield from _check(done, variant, source, "Accuracy", own, known.source)
+                own, cells, mean = target_metrics(suite, variant, source)
+                yield from _check(suite, variant, source, "Accuracy", own, known.source)
                 for name, cell in cells.items():
-                    yield from _check(done, variant, name, "Accuracy", cell, known.targets.get(name))
-                targets = tuple(targets_of(done, source))
+                    yield from _check(suite, variant, name, "Accuracy", cell, known.targets.get(name))
+                targets = tuple(list_targets(suite, source))
                 if set(targets) == set(known.targets):
-                    yield from _check(done, variant, TARGET_MEAN, "Accuracy", mean, known.target_mean, sets=targets)
+                    yield from _check(suite, variant, TARGET_MEAN, "Accuracy", mean, known.target_mean, sets=targets)
 
     return checks
 
 
-def _runtime(done: SuiteResults) -> Iterator[Check]:
+def _runtime(suite: SuiteResults) -> Iterator[Check]:
     """How ProCAP relates to MaPLe-style in reference mode, which works as the paper's code does.
 
     Raises UserError where what was measured last is other work than the paper's.
     """
-    report = newest_report(done)
-    if report and (why := unlike(report)):
+    report = newest_measurement(suite)
+    if report and (why := why_unlike(report)):
         raise UserError(f"runtime: nothing to check, what was measured does not compare with published ratios: {why}")
-    for dataset in done.datasets if in_paper(done) else ():
+    for dataset in suite.datasets if in_paper(suite) else ():
         known = published_ratios(dataset)
         if known is None:
             continue
-        rows = blocks(report, dataset) if report else {}
+        rows = rows_by_mode(report, dataset) if report else {}
         modes = [rows[mode] for mode in rows if mode.startswith("reference")]
-        seconds, _, speed = ratios(modes[0]) if modes else (None, None, None)
-        seconds = None if modes and guessed(modes[0]) else seconds
+        seconds, _, speed = compute_ratios(modes[0]) if modes else (None, None, None)
+        seconds = None if modes and is_extrapolated(modes[0]) else seconds
         for figure, ours, theirs in (("training s", seconds, known[0]), ("FPS", speed, known[1])):
             yield Check(display_name(dataset), "ProCAP / MaPLe-style", figure, ours, theirs, OF_RATIO)
 

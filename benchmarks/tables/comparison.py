@@ -1,50 +1,158 @@
-"""The paired tests of a suite's lines, where several were evaluated on the same images."""
+"""The table of paired tests: how much better one line is than every other, and whether that may be chance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchmarks.tables.helpers import name_of, titled
-from benchmarks.tables.table import Sheet
+from benchmarks.results.metrics import Metric
+from benchmarks.results.published.tables import display_name
+from benchmarks.results.statistics import (
+    DRAWS,
+    EXACT,
+    Comparison,
+    Measure,
+    PValues,
+    compare,
+    find_measure,
+    find_reference,
+    format_seeds,
+    holm,
+)
+from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.tables.rows import variants_by_title
+from benchmarks.tables.table import Column, Row, Table
+from procap.errors import UserError
 
 if TYPE_CHECKING:
-    from benchmarks.results.scores import Score
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.results.variant import Variant
+    import pandas as pd
+
+NAMES: Mapping[Measure, str] = {"hm": "HM", "accuracy": "accuracy"}
 
 
-def comparison_sheets(
-    done: SuiteResults, reference: str | None = None, variants: Mapping[str, Variant] | None = None, source: str = ""
-) -> list[Sheet]:
-    """One sheet, called <suite>-comparison; none where fewer than two lines have results.
+def comparison_tables(
+    suite: SuiteResults,
+    reference: str | None = None,
+    variants: Mapping[str, Variant] | None = None,
+    source: str = "",
+) -> list[Table]:
+    """One table called <suite>-comparison; none where fewer than two rows have results.
 
-    reference: the title of what the others are compared with; None: ProCAP. variants: by title; None: all. source: of
-    runs on this data set alone, where several were trained on and tested on the same targets.
+    reference: the title that the others are compared with; None: ProCAP. variants: by title; None: all. source: only
+    runs trained on this data set, where several were trained on and evaluated on the same targets.
     """
-    from benchmarks.results.comparison import comparison_sheet
-
-    there = {
-        title: scores
-        for title, variant in (variants or titled(done)).items()
-        if (scores := scores_of(done, variant, source))
-    }
-    if len(there) < 2:
+    titled = variants or variants_by_title(suite)
+    lines = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant, source))}
+    if len(lines) < 2:
         return []
-    chosen = reference if reference in there else None
-    name = f"{done.suite.name}-comparison"
-    sheet = comparison_sheet(there, reference=chosen, name=f"{name}-from-{source}" if source else name)
-    sheet = replace(sheet, compares=True)
+    name = f"{suite.name}-comparison"
+    table = comparison_table(
+        lines, reference=reference if reference in lines else None, name=f"{name}-from-{source}" if source else name
+    )
     if source:
-        sheet = replace(sheet, title=f"{sheet.title}, trained on {name_of(source)}")
-    if done.paper_rounding:
-        sheet = replace(sheet, notes=(*sheet.notes, "Nothing is rounded here before it is averaged."))
-    return [sheet]
+        table = replace(table, title=f"{table.title}, trained on {display_name(source)}")
+    if suite.paper_rounding:
+        table = replace(table, notes=(*table.notes, "Nothing is rounded here before it is averaged."))
+    return [table]
 
 
-def scores_of(done: SuiteResults, variant: Variant, source: str = "") -> list[Score]:
-    """Those of an variant that are there, of its runs on one data set or on all."""
-    entries = [entry for entry in done.runs if entry.variant == variant and source in ("", entry.dataset)]
-    places = dict.fromkeys((entry.path, target) for entry in entries for target in entry.spec.targets)
-    return done.for_all_seeds(variant, [done.scores[place] for place in places if place in done.scores])
+def comparison_table(
+    lines: Mapping[str, pd.DataFrame],
+    *,
+    reference: str | None = None,
+    measure: Measure | None = None,
+    name: str = "comparison",
+    draws: int = DRAWS,
+) -> Table:
+    """One row for each other line of `lines`, which are parts of the frame by title.
+
+    reference: None takes the first line of ProCAP, else the line that is ahead of most others.
+    Raises UserError where there are no two lines, UsageError for an unknown reference.
+    """
+    if len(lines) < 2:
+        raise UserError("a comparison needs results of two methods, or of two settings of one")
+    measure = measure or find_measure(lines)
+    chosen, is_best = (reference, False) if reference else find_reference(lines, measure)
+    found = [compare(lines, chosen, title, measure=measure, draws=draws) for title in lines if title != chosen]
+    corrected = [holm([getattr(each.p_values, test) for each in found]) for test in PValues._fields]
+    printed, tasks = NAMES[measure], "data sets" if measure == "hm" else "targets"
+    titles = (f"{printed} of {chosen}", printed, "Difference", "95 % interval", "W / T / L")
+    tests = ("Wilcoxon p", "Permutation p", f"p over {tasks}")
+    return Table(
+        name=name,
+        title=f"Better, or luck: {chosen} compared with every other line, {printed}",
+        labels=("Against", f"Pairs ({tasks})"),
+        columns=tuple(Column(column, "") for column in (*titles, *tests)),
+        rows=tuple(_row(each, [p[number] for p in corrected]) for number, each in enumerate(found)),
+        notes=tuple(_notes(chosen, is_best, measure, found, draws)),
+        wide=True,
+        compares=True,
+    )
+
+
+def _row(each: Comparison, corrected: Sequence[float | None]) -> Row:
+    labels = (each.b, f"{len(each.pairs)} ({len(each.tasks)})")
+    if each.means is None or each.difference is None:
+        return Row(labels, (None,) * 8)
+    a, b = (Metric(mean, None, each.seeds, limited=each.limited) for mean in each.means)
+    difference = Metric(each.difference, each.std, each.seeds, limited=each.limited)
+    interval = "{:.2f} to {:.2f}".format(*each.interval) if each.interval else None
+    tests = (
+        f"{getattr(each.p_values, test):.2g} ({holms:.2g})"
+        for test, holms in zip(PValues._fields, corrected, strict=True)
+    )
+    return Row(labels, (a, b, difference, interval, " / ".join(map(str, each.record)), *tests))
+
+
+def _notes(reference: str, is_best: bool, measure: Measure, found: Sequence[Comparison], draws: int) -> list[str]:
+    printed, one = NAMES[measure], "data set" if measure == "hm" else "target"
+    if measure == "hm":
+        mean = "of each data set the harmonic mean of mean base and mean novel accuracy over seeds, then the mean over "
+        mean += "data sets (the mean of HMs, not the HM of averages)"
+    else:
+        mean = "of each target the mean accuracy over seeds, then the mean over targets"
+    there = [each for each in found if each.tasks]
+    most = max((len(each.tasks) for each in there), default=1)
+    notes = [
+        f"Figures are of what both have: {mean}. Difference: {reference} minus the line's, in percentage points of "
+        f"{printed}; ± is the sample standard deviation over seeds (ddof = 1) of the mean difference.",
+        f"95 % interval of the difference: percentile bootstrap, {draws:,} draws with replacement of the images of "
+        "each test split, the same drawn images for both methods and all seeds. It is about other test images, with "
+        "these trained weights and data sets; what other seeds or few-shot samples would give is not in it.",
+        f"W / T / L: wins, ties and losses of {reference}. They and the first two tests are over n pairs of one {one} "
+        f"and one seed, the third, a permutation test too, over n {one}s, their seeds averaged; both n are in the "
+        "second column. All p are two-sided. Wilcoxon: signed ranks, zeros dropped. Permutation: the sign of each "
+        f"difference flipped. Exact up to n = {EXACT}, Wilcoxon beyond where no two differences have one size; else "
+        f"{2**EXACT:,} seeded draws.",
+        f"Seeds of one {one} share its images and classes and are not independent: where the difference varies "
+        f"between {one}s, a p over pairs is too small, and the one over {one}s is to be trusted. With {most} of them "
+        f"it cannot be below {2.0 ** (1 - most):.2g}.",
+        f"In brackets: p after Holm's correction over the {len(there)} comparisons of this table, each test by itself.",
+    ]
+    if is_best:
+        notes.append(
+            f"{reference} was chosen after the fact, as the line that is ahead of most others: that favours it."
+        )
+    seeds = dict.fromkeys(each.seeds for each in there)
+    if len(seeds) == 1 and all(seeds):
+        notes.append(f"{format_seeds(*seeds).capitalize()}.")
+    else:
+        notes += [f"Against {each.b}: {_list_seeds(each)}." for each in there]
+    images = dict.fromkeys(each.images for each in there)
+    if len(images) == 1:
+        notes.append(f"Images are those of the test splits, {next(iter(images)):,} of them.")
+    else:
+        notes += [f"Against {each.b}: {each.images:,} images, those of the test splits." for each in there]
+    if any(each.limited for each in found):
+        notes.append("† limited: only the first images of a test set were evaluated.")
+    notes += [f"{each.b} shares no {one}, seed and images with {reference}." for each in found if not each.tasks]
+    return [*notes, *dict.fromkeys(sentence for each in found for sentence in each.left_out)]
+
+
+def _list_seeds(each: Comparison) -> str:
+    """Which seeds are compared of which task."""
+    names: dict[tuple[int, ...], list[str]] = {}
+    for task in each.tasks:
+        names.setdefault(task.seeds, []).append(task.name)
+    return "; ".join(f"{format_seeds(seeds)} of {', '.join(own)}" for seeds, own in names.items())

@@ -1,161 +1,155 @@
-"""Tables of suites whose variants lie on a grid: shots by method, weights of the loss by weights, temperatures."""
+"""Tables of suites whose variants form a grid: shots by method, weights of the loss, temperatures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from benchmarks.console.output import plural
-from benchmarks.results.published.tables import AVERAGE
-from benchmarks.results.scores import Cell, average
-from benchmarks.tables.comparison import comparison_sheets
-from benchmarks.tables.helpers import name_of, notes, rows_of
-from benchmarks.tables.table import Column, Item, Line, Sheet, Value
+from benchmarks.results.metrics import Metric, average
+from benchmarks.results.published.tables import AVERAGE, display_name
+from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.tables.comparison import comparison_tables
+from benchmarks.tables.notes import suite_notes
+from benchmarks.tables.rows import group_by_title
+from benchmarks.tables.table import Column, Row, Table
+from procap.methods.procap import ProCAPOptions
 from runner.config import Target
 
-if TYPE_CHECKING:
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.results.variant import Variant
-
-LAMBDA, BETA, TEMPERATURE = 0.01, 1e-5, 0.07
-"""The paper's weights of InfoNCE and KL, and its initial temperature."""
-
-Read = Callable[["Variant", str], "Cell | None"]
+Weights = tuple[float, float]
+"""Of InfoNCE (lambda) and of KL (beta)."""
 
 
-def few_shot_sheets(done: SuiteResults) -> list[Sheet]:
-    """A line per data set and method, a column per number of shots; the average below; the most shots compared."""
-    shots = sorted({variant.key["shots"] for variant in done.variants})
-    rows = rows_of(done, "shots").items()
-    methods = {title: {variant.key["shots"]: variant for variant in variants} for title, variants in rows}
-
-    def line(
-        name: str, title: str, variants: dict[int, Variant], read: Callable[[Variant], Cell | None], *, summed: bool
-    ) -> Line:
-        items = tuple(Value.of(read(variants[count])) if count in variants else None for count in shots)
-        return Line((name, title), items, group=name, average=summed)
-
-    def accuracy(variant: Variant, dataset: str) -> Cell | None:
-        return done.cell(variant, dataset, Target(dataset))
-
-    lines = [
-        line(name_of(dataset), title, variants, lambda variant, at=dataset: accuracy(variant, at), summed=False)  # type: ignore[misc]
-        for dataset in done.datasets
-        for title, variants in methods.items()
-    ]
-    if len(done.datasets) > 1:
-        lines += [
-            line(
-                AVERAGE,
-                title,
-                variants,
-                lambda variant: average([accuracy(variant, name) for name in done.datasets]),
-                summed=True,
-            )
-            for title, variants in methods.items()
-        ]
-    columns = tuple(Column(plural(count, "shot")) for count in shots)
-    remarks = notes(
-        done,
+def few_shot_tables(suite: SuiteResults) -> list[Table]:
+    """A row per data set and method, a column per number of shots; the average below; the most shots compared."""
+    shots = sorted({variant.key["shots"] for variant in suite.variants})
+    grouped = group_by_title(suite, "shots")
+    rows = []
+    for dataset in [*suite.datasets, *([AVERAGE] if len(suite.datasets) > 1 else [])]:
+        for title, variants in grouped.items():
+            by_shots = {variant.key["shots"]: variant for variant in variants}
+            cells = tuple(accuracy_on(suite, by_shots[n], dataset) if n in by_shots else None for n in shots)
+            name = display_name(dataset)
+            rows.append(Row((name, title), cells, group=name, average=dataset == AVERAGE))
+    notes = suite_notes(
+        suite,
         "Trained with so many images of every class, tested on all classes; 0 shots: nothing is trained. No figures of "
         "these curves are published.",
     )
-    labels = ("Data set", "Method")
+    columns = tuple(Column(plural(count, "shot")) for count in shots)
+    labels, title = ("Data set", "Method"), "Few-shot learning on all classes"
     most = {
         f"{title}, {plural(variant.key['shots'], 'shot')}": variant
-        for title, variants in rows
+        for title, variants in grouped.items()
         for variant in variants
         if variant.key["shots"] in (0, shots[-1])
     }
-    return [
-        Sheet(done.suite.name, "Few-shot learning on all classes", labels, columns, tuple(lines), remarks, wide=True),
-        *comparison_sheets(done, variants=most),
-    ]
+    main = Table(suite.name, title, labels, columns, tuple(rows), notes, wide=True)
+    return [main, *comparison_tables(suite, variants=most)]
 
 
-def sensitivity_sheets(done: SuiteResults) -> list[Sheet]:
-    """HM over both weights on average, over the temperature, and over both weights for each data set."""
-    swept = [variant for variant in done.variants if variant.key]
-    grid = {
+def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
+    """Accuracy on all classes of the data set trained on, or the mean over data sets for AVERAGE."""
+    if dataset == AVERAGE:
+        return average([suite.metric(variant, name, Target(name)) for name in suite.datasets])
+    return suite.metric(variant, dataset, Target(dataset))
+
+
+def paper_weights() -> tuple[Weights, float]:
+    """ProCAP's default weights of InfoNCE and KL, and its initial temperature, which are the paper's."""
+    options = ProCAPOptions()
+    return (options.nce_weight, options.kl_weight), options.nce_temperature
+
+
+def variants_by_weights(suite: SuiteResults) -> dict[Weights, Variant]:
+    """The variants at the paper's temperature by their weights of InfoNCE and KL."""
+    _, temperature = paper_weights()
+    return {
         (variant.key["nce_weight"], variant.key["kl_weight"]): variant
-        for variant in swept
-        if variant.key["nce_temperature"] == TEMPERATURE
+        for variant in suite.variants
+        if variant.key and variant.key["nce_temperature"] == temperature
     }
-    own = grid.get((LAMBDA, BETA))
 
-    def hm(variant: Variant, dataset: str) -> Cell | None:
-        return done.halves(variant, dataset)[2]
 
-    weights, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
+def variants_by_temperature(suite: SuiteResults) -> dict[float, Variant]:
+    """The variants at the paper's weights by their initial temperature, the lowest first."""
+    weights, _ = paper_weights()
+    found = {
+        variant.key["nce_temperature"]: variant
+        for variant in suite.variants
+        if variant.key and (variant.key["nce_weight"], variant.key["kl_weight"]) == weights
+    }
+    return dict(sorted(found.items()))
 
-    def rows(read: Callable[[Variant], Cell | None], *before: str, group: str = "") -> list[Line]:
+
+def sensitivity_tables(suite: SuiteResults) -> list[Table]:
+    """HM over both weights on average, over the temperature, and over both weights for each data set."""
+    (weight, beta), temperature = paper_weights()
+    grid = variants_by_weights(suite)
+    lambdas, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
+
+    def rows(read: Callable[[Variant], Metric | None], *before: str) -> list[Row]:
         return [
-            Line(
-                (*before, _number(weight)),
-                tuple(Value.of(read(grid[weight, beta])) if (weight, beta) in grid else None for beta in betas),
-                group=group,
+            Row(
+                (*before, _format(one)),
+                tuple(read(grid[one, other]) if (one, other) in grid else None for other in betas),
+                group="".join(before),
             )
-            for weight in weights
+            for one in lambdas
         ]
 
-    columns = tuple(Column(f"β = {_number(beta)}", "") for beta in betas)
-    rule = "Figures are HM. λ: weight of InfoNCE; β: weight of KL"
-    paper = f"the paper's values are λ = {LAMBDA}, β = {_number(BETA)}, τ = {TEMPERATURE}"
-    also = f"{rule}; initial τ = {TEMPERATURE}; {paper}."
-    sets = plural(len(done.datasets), "data set")
-    over = f"{AVERAGE}: the mean of HMs over {sets}."
-    best = _best(
-        {f"λ = {_number(w)}, β = {_number(b)}": done.mean_of_hms(variant) for (w, b), variant in grid.items()},
-        done.mean_of_hms(own) if own else None,
-    )
-    title = "Sensitivity to the weights of the loss"
-    sheets = []
+    columns = tuple(Column(f"β = {_format(other)}", "") for other in betas)
+    paper = f"the paper's values are λ = {weight}, β = {_format(beta)}, τ = {temperature}"
+    rule = f"Figures are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; {paper}."
+    sets = plural(len(suite.datasets), "data set")
+    title, tables = "Sensitivity to the weights of the loss", []
     if grid:
-        remarks = notes(done, also, over, best, halves=True)
+        means = {f"λ = {_format(w)}, β = {_format(b)}": suite.mean_of_hms(one) for (w, b), one in grid.items()}
+        own = grid.get((weight, beta))
+        best = _note_best(means, suite.mean_of_hms(own) if own else None)
+        notes = suite_notes(suite, rule, f"{AVERAGE}: the mean of HMs over {sets}.", best, halves=True)
         main = f"{title}: HM over {sets}"
-        sheets.append(Sheet(done.suite.name, main, ("λ",), columns, tuple(rows(done.mean_of_hms)), remarks))
-    sheets.append(_temperatures(done, swept, hm, f"λ = {LAMBDA}, β = {_number(BETA)}; {paper}."))
-    if grid and len(done.datasets) > 1:
-        lines: list[Line] = []
-        for dataset in done.datasets:
-            name = name_of(dataset)
-            lines += rows(lambda variant, at=dataset: hm(variant, at), name, group=name)  # type: ignore[misc]
-        remarks = notes(done, also, halves=True)
+        tables.append(Table(suite.name, main, ("λ",), columns, tuple(rows(suite.mean_of_hms)), notes))
+    tables.append(_temperatures(suite, f"λ = {weight}, β = {_format(beta)}; {paper}."))
+    if grid and len(suite.datasets) > 1:
+        every: list[Row] = []
+        for dataset in suite.datasets:
+            every += rows(lambda variant, at=dataset: suite.halves(variant, at)[2], display_name(dataset))  # type: ignore[misc]
+        notes = suite_notes(suite, rule, halves=True)
         each = f"{title}, by data set"
-        sheets.append(Sheet(f"{done.suite.name}-datasets", each, ("Data set", "λ"), columns, tuple(lines), remarks))
-    return sheets
+        tables.append(Table(f"{suite.name}-datasets", each, ("Data set", "λ"), columns, tuple(every), notes))
+    return tables
 
 
-def _temperatures(done: SuiteResults, swept: Sequence[Variant], hm: Read, rule: str) -> Sheet:
-    """A line per initial temperature at the paper's weights, and for methods that have none."""
-    points = [variant for variant in swept if (variant.key["nce_weight"], variant.key["kl_weight"]) == (LAMBDA, BETA)]
-    points.sort(key=lambda variant: variant.key["nce_temperature"])
-    others = [variant for variant in done.variants if not variant.key]
-    lines = []
-    for variant in [*points, *others]:
-        items: list[Item] = [Value.of(hm(variant, dataset)) for dataset in done.datasets]
-        if len(done.datasets) > 1:
-            items.append(Value.of(done.mean_of_hms(variant)))
-        label = _number(variant.key["nce_temperature"]) if variant.key else "-"
-        lines.append(Line((variant.name, label), tuple(items)))
-    columns = [Column(name_of(dataset)) for dataset in done.datasets]
-    columns += [Column(AVERAGE)] if len(done.datasets) > 1 else []
-    remarks = notes(done, f"Figures are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
-    name, title = f"{done.suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
-    return Sheet(name, title, ("Method", "initial τ"), tuple(columns), tuple(lines), remarks, wide=len(columns) > 4)
+def _temperatures(suite: SuiteResults, rule: str) -> Table:
+    """A row per initial temperature at the paper's weights, and for methods that have none."""
+    variants = [*variants_by_temperature(suite).values(), *(variant for variant in suite.variants if not variant.key)]
+    several = len(suite.datasets) > 1
+    rows = []
+    for variant in variants:
+        cells = [suite.halves(variant, dataset)[2] for dataset in suite.datasets]
+        cells += [suite.mean_of_hms(variant)] if several else []
+        label = _format(variant.key["nce_temperature"]) if variant.key else "-"
+        rows.append(Row((variant.name, label), tuple(cells)))
+    columns = [Column(display_name(dataset)) for dataset in suite.datasets]
+    columns += [Column(AVERAGE)] if several else []
+    notes = suite_notes(suite, f"Figures are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
+    name, title = f"{suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
+    labels = ("Method", "initial τ")
+    return Table(name, title, labels, tuple(columns), tuple(rows), notes, wide=len(columns) > 4)
 
 
-def _best(cells: dict[str, Cell | None], own: Cell | None) -> str:
-    """Where the highest figure lies, and how far the paper's own values are from it; nothing where one is missing."""
-    there = {name: cell for name, cell in cells.items() if cell is not None and not cell.limited}
-    if not there or len(there) < len(cells):
+def _note_best(means: Mapping[str, Metric | None], own: Metric | None) -> str:
+    """Where the highest number lies, and what the paper's own values give; empty where one is missing."""
+    there = {name: mean for name, mean in means.items() if mean is not None and not mean.limited}
+    if not there or len(there) < len(means):
         return ""
-    highest = max(round(cell.mean, 2) for cell in there.values())
-    names = [name for name, cell in there.items() if round(cell.mean, 2) == highest]
-    beside = f" The paper's values give {own.mean:.2f}." if own else ""
-    return f"Highest: {highest:.2f} at {'; '.join(names)}.{beside}"
+    highest = max(round(mean.mean, 2) for mean in there.values())
+    names = [name for name, mean in there.items() if round(mean.mean, 2) == highest]
+    paper = f" The paper's values give {own.mean:.2f}." if own else ""
+    return f"Highest: {highest:.2f} at {'; '.join(names)}.{paper}"
 
 
-def _number(number: Any) -> str:
+def _format(number: Any) -> str:
     """0.01, 1e-05 as 1e-5."""
     return f"{number:g}".replace("e-0", "e-")

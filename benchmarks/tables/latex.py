@@ -1,12 +1,15 @@
-"""A Sheet as `table` environments that need booktabs alone: one that is too long or too wide for a page is cut."""
+"""Render a table as LaTeX `table` environments that need only booktabs; what exceeds a page is divided.
+
+Text is escaped for pdfLaTeX, XeLaTeX and LuaLaTeX.
+"""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
-from benchmarks.tables import latex_text as latex
-from benchmarks.tables.table import Line, Sheet
-from benchmarks.tables.text import MINUS, figure, headers, legend, names
+from benchmarks.tables.table import Row, Table
+from benchmarks.tables.text import MINUS, explain_marks, format_cell, format_labels, list_headers
 
 FRAMES = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
 ITALICS = r"\textit{{{}}}"
@@ -17,69 +20,131 @@ GAP = 8.0
 NARROW, WIDE = 340.0, 465.0
 """Points of text that a `table` and a `table*` may take: an article as LaTeX has it, and a journal's page."""
 PAGE, CAPTION = 36, 90
-"""Lines of a table on a page, and characters of a caption that take the room of one."""
+"""Rows of a table on a page, and characters of a caption that take the space of one."""
+
+SIGNS = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "%": r"\%",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"$|$",
+    '"': "''",
+    "`": r"\textquoteleft{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "†": r"$^\dagger$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≈": r"$\approx$",
+    "−": r"$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "·": r"$\cdot$",
+    "β": r"$\beta$",
+    "γ": r"$\gamma$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "σ": r"$\sigma$",
+    "τ": r"$\tau$",
+    "²": r"$^2$",
+    "₂": r"$_2$",
+    "–": "--",
+    "—": "---",
+    "…": r"\ldots{}",
+    "‘": "`",
+    "’": "'",
+    "“": "``",
+    "”": "''",
+    "ß": r"\ss{}",
+    "æ": r"\ae{}",
+    "Æ": r"\AE{}",
+    "œ": r"\oe{}",
+    "Œ": r"\OE{}",
+    "ø": r"\o{}",
+    "Ø": r"\O{}",
+    "ł": r"\l{}",
+    "Ł": r"\L{}",
+}
+ACCENTS = {
+    "\u0300": "`",
+    "\u0301": "'",
+    "\u0302": "^",
+    "\u0303": "~",
+    "\u0308": '"',
+    "\u030a": "r",
+    "\u030c": "v",
+    "\u0327": "c",
+}
 
 
-def latex_tables(sheet: Sheet) -> str:
+def to_latex(table: Table) -> str:
     """As many environments as pages are needed; the caption of the first holds the notes."""
-    sheet = sheet.printed()
-    marks = sheet.marks()
+    table = table.without_details()
+    marks = table.marks()
     cells = [
         [
-            _mathematics(figure(sheet, item, place, FRAMES[marks.get((number, place))], latex.escape))
-            for place, item in enumerate(line.items)
+            _mathematics(format_cell(table, cell, place, FRAMES[marks.get((number, place))], escape))
+            for place, cell in enumerate(row.cells)
         ]
-        for number, line in enumerate(sheet.lines)
+        for number, row in enumerate(table.rows)
     ]
-    title = f"{sheet.title.rstrip('.')}"
-    caption = " ".join([f"{title}.", *legend(sheet, "bold", "underlined", "italics"), *sheet.notes])
-    size, widths = _size(sheet)
+    title = f"{table.title.rstrip('.')}"
+    caption = " ".join([f"{title}.", *explain_marks(table, "bold", "underlined", "italics"), *table.notes])
+    size, widths = _size(table)
     parts: list[str] = []
-    for columns in _columns(sheet, size, widths):
-        for rows in _pages(sheet, PAGE if parts else PAGE - len(caption) // CAPTION):
+    for columns in _columns(table, size, widths):
+        for rows in _pages(table, PAGE if parts else PAGE - len(caption) // CAPTION):
             text = caption if not parts else f"{title}, continued."
-            parts.append(_environment(sheet, cells, rows, columns, size, latex.escape(text)))
+            parts.append(_environment(table, cells, rows, columns, size, escape(text)))
     return "\n\n".join([r"% needs \usepackage{booktabs}", *parts])
 
 
 def _mathematics(cell: str) -> str:
-    """The signs of a figure, which is no text of its own, as LaTeX sets them."""
+    """Signs in a formatted number as LaTeX sets them."""
     return MINUS.sub("$-$", cell.replace(" ± ", r" $\pm$ ").replace(" †", r" $^\dagger$"))
 
 
 def _environment(
-    sheet: Sheet, cells: Sequence[Sequence[str]], rows: Sequence[int], columns: Sequence[int], size: str, caption: str
+    table: Table, cells: Sequence[Sequence[str]], rows: Sequence[int], columns: Sequence[int], size: str, caption: str
 ) -> str:
-    name = "table*" if sheet.wide else "table"
-    alignment = "l" * len(sheet.labels) + "".join(_side(sheet, place) for place in columns)
-    first = headers(sheet)
-    kept = [*first[: len(sheet.labels)], *(first[len(sheet.labels) + place] for place in columns)]
+    name = "table*" if table.wide else "table"
+    alignment = "l" * len(table.labels) + "".join(_side(table, place) for place in columns)
+    first = list_headers(table)
+    kept = [*first[: len(table.labels)], *(first[len(table.labels) + place] for place in columns)]
     lines = [rf"\begin{{{name}}}", rf"\centering{size}", rf"\setlength{{\tabcolsep}}{{{GAP / 2:g}pt}}"]
     lines += [rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}", r"\toprule"]
-    lines += [latex.row([latex.escape(header) for header in kept]), r"\midrule"]
-    before: Line | None = None
+    lines += [join_row([escape(header) for header in kept]), r"\midrule"]
+    before: Row | None = None
     for number in rows:
-        line = sheet.lines[number]
-        if before is not None and (line.group != before.group or line.average > before.average):
+        row = table.rows[number]
+        if before is not None and (row.group != before.group or row.average > before.average):
             lines.append(r"\midrule")
-        elif before is not None and line.source != before.source:
+        elif before is not None and row.source != before.source:
             lines.append(r"\addlinespace")
-        titles = names(sheet, line, before, ITALICS, latex.escape)
-        lines.append(latex.row([*titles, *(cells[number][place] for place in columns)]))
-        before = line
+        labels = format_labels(table, row, before, ITALICS, escape)
+        lines.append(join_row([*labels, *(cells[number][place] for place in columns)]))
+        before = row
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\end{{{name}}}"])
 
 
-def _side(sheet: Sheet, place: int) -> str:
-    """Figures to the right, texts to the left."""
-    return "l" if any(isinstance(line.items[place], str) for line in sheet.lines) else "r"
+def _side(table: Table, place: int) -> str:
+    """Alignment: numbers to the right, texts to the left."""
+    return "l" if any(isinstance(row.cells[place], str) for row in table.rows) else "r"
 
 
-def _pages(sheet: Sheet, first: int) -> list[list[int]]:
-    """The numbers of the lines on each page, `first` on the first; a group that fits on one page is not cut."""
+def _pages(table: Table, first: int) -> list[list[int]]:
+    """The numbers of the rows on each page, `first` on the first; a group that fits on one page is not cut."""
     pages: list[list[int]] = [[]]
-    for group in sheet.groups:
-        rows = [number for number, line in enumerate(sheet.lines) if line.group == group]
+    for group in table.groups:
+        rows = [number for number, row in enumerate(table.rows) if row.group == group]
         room = max(first, 1) if len(pages) == 1 else PAGE
         if pages[-1] and len(pages[-1]) + len(rows) > room and len(rows) <= PAGE:
             pages.append([])
@@ -90,14 +155,14 @@ def _pages(sheet: Sheet, first: int) -> list[list[int]]:
     return pages
 
 
-def _columns(sheet: Sheet, size: str, widths: Sequence[float]) -> list[list[int]]:
+def _columns(table: Table, size: str, widths: Sequence[float]) -> list[list[int]]:
     """The columns of each part, which all have the labels."""
-    labels = sum(widths[: len(sheet.labels)])
+    labels = sum(widths[: len(table.labels)])
     scale = dict(SIZES)[size]
     parts: list[list[int]] = [[]]
     used = labels
-    for place, width in enumerate(widths[len(sheet.labels) :]):
-        if parts[-1] and (used + width) * scale + GAP * (len(sheet.labels) + len(parts[-1])) > _room(sheet):
+    for place, width in enumerate(widths[len(table.labels) :]):
+        if parts[-1] and (used + width) * scale + GAP * (len(table.labels) + len(parts[-1])) > _room(table):
             parts.append([])
             used = labels
         parts[-1].append(place)
@@ -105,17 +170,17 @@ def _columns(sheet: Sheet, size: str, widths: Sequence[float]) -> list[list[int]
     return parts
 
 
-def _size(sheet: Sheet) -> tuple[str, list[float]]:
+def _size(table: Table) -> tuple[str, list[float]]:
     """The largest type in which the widest line fits, else the smallest; and the columns' widths in the largest."""
-    first = headers(sheet)
-    lines = [[*line.labels, *(figure(sheet, item, at) for at, item in enumerate(line.items))] for line in sheet.lines]
-    widths = [max(map(_width, (cells[place] for cells in [first, *lines]))) for place in range(len(first))]
-    room = _room(sheet) - GAP * (len(first) - 1)
+    first = list_headers(table)
+    rows = [[*row.labels, *(format_cell(table, cell, at) for at, cell in enumerate(row.cells))] for row in table.rows]
+    widths = [max(map(_width, (cells[place] for cells in [first, *rows]))) for place in range(len(first))]
+    room = _room(table) - GAP * (len(first) - 1)
     return next((name for name, scale in SIZES if sum(widths) * scale <= room), SIZES[-1][0]), widths
 
 
-def _room(sheet: Sheet) -> float:
-    return WIDE if sheet.wide else NARROW
+def _room(table: Table) -> float:
+    return WIDE if table.wide else NARROW
 
 
 def _width(text: str) -> float:
@@ -124,3 +189,42 @@ def _width(text: str) -> float:
     upper = sum(sign.isupper() for sign in text)
     thin = sum(sign in " .,;:()'|-/il" for sign in text)
     return 7.8 * wide + 7.4 * upper + 3.4 * thin + 5.0 * (len(text) - wide - upper - thin) + 3.0
+
+
+def escape(text: str) -> str:
+    """`text` as plain type, with its usual signs and accents; any other sign by its number, as U+1F600.
+
+    Text between backticks is set in typewriter type.
+    """
+    parts = " ".join(text.split()).split("`")
+    if len(parts) % 2 == 0:
+        # Backticks that are no pairs are signs like any other.
+        parts = ["`".join(parts)]
+    return "".join(
+        rf"\texttt{{{_escape_plain(part)}}}" if place % 2 else _escape_plain(part) for place, part in enumerate(parts)
+    )
+
+
+def _escape_plain(text: str) -> str:
+    # Two hyphens, as flags have them, would be set as a dash.
+    return "".join(
+        "{}-" if text[place - 1 : place + 1] == "--" else _escape_sign(sign) for place, sign in enumerate(text)
+    )
+
+
+def _escape_sign(sign: str) -> str:
+    if sign in SIGNS:
+        return SIGNS[sign]
+    if " " <= sign <= "\x7e":
+        return sign
+    letter, *marks = list(unicodedata.normalize("NFD", sign))
+    if letter.isascii() and letter.isalpha() and len(marks) == 1 and marks[0] in ACCENTS:
+        return rf"\{ACCENTS[marks[0]]}{{{letter}}}"
+    return f"U+{ord(sign):04X}"
+
+
+def join_row(cells: Sequence[str]) -> str:
+    """Cells that are LaTeX already, as one line of a tabular."""
+    # A line that begins with a bracket would be read as an argument of the line break before it.
+    first, *rest = cells
+    return " & ".join(["{}" + first if first.startswith("[") else first, *rest]) + r" \\"

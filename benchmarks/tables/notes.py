@@ -1,20 +1,66 @@
-"""Notes about the runs behind a table: what they have in common, and which of their results do not compare."""
+"""Notes below tables: what the runs have in common, what is missing, and which results do not compare."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.scores import TITLES, Score
+from benchmarks.results.frame import TITLES, describe_settings, unequal_targets
+from benchmarks.results.published.tables import AVERAGE
+from benchmarks.results.suite_results import SuiteResults
+from benchmarks.tables.rows import has_controls, in_paper, variants_by_title, why_incomparable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RECIPE = ("optimizer", "lr", "epochs", "batch_size")
 """The fields of a changed recipe that a note names."""
+NAMED = 3
+"""Missing results that a note names; it counts the others."""
 
 
-def setting(variants: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
-    """What runs, each a method and its `variant`, have in common, and how the fields of a changed recipe differ."""
+def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[str, ...]:
+    """What a reader must know of a suite's numbers: `own` after what all tables have in common."""
+    found = ["Accuracy in %, computed from the integer counts of the result files."]
+    if halves:
+        found.append("HM is the harmonic mean of mean base and mean novel accuracy.")
+    found += [_note_seeds(suite, halves), *(note for note in own if note)]
+    if suite.paper_rounding:
+        found.append(
+            "Paper rounding: accuracies of single runs with one decimal, as older logs had them, their means with two, "
+            "and HM of those."
+        )
+    found += [*_note_recipes(suite), *_note_missing(suite), *_note_shorter(suite)]
+    if suite.frame.limited.any():
+        found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
+    found += [*note_changed(suite.changed_sets), *note_unequal(suite.frame)]
+    if why := why_incomparable(suite):
+        instead = "are a group of their own" if in_paper(suite) else "stand in tables of their own"
+        found.append(f"These results do not compare with published ones, which {instead}: {why}.")
+    elif has_controls(suite):
+        found.append(
+            "Lines of ProCAP's recipe instead of a method's own are not compared with published ones, which are a "
+            "group of their own."
+        )
+    return tuple(found)
+
+
+def note_average(suite: SuiteResults) -> str:
+    """Which of the two readings of an average HM is printed, and the numbers of the other one."""
+    if len(suite.datasets) < 2:
+        return ""
+    means = {title: suite.mean_of_hms(variant) for title, variant in variants_by_title(suite).items()}
+    listed = "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
+    text = f"{AVERAGE}: over {len(suite.datasets)} data sets; its HM is that of average base and average novel "
+    text += "accuracy."
+    return f"{text} The mean of the data sets' HMs is: {listed}." if listed else text
+
+
+def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """What runs, each a method and its settings, have in common, and how the fields of a changed recipe differ."""
     values: dict[str, dict[str, list[str]]] = {}
-    for method, facts in variants:
-        for name, value in facts.items():
+    for method, settings in variants:
+        for name, value in settings.items():
             values.setdefault(name, {}).setdefault(value, []).append(TITLES.get(method, method))
     shared = {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
     parts = [f"backbone {shared['backbone']}"] if "backbone" in shared else []
@@ -23,12 +69,12 @@ def setting(variants: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
     if "shots" in shared:
         parts.append(f"{shared['shots']} shot{'s' * (shared['shots'] != '1')}")
     if shared.get("picks") == "imported":
-        parts.append("imported few-shot picks")
+        parts.append("imported few-shot samples")
     if "precision" in shared:
         parts.append(shared["precision"])
     if shared.get("recipe") == "custom":
         fields = ", ".join(
-            _recipe_field(name, values[f"recipe.{name}"]) for name in RECIPE if f"recipe.{name}" in values
+            _describe_field(name, values[f"recipe.{name}"]) for name in RECIPE if f"recipe.{name}" in values
         )
         parts.append(f"not the published recipes but a changed one: {fields}")
     elif "recipe" in shared:
@@ -36,33 +82,77 @@ def setting(variants: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
     return [f"Setting: {'; '.join(parts)}."] if parts else []
 
 
-def not_as_published(changed: Mapping[str, str]) -> list[str]:
+def note_changed(changed: Mapping[str, str]) -> list[str]:
     """How data sets differ from published ones, by name."""
     return [f"{name}: {words}; not comparable with published figures." for name, words in changed.items()]
 
 
-def unequal(scores: Sequence[Score]) -> list[str]:
-    """Targets whose images are not the same for all runs: their accuracies do not compare."""
-    digests: dict[str, set[tuple[int, str]]] = {}
-    for score in scores:
-        key = (score.result.dataset_size, score.result.manifest_digest)
-        digests.setdefault(str(score.target), set()).add(key)
+def note_unequal(frame: pd.DataFrame) -> list[str]:
+    """Targets whose images are not the same for all runs."""
     return [
-        f"{target} was evaluated on {len(found)} different packings of its data set: these numbers do not compare."
-        for target, found in digests.items()
-        if len(found) > 1
+        f"{target} was evaluated on {count} different packings of its data set: these numbers do not compare."
+        for target, count in unequal_targets(frame).items()
     ]
 
 
-def _recipe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:
+def _note_seeds(suite: SuiteResults, halves: bool) -> str:
+    seeds = suite.seeds
+    if len(seeds) == 1:
+        return f"One seed: {seeds[0]} (n = 1)."
+    of_hm = "; that of HM is over the HMs of the single seeds" if halves else ""
+    return (
+        f"Means over n = {len(seeds)} seeds ({', '.join(map(str, seeds))}); ± is the sample standard deviation "
+        f"(ddof = 1){of_hm}."
+    )
+
+
+def _note_recipes(suite: SuiteResults) -> list[str]:
+    """The settings of all planned runs, and which recipes there are where they differ."""
+    configs = {run.path: run.spec.config for run in suite.runs}.values()
+    variants = [(config.method, describe_settings(config)) for config in configs]
+    found = note_settings(variants)
+    recipes = list(dict.fromkeys(settings["recipe"] for _, settings in variants if "recipe" in settings))
+    if len(recipes) > 1:
+        changes = ", ".join(f"{name} {value}" for name, value in suite.overrides.items())
+        custom = f"changed ({changes})" if changes else "changed in what a line names"
+        words: dict[str, Any] = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
+        found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
+    return found
+
+
+def _note_shorter(suite: SuiteResults) -> list[str]:
+    if not suite.shorter:
+        return []
+    return [
+        f"LIMITED beside whole: {len(suite.shorter)} evaluations ({_first_named(suite.shorter)}) are of the first "
+        f"images, and those of other seeds of all. A dash is what they take with them; `{suite.command}` counts all."
+    ]
+
+
+def _note_missing(suite: SuiteResults) -> list[str]:
+    if not suite.missing:
+        return []
+    return [
+        f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({_first_named(suite.missing)}). A dash is "
+        f"what they take with them; `{suite.command}` runs them."
+    ]
+
+
+def _first_named(places: Sequence[tuple[str, str]]) -> str:
+    named = ", ".join(f"{path} on {target}" for path, target in places[:NAMED])
+    return f"{named} and {len(places) - NAMED} more" if len(places) > NAMED else named
+
+
+def _describe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:
+    """One field of a changed recipe: its value, or its values by method."""
     if len(found) == 1:
         return f"{name} {next(iter(found))}"
     values: dict[str, list[str]] = {}
     for value, methods in found.items():
         values.setdefault(", ".join(dict.fromkeys(methods)), []).append(value)
-    return f"{name} " + " / ".join(f"{_listed(own)} ({methods})" for methods, own in values.items())
+    return f"{name} " + " / ".join(f"{_join(own)} ({methods})" for methods, own in values.items())
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join(words: Sequence[str]) -> str:
     """1, 2 and 4."""
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)

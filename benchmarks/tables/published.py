@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.tables.helpers import HALVES
-from benchmarks.tables.table import Column, Line, Sheet, Value
+from benchmarks.tables.rows import HALVES
+from benchmarks.tables.table import Column, Row, Table
 
 SOURCE = "As printed in the paper: CLIP ViT-B/16 with OpenAI's weights, 16 shots."
 MARKS = {True: "yes", False: "-"}
 
 
-def published_sheets() -> list[Sheet]:
+def published_tables() -> list[Table]:
     """The tables with figures, in the order of the suites; each is called published-<suite>."""
     return [
         _base_to_novel(),
@@ -24,14 +25,14 @@ def published_sheets() -> list[Sheet]:
     ]
 
 
-def _base_to_novel() -> Sheet:
+def _base_to_novel() -> Table:
     """Data set by data set, the average last as everywhere here."""
     table = published.base_to_novel()
     order = [*(name for name in published.DATASETS if any(line.dataset == name for line in table)), AVERAGE]
-    lines = [
-        Line(
+    rows = [
+        Row(
             (display_name(dataset), f"{line.method} ({line.venue})"),
-            tuple(map(Value, (line.base, line.novel, line.hm))),
+            tuple(map(Metric, (line.base, line.novel, line.hm))),
             "published",
             dataset,
             dataset == AVERAGE,
@@ -43,14 +44,14 @@ def _base_to_novel() -> Sheet:
     title = "Published: base-to-novel generalisation of eighteen methods"
     average = f"{AVERAGE}: its HM is that of average base and average novel accuracy, of which the audit says more."
     notes = (SOURCE, average, "ProCAP: means over seeds 1, 2, 3.")
-    return Sheet("published-base-to-novel", title, ("Data set", "Method"), HALVES, tuple(lines), notes)
+    return Table("published-base-to-novel", title, ("Data set", "Method"), HALVES, tuple(rows), notes)
 
 
-def _stability() -> Sheet:
-    lines = [
-        Line(
+def _stability() -> Table:
+    rows = [
+        Row(
             (display_name(line.dataset),),
-            (Value(line.base, line.base_std), Value(line.novel, line.novel_std), Value(line.hm, line.hm_std)),
+            (Metric(line.base, line.base_std), Metric(line.novel, line.novel_std), Metric(line.hm, line.hm_std)),
             "published",
             average=line.dataset == AVERAGE,
         )
@@ -63,37 +64,37 @@ def _stability() -> Sheet:
         f"{AVERAGE}: its HM is the mean of the data sets' HMs.",
     )
     title = "Published: stability of ProCAP over seeds"
-    return Sheet("published-stability", title, ("Data set",), columns, tuple(lines), notes)
+    return Table("published-stability", title, ("Data set",), columns, tuple(rows), notes)
 
 
-def _transfer(name: str, title: str, table: tuple[published.PublishedTransfer, ...]) -> Sheet:
+def _transfer(name: str, title: str, table: tuple[published.PublishedTransfer, ...]) -> Table:
     targets = list(table[0].targets)
     columns = ("ImageNet (source)", *map(display_name, targets), "Target mean")
-    lines = tuple(
-        Line(
+    rows = tuple(
+        Row(
             (f"{line.method} ({line.venue})",),
-            tuple(map(Value, (line.source, *(line.targets[target] for target in targets), line.target_mean))),
+            tuple(map(Metric, (line.source, *(line.targets[target] for target in targets), line.target_mean))),
             "published",
         )
         for line in table
     )
     notes = (SOURCE, "Trained on all classes of ImageNet; the mean is without it.")
-    return Sheet(
-        f"published-{name}", f"Published: {title.lower()}", ("Method",), tuple(map(Column, columns)), lines, notes, True
+    return Table(
+        f"published-{name}", f"Published: {title.lower()}", ("Method",), tuple(map(Column, columns)), rows, notes, True
     )
 
 
-def _ablation() -> Sheet:
+def _ablation() -> Table:
     table = published.ablation()
     sets = list(table[0].hm)
     parts = tuple(Column(name, "") for name in ("Cross-Attn", "Gaussian", "KL", "L2", "InfoNCE"))
-    lines = tuple(
-        Line(
+    rows = tuple(
+        Row(
             (line.variant,),
             (
                 *(MARKS[line.components[part]] for part in published.COMPONENTS),
-                *(Value(line.hm[name]) for name in sets),
-                Value(line.average),
+                *(Metric(line.hm[name]) for name in sets),
+                Metric(line.average),
             ),
             "published",
         )
@@ -102,23 +103,23 @@ def _ablation() -> Sheet:
     columns = (*parts, *(Column(display_name(name)) for name in sets), Column(AVERAGE))
     notes = (SOURCE, f"Figures are HM of seed 1; {AVERAGE} is their mean.")
     title = "Published: ablation of ProCAP's parts"
-    return Sheet("published-ablation", title, ("Variant",), columns, lines, notes, wide=True)
+    return Table("published-ablation", title, ("Variant",), columns, rows, notes, wide=True)
 
 
-def _duration() -> Sheet:
-    lines = tuple(
-        Line((line.method, str(line.epochs)), tuple(map(Value, (line.base, line.novel, line.hm))), "published")
+def _duration() -> Table:
+    rows = tuple(
+        Row((line.method, str(line.epochs)), tuple(map(Metric, (line.base, line.novel, line.hm))), "published")
         for line in published.duration()
     )
     notes = (SOURCE, "On average over the eleven data sets.")
-    return Sheet("published-duration", "Published: training duration", ("Method", "Epochs"), HALVES, lines, notes)
+    return Table("published-duration", "Published: training duration", ("Method", "Epochs"), HALVES, rows, notes)
 
 
-def _runtime() -> Sheet:
-    lines = tuple(
-        Line(
+def _runtime() -> Table:
+    rows = tuple(
+        Row(
             (display_name(line.dataset), line.method),
-            tuple(map(Value, (line.train_seconds, line.images_per_second, line.accuracy))),
+            tuple(map(Metric, (line.train_seconds, line.images_per_second, line.accuracy))),
             "published",
             line.dataset,
         )
@@ -131,4 +132,4 @@ def _runtime() -> Sheet:
         "not say whether FPS includes decoding.",
     )
     title = "Published: training time and speed of inference"
-    return Sheet("published-runtime", title, ("Data set", "Method"), columns, lines, notes)
+    return Table("published-runtime", title, ("Data set", "Method"), columns, rows, notes)

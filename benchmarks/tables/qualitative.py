@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.results.pictures import pictures_of
-from benchmarks.tables.table import Column, Line, Sheet, Value
+from benchmarks.results.metrics import Metric
+from benchmarks.results.pictures import read_pictures
+from benchmarks.results.suite_results import SuiteResults
+from benchmarks.tables.table import Column, Row, Table
 
-if TYPE_CHECKING:
-    from benchmarks.results.suite import SuiteResults
 
-
-def qualitative_sheets(done: SuiteResults) -> list[Sheet]:
+def qualitative_tables(suite: SuiteResults) -> list[Table]:
     """Read from what the pictures were made with; nothing where none were made of these runs yet."""
-    record = pictures_of(done)
+    record = read_pictures(suite)
     try:
-        return [*_words(record, done.suite.name), *_agreement(record, done.suite.name)] if record else []
+        return [*_words(record, suite.name), *_agreement(record, suite.name)] if record else []
     except (KeyError, TypeError):
         # Another version of this program wrote it; the suite writes it anew each time.
         return []
 
 
-def _words(record: dict[str, Any], name: str) -> list[Sheet]:
-    """A line for every learned token of every method."""
+def _words(record: dict[str, Any], name: str) -> list[Table]:
+    """A row for every learned token of every method."""
     prompts = record["prompts"]
-    lines = [
-        Line(
+    rows = [
+        Row(
             (method["title"], stage["name"], str(number + 1)),
             (
                 _near([token["started"]]),
-                Value(100 * token["moved"]),
+                Metric(100 * token["moved"]),
                 _near(token["cosine"]),
                 _near(token["euclid"]),
             ),
@@ -54,25 +53,25 @@ def _words(record: dict[str, Any], name: str) -> list[Sheet]:
     )
     title = "Words of the vocabulary nearest to learned text prompts of the first layer"
     labels = ("Method", "Tokens", "No.")
-    return [Sheet(name, title, labels, columns, tuple(lines), notes, wide=True)] if lines else []
+    return [Table(name, title, labels, columns, tuple(rows), notes, wide=True)] if rows else []
 
 
-def _agreement(record: dict[str, Any], name: str) -> list[Sheet]:
+def _agreement(record: dict[str, Any], name: str) -> list[Table]:
     """On how many images of the test split which methods were right; of one method alone nothing."""
     if "agreement" not in record:
         return []
     seen, of = record["images"]["seen"], record["images"]["of"]
-    lines = tuple(
-        Line((kind,), (Value(count), Value(100 * count / seen, limited=seen < of)))
+    rows = tuple(
+        Row((kind,), (Metric(count), Metric(100 * count / seen, limited=seen < of)))
         for kind, count in record["agreement"].items()
     )
     columns = (Column("Images", "", digits=0), Column("Share, %", "", digits=1))
     # As the pictures were picked: those that methods disagree on, where there are any.
     some = any(count for kind, count in record["agreement"].items() if kind.startswith("only"))
     shown = "some where the methods disagree" if some else "the first, as no method is right where another is wrong"
-    said = f"{seen:,} of {of:,} images of {record['target']}; the pictures show {shown}."
+    note = f"{seen:,} of {of:,} images of {record['target']}; the pictures show {shown}."
     title = "Where the methods are right"
-    return [Sheet(f"{name}-agreement", title, ("Right",), columns, lines, (said,))] if seen else []
+    return [Table(f"{name}-agreement", title, ("Right",), columns, rows, (note,))] if seen else []
 
 
 def _near(nearest: list[dict[str, Any]]) -> str:

@@ -1,23 +1,22 @@
-"""The runtime table: what was measured last on the suite's data sets, beside the paper's, and ratios of methods."""
+"""The runtime table: the newest measurement of the suite's data sets, beside the paper's, and ratios of methods."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.results.measurements import find_measurements
+from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
-from benchmarks.results.runtime import load_runtime_reports
-from benchmarks.tables.helpers import BACKBONE, in_paper, name_of, theirs
-from benchmarks.tables.runtime_report import GUESSED, list_notes
-from benchmarks.tables.table import Column, Item, Line, Sheet, Value
+from benchmarks.results.published.tables import display_name
+from benchmarks.results.suite_results import SuiteResults
+from benchmarks.tables.rows import BACKBONE, in_paper, published_title
+from benchmarks.tables.table import Cell, Column, Row, Table
 
-if TYPE_CHECKING:
-    from benchmarks.results.suite import SuiteResults
-
+GUESSED = "≈"
 COLUMNS = (
     Column("training s", "low", digits=1),
-    # What was not run to its end has a column of its own: it is no measurement that could be the best.
+    # A training that was not run to its end has a column of its own: no measurement that could be the best.
     Column(f"{GUESSED} training s", "", digits=1),
     Column("FPS encoder", digits=1),
     Column("FPS end to end", digits=1),
@@ -34,49 +33,55 @@ RATIO, RATIO_TITLE = ("procap", "maple"), "ProCAP / MaPLe-style"
 PUBLISHED_WORK = {"epochs": 10, "batch": 32, "test_batch": 100}
 """What the paper measured, by the names of a measurement's settings."""
 WARNINGS = ("THE MACHINE WAS BUSY", GUESSED, "†", "FAILED", "published:")
-"""How notes of a measurement begin without which its ratios are not to be judged."""
+"""How notes of a measurement begin that must be known before its ratios are judged."""
+
+Measurement = dict[str, Any]
+"""A `runtime.json`, see `benchmarks.runtime`."""
 
 
-def runtime_sheets(done: SuiteResults) -> list[Sheet]:
-    """Nothing where these methods were not measured on these data sets."""
-    report = newest_report(done)
+def runtime_tables(suite: SuiteResults) -> list[Table]:
+    """Measurements and ratios; nothing where these methods were not measured on these data sets."""
+    report = newest_measurement(suite)
     if report is None:
         return []
-    lines = [line for dataset in done.datasets for line in (*_published(done, dataset), *_ours(done, report, dataset))]
+    rows = [row for dataset in suite.datasets for row in (*_published(suite, dataset), *_ours(report, dataset))]
     title, labels = "Training time and speed of inference", ("Data set", "Method", "Mode")
-    sheets = [Sheet(done.suite.name, title, labels, *_filled(COLUMNS, lines), _notes(done, report), wide=True)]
-    if over := [line for dataset in done.datasets for line in _ratios(done, report, dataset)]:
-        said = ["What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."]
-        if any(line.items[1] for line in over):
-            said.append(f"{GUESSED} of trainings that were not run to their end.")
-        if any(line.source == "published" for line in over) and (why := unlike(report)):
-            said.append(f"These ratios do not compare with published ones: {why}.")
-        sheets.append(Sheet(f"{done.suite.name}-ratios", RATIO_TITLE, labels[::2], *_filled(RATIOS, over), tuple(said)))
-    return sheets
+    notes = _notes(suite, report)
+    tables = [Table(suite.name, title, labels, COLUMNS, tuple(rows), notes, wide=True).without_empty_columns()]
+    if ratios := [row for dataset in suite.datasets for row in _ratios(suite, report, dataset)]:
+        remarks = [
+            "What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."
+        ]
+        if any(row.cells[1] for row in ratios):
+            remarks.append(f"{GUESSED} of trainings that were not run to their end.")
+        if any(row.source == "published" for row in ratios) and (why := why_unlike(report)):
+            remarks.append(f"These ratios do not compare with published ones: {why}.")
+        table = Table(f"{suite.name}-ratios", RATIO_TITLE, labels[::2], RATIOS, tuple(ratios), tuple(remarks))
+        tables.append(table.without_empty_columns())
+    return tables
 
 
-def newest_report(done: SuiteResults) -> dict[str, Any] | None:
-    """The report that was written last, of those with every data set and method of the suite, on its backbone."""
+def newest_measurement(suite: SuiteResults) -> Measurement | None:
+    """The newest measurement with every data set and method of the suite, on its backbone."""
     from procap.weights.loading import canonical
 
-    options = done.options
-    backbone, _ = canonical(options.backbone or options.profile.backbone)
-    found: list[tuple[float, str, dict[str, Any]]] = []
-    for file, report in load_runtime_reports(done.results):
+    backbone, _ = canonical(suite.backbone)
+    found: list[tuple[float, str, Measurement]] = []
+    for file, report in find_measurements(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
-        if report["backbone"]["name"] == backbone and sets >= set(options.datasets) and methods >= set(options.methods):
+        if report["backbone"]["name"] == backbone and sets >= set(suite.datasets) and methods >= set(suite.methods):
             found.append((file.stat().st_mtime, str(file), report))
     return max(found, key=lambda one: one[:2])[2] if found else None
 
 
-def ratios(rows: list[dict[str, Any]]) -> tuple[float | None, float | None, float | None]:
+def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float | None, float | None]:
     """Training seconds, encoder's and whole speed of ProCAP over MaPLe-style, of one data set, mode and precision."""
     pair = [next((row for row in rows if row["method"] == method), None) for method in RATIO]
     if pair[0] is None or pair[1] is None:
         return None, None, None
     seconds = [row["train_seconds"] for row in pair if row]
     speeds = [[row[name]["median"] for row in pair if row] for name in ("encoder_fps", "end_to_end_fps")]
-    return _over(seconds), _over(speeds[0]), _over(speeds[1])
+    return _divide(seconds), _divide(speeds[0]), _divide(speeds[1])
 
 
 def published_ratios(dataset: str) -> tuple[float, float] | None:
@@ -88,8 +93,8 @@ def published_ratios(dataset: str) -> tuple[float, float] | None:
     return own.train_seconds / other.train_seconds, own.images_per_second / other.images_per_second
 
 
-def unlike(report: dict[str, Any]) -> str:
-    """Why the report's ratios are not of the work that the paper measured; empty where they are."""
+def why_unlike(report: Measurement) -> str:
+    """Why the measurement's ratios are not of the work that the paper measured; empty where they are."""
     if (backbone := report["backbone"]["name"]) != BACKBONE:
         return f"the backbone is {backbone}, not {BACKBONE}"
     settings = report["settings"]
@@ -101,92 +106,85 @@ def unlike(report: dict[str, Any]) -> str:
     return ", ".join(others)
 
 
-def guessed(rows: Sequence[dict[str, Any]]) -> bool:
+def is_extrapolated(rows: Sequence[dict[str, Any]]) -> bool:
     """Whether a training that the ratio is of was not run to its end."""
     return any(row["extrapolated"] for row in rows if row["method"] in RATIO)
 
 
-def warnings(report: dict[str, Any]) -> list[str]:
-    """What was measured, on what, and what is to be said of it before its ratios are judged."""
-    of, recipe, *others = list_notes(report)
-    return [of, recipe, *(line for line in others if line.startswith(WARNINGS))]
+def list_warnings(report: Measurement) -> list[str]:
+    """What was measured, on what, and what must be known before its ratios are judged."""
+    work, recipe, *others = report["notes"]
+    return [work, recipe, *(note for note in others if note.startswith(WARNINGS))]
 
 
-def blocks(report: dict[str, Any], dataset: str) -> dict[str, list[dict[str, Any]]]:
+def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, Any]]]:
     """The rows of one data set by mode, and by precision where there are several."""
-    rows = [row for row in report["rows"] if row["dataset"] == dataset]
     several = len({row["precision"] for row in report["rows"]}) > 1
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(f"{row['mode']} {row['precision']}" if several else row["mode"], []).append(row)
+    for row in report["rows"]:
+        if row["dataset"] == dataset:
+            found.setdefault(f"{row['mode']} {row['precision']}" if several else row["mode"], []).append(row)
     return found
 
 
-def _published(done: SuiteResults, dataset: str) -> Iterator[Line]:
+def _published(suite: SuiteResults, dataset: str) -> Iterator[Row]:
     """Measured on another machine, so that nothing of it is marked the best."""
-    name = name_of(dataset)
-    for line in published.runtime() if in_paper(done) else ():
+    name = display_name(dataset)
+    for line in published.runtime() if in_paper(suite) else ():
         if line.dataset == dataset:
-            figures = (line.train_seconds, None, None, line.images_per_second, line.accuracy)
-            items = tuple(None if figure is None else Value(figure) for figure in figures)
-            yield Line((name, theirs(line.method), "-"), (*items, None), "published", f"{name} {line.method}")
+            numbers = (line.train_seconds, None, None, line.images_per_second, line.accuracy)
+            cells = tuple(None if number is None else Metric(number) for number in numbers)
+            yield Row((name, published_title(line.method), "-"), (*cells, None), "published", f"{name} {line.method}")
 
 
-def _ours(done: SuiteResults, report: dict[str, Any], dataset: str) -> Iterator[Line]:
-    name = name_of(dataset)
-    for mode, rows in blocks(report, dataset).items():
+def _ours(report: Measurement, dataset: str) -> Iterator[Row]:
+    name = display_name(dataset)
+    for mode, rows in rows_by_mode(report, dataset).items():
         for row in rows:
-            speeds = [Value(row[kind]["median"]) for kind in ("encoder_fps", "end_to_end_fps")]
+            speeds = [Metric(row[kind]["median"]) for kind in ("encoder_fps", "end_to_end_fps")]
             steps = f"{row['steps_measured']} of {row['steps']}" if row["steps"] else "-"
             seconds = row["train_seconds"]
-            training = None if seconds is None else Value(seconds)
-            items = (*_by_end(training, row["extrapolated"]), *speeds, _accuracy(row), steps)
-            yield Line((name, row["title"], mode), items, group=name)
+            training = None if seconds is None else Metric(seconds)
+            cells = (*_in_column(training, row["extrapolated"]), *speeds, _accuracy(row), steps)
+            yield Row((name, row["title"], mode), cells, group=name)
 
 
-def _ratios(done: SuiteResults, report: dict[str, Any], dataset: str) -> Iterator[Line]:
+def _ratios(suite: SuiteResults, report: Measurement, dataset: str) -> Iterator[Row]:
     """The paper's machine is not ours: only how one method relates to the other can be compared."""
-    name = name_of(dataset)
-    known = published_ratios(dataset) if in_paper(done) else None
+    name = display_name(dataset)
+    known = published_ratios(dataset) if in_paper(suite) else None
     if known:
-        yield Line(
-            (name, "published"), (Value(known[0]), None, None, Value(known[1])), "published", f"{name} published"
-        )
-    for mode, rows in blocks(report, dataset).items():
-        seconds, encoder, whole = ratios(rows)
-        beside = known if known and not unlike(report) else (None, None)
-        figures = ((seconds, None if guessed(rows) else beside[0]), (encoder, None), (whole, beside[1]))
-        training, *speeds = (None if figure is None else Value(figure, published=other) for figure, other in figures)
-        items = (*_by_end(training, guessed(rows)), *speeds)
-        if any(items):
-            yield Line((name, mode), items, group=f"{name} {mode}")
+        cells = (Metric(known[0]), None, None, Metric(known[1]))
+        yield Row((name, "published"), cells, "published", f"{name} published")
+    for mode, rows in rows_by_mode(report, dataset).items():
+        seconds, encoder, whole = compute_ratios(rows)
+        extrapolated = is_extrapolated(rows)
+        paper = known if known and not why_unlike(report) else (None, None)
+        numbers = ((seconds, None if extrapolated else paper[0]), (encoder, None), (whole, paper[1]))
+        training, *speeds = (None if number is None else Metric(number, published=other) for number, other in numbers)
+        row = Row((name, mode), (*_in_column(training, extrapolated), *speeds), group=f"{name} {mode}")
+        if any(row.cells):
+            yield row
 
 
-def _by_end(training: Item, extrapolated: bool) -> tuple[Item, Item]:
+def _in_column(training: Cell, extrapolated: bool) -> tuple[Cell, Cell]:
     """Seconds of a training, or their ratio, in the column of those that were run to their end or of the others."""
     return (None, training) if extrapolated else (training, None)
 
 
-def _filled(columns: Sequence[Column], lines: Sequence[Line]) -> tuple[tuple[Column, ...], tuple[Line, ...]]:
-    """Columns and lines without those columns that have nothing."""
-    places = [place for place in range(len(columns)) if any(line.items[place] is not None for line in lines)]
-    kept = (replace(line, items=tuple(line.items[place] for place in places)) for line in lines)
-    return tuple(columns[place] for place in places), tuple(kept)
-
-
-def _accuracy(row: dict[str, Any]) -> Item:
+def _accuracy(row: dict[str, Any]) -> Cell:
     if row["accuracy"] is None:
         return None
-    return Value(row["accuracy"], seeds=(1,), limited=row["test_images"] < row["test_images_all"])
+    return Metric(row["accuracy"], seeds=(1,), limited=row["test_images"] < row["test_images_all"])
 
 
-def _over(pair: list[float | None]) -> float | None:
+def _divide(pair: list[float | None]) -> float | None:
     first, second = pair
     return None if first is None or not second else first / second
 
 
-def _notes(done: SuiteResults, report: dict[str, Any]) -> tuple[str, ...]:
-    """Those of the measurement's own report that concern these columns."""
-    others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(done) else ("published:",)))
-    kept = (line for line in list_notes(report) if not line.startswith(others))
-    return tuple(kept)
+def _notes(suite: SuiteResults, report: Measurement) -> tuple[str, ...]:
+    """The measurement's own notes that concern these columns."""
+    others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
+    kept = (note for note in report["notes"] if not note.startswith(others))
+    return tuple(note.replace("is in the CSV", "is in runtime.csv") for note in kept)

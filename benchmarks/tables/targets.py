@@ -1,106 +1,101 @@
-"""Tables of suites that train on one data set and test on others: a method is a line, a test set a column."""
+"""Tables of suites that train on one data set and test on others: a method is a row, a test set a column."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import PublishedTransfer
-from benchmarks.results.scores import Cell, average
-from benchmarks.tables.comparison import comparison_sheets
-from benchmarks.tables.helpers import (
-    against_procap,
-    group_of,
+from benchmarks.results.published.tables import PublishedTransfer, display_name
+from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.tables.comparison import comparison_tables
+from benchmarks.tables.notes import suite_notes
+from benchmarks.tables.rows import (
+    add_delta_column,
     in_paper,
-    name_of,
-    notes,
-    ours_alone,
-    printed,
-    reproduced,
-    theirs,
-    value,
+    mark_reproduced,
+    published_group,
+    published_row,
+    published_title,
+    unique_title,
+    with_published,
 )
-from benchmarks.tables.table import Column, Item, Line, Sheet
+from benchmarks.tables.table import Cell, Column, Row, Table
 from runner.config import Target
-
-if TYPE_CHECKING:
-    from benchmarks.results.suite import SuiteResults
-    from benchmarks.results.variant import Variant
 
 TARGET_MEAN = "Target mean"
 
 
-def cross_dataset_sheets(done: SuiteResults) -> list[Sheet]:
+def cross_dataset_tables(suite: SuiteResults) -> list[Table]:
     """One table for each data set that was trained on, then the comparison."""
-    return _sheets(done, "Cross-dataset transfer", published.cross_dataset())
+    return _tables(suite, "Cross-dataset transfer", published.cross_dataset())
 
 
-def domain_generalization_sheets(done: SuiteResults) -> list[Sheet]:
+def domain_generalization_tables(suite: SuiteResults) -> list[Table]:
     """Likewise, on shifted test sets."""
-    return _sheets(done, "Domain generalization", published.domain_generalization())
+    return _tables(suite, "Domain generalization", published.domain_generalization())
 
 
-def target_cells(
-    done: SuiteResults, variant: Variant, source: str
-) -> tuple[Cell | None, Mapping[str, Cell | None], Cell | None]:
+def target_metrics(
+    suite: SuiteResults, variant: Variant, source: str
+) -> tuple[Metric | None, Mapping[str, Metric | None], Metric | None]:
     """Accuracy on the source, on each target by name, and the mean of the targets, where all are there."""
-    cells = {name: done.cell(variant, source, Target(name)) for name in (source, *targets_of(done, source))}
-    own = cells.pop(source)
-    return own, cells, average(list(cells.values())) if cells else None
+    targets = {name: suite.metric(variant, source, Target(name)) for name in list_targets(suite, source)}
+    return suite.metric(variant, source, Target(source)), targets, average(list(targets.values())) if targets else None
 
 
-def targets_of(done: SuiteResults, source: str) -> list[str]:
+def list_targets(suite: SuiteResults, source: str) -> list[str]:
     """The test sets of runs that were trained on `source`, without its own."""
-    places = [target for entry in done.runs if entry.dataset == source for target in entry.spec.targets]
-    names = dict.fromkeys(Target.recorded(place).dataset for place in places)
+    targets = [target for run in suite.runs if run.dataset == source for target in run.spec.targets]
+    names = dict.fromkeys(Target.recorded(target).dataset for target in targets)
     return [name for name in names if name != source]
 
 
-def known_transfer(lines: Sequence[PublishedTransfer], variant: Variant, source: str) -> PublishedTransfer | None:
-    """The paper's line of a method, which it has trained on ImageNet alone."""
+def find_transfer(lines: Sequence[PublishedTransfer], variant: Variant, source: str) -> PublishedTransfer | None:
+    """The paper's line of a method, which trains on ImageNet alone."""
     if variant.changed or source != "imagenet":
         return None
     return next((line for line in lines if line.key == variant.method), None)
 
 
-def _sheets(done: SuiteResults, title: str, table: Sequence[PublishedTransfer]) -> list[Sheet]:
-    first, *others = done.datasets
-    said = f"{title}, trained on {{}}" if others else title
-    sheets = [_sheet(done, done.suite.name, said.format(name_of(first)), first, table)]
-    sheets += [
-        _sheet(done, f"{done.suite.name}-from-{name}", said.format(name_of(name)), name, table) for name in others
-    ]
-    # A target is one, whatever was trained on: two sources would count it twice.
-    sources = done.datasets if others else ("",)
-    return [*sheets, *(sheet for source in sources for sheet in comparison_sheets(done, source=source))]
+def _tables(suite: SuiteResults, title: str, paper: Sequence[PublishedTransfer]) -> list[Table]:
+    first, *others = suite.datasets
+    titles = {name: f"{title}, trained on {display_name(name)}" if others else title for name in suite.datasets}
+    tables = [_table(suite, suite.name, titles[first], first, paper)]
+    tables += [_table(suite, f"{suite.name}-from-{name}", titles[name], name, paper) for name in others]
+    # Each source has a comparison of its own: over several sources a target would count more than once.
+    sources = suite.datasets if others else ("",)
+    return [*tables, *(table for source in sources for table in comparison_tables(suite, source=source))]
 
 
-def _sheet(done: SuiteResults, name: str, title: str, source: str, table: Sequence[PublishedTransfer]) -> Sheet:
-    targets = targets_of(done, source)
-    columns = [Column(f"{name_of(source)} (source)"), *(Column(name_of(target)) for target in targets)]
+def _table(suite: SuiteResults, name: str, title: str, source: str, paper: Sequence[PublishedTransfer]) -> Table:
+    targets = list_targets(suite, source)
+    columns = [Column(f"{display_name(source)} (source)"), *(Column(display_name(target)) for target in targets)]
     columns += [Column(TARGET_MEAN)] if targets else []
-    lines = []
-    for known in table if in_paper(done) and source == "imagenet" else ():
-        alike = set(targets) == set(known.targets)
-        figures = [known.source, *map(known.targets.get, targets)]
-        figures += [known.target_mean if alike else None] if targets else []
-        lines.append(printed([theirs(known.method, known.venue)], figures, group=group_of(done, "", "published")))
-    for variant in done.variants:
-        lines.append(_line(done, variant, source, targets, known_transfer(table, variant, source)))
+    rows = []
+    for line in paper if in_paper(suite) and source == "imagenet" else ():
+        same_targets = set(targets) == set(line.targets)
+        numbers = [line.source, *map(line.targets.get, targets)]
+        numbers += [line.target_mean if same_targets else None] if targets else []
+        rows.append(published_row([published_title(line.method, line.venue)], numbers, group=published_group(suite)))
+    rows += [_row(suite, variant, source, targets, find_transfer(paper, variant, source)) for variant in suite.variants]
     mean = f"{TARGET_MEAN}: over {len(targets)} data sets, without the source." if len(targets) > 1 else ""
-    remarks = notes(done, f"Trained on {name_of(source)}, tested on all classes of each data set.", mean)
-    sheet = Sheet(name, title, ("Method",), tuple(columns), tuple(lines), remarks, wide=True)
-    return against_procap(done, sheet, columns[-1].title)
+    notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes of each data set.", mean)
+    table = Table(name, title, ("Method",), tuple(columns), tuple(rows), notes, wide=True)
+    return add_delta_column(suite, table, columns[-1].title)
 
 
-def _line(
-    done: SuiteResults, variant: Variant, source: str, targets: Sequence[str], known: PublishedTransfer | None
-) -> Line:
-    own, cells, mean = target_cells(done, variant, source)
-    items: list[Item] = [value(done, variant, [source], own, known.source if known else None)]
-    items += [value(done, variant, [name], cells[name], known.targets.get(name) if known else None) for name in targets]
+def _row(
+    suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str], known: PublishedTransfer | None
+) -> Row:
+    own, metrics, mean = target_metrics(suite, variant, source)
+    cells: list[Cell] = [with_published(suite, variant, [source], own, known.source if known else None)]
+    for name in targets:
+        printed = known.targets.get(name) if known else None
+        cells.append(with_published(suite, variant, [name], metrics[name], printed))
     if targets:
-        alike = known is not None and set(targets) == set(known.targets)
-        items.append(value(done, variant, targets, mean, known.target_mean if known and alike else None))
-    return Line((reproduced(ours_alone(done, variant), items),), tuple(items))
+        same_targets = known is not None and set(targets) == set(known.targets)
+        cells.append(
+            with_published(suite, variant, targets, mean, known.target_mean if known and same_targets else None)
+        )
+    return Row((mark_reproduced(unique_title(suite, variant), cells),), tuple(cells))

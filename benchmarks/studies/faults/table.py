@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from benchmarks.studies.faults.ranks import STAGES
-from benchmarks.tables.pipes import pipes
+from benchmarks.tables.render import markdown_grid
 
 HEADERS = (
     "killed during", "kills", "of them rank 0", "with SIGTERM to the others", "steps lost, mean", "most",
@@ -51,12 +51,12 @@ def _totals(report: dict[str, Any]) -> str:
         ("evaluation counts that differ", sum(found["counts"] for found in differences)),
         ("**wrong**", f"**{report['wrong']}**"),
     ]
-    return pipes(("", ""), [[what, str(found)] for what, found in body], left=1)
+    return markdown_grid(("", ""), [[what, str(found)] for what, found in body], left=1)
 
 
 def _stages(kills: list[dict[str, Any]]) -> str:
     found = [(stage, [kill for kill in kills if kill["stage"] == stage]) for stage in STAGES]
-    return pipes(HEADERS, [_stage(stage, hits) for stage, hits in found if hits], left=1)
+    return markdown_grid(HEADERS, [_stage(stage, hits) for stage, hits in found if hits], left=1)
 
 
 def _stage(stage: str, hits: list[dict[str, Any]]) -> list[str]:

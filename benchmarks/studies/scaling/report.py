@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.plots import FAINT, INK, MARKERS, grid, save_figures
 from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.studies.scaling.model import Links, Parts, step_cost
-from benchmarks.tables.pipes import pipes
+from benchmarks.tables.render import markdown_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def _measured(report: dict[str, Any]) -> list[str]:
 
 def _steps_table(rows: list[dict[str, Any]]) -> str:
     alone = {_job(row): row["expected"] for row in rows if row["way"]["processes"] == 1}
-    return pipes(STEPS_HEADERS, [_step(row, alone[_job(row)]) for row in rows], left=2)
+    return markdown_grid(STEPS_HEADERS, [_step(row, alone[_job(row)]) for row in rows], left=2)
 
 
 def _step(row: dict[str, Any], alone: float) -> list[str]:
@@ -101,7 +101,7 @@ def _parts_table(parts: list[dict[str, Any]]) -> str:
         ]
         for one in parts
     ]
-    return pipes(PARTS_HEADERS, body, left=1)
+    return markdown_grid(PARTS_HEADERS, body, left=1)
 
 
 def _expected(report: dict[str, Any]) -> list[str]:
@@ -126,7 +126,7 @@ def _expected(report: dict[str, Any]) -> list[str]:
         "`-`: the global batch does not divide. pays up to: the most GPUs of which half is still turned into speed.",
         f"{_title(method)} at the most GPUs that the batch allows, ms of a step; recorded: if steps of "
         "several GPUs were replayed as well:",
-        pipes(MOST_HEADERS, [_most(one) for one in estimates if one["method"] == method], left=1),
+        markdown_grid(MOST_HEADERS, [_most(one) for one in estimates if one["method"] == method], left=1),
         _why(report),
     ]
 
@@ -140,7 +140,7 @@ def _ranks_table(estimates: list[dict[str, Any]], gpu: str) -> str:
             shown = [cells.get(ranks, "-") for ranks in counts]
             name = (_title(one["method"]), str(one["batch"]), f"{one['parts']['classes']:,}")
             body.append([*name, *shown, str(one["pays_up_to"])])
-    return pipes(("method", "batch", "classes", *map(str, counts), "pays up to"), body, left=1)
+    return markdown_grid(("method", "batch", "classes", *map(str, counts), "pays up to"), body, left=1)
 
 
 def _most(one: dict[str, Any]) -> list[str]:

@@ -1,0 +1,282 @@
+"""All results as one pandas DataFrame, the source of every table, plot, test and report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.results.metrics import Metric, mean_over_seeds
+from procap.errors import UserError
+from procap.methods import METHODS
+from runner.collection import COLLECTIONS, CollectionFolder
+from runner.config import RunConfig, Target
+from runner.results import EvalResult, RunFolder, TrainResult, find_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TITLES: Mapping[str, str] = {
+    "zeroshot": "CLIP (zero-shot)",
+    "coop": "CoOp",
+    "cocoop": "CoCoOp",
+    "maple": "MaPLe",
+    "procap": "ProCAP",
+}
+"""Methods as tables print them; a plug-in is printed under its own name."""
+
+
+def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
+    """Load every evaluation of every finished run, one row per run and target.
+
+    results: a results folder, or a URL of one (`s3://...`), of which the documents are copied to the cache first.
+    suite: only runs of the collection that `procap bench SUITE` has recorded there.
+
+    Columns:
+        path, hash            the run's folder below `results`; the first 8 digits of its configuration's SHA-256
+        method, variant       the method's name; a title that tells apart settings of one method within this frame
+        options, settings     dicts: the method's options; whatever else sets the run apart (recipe fields with dots)
+        dataset, classes      what was trained on: data set; all, base or novel classes
+        shots, seed           training images per class, 0 for all; seed of the samples and of the training
+        backbone, pretrained, precision, recipe, epochs
+        target                what was evaluated, `dataset:classes:split`
+        target_dataset, target_classes, split
+        correct, total        integer counts of test images
+        accuracy              100 * correct / total
+        images, limited       size of the test set, and whether only its first `total` images were evaluated
+        fps, fps_model        evaluated images per second with and without decoding; NaN where features were cached
+        features              computed, cached or mixed: whether the image encoder ran in the evaluation
+        train_seconds         NaN for a method that trains nothing
+        losses                cross-entropy on the training images of each epoch, a list
+        manifest              digest of the packed test set: equal digests are equal images in equal order
+        changed               how the test set differs from the published one, empty where it does not
+        correct_bits          which images were right, see `runner.correctness`; None in files of older versions
+
+    Raises UserError where there is no such folder or suite, and where a file is broken or an evaluation is not of the
+    weights that the run has now.
+    """
+    root = find_results(results)
+    wanted = None
+    if suite is not None:
+        collection = CollectionFolder(root / COLLECTIONS / "suite" / suite).collection()
+        if collection is None:
+            raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
+        wanted = set(collection.runs)
+    return read_frame(root, lambda config: wanted is None or config.path in wanted)
+
+
+def find_results(results: str | Path) -> Path:
+    """The local folder of `results`; for a URL a copy of its documents, without weights."""
+    from runner.results_store import ResultsStore, results_root
+    from shards.home import cache_home
+
+    folder, url = results_root(str(results), cache_home())
+    ResultsStore(url, folder).pull_all()
+    return folder
+
+
+def read_frame(results: Path, wanted: Callable[[RunConfig], bool] = lambda config: True) -> pd.DataFrame:
+    """`load` for a local folder and a choice of runs."""
+    if not results.is_dir():
+        raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
+    records = []
+    for folder, config in run_folders(results):
+        training = folder.train() if wanted(config) else None
+        for result in folder.evaluations() if training else []:
+            assert training is not None
+            check_weights(folder.path, config, training, result)
+            records.append(make_record(config, training, result))
+    return make_frame(records)
+
+
+def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
+    """The runs below `results` that lie where their configuration says: copies by a tracker are left out."""
+    found = []
+    for folder in find_runs(results) if results.is_dir() else []:
+        config = folder.config()
+        if config is not None and folder.path.resolve().as_posix().endswith(f"/{config.path}"):
+            found.append((folder, config))
+    return found
+
+
+def check_weights(path: Path, config: RunConfig, training: TrainResult, result: EvalResult) -> None:
+    """Raises UserError for an evaluation of other weights than the run has now."""
+    if (result.config_hash, result.checkpoint_sha256) != (config.hash, training.checkpoint_sha256):
+        raise UserError(
+            f"{path} was evaluated on {result.target} with other weights than it holds now; "
+            f"repeat it: procap eval {path} --targets {result.target} --force"
+        )
+
+
+def make_record(config: RunConfig, training: TrainResult, result: EvalResult) -> dict[str, Any]:
+    """One row of the frame, without `variant`, which depends on the other rows."""
+    target = Target.recorded(result.target)
+    return {
+        "path": config.path,
+        "hash": config.hash,
+        "method": config.method,
+        "options": dict(config.options),
+        "settings": describe_settings(config),
+        "dataset": config.dataset,
+        "classes": config.classes,
+        "shots": config.shots,
+        "seed": config.seed,
+        "backbone": config.backbone,
+        "pretrained": config.pretrained,
+        "precision": config.precision,
+        "recipe": config.recipe_name,
+        "epochs": config.recipe.epochs,
+        "target": str(target),
+        "target_dataset": target.dataset,
+        "target_classes": target.classes,
+        "split": target.split,
+        "correct": result.correct,
+        "total": result.total,
+        "accuracy": result.accuracy,
+        "images": result.dataset_size,
+        "limited": result.limited,
+        "fps": result.images_per_second or math.nan,
+        "fps_model": result.images_per_second_model or math.nan,
+        "features": result.features,
+        "train_seconds": training.seconds if config.recipe.epochs else math.nan,
+        "losses": [epoch.terms["ce"] for epoch in training.epochs if "ce" in epoch.terms],
+        "manifest": result.manifest_digest,
+        "changed": result.variant,
+        "correct_bits": result.correct_bits,
+    }
+
+
+COLUMNS = (
+    *("path", "hash", "method", "variant", "options", "settings", "dataset", "classes", "shots", "seed", "backbone"),
+    *("pretrained", "precision", "recipe", "epochs", "target", "target_dataset", "target_classes", "split", "correct"),
+    *("total", "accuracy", "images", "limited", "fps", "fps_model", "features", "train_seconds", "losses", "manifest"),
+    *("changed", "correct_bits"),
+)
+
+
+def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Records as a frame with all COLUMNS, also without any record."""
+    import pandas as pd
+
+    frame = pd.DataFrame(list(records), columns=[name for name in COLUMNS if name != "variant"])
+    frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
+    return frame
+
+
+def is_half(frame: pd.DataFrame) -> pd.Series:
+    """Which rows are of base or novel test images of the data set on whose base classes the run was trained."""
+    own = (frame.target_dataset == frame.dataset) & (frame.split == "test")
+    return own & (frame.classes == "base") & frame.target_classes.isin(["base", "novel"])
+
+
+def images_per_second(frame: pd.DataFrame, column: str = "fps") -> float | None:
+    """Images over seconds of several evaluations together; untimed ones are left out, None without a timed one."""
+    timed = frame[frame[column].notna()]
+    return float(timed.total.sum() / (timed.total / timed[column]).sum()) if len(timed) else None
+
+
+def describe_settings(config: RunConfig) -> dict[str, str]:
+    """What sets a run apart from others, besides method, data set and seed; without settings that it never reads.
+
+    A dotted name is a field of the recipe or an option of the method. Colour jitter and rotation depend on the data set
+    and are left out.
+    """
+    settings = {
+        "backbone": config.backbone,
+        "pretrained": config.pretrained or "default",
+        "precision": config.precision,
+        "classes": config.classes,
+    }
+    settings |= {f"{config.method}.{name}": json.dumps(value) for name, value in sorted(config.options.items())}
+    if config.recipe.epochs:
+        settings |= {"shots": str(config.shots or "full"), "recipe": config.recipe_name}
+        settings["picks"] = "imported" if config.picks else "drawn"
+        if config.recipe_name == "custom":
+            fields = set(config.identity()["recipe"]) - {"colour_jitter", "rotation"}
+            settings |= {f"recipe.{name}": str(getattr(config.recipe, name)) for name in sorted(fields)}
+    return settings
+
+
+def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = True) -> tuple[Any, ...]:
+    """Sort key and identity of a variant. classes: whether the classes trained on are part of it."""
+    rest = tuple((name, value) for name, value in settings.items() if classes or name != "classes")
+    return method_order(method), method, rest
+
+
+def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
+    """A title for each row: the method's, and what distinguishes its settings from those of other rows.
+
+    What makes results incomparable (backbone, shots, ...) is named as soon as it differs anywhere in the frame, a field
+    of the recipe or of the method when it differs between rows of that method. classes: see `settings_key`.
+    """
+    keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
+    distinct = sorted(set(keys))
+    titles = {}
+    for key in distinct:
+        _, method, settings = key
+        named = []
+        for name, value in settings:
+            rivals = [dict(other[2]) for other in distinct if "." not in name or other[1] == method]
+            if len({rival[name] for rival in rivals if name in rival}) > 1:
+                named.append(f"{name.rpartition('.')[2]} {value}")
+        titles[key] = TITLES.get(method, method) + (f" ({', '.join(named)})" if named else "")
+    return [titles[key] for key in keys]
+
+
+def method_order(method: str) -> tuple[int, str]:
+    """Sort key: the order of METHODS, then plug-ins by name."""
+    return order_in(method, METHODS)
+
+
+def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
+    """Sort key: the order of `names`, then others alphabetically."""
+    order = list(names)
+    return (order.index(name) if name in order else len(order), name)
+
+
+def dataset_order(dataset: str) -> tuple[float, str]:
+    """Sort key: the order of the catalogue, derived sets after the one they come from, own ones at the end."""
+    from shards.catalogue import CATALOGUE
+    from shards.resolve import base_name
+
+    names, base = list(CATALOGUE), base_name(dataset)
+    return (names.index(base) if base in names else math.inf, "" if dataset == base else dataset)
+
+
+def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
+    """How data sets trained on or evaluated differ from published ones, by name; published ones are left out.
+
+    What a result recorded of its images counts; for data sets that were only trained on, what their name says.
+    """
+    from shards.resolve import variant_of_name
+
+    found: dict[str, str] = {}
+    for name in dict.fromkeys([*frame.dataset, *frame.target_dataset]):
+        found[name] = variant_of_name(name)
+    found |= {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
+    return {name: words for name, words in sorted(found.items(), key=lambda item: dataset_order(item[0])) if words}
+
+
+def unequal_targets(frame: pd.DataFrame) -> dict[str, int]:
+    """Targets that runs were evaluated on with different images, and in how many versions."""
+    versions = frame.groupby("target", sort=False)[["images", "manifest"]].apply(lambda own: len(own.drop_duplicates()))
+    return {target: int(count) for target, count in versions.items() if count > 1} if len(frame) else {}
+
+
+def losses_by_dataset(frame: pd.DataFrame) -> dict[str, list[Sequence[float]]]:
+    """Training losses of each run that has any, by the data set trained on."""
+    found: dict[str, list[Sequence[float]]] = {}
+    for run in frame.drop_duplicates("path").itertuples():
+        if run.losses:
+            found.setdefault(str(run.dataset), []).append(run.losses)  # type: ignore[arg-type]
+    return found
+
+
+def accuracy_over_seeds(rows: pd.DataFrame) -> Metric | None:
+    """The accuracy of rows of one target, one per seed. Limited ones count only where there is no whole one."""
+    limited = bool(rows.limited.all())
+    rows = rows if limited else rows[~rows.limited]
+    values = dict(zip(map(int, rows.seed), map(float, rows.accuracy), strict=True))
+    return mean_over_seeds(values, limited=limited)

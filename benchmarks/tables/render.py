@@ -1,0 +1,154 @@
+"""Render a table as Markdown, CSV, LaTeX or JSON, and write the files of many; HTML is in `benchmarks.tables.html`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.latex import to_latex
+from benchmarks.tables.table import Cell, Mark, Row, Table
+from benchmarks.tables.text import explain_marks, format_cell, format_labels, list_headers
+from runner.results import write_bytes
+
+SUFFIXES = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}
+"""The formats, and how their files end."""
+
+
+def render(table: Table, form: str) -> str:
+    """The table in one of FORMATS, without a newline at the end."""
+    return FORMATS[form](table)
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
+    """Write <name>.md, .csv, .tex and .json of every table to `folder`, each file atomically."""
+    written = []
+    for table in tables:
+        for form, suffix in SUFFIXES.items():
+            text = json.dumps(to_dict(table), ensure_ascii=False, indent=1) if form == "json" else render(table, form)
+            file = folder / f"{table.name}.{suffix}"
+            write_bytes(file, (text + "\n").encode())
+            written.append(file)
+    return written
+
+
+def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
+    """Cells as a Markdown table: `left` columns of text, the rest numbers, padded to be readable as source."""
+    widths = [max(3, *(len(row[i]) for row in [headers, *body])) for i in range(len(headers))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return f"| {' | '.join(padded)} |"
+
+    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "\n".join([line(headers), f"| {' | '.join(rule)} |", *map(line, body)])
+
+
+def to_markdown(table: Table) -> str:
+    """A title, the table, its notes as a list."""
+    table = table.without_details()
+    marks, frames = table.marks(), {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
+    body = []
+    before: Row | None = None
+    for number, row in enumerate(table.rows):
+        cells = [
+            format_cell(table, cell, place, frames[marks.get((number, place))], _escape_markdown)
+            for place, cell in enumerate(row.cells)
+        ]
+        body.append([*format_labels(table, row, before, "*{}*", _escape_markdown), *cells])
+        before = row
+    headers = [_escape_markdown(header) for header in list_headers(table)]
+    notes = [*explain_marks(table, "bold", "underlined", "italics"), *table.notes]
+    parts = [f"**{_escape_markdown(table.title)}**", markdown_grid(headers, body, left=len(table.labels))]
+    return "\n\n".join([*parts, "\n".join(f"- {_escape_markdown(note)}" for note in notes)])
+
+
+def to_csv(table: Table) -> str:
+    """Plain numbers, empty where there is none: for each column of numbers its mean, std, n, published, delta, limited.
+
+    Notes are left out.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    numeric = [any(isinstance(row.cells[place], Metric) for row in table.rows) for place in range(len(table.columns))]
+    header = [*table.labels, "source", "average"]
+    for column, is_numeric in zip(table.columns, numeric, strict=True):
+        parts = ("", " std", " n", " published", " delta", " limited") if is_numeric else ("",)
+        header += [column.title + part for part in parts]
+    writer.writerow(header)
+    for row in table.rows:
+        cells = [*row.labels, row.source, str(row.average).lower()]
+        for cell, is_numeric in zip(row.cells, numeric, strict=True):
+            cells += _csv_cells(cell) if is_numeric else [cell if isinstance(cell, str) else ""]
+        writer.writerow(cells)
+    return file.getvalue().rstrip("\n")
+
+
+def to_dict(table: Table) -> dict[str, Any]:
+    """Full precision, with the values of single seeds and the marks, as JSON."""
+    marks = table.marks()
+    return {
+        "name": table.name,
+        "title": table.title,
+        "labels": list(table.labels),
+        "columns": [
+            {"title": column.title, "better": column.better or None, "digits": column.digits}
+            for column in table.columns
+        ],
+        "rows": [
+            {
+                "labels": list(row.labels),
+                "source": row.source,
+                "group": row.group,
+                "average": row.average,
+                "cells": [_json_cell(cell, marks.get((number, place))) for place, cell in enumerate(row.cells)],
+            }
+            for number, row in enumerate(table.rows)
+        ],
+        "notes": list(table.notes),
+    }
+
+
+def to_json(table: Table) -> str:
+    return json.dumps(to_dict(table), ensure_ascii=False, allow_nan=False)
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "md": to_markdown,
+    "csv": to_csv,
+    "latex": to_latex,
+    "json": to_json,
+}
+
+
+def _escape_markdown(text: str) -> str:
+    for plain, written in (("\\", r"\\"), ("|", r"\|"), ("*", r"\*"), ("<", "&lt;")):
+        text = text.replace(plain, written)
+    return " ".join(text.split())
+
+
+def _csv_cells(cell: Cell) -> list[str]:
+    if not isinstance(cell, Metric):
+        return [cell or "", "", "", "", "", ""]
+    numbers = [cell.mean, cell.std, len(cell.seeds) or None, cell.published, cell.delta]
+    return [*("" if number is None else str(round(number, 6)) for number in numbers), str(cell.limited).lower()]
+
+
+def _json_cell(cell: Cell, mark: Mark | None) -> Any:
+    if not isinstance(cell, Metric):
+        return cell
+    by_seed = dict(zip(map(str, cell.seeds), cell.values, strict=True)) if cell.values else None
+    return {
+        "mean": cell.mean,
+        "std": cell.std,
+        "n": len(cell.seeds) or None,
+        "seeds": by_seed or list(cell.seeds),
+        "published": cell.published,
+        "delta": cell.delta,
+        "limited": cell.limited,
+        "mark": mark,
+    }

@@ -1,0 +1,156 @@
+"""Rows of suite tables: their titles, and where published numbers may stand beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.results.metrics import Metric
+from benchmarks.results.published.tables import DATASETS
+from benchmarks.results.suite_results import SHOTS, SuiteResults, Variant
+from benchmarks.tables.table import Cell, Column, Row, Table
+
+BACKBONE = "ViT-B-16"
+"""The backbone of every published number, with its own weights, which are OpenAI's."""
+HALVES = (Column("Base"), Column("Novel"), Column("HM"))
+REPRODUCED = ", reproduced"
+DELTA = "Δ vs ProCAP"
+WIDEST = 8
+"""In tables with more columns than this the Δ column is shown in CSV and JSON only."""
+
+
+def in_paper(suite: SuiteResults) -> bool:
+    """Whether the suite ran on the paper's data sets, so that published rows stand in the same tables."""
+    return suite.profile == "paper"
+
+
+def why_incomparable(suite: SuiteResults) -> str:
+    """Why no result of the suite may be compared with a published number; empty where it may be."""
+    if not in_paper(suite):
+        return "they are of generated data sets"
+    backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in suite.runs}
+    others = sorted(f"{name} with {weights or 'its own'} weights" for name, weights in backbones - {(BACKBONE, None)})
+    if others:
+        return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
+    if suite.quick:
+        return "the schedules are the short ones of --quick"
+    if suite.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in suite.variants):
+        return f"the shots are {suite.shots[0] or 'all'}, not {SHOTS}"
+    if suite.overrides:
+        changed = ", ".join(f"{name} {value}" for name, value in suite.overrides.items())
+        return f"the recipes are changed: {changed}"
+    return ""
+
+
+def is_control(suite: SuiteResults, variant: Variant) -> bool:
+    """Whether a method runs in ProCAP's recipe by choice, while its published numbers are of its own recipe."""
+    chosen = in_paper(suite) and suite.recipe == "procap" and not variant.recipe
+    return chosen and variant.method not in ("procap", "zeroshot")
+
+
+def has_controls(suite: SuiteResults) -> bool:
+    return any(is_control(suite, variant) for variant in suite.variants)
+
+
+def is_comparable(suite: SuiteResults, variant: Variant, datasets: Iterable[str]) -> bool:
+    """Whether results of `variant` on `datasets` compare with published ones: same images, same kind of recipe."""
+    changed = suite.changed_sets.keys() & set(datasets)
+    return not (why_incomparable(suite) or is_control(suite, variant) or changed)
+
+
+def with_published(
+    suite: SuiteResults, variant: Variant, datasets: Iterable[str], metric: Metric | None, published: float | None
+) -> Metric | None:
+    """A result beside its published number where they compare; limited results have none."""
+    if metric is None or metric.limited or not is_comparable(suite, variant, datasets):
+        return metric
+    return replace(metric, published=published)
+
+
+def covers_paper(datasets: Sequence[str]) -> bool:
+    """Whether these are the eleven data sets that published averages are over."""
+    return set(datasets) == set(list(DATASETS)[:11])
+
+
+def title_of(suite: SuiteResults, variant: Variant) -> str:
+    """The title of a row beside a column that says what varies."""
+    return _with_recipe(suite, variant, variant.name)
+
+
+def unique_title(suite: SuiteResults, variant: Variant) -> str:
+    """The title of a row where no column beside it says what varies."""
+    return next(title for title, other in variants_by_title(suite).items() if other == variant)
+
+
+def variants_by_title(suite: SuiteResults) -> dict[str, Variant]:
+    """The variants by title; those that share one are told apart by what varies."""
+    return {title: variants[0] for title, variants in group_by_title(suite).items()}
+
+
+def group_by_title(suite: SuiteResults, column: str = "") -> dict[str, list[Variant]]:
+    """The variants by title, told apart by what varies except for the key `column`."""
+    varied = [", ".join(f"{key} {value}" for key, value in one.key.items() if key != column) for one in suite.variants]
+    distinct = {(variant.name, words) for variant, words in zip(suite.variants, varied, strict=True)}
+    names = [name for name, _ in distinct]
+    found: dict[str, list[Variant]] = {}
+    for variant, words in zip(suite.variants, varied, strict=True):
+        title = f"{variant.name} ({words})" if names.count(variant.name) > 1 and words else variant.name
+        found.setdefault(_with_recipe(suite, variant, title), []).append(variant)
+    return found
+
+
+def mark_reproduced(title: str, cells: Iterable[Cell]) -> str:
+    """`title`, marked where any cell of its row has a published number beside it."""
+    return title + REPRODUCED * any(isinstance(cell, Metric) and cell.published is not None for cell in cells)
+
+
+def published_title(method: str, venue: str = "") -> str:
+    return f"{method} ({'published' if venue in ('', 'Ours') else venue})"
+
+
+def published_group(suite: SuiteResults, group: str = "") -> str:
+    """The group of published rows: one of its own, with its own best, where ours do not compare with them.
+
+    So it is beside controls, which are compared with each other because all of them have the same recipe.
+    """
+    return f"{group} published" if why_incomparable(suite) or has_controls(suite) else group
+
+
+def published_row(labels: Sequence[str], numbers: Iterable[float | None], **more: Any) -> Row:
+    cells = tuple(None if number is None else Metric(number) for number in numbers)
+    return Row(tuple(labels), cells, source="published", **more)
+
+
+def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
+    """Add a column with our ProCAP's number in `column` minus that of every other row, published ones included.
+
+    Only rows whose labels but the last are equal are compared. The table is unchanged unless it has one ProCAP that
+    compares with published numbers.
+    """
+    place = [one.title for one in table.columns].index(column)
+    procap = [unique_title(suite, variant) for variant in suite.variants if variant.method == "procap"]
+    own = {
+        row.labels[:-1]: cell
+        for row in table.rows
+        if row.source == "ours" and [row.labels[-1].removesuffix(REPRODUCED)] == procap
+        if isinstance(cell := row.cells[place], Metric) and cell.published is not None
+    }
+
+    def difference(row: Row) -> Cell:
+        cell, procap = row.cells[place], own.get(row.labels[:-1])
+        if not isinstance(cell, Metric) or cell is procap or procap is None or cell.limited:
+            return None
+        return Metric(procap.mean - cell.mean)
+
+    rows = tuple(replace(row, cells=(*row.cells, difference(row))) for row in table.rows)
+    if not any(row.cells[-1] for row in rows):
+        return table
+    added = Column(DELTA, "", detail=len(table.columns) > WIDEST)
+    where = " (in CSV and JSON alone)" if added.detail else ""
+    note = f"{DELTA}{where}: {column} of our ProCAP minus that of the line."
+    return replace(table, columns=(*table.columns, added), rows=rows, notes=(*table.notes, note))
+
+
+def _with_recipe(suite: SuiteResults, variant: Variant, name: str) -> str:
+    return f"{name} (ProCAP's recipe)" if is_control(suite, variant) else name
