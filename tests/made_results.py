@@ -10,7 +10,7 @@ from benchmarks.results.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.table import Sheet
+from benchmarks.tables.table import Table
 from runner.config import RunConfig, Target, plan_run
 from runner.results import EpochLog, EvalResult, PeakMemory, PerClass, RunFolder, TrainResult, Use, write_json
 
@@ -128,6 +128,6 @@ def made(
     return SuiteResults.read(suite, options, results)
 
 
-def sheet_of(done: SuiteResults, name: str) -> Sheet:
-    [sheet] = [sheet for sheet in done.suite.sheets(done) if sheet.name == name]
+def sheet_of(done: SuiteResults, name: str) -> Table:
+    [sheet] = [sheet for sheet in done.suite.tables(done) if sheet.name == name]
     return sheet

@@ -8,21 +8,22 @@ import pytest
 from made_results import made, put_score, sheet_of
 
 from benchmarks.console.parse import parse_integers
-from benchmarks.plots import base_novel as halves_figures
+from benchmarks.plots import base_novel as halves_plots
 from benchmarks.plots.shots import few_shot_curves
 from benchmarks.plots.spread import seed_spread
+from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tolerances import CHOSEN, PRINTED
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.suites.suite import Suite, everything
-from benchmarks.tables.base_novel import base_to_novel_sheets
-from benchmarks.tables.check import CHECKS, checks_of
-from benchmarks.tables.formats import render
-from benchmarks.tables.grid import few_shot_sheets
-from benchmarks.tables.latex_text import escape
-from benchmarks.tables.table import Column, Line, Sheet, Value
+from benchmarks.tables.base_novel import base_to_novel_tables
+from benchmarks.tables.check import CHECKS, collect_checks
+from benchmarks.tables.grid import few_shot_tables
+from benchmarks.tables.latex import escape
+from benchmarks.tables.render import render
+from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UsageError
 
 SETS = ("tiles", "petals", "digits")
@@ -32,14 +33,14 @@ def depths(options, method):
     return [Variant(method, key={"depth": depth}, options={"depth": depth}) for depth in (1, 9)]
 
 
-DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_sheets, seeds=(1,), variants=depths)
+DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_tables, seeds=(1,), variants=depths)
 
 
 def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
     done = made(tmp_path, DEPTHS, datasets=SETS)
-    axes = halves_figures.halves_figures(done)["hm-radar"]().axes[0]
+    axes = halves_plots.halves_plots(done)["hm-radar"]().axes[0]
     drawn = {line.get_label(): list(line.get_ydata())[:-1] for line in axes.lines}
-    table = {line.labels: line.items[2].mean for line in sheet_of(done, "depths").lines}
+    table = {line.labels: line.cells[2].mean for line in sheet_of(done, "depths").lines}
     assert set(drawn) == {f"{name} (depth {depth})" for name in ("MaPLe", "ProCAP") for depth in (1, 9)}
     for title, heights in drawn.items():
         assert heights == pytest.approx([table[name, title] for name in SETS])
@@ -50,11 +51,11 @@ def test_no_arm_is_lost_among_shots(tmp_path):
         more = [(shots, depth) for shots in (1, 4) for depth in (1, 3)]
         return [Variant(method, "", {"shots": n, "depth": d}, {"depth": d}, shots=n) for n, d in more]
 
-    suite = Suite("shots", "s", ("maple",), few_shot_sheets, (1,), classes="all", variants=variants, targets=everything)
+    suite = Suite("shots", "s", ("maple",), few_shot_tables, (1,), classes="all", variants=variants, targets=everything)
     done = made(tmp_path, suite, datasets=SETS)
-    [sheet] = [sheet for sheet in done.suite.sheets(done) if sheet.name == "shots"]
-    assert [line.labels[1] for line in sheet.lines[:2]] == ["MaPLe (depth 1)", "MaPLe (depth 3)"]
-    assert all(item for line in sheet.lines[:2] for item in line.items)
+    [sheet] = [sheet for sheet in done.suite.tables(done) if sheet.name == "shots"]
+    assert [line.labels[1] for line in sheet.rows[:2]] == ["MaPLe (depth 1)", "MaPLe (depth 3)"]
+    assert all(item for line in sheet.rows[:2] for item in line.cells)
     figure = few_shot_curves(done)
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"MaPLe (depth 1)", "MaPLe (depth 3)"}
 
@@ -77,8 +78,8 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
     done = made(tmp_path, suite, PAPER, datasets=("dtd",))
     lines = [line for line in sheet_of(done, "base-to-novel").lines if line.source == "ours"]
     assert [line.labels[1] for line in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
-    assert [line.items[0].published is None for line in lines] == [False, True]
-    assert {check.method for check in checks_of(done)} == {"ProCAP"} and len(checks_of(done)) == 3
+    assert [line.cells[0].published is None for line in lines] == [False, True]
+    assert {check.method for check in collect_checks(done)} == {"ProCAP"} and len(collect_checks(done)) == 3
 
 
 @pytest.mark.parametrize("change", [{"overrides": {"epochs": 5}}, {"shots": (4,)}])
@@ -102,9 +103,9 @@ def test_nothing_is_called_reproduced_that_does_not_compare(tmp_path, change):
 def test_reproduced_is_said_of_what_stands_beside_a_published_figure_alone(tmp_path, name, chosen, said):
     done = made(tmp_path, name, PAPER, **{"methods": ("maple", "procap"), "seeds": (1,), **chosen})
     found = set()
-    for line in (line for sheet in done.suite.sheets(done) for line in sheet.lines):
+    for line in (line for sheet in done.suite.tables(done) for line in sheet.rows):
         words = [label for label in line.labels if label.endswith(", reproduced")]
-        known = any(isinstance(item, Value) and item.published is not None for item in line.items)
+        known = any(isinstance(item, Metric) and item.published is not None for item in line.cells)
         assert bool(words) == known, line
         found |= {*words}
     assert found == said
@@ -113,7 +114,7 @@ def test_reproduced_is_said_of_what_stands_beside_a_published_figure_alone(tmp_p
 def test_published_lines_are_not_drawn_beside_a_control(tmp_path):
     chosen = {"datasets": ("dtd", "eurosat", "ucf101"), "methods": ("maple", "procap"), "seeds": (1,)}
     done = made(tmp_path, "base-to-novel", PAPER, recipe="procap", **chosen)
-    labels = {line.get_label() for line in done.suite.figures(done)["hm-radar"]().axes[0].lines}
+    labels = {line.get_label() for line in done.suite.plots(done)["hm-radar"]().axes[0].lines}
     assert labels == {"MaPLe (ProCAP's recipe)", "ProCAP"}
 
 
@@ -124,10 +125,10 @@ def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
             put_score(tmp_path, entry.spec.config, target, 1, 100, of=400)
     done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheet = sheet_of(done, "base-to-novel")
-    [line] = [line for line in sheet.lines if line.source == "ours"]
-    assert line.items[:3] == (None, None, None)
+    [line] = [line for line in sheet.rows if line.source == "ours"]
+    assert line.cells[:3] == (None, None, None)
     assert any(note.startswith("LIMITED beside whole: 4 evaluations") for note in sheet.notes)
-    assert {check.verdict for check in checks_of(done)} == {"missing"}
+    assert {check.verdict for check in collect_checks(done)} == {"missing"}
 
 
 def test_a_data_set_may_be_called_average(tmp_path):
@@ -137,11 +138,11 @@ def test_a_data_set_may_be_called_average(tmp_path):
     scores = {(path, target.replace("digits", "average")): score for (path, target), score in done.scores.items()}
     options = replace(done.options, datasets=("tiles", "average"))
     renamed = replace(done, runs=entries, scores=scores, options=options)
-    sheet = base_to_novel_sheets(renamed)[1]
-    assert [(line.labels[0], line.average) for line in sheet.lines] == [
+    sheet = base_to_novel_tables(renamed)[1]
+    assert [(line.labels[0], line.average) for line in sheet.rows] == [
         ("tiles", False), ("average", False), ("Average", True)
     ]  # fmt: skip
-    assert [line.items[0].mean for line in sheet.lines[:2]] != [sheet.lines[2].items[0].mean] * 2
+    assert [line.cells[0].mean for line in sheet.rows[:2]] != [sheet.rows[2].cells[0].mean] * 2
 
 
 def test_the_published_spread_of_all_data_sets_is_not_drawn_beside_some(tmp_path):
@@ -173,7 +174,7 @@ def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
         for target in entry.spec.targets:
             put_score(tmp_path, entry.spec.config, target, 200 + entry.seed, 400)
     done = SuiteResults.read(done.suite, done.options, tmp_path)
-    sheets = {sheet.name: sheet for sheet in done.suite.sheets(done)}
+    sheets = {sheet.name: sheet for sheet in done.suite.tables(done)}
     found = [name for name in sheets if "comparison" in name]
     assert found == ["cross-dataset-comparison-from-tiles", "cross-dataset-comparison-from-petals"]
     targets = {target.split(":")[0] for entry in done.runs for target in entry.spec.targets}
@@ -189,10 +190,10 @@ def test_seeds_are_each_one_however_they_are_written():
 
 def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():
     lines = (
-        Line(("a",), (Value(-7.53), Value(-0.001), "-1.20 to 3.40")),
-        Line(("b-2",), (Value(1e-5), Value(2), "x-1")),
+        Row(("a",), (Metric(-7.53), Metric(-0.001), "-1.20 to 3.40")),
+        Row(("b-2",), (Metric(1e-5), Metric(2), "x-1")),
     )
-    sheet = Sheet("t", "T", ("L",), (Column("A", ""), Column("B", ""), Column("C", "")), lines)
+    sheet = Table("t", "T", ("L",), (Column("A", ""), Column("B", ""), Column("C", "")), lines)
     text = render(sheet, "latex")
     assert r"a & $-$7.53 & 0.00 & $-$1.20 to 3.40" in text and "b-2 & 0.00 & 2.00 & x-1" in text
     assert "-0.00" not in render(sheet, "md")

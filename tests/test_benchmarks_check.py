@@ -23,8 +23,8 @@ from benchmarks.results.published.tolerances import LEAST, Tolerance, expected, 
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.planning import recorded_options
-from benchmarks.tables.check import CHECKS, MISSING, OK, OUTSIDE, check_sheet, checks_of
-from benchmarks.tables.table import Value
+from benchmarks.tables.check import CHECKS, MISSING, OK, OUTSIDE, check_table, collect_checks
+from benchmarks.results.metrics import Metric
 from procap.errors import UserError
 from runner.collection import Collection, write_collection
 from runner.results import harmonic_mean, write_json
@@ -77,13 +77,13 @@ def test_the_files_of_a_check_mark_averages_and_have_no_column_twice(tmp_path, c
 
 def test_a_difference_that_rounds_to_nothing_has_no_minus_and_one_figure_falls(tmp_path):
     done = as_published(tmp_path, "base-to-novel", **CHOSEN)
-    one = replace(checks_of(done)[0], ours=59.999, published=60.0)
+    one = replace(collect_checks(done)[0], ours=59.999, published=60.0)
     for checks, said in (
         ([one, replace(one, ours=50.0)], "1 of 2 published figures agrees, 1 falls outside its tolerance, 0 are"),
         ([one, one, replace(one, ours=None)], "2 of 3 published figures agree, 0 fall outside their tolerance, 1 is"),
     ):
-        sheet = check_sheet(done, checks)
-        assert sheet.lines[-1].items[2] == "+0.00" and sheet.notes[0].startswith(said)
+        sheet = check_table(done, checks)
+        assert sheet.rows[-1].cells[2] == "+0.00" and sheet.notes[0].startswith(said)
 
 
 def test_results_beyond_a_tolerance_exit_with_4_and_are_named_first(tmp_path, capsys):
@@ -125,7 +125,7 @@ def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys)
     done = as_published(tmp_path, "base-to-novel", **CHOSEN)
     gone = next(entry for entry in done.runs if entry.variant.method == "procap" and entry.seed == 2)
     (tmp_path / gone.path / "eval" / "dtd-novel-test.json").unlink()
-    checks = checks_of(SuiteResults.read(done.suite, done.options, tmp_path))
+    checks = collect_checks(SuiteResults.read(done.suite, done.options, tmp_path))
     verdicts = {(one.method, one.figure): one.verdict for one in checks}
     assert verdicts["ProCAP", "Base"] == OK
     assert verdicts["ProCAP", "Novel"] == verdicts["ProCAP", "HM"] == MISSING
@@ -136,7 +136,7 @@ def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys)
 
 def test_what_is_allowed_is_students_t_times_the_pooled_standard_error(tmp_path):
     """By hand, from the printed table: the column's mean square, DTD's deviation, none over our equal seeds."""
-    checks = {(one.method, one.figure): one for one in checks_of(as_published(tmp_path, "base-to-novel", **CHOSEN))}
+    checks = {(one.method, one.figure): one for one in collect_checks(as_published(tmp_path, "base-to-novel", **CHOSEN))}
     lines = [line for line in published.stability() if line.dataset != AVERAGE]
     prior = (2 * 0.53**2 + 4 * sum(line.base_std**2 for line in lines) / 11) / 6
     procap = checks["ProCAP", "Base"]
@@ -227,7 +227,7 @@ def test_a_tolerance_is_about_the_difference_or_relative():
 
 def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
     done = as_published(tmp_path, "base-to-novel", datasets=("dtd",), methods=("maple", "procap"), recipe="procap")
-    assert {one.method for one in checks_of(done)} == {"ProCAP"}
+    assert {one.method for one in collect_checks(done)} == {"ProCAP"}
 
 
 def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings: Any) -> SuiteResults:
@@ -260,7 +260,7 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
 
 
 def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
-    verdicts = {(one.where, one.figure): one.verdict for one in checks_of(contest(tmp_path))}
+    verdicts = {(one.where, one.figure): one.verdict for one in collect_checks(contest(tmp_path))}
     assert verdicts == {
         ("Flowers102", "training s"): OK,
         ("Flowers102", "FPS"): OK,
@@ -271,13 +271,13 @@ def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
 
 def test_seconds_that_were_not_measured_to_the_end_are_missing_from_the_check_of_runtime(tmp_path):
     done = contest(tmp_path, whole=False)
-    checks = checks_of(done)
+    checks = collect_checks(done)
     assert [one.verdict for one in checks if one.figure == "training s"] == [MISSING] * 2
     assert [one.verdict for one in checks if one.figure == "FPS"] == [OK, OUTSIDE]
-    assert any("not run to its end" in note for note in check_sheet(done, checks).notes)
-    [ratios] = [sheet for sheet in done.suite.sheets(done) if sheet.name == "runtime-ratios"]
+    assert any("not run to its end" in note for note in check_table(done, checks).notes)
+    [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
     place = [column.title for column in ratios.columns].index("≈ training s")
-    assert [line.items[place].published for line in ratios.lines if line.source == "ours"] == [None] * 4
+    assert [line.cells[place].published for line in ratios.lines if line.source == "ours"] == [None] * 4
 
 
 @pytest.mark.parametrize("other", [{"batch": 4}, {"epochs": 1}, {"test_batch": 8}])
@@ -286,15 +286,15 @@ def test_runtime_of_other_work_than_the_papers_is_not_checked(tmp_path, capsys, 
     [(name, number)] = other.items()
     why = f"{name.replace('_', ' ')} is {number}, not "
     with pytest.raises(UserError, match=f"runtime: nothing to check, .*: {why}"):
-        checks_of(done)
-    [ratios] = [sheet for sheet in done.suite.sheets(done) if sheet.name == "runtime-ratios"]
-    assert not [item for line in ratios.lines for item in line.items if isinstance(item, Value) and item.published]
+        collect_checks(done)
+    [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
+    assert not [item for line in ratios.lines for item in line.cells if isinstance(item, Metric) and item.published]
     assert any(why in note for note in ratios.notes)
 
 
 def test_the_check_of_runtime_says_on_what_it_was_measured(tmp_path):
     done = contest(tmp_path, load=9.0)
-    notes = check_sheet(done, checks_of(done)).notes
+    notes = check_table(done, collect_checks(done)).notes
     assert any("random weights, fp32, on some CPU" in note for note in notes)
     assert any(note.startswith("THE MACHINE WAS BUSY") for note in notes)
 
@@ -321,7 +321,7 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
     said = capsys.readouterr()
     assert "tiles,ProCAP,ours,false,80.0,,1" in said.out and "68.571429" in said.out and "n = 1" in said.err
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "json"]) == 0
-    assert [sheet["name"] for sheet in json.loads(capsys.readouterr().out)["sheets"]] == ["stability"]
+    assert [sheet["name"] for sheet in json.loads(capsys.readouterr().out)["tables"]] == ["stability"]
     assert main(["table", "stability", "--results", str(tmp_path), "--seeds", "4,5"]) == 0
     assert "MISSING: 2 of 4" in capsys.readouterr().out
 

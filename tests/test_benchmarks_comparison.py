@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.results.comparison import Comparison, compare, comparison_table, resampled
+from benchmarks.results.paired_tests import EXACT, Kinds, holm, percentile_interval, sign_flip_p, wilcoxon_p
+from benchmarks.results.pairing import Pair, Task, lines_of
+from benchmarks.results.scores import read_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import put_run, put_score
 from scipy.stats import kstest, rankdata, wilcoxon
 
-from benchmarks.results.comparison import Comparison, compare, comparison_sheet, resampled
-from benchmarks.results.paired_tests import EXACT, Kinds, holm, percentile_interval, sign_flip_p, wilcoxon_p
-from benchmarks.results.pairing import Pair, Task, lines_of
-from benchmarks.results.scores import read_scores
-from benchmarks.tables.table import Sheet
+from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.correctness import pack_bits
@@ -252,8 +252,8 @@ def results(whole, tmp_path) -> Path:
     return tmp_path
 
 
-def sheet_of(results: Path, **how: Any) -> Sheet:
-    return comparison_sheet(lines_of(read_scores(results)), **{"draws": 500, **how})
+def sheet_of(results: Path, **how: Any) -> Table:
+    return comparison_table(lines_of(read_scores(results)), **{"draws": 500, **how})
 
 
 def hm(method: str, dataset: str, seeds: tuple[int, ...]) -> float:
@@ -266,12 +266,12 @@ def hm(method: str, dataset: str, seeds: tuple[int, ...]) -> float:
 
 def test_the_sheet_says_what_the_answers_say(whole):
     sheet = sheet_of(whole)
-    assert [line.labels for line in sheet.lines] == [("CoOp", "9 (3)"), ("MaPLe", "9 (3)")]
-    for line, rival in zip(sheet.lines, ("coop", "maple"), strict=True):
+    assert [line.labels for line in sheet.rows] == [("CoOp", "9 (3)"), ("MaPLe", "9 (3)")]
+    for line, rival in zip(sheet.rows, ("coop", "maple"), strict=True):
         figures = [float(np.mean([hm(method, dataset, SEEDS) for dataset in DATASETS])) for method in ("procap", rival)]
         singles = [[hm("procap", d, (seed,)) - hm(rival, d, (seed,)) for d in DATASETS] for seed in SEEDS]
         means = [hm("procap", dataset, SEEDS) - hm(rival, dataset, SEEDS) for dataset in DATASETS]
-        ours, theirs, difference, interval, record, wilcoxon_text, flips_text, over_sets = line.items
+        ours, theirs, difference, interval, record, wilcoxon_text, flips_text, over_sets = line.cells
         assert (ours.mean, theirs.mean) == pytest.approx(figures)
         assert difference.mean == pytest.approx(figures[0] - figures[1]) and difference.seeds == SEEDS
         assert difference.std == pytest.approx(np.std(np.mean(singles, axis=1), ddof=1))
@@ -294,24 +294,24 @@ def test_the_sheet_says_what_the_answers_say(whole):
 
 def test_a_sheet_does_not_depend_on_the_order_of_results_or_on_chance(whole):
     scores = read_scores(whole)
-    one, other = (comparison_sheet(lines_of(order), draws=200) for order in (scores, scores[::-1]))
+    one, other = (comparison_table(lines_of(order), draws=200) for order in (scores, scores[::-1]))
     assert one == other
 
 
 def test_any_line_may_be_the_one_that_the_others_are_compared_with(whole):
     sheet = sheet_of(whole, reference="MaPLe")
-    assert [line.labels[0] for line in sheet.lines] == ["CoOp", "ProCAP"]
+    assert [line.labels[0] for line in sheet.rows] == ["CoOp", "ProCAP"]
     mirrored = sheet_of(whole).value(1, 2).mean
     assert sheet.value(1, 2).mean == pytest.approx(-mirrored)
     with pytest.raises(UsageError, match="MaPLe"):
         sheet_of(whole, reference="MaPLE")
     without = [score for score in read_scores(whole) if score.config.method != "procap"]
-    best = comparison_sheet(lines_of(without), draws=10)
+    best = comparison_table(lines_of(without), draws=10)
     assert [line.labels[0] for line in best.lines] == ["CoOp"] and "MaPLe was chosen after the fact" in " ".join(
         best.notes
     )
     with pytest.raises(UserError, match="two methods"):
-        comparison_sheet(lines_of(score for score in without if score.config.method == "coop"))
+        comparison_table(lines_of(score for score in without if score.config.method == "coop"))
 
 
 def file_of(results: Path, method: str, dataset: str, seed: int, half: str) -> Path:
@@ -377,7 +377,7 @@ def test_limited_results_are_left_out_beside_whole_ones_and_marked_alone(results
     assert len(found.tasks) == 3 and found.limited and found.interval
     sheet = sheet_of(results)
     assert sheet.value(1, 2).limited and any("† limited" in note for note in sheet.notes)
-    assert sheet.lines[0].items == (None,) * 8 and any("CoOp shares no data set" in note for note in sheet.notes)
+    assert sheet.rows[0].cells == (None,) * 8 and any("CoOp shares no data set" in note for note in sheet.notes)
 
 
 def test_on_other_data_sets_the_one_trained_on_is_no_target_and_accuracies_are_compared(tmp_path):

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from benchmarks.results.scores import read_scores
+from benchmarks.tables.plain import build_table
 from made_results import put_halves
 
 from benchmarks.cli import main
-from benchmarks.results.scores import read_scores
-from benchmarks.tables.formats import as_json, render
-from benchmarks.tables.plain import build_table
-from benchmarks.tables.runs import run_sheets
+from benchmarks.tables.render import render, to_dict
+from benchmarks.tables.runs import run_tables
 from runner.config import Target
 from runner.results import RunFolder, write_json
 
@@ -65,17 +65,17 @@ def mark_cached(results: Path, config, target: str) -> None:
 def test_tables_leave_out_the_speed_of_cached_evaluations_and_say_so(tmp_path):
     put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100))
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    [sheet] = run_sheets(build_table(read_scores(tmp_path)))
+    [sheet] = run_tables(build_table(read_scores(tmp_path)))
     assert "from the cache" not in render(sheet, "md")
     for half in ("base", "novel"):
         mark_cached(tmp_path, config, f"shapes:{half}")
-    [sheet] = run_sheets(build_table(read_scores(tmp_path)))
+    [sheet] = run_tables(build_table(read_scores(tmp_path)))
     places = [place for place, column in enumerate(sheet.columns) if column.title.startswith("FPS")]
     speeds = {line.labels[1]: [line.items[place] for place in places] for line in sheet.lines}
     assert speeds["CoOp"] == [None, None] and all(speeds["MaPLe"])
     [note] = [note for note in sheet.notes if "from the cache" in note]
     assert "(CoOp)" in note and "procap eval --force" in note
-    assert note in render(sheet, "md") and note in as_json(sheet)["notes"]
+    assert note in render(sheet, "md") and note in to_dict(sheet)["notes"]
     [line] = [line for line in render(sheet, "md").splitlines() if "| CoOp" in line]
     assert [cell.strip() for cell in line.split("|")][6] == "-"
 

@@ -12,19 +12,18 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
+from benchmarks.plots.series import Series, of_suite, of_table
+from benchmarks.tables.plain import build_table
 from made_results import put_run, put_score
 
-from benchmarks.plots import FORMATS, image_of, save_figures
+from benchmarks.plots import FORMATS, image_of, save_plots
 from benchmarks.plots.base_novel import accuracy_speed, hm_bars, hm_radar, learning_curves
-from benchmarks.plots.series import Series, of_suite, of_table
-from benchmarks.plots.style import LOOKS, looks_of, looks_of_sets
+from benchmarks.plots.style import LOOKS, assign_dataset_looks, assign_looks
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.published import tables as published
-from benchmarks.results.scores import Cell
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import suite_named
-from benchmarks.tables.plain import build_table
 from runner.results import harmonic_mean
 
 TOTAL = 400
@@ -40,8 +39,8 @@ class Made:
     percent: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     def figure(self, name: str) -> Any:
-        assert self.done.suite.figures is not None
-        return self.done.suite.figures(self.done)[name]()
+        assert self.done.suite.plots is not None
+        return self.done.suite.plots(self.done)[name]()
 
     def values(self, variant: Any, dataset: str, half: str) -> list[float]:
         found = [self.percent.get((variant.name, str(variant.key), dataset, half, n)) for n in self.done.options.seeds]
@@ -181,7 +180,7 @@ def test_epochs_are_whole_numbers_however_few_they_are(longest):
 
 
 def test_a_point_on_the_edge_is_drawn_whole():
-    cells = Cell(0.0, (0.0,), (1,)), Cell(4.0, (4.0,), (1,)), Cell(0.0, (0.0,), (1,))
+    cells = Metric(0.0, seeds=(1,), values=(0.0,)), Metric(4.0, seeds=(1,), values=(4.0,)), Metric(0.0, seeds=(1,), values=(0.0,))
     entrants = [Series("CoOp", "coop", {"dtd": cells}, {"dtd": 200.0})]
     (axes,) = accuracy_speed(entrants).axes
     (bars,) = hm_bars(entrants).axes
@@ -274,7 +273,7 @@ def test_the_paper_s_durations_stand_beside_ours_of_all_its_data_sets_alone(tmp_
 
 
 def test_dollars_in_a_name_are_no_formula():
-    cell = Cell(50.0, (50.0,), (1,))
+    cell = Metric(50.0, seeds=(1,), values=(50.0,))
     name = r"a$\foo$b"
     entrant = Series(name, "procap", dict.fromkeys(SETS, (cell, cell, cell)), losses={name: [[2.0, 1.0]]})
     for draw in (hm_bars, hm_radar, learning_curves):
@@ -374,7 +373,7 @@ def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
     for name in ("base-to-novel", "stability", "few-shot", "prompt-length", "duration", "sensitivity"):
         suite = suite_named(name)
         done = SuiteResults.read(suite, suite.options(PROFILES["mini"]), tmp_path / "empty")
-        assert suite.figures and save_figures(tmp_path / "drawn", suite.figures(done)) == []
+        assert suite.plots and save_plots(tmp_path / "drawn", suite.plots(done)) == []
     assert not (tmp_path / "drawn").exists()
 
 
@@ -391,11 +390,11 @@ def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_p
     for entry in made.done.runs:
         for target in entry.spec.targets:
             put_score(tmp_path, entry.spec.config, target, 300, TOTAL)
-    nothing = {name: (Cell(0.0, (0.0,), (1,)),) * 3 for name in SETS}
+    nothing = {name: (Metric(0.0, seeds=(1,), values=(0.0,)),) * 3 for name in SETS}
     done = SuiteResults.read(made.done.suite, made.done.options, tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (spread,) = (draw() for draw in done.suite.figures(done).values())
+        (spread,) = (draw() for draw in done.suite.plots(done).values())
         radar = hm_radar([Series("nothing", "coop", nothing)])
     assert spread is not None and radar is not None
     assert radar.axes[0].get_ylim() == (0, 10) and spread.axes[0].get_xlim() == (-1, 1)
@@ -430,15 +429,17 @@ def test_a_vector_file_needs_no_font_and_no_network(swept):
 
 
 def test_a_method_looks_the_same_everywhere_and_like_no_other():
-    own: Mapping[str, Any] = looks_of({"MaPLe": "maple", "ProCAP": "procap"})
+    own: Mapping[str, Any] = assign_looks({"MaPLe": "maple", "ProCAP": "procap"})
     assert (
-        own == looks_of({"ProCAP": "procap", "MaPLe": "maple"}) == {"MaPLe": LOOKS["maple"], "ProCAP": LOOKS["procap"]}
+        own
+        == assign_looks({"ProCAP": "procap", "MaPLe": "maple"})
+        == {"MaPLe": LOOKS["maple"], "ProCAP": LOOKS["procap"]}
     )
     # A grey printout has markers, dashes and hatches left.
     for first in LOOKS:
         for second in LOOKS:
             if first != second:
                 assert (LOOKS[first].marker, LOOKS[first].dashes) != (LOOKS[second].marker, LOOKS[second].dashes)
-    many = looks_of({f"variant {i}": "procap" if i < 2 else f"plug-in {i}" for i in range(15)})
+    many = assign_looks({f"variant {i}": "procap" if i < 2 else f"plug-in {i}" for i in range(15)})
     assert many["variant 0"] == LOOKS["procap"] and len(set(many.values())) == 15
-    assert len(set(looks_of_sets(map(str, range(56))).values())) == 56
+    assert len(set(assign_dataset_looks(map(str, range(56))).values())) == 56

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from made_results import put_config, put_score
 
-from benchmarks.plots import save_figures
+from benchmarks.plots import save_plots
 from benchmarks.results.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.suites.outputs import remove_other_plots, remove_other_sheets
-from benchmarks.tables.formats import SUFFIXES, write_sheets
+from benchmarks.suites.outputs import remove_other_plots, remove_other_tables
+from benchmarks.tables.render import SUFFIXES, write_tables
 
 STRANGE = ("notes.md", "collection.json", "tracking.json", "thesis.png", "thesis.pdf", "broken.json", "list.json")
 
@@ -32,29 +32,29 @@ def done(tmp_path: Path) -> SuiteResults:
 
 def test_what_another_choice_made_goes_and_everything_else_stays(done: SuiteResults) -> None:
     folder = done.results / "collections/suite/base-to-novel"
-    first = done.suite.sheets(done)
-    write_sheets(first, folder)
-    assert done.suite.figures is not None
-    drawings = done.suite.figures(done)
-    save_figures(folder, {name: drawings[name] for name in ("hm-bars", "accuracy-speed")})
+    first = done.suite.tables(done)
+    write_tables(first, folder)
+    assert done.suite.plots is not None
+    drawings = done.suite.plots(done)
+    save_plots(folder, {name: drawings[name] for name in ("hm-bars", "accuracy-speed")})
     for name in STRANGE:
         (folder / name).write_bytes(b"{broken" if name == "broken.json" else b"[]")
     (folder / "collection.json").write_text(json.dumps({"name": "collection", "lines": 3}))
     before = {file.name for file in folder.iterdir()}
     kept, gone = first[:1], first[1:]
-    assert gone and remove_other_sheets(done, first) == []
-    removed = {file.name for file in remove_other_sheets(done, kept)}
+    assert gone and remove_other_tables(done, first) == []
+    removed = {file.name for file in remove_other_tables(done, kept)}
     assert removed == {f"{sheet.name}.{suffix}" for sheet in gone for suffix in SUFFIXES.values()}
     drawn = [folder / "hm-bars.png"]
     assert {file.name for file in remove_other_plots(done, drawn)} == {"accuracy-speed.png", "accuracy-speed.pdf"}
     assert {file.name for file in folder.iterdir()} == before - removed - {"accuracy-speed.png", "accuracy-speed.pdf"}
     assert before >= {*STRANGE, "hm-bars.png"}
     # Only the JSON of a table is fetched from a store.
-    write_sheets(gone[:1], folder)
+    write_tables(gone[:1], folder)
     for suffix in ("md", "csv", "tex"):
         (folder / f"{gone[0].name}.{suffix}").unlink()
-    assert [file.name for file in remove_other_sheets(done, kept)] == [f"{gone[0].name}.json"]
+    assert [file.name for file in remove_other_tables(done, kept)] == [f"{gone[0].name}.json"]
 
 
 def test_where_nothing_was_written_nothing_is_removed(done: SuiteResults) -> None:
-    assert remove_other_sheets(done, ()) == remove_other_plots(done, ()) == []
+    assert remove_other_tables(done, ()) == remove_other_plots(done, ()) == []

@@ -20,12 +20,12 @@ from benchmarks.qualitative.figures import Picture, draw_eigencam, draw_predicti
 from benchmarks.qualitative.picks import kinds_of, pick_images
 from benchmarks.qualitative.pictures import Qualitative, compare, make_pictures, make_qualitative
 from benchmarks.qualitative.prompts import LearnedPrompts, NoPrompts, learned_prompts, prompts_record, random_prompts
-from benchmarks.results.pictures import pictures_of
+from benchmarks.results.pictures import read_pictures
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.outputs import remove_other_plots
-from benchmarks.tables.qualitative import qualitative_sheets
+from benchmarks.tables.qualitative import qualitative_tables
 from procap.eigencam import image_maps
 from procap.errors import UsageError, UserError
 from procap.methods.procap import ProCAP
@@ -169,9 +169,9 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
         for methods in (PAIR, ("procap",))
     }
     both, one = (dataclasses.replace(done, entries=chosen) for chosen in entries.values())
-    names = [sheet.name for sheet in qualitative_sheets(both)]
+    names = [sheet.name for sheet in qualitative_tables(both)]
     assert names == ["qualitative", "qualitative-agreement"]
-    assert qualitative_sheets(one) == [] and pictures_of(one) == {}
+    assert qualitative_tables(one) == [] and read_pictures(one) == {}
     elsewhere = dataclasses.replace(one, results=tmp_path)
     shutil.copytree(place.results, tmp_path, dirs_exist_ok=True)
     made = make_pictures(elsewhere, dataclasses.replace(place, results=tmp_path))
@@ -180,9 +180,9 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
         == ["prompts.png"]
         == [f"{name}.png" for name in made.record["pictures"]]
     )
-    (words,) = qualitative_sheets(elsewhere)
+    (words,) = qualitative_tables(elsewhere)
     assert {line.labels[0] for line in words.lines} == {"ProCAP"}
-    assert qualitative_sheets(dataclasses.replace(both, results=tmp_path)) == []
+    assert qualitative_tables(dataclasses.replace(both, results=tmp_path)) == []
     folder = tmp_path / "collections/suite/qualitative"
     assert {file.stem for file in remove_other_plots(elsewhere, ())} == {"predictions", "eigencam"}
     assert {file.name for file in folder.iterdir()} >= {"prompts.png", "prompts.pdf", "pictures.json"}
@@ -269,7 +269,7 @@ def test_what_is_said_of_the_pictures_is_what_they_show(done, pair, tmp_path):
     never = {"only MaPLe right": 0, "only ProCAP right": 0, "both right": 20, "both wrong": 40}
     for counts, said in ((pair.record["agreement"], "some where the methods disagree"), (never, "no method is right")):
         file.write_text(json.dumps({**pair.record, "agreement": counts}))
-        assert said in qualitative_sheets(elsewhere)[-1].notes[0]
+        assert said in qualitative_tables(elsewhere)[-1].notes[0]
 
 
 def test_what_cannot_be_compared_is_refused(run, place, tmp_path):

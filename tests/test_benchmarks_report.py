@@ -25,8 +25,9 @@ from benchmarks.report.page import write_page
 from benchmarks.report.read import read_suites
 from benchmarks.report.report import Place, Report, build_report, write_report
 from benchmarks.report.suite import caveats, facts, recipes
+from benchmarks.results.metrics import Metric
 from benchmarks.suites import suite_named
-from benchmarks.tables.table import Column, Line, Sheet, Value
+from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UsageError, UserError
 from runner.collection import read_collections, write_collection
 from runner.config import Target
@@ -110,15 +111,15 @@ def test_every_figure_of_every_table_is_in_the_page(tree: Node, results: Path) -
     """What the suites' own tables say, found again at its place."""
     shown = tables(tree)
     found, _ = read_suites(results)
-    sheets = [sheet for one in found for sheet in one.suite.sheets(one.done)]
+    sheets = [sheet for one in found for sheet in one.suite.tables(one.done)]
     assert {sheet.name for sheet in sheets} >= {"base-to-novel", "ablation"}
     for sheet in sheets:
         rows = [row.all("td") for row in shown[sheet.title].all("tr") if row.all("td")]
-        assert len(rows) == len(sheet.lines)
-        for line, row in zip(sheet.lines, rows, strict=True):
-            for item, column, cell in zip(line.items, sheet.columns, row, strict=True):
+        assert len(rows) == len(sheet.rows)
+        for line, row in zip(sheet.rows, rows, strict=True):
+            for item, column, cell in zip(line.cells, sheet.columns, row, strict=True):
                 text = words_of(cell)
-                if isinstance(item, Value):
+                if isinstance(item, Metric):
                     assert text.startswith(f"{item.mean:.{column.digits}f}".replace("-", "−"))
                 else:
                     assert text == (item or "-")
@@ -126,7 +127,7 @@ def test_every_figure_of_every_table_is_in_the_page(tree: Node, results: Path) -
 
 def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -> None:
     found, _ = read_suites(results)
-    sheets = [sheet for one in found for sheet in one.suite.sheets(one.done)]
+    sheets = [sheet for one in found for sheet in one.suite.tables(one.done)]
     shown = tables(tree)
     kinds = Counter()
     for sheet in sheets:
@@ -144,8 +145,8 @@ def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_texts_that_are_numbers_are_sorted_by_value(tmp_path: Path) -> None:
     texts = ("-2.5", "13,500", "+1.0", "900", "none", "-10.0")
-    lines = tuple(Line((f"line {number}",), (text,)) for number, text in enumerate(texts))
-    sheet = Sheet("sorted", "Sorted", ("Line",), (Column("Change"),), lines)
+    lines = tuple(Row((f"line {number}",), (text,)) for number, text in enumerate(texts))
+    sheet = Table("sorted", "Sorted", ("Line",), (Column("Change"),), lines)
     nothing = dict.fromkeys(("state_lines", "troubles", "gaps", "caveats", "cost", "made_with", "parts"), ())
     words = dict.fromkeys(("title", "lead", "state_title", "footer"), "")
     write_page(Report(bad=False, work=[sheet], **words, **nothing), tmp_path)  # type: ignore[arg-type]
@@ -212,13 +213,14 @@ def test_the_same_files_give_the_same_page(page: Path, results: Path, tmp_path: 
 
 HOSTILE = "<script>alert('x')</script>"
 OWN = f"""
-from benchmarks.tables.table import Column, Line, Sheet, Value
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.table import Column, Row, Table
 from benchmarks.suites.suite import Suite
 
 def tables(done):
     name = {HOSTILE!r} + '" onload="x'
-    line = Line((name, "&amp;"), (Value(12.5), name))
-    return [Sheet("own/../" + name, name, ("A", name), (Column("B"), Column(name, "")), (line,), (name,))]
+    line = Row((name, "&amp;"), (Metric(12.5), name))
+    return [Table("own/../" + name, name, ("A", name), (Column("B"), Column(name, "")), (line,), (name,))]
 
 def broken(done):
     raise RuntimeError(name_of_nothing)

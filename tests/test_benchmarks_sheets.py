@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 from made_results import made, put_score, sheet_of
 
+from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
-from benchmarks.tables import latex_text as latex
-from benchmarks.tables.formats import FORMATS, as_json, render, write_sheets
-from benchmarks.tables.published import published_sheets
-from benchmarks.tables.table import Column, Line, Sheet, Value
+from benchmarks.tables import latex
+from benchmarks.tables.published import published_tables
+from benchmarks.tables.render import FORMATS, render, to_dict, write_tables
+from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
 
 SEEDS = (1, 2, 3)
@@ -80,7 +81,7 @@ def mean_of_hms(rows: list[dict[str, Any]], datasets: tuple[str, ...], **wanted:
     return float(np.mean([hm(base.mean(), novel.mean()) for base, novel in pairs]))
 
 
-def table(sheet: Sheet) -> dict[tuple[str, ...], Mapping[str, str]]:
+def table(sheet: Table) -> dict[tuple[str, ...], Mapping[str, str]]:
     """The lines of the CSV that are ours, by labels."""
     reader = csv.DictReader(io.StringIO(render(sheet, "csv")))
     return {tuple(row[name] for name in sheet.labels): row for row in reader if row["source"] == "ours"}
@@ -256,25 +257,25 @@ def test_paper_rounding_is_that_of_the_old_parser(tmp_path):
 def test_published_rows_land_beside_ours_with_the_difference(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,))
     sheet = sheet_of(done, "base-to-novel")
-    published = {line.labels[1]: line for line in sheet.lines if line.source == "published"}
+    published = {line.labels[1]: line for line in sheet.rows if line.source == "published"}
     assert len(published) == 17, "all but DCPL, of which the average alone is printed"
-    assert [item.mean for item in published["ProCAP (published)"].items[:3]] == [85.19, 64.13, 73.17]
+    assert [item.mean for item in published["ProCAP (published)"].cells[:3]] == [85.19, 64.13, 73.17]
     row = table(sheet)["DTD", "ProCAP, reproduced"]
     assert row["HM published"] == "73.17"
     assert float(row["HM delta"]) == pytest.approx(float(row["HM"]) - 73.17, abs=1e-5)
     assert f"({float(row['HM']) - 73.17:+.2f})" in render(sheet, "md")
-    assert {line.group for line in sheet.lines} == {"DTD"}, "published and ours are compared"
+    assert {line.group for line in sheet.rows} == {"DTD"}, "published and ours are compared"
 
 
 def test_a_published_average_stands_only_beside_one_over_the_same_data_sets(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd", "eurosat"), methods=("procap",), seeds=(1,))
     sheet = sheet_of(done, "base-to-novel")
-    [average] = [line for line in sheet.lines if line.average]
-    assert average.source == "ours" and all(item.published is None for item in average.items[:3])
+    [average] = [line for line in sheet.rows if line.average]
+    assert average.source == "ours" and all(item.published is None for item in average.cells[:3])
     whole = made(tmp_path / "whole", "base-to-novel", PAPER, methods=("procap",), seeds=(1,))
     sheet = sheet_of(whole, "base-to-novel-average")
-    assert [item.published for item in sheet.lines[-1].items[:3]] == [85.43, 77.61, 81.33]
-    assert len([line for line in sheet.lines if line.source == "published"]) == 18
+    assert [item.published for item in sheet.rows[-1].cells[:3]] == [85.43, 77.61, 81.33]
+    assert len([line for line in sheet.rows if line.source == "published"]) == 18
 
 
 @pytest.mark.parametrize(
@@ -288,20 +289,20 @@ def test_a_published_average_stands_only_beside_one_over_the_same_data_sets(tmp_
 def test_what_does_not_compare_has_no_difference_and_a_best_of_its_own(tmp_path, chosen, why):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), **chosen)
     sheet = sheet_of(done, "base-to-novel")
-    assert all(item.published is None for line in sheet.lines for item in line.items)
-    groups = [{line.group for line in sheet.lines if line.source == source} for source in ("ours", "published")]
+    assert all(item.published is None for line in sheet.rows for item in line.cells)
+    groups = [{line.group for line in sheet.rows if line.source == source} for source in ("ours", "published")]
     assert not groups[0] & groups[1] and any(why in note for note in sheet.notes)
 
 
 def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
     transfer = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
     [line] = [line for line in sheet_of(transfer, "cross-dataset").lines if line.source == "ours"]
-    assert (line.items[0].published, line.items[-2].published) == (72.14, 70.02)
+    assert (line.cells[0].published, line.cells[-2].published) == (72.14, 70.02)
     ablation = made(tmp_path, "ablation", PAPER)
     ours = {line.labels[0]: line for line in sheet_of(ablation, "ablation").lines if line.source == "ours"}
-    assert [item.published for item in ours["w/o KL, reproduced"].items] == [72.88, 90.12, 97.05, 77.55, 84.40]
-    shown = {sheet.name: sheet for sheet in published_sheets()}
-    assert shown["published-domain-generalization"].lines[-1].items[-1] == Value(60.58)
+    assert [item.published for item in ours["w/o KL, reproduced"].cells] == [72.88, 90.12, 97.05, 77.55, 84.40]
+    shown = {sheet.name: sheet for sheet in published_tables()}
+    assert shown["published-domain-generalization"].lines[-1].cells[-1] == Metric(60.58)
 
 
 def test_a_published_variant_without_any_figure_of_these_data_sets_is_no_line(tmp_path):
@@ -316,16 +317,16 @@ def test_a_recipe_that_varies_within_a_method_names_it_once(tmp_path):
     assert "epochs 2, 5 and 10 (ProCAP), batch_size" in note
 
 
-SAMPLE = Sheet(
+SAMPLE = Table(
     "sample",
     "100 % of A & B_1",
     ("Word", "Method"),
     (Column("HM"), Column("Seconds", "low", 1), Column("Remark", "")),
     (
-        Line(("a|b", "CoOp_2"), (Value(71.234, 0.5, (1, 2), 70.0), Value(3.0), "x^2 {y} ~ \\z"), group="g"),
-        Line(("$#", "[é] 😀 <p>"), (Value(72.0, seeds=(1, 2)), None, None), group="g"),
-        Line(("a|b", "theirs"), (Value(70.0), Value(2.0), None), "published", "g"),
-        Line(("all", "x"), (Value(71.6), None, None), group="h", average=True),
+        Row(("a|b", "CoOp_2"), (Metric(71.234, 0.5, (1, 2), 70.0), Metric(3.0), "x^2 {y} ~ \\z"), group="g"),
+        Row(("$#", "[é] 😀 <p>"), (Metric(72.0, seeds=(1, 2)), None, None), group="g"),
+        Row(("a|b", "theirs"), (Metric(70.0), Metric(2.0), None), "published", "g"),
+        Row(("all", "x"), (Metric(71.6), None, None), group="h", average=True),
     ),
     ("100 % & more_",),
 )
@@ -339,16 +340,16 @@ def test_markdown_keeps_its_columns_and_says_the_marks():
     assert "Best of each group of lines in bold, second underlined." in text
 
 
-UNEVEN = Sheet(
+UNEVEN = Table(
     "uneven",
     "Different seeds",
     ("Method",),
     (Column("HM"), Column("Speed", "high", 0, detail=True), Column("Remark", "", detail=True)),
     (
-        Line(("a",), (Value(70.0, 1.0, (1, 2), 69.0), Value(500.0), "kept")),
-        Line(("b",), (Value(72.0, seeds=(1,), limited=True), Value(400.0), None)),
-        Line(("c",), (Value(68.0, 1.0, (1, 2)), None, None)),
-        Line(("theirs",), (Value(71.0), None, None), "published"),
+        Row(("a",), (Metric(70.0, 1.0, (1, 2), 69.0), Metric(500.0), "kept")),
+        Row(("b",), (Metric(72.0, seeds=(1,), limited=True), Metric(400.0), None)),
+        Row(("c",), (Metric(68.0, 1.0, (1, 2)), None, None)),
+        Row(("theirs",), (Metric(71.0), None, None), "published"),
     ),
 )
 
@@ -361,7 +362,7 @@ def test_every_figure_says_its_n_where_seeds_differ():
         assert text.count("(n=") == 4 and "(n=...) says of how many a figure is" in text, "three figures and the legend"
     assert UNEVEN.marks() == {(3, 0): "best", (0, 0): "second", (0, 1): "best", (1, 1): "second"}
     assert "(n=" not in render(SAMPLE, "md") + render(SAMPLE, "latex")
-    whole = replace(UNEVEN.lines[1], items=(Value(72.0, seeds=(1,)), None, None))
+    whole = replace(UNEVEN.lines[1], items=(Metric(72.0, seeds=(1,)), None, None))
     uneven = replace(UNEVEN, lines=(UNEVEN.lines[0], whole, *UNEVEN.lines[2:]))
     assert not any(column == 0 for _, column in uneven.marks()), "neither of ours nor of theirs"
 
@@ -372,14 +373,14 @@ def test_details_are_for_programs_alone():
         assert "Speed" not in text and "500" not in text and "kept" not in text
     [first, *_] = csv.DictReader(io.StringIO(render(UNEVEN, "csv")))
     assert (first["HM"], first["HM n"], first["Speed"], first["Remark"]) == ("70.0", "2", "500.0", "kept")
-    document = as_json(UNEVEN)
+    document = to_dict(UNEVEN)
     assert [column["title"] for column in document["columns"]] == ["HM", "Speed", "Remark"]
-    assert document["lines"][0]["items"][1]["mark"] == "best" and document["lines"][0]["items"][2] == "kept"
+    assert document["rows"][0]["cells"][1]["mark"] == "best" and document["rows"][0]["cells"][2] == "kept"
 
 
 def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():
     """Every row of every table that the program can print, by a reading of its own."""
-    for sheet in [SAMPLE, UNEVEN, *published_sheets()]:
+    for sheet in [SAMPLE, UNEVEN, *published_tables()]:
         text = render(sheet, "latex")
         check_latex(text)
     text = render(SAMPLE, "latex")
@@ -420,7 +421,7 @@ def test_latex_is_taken_by_pdflatex_as_it_is(tmp_path):
     if program is None:
         pytest.skip("pdflatex is not installed")
     done = made(tmp_path / "results", "base-to-novel", PAPER, datasets=("dtd",), seeds=(1,))
-    sheets = [SAMPLE, *published_sheets(), *done.suite.sheets(done)]
+    sheets = [SAMPLE, *published_tables(), *done.suite.tables(done)]
     body = "\n\\clearpage\n".join(render(sheet, "latex") for sheet in sheets)
     file = tmp_path / "tables.tex"
     file.write_text(
@@ -436,14 +437,14 @@ def test_latex_is_taken_by_pdflatex_as_it_is(tmp_path):
 def test_long_and_wide_tables_are_cut_and_lose_nothing():
     columns = tuple(Column(f"a long heading {number}") for number in range(12))
     lines = tuple(
-        Line(
+        Row(
             (f"set {row // 10}", f"method {row}"),
-            tuple(Value(row + place / 100) for place in range(12)),
+            tuple(Metric(row + place / 100) for place in range(12)),
             group=str(row // 10),
         )
         for row in range(90)
     )
-    text = render(Sheet("big", "Big", ("Data set", "Method"), columns, lines), "latex")
+    text = render(Table("big", "Big", ("Data set", "Method"), columns, lines), "latex")
     check_latex(text)
     assert text.count(r"\begin{table}") > 4 and text.count("continued") == text.count(r"\begin{table}") - 1
     printed = {number for number in re.findall(r"\d+\.\d\d", text)}
@@ -459,24 +460,24 @@ def test_every_sign_of_text_becomes_plain_type():
 def test_json_has_full_precision_and_the_values_of_seeds(tmp_path):
     done = made(tmp_path, "stability", datasets=("shapes",))
     sheet = sheet_of(done, "stability")
-    [line] = json.loads(render(sheet, "json"))["lines"]
+    [line] = json.loads(render(sheet, "json"))["rows"]
     base, _ = halves(counted(tmp_path), "shapes", method="procap")
-    assert line["items"][0]["seeds"] == {str(seed): value for seed, value in zip(SEEDS, base, strict=True)}
-    assert as_json(sheet)["columns"][0] == {"title": "Base", "better": "high", "digits": 2}
+    assert line["cells"][0]["seeds"] == {str(seed): value for seed, value in zip(SEEDS, base, strict=True)}
+    assert to_dict(sheet)["columns"][0] == {"title": "Base", "better": "high", "digits": 2}
 
 
 def test_files_are_written_in_every_format(tmp_path):
-    written = write_sheets([SAMPLE], tmp_path)
+    written = write_tables([SAMPLE], tmp_path)
     assert [file.name for file in written] == ["sample.md", "sample.csv", "sample.tex", "sample.json"]
     for file, form in zip(written, FORMATS, strict=True):
         if form != "json":
             assert file.read_text() == render(SAMPLE, form) + "\n"
-    assert json.loads(written[-1].read_text()) == as_json(SAMPLE)
+    assert json.loads(written[-1].read_text()) == to_dict(SAMPLE)
 
 
 def test_sheets_of_a_run_without_results_are_all_dashes(tmp_path):
     suite = suite_named("few-shot")
     done = SuiteResults.read(suite, suite.options(MINI), tmp_path / "none")
-    [sheet] = suite.sheets(done)
-    assert not any(item for line in sheet.lines for item in line.items)
-    assert done.cell(done.variants[0], "shapes", Target("shapes")) is None
+    [sheet] = suite.tables(done)
+    assert not any(item for line in sheet.rows for item in line.cells)
+    assert done.metric(done.variants[0], "shapes", Target("shapes")) is None

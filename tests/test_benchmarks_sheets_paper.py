@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from benchmarks.plots.series import of_suite
+from benchmarks.tables.render import render
 from made_results import made, put_score, sheet_of
 
-from benchmarks.plots.series import of_suite
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.formats import render
-from benchmarks.tables.table import Value
+from benchmarks.results.metrics import Metric
 from runner.config import Target
 from runner.results import RunFolder, write_json
 
@@ -23,15 +23,15 @@ def test_every_other_line_says_what_our_procap_is_ahead_by(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd", "eurosat"), methods=("maple", "procap"), seeds=(1,))
     sheet = sheet_of(done, "base-to-novel")
     assert [column.title for column in sheet.columns] == ["Base", "Novel", "HM", "Lead"]
-    hm = {line.labels: line.items[2].mean for line in sheet.lines}
+    hm = {line.labels: line.cells[2].mean for line in sheet.rows}
     seen = 0
-    for line in sheet.lines:
+    for line in sheet.rows:
         if line.average or line.labels[1] == "ProCAP, reproduced":
-            assert line.items[3] is None, "of this average nothing is published"
+            assert line.cells[3] is None, "of this average nothing is published"
         else:
             seen += 1
             own = hm[line.labels[0], "ProCAP, reproduced"]
-            assert line.items[3].mean == pytest.approx(own - hm[line.labels], abs=1e-9)
+            assert line.cells[3].mean == pytest.approx(own - hm[line.labels], abs=1e-9)
     assert seen == 2 * (17 + 1)
     alone = made(tmp_path / "alone", "base-to-novel", PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,))
     assert [column.title for column in sheet_of(alone, "base-to-novel").columns] == ["Base", "Novel", "HM"]
@@ -40,8 +40,8 @@ def test_every_other_line_says_what_our_procap_is_ahead_by(tmp_path):
 def test_a_lead_that_would_make_a_page_too_wide_is_for_programs_alone(tmp_path):
     done = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
     sheet = sheet_of(done, "cross-dataset")
-    own, theirs = sheet.lines[-1].items[-2].mean, sheet.lines[0].items[-2].mean
-    assert sheet.lines[0].items[-1].mean == pytest.approx(own - theirs)
+    own, theirs = sheet.rows[-1].cells[-2].mean, sheet.rows[0].cells[-2].mean
+    assert sheet.rows[0].cells[-1].mean == pytest.approx(own - theirs)
     assert "Lead" in render(sheet, "csv").splitlines()[0].split(",")
     assert "Lead" not in next(line for line in render(sheet, "md").splitlines() if line.startswith("|"))
     done = made(tmp_path, "domain-generalization", PAPER, methods=("procap",), seeds=(1,))
@@ -53,11 +53,11 @@ def test_a_method_in_procaps_recipe_is_called_so_and_not_ranked_among_published_
     chosen: dict[str, Any] = {"datasets": ("dtd",), "methods": ("maple", "procap"), "seeds": (1,), "recipe": "procap"}
     done = made(tmp_path, "base-to-novel", PAPER, **chosen)
     sheet = sheet_of(done, "base-to-novel")
-    groups = [{line.group for line in sheet.lines if line.source == source} for source in ("ours", "published")]
+    groups = [{line.group for line in sheet.rows if line.source == source} for source in ("ours", "published")]
     assert not groups[0] & groups[1] and len(groups[0]) == 1, "all of ours have one recipe"
-    lines = {line.labels[1]: line for line in sheet.lines if line.source == "ours"}
+    lines = {line.labels[1]: line for line in sheet.rows if line.source == "ours"}
     assert set(lines) == {"MaPLe (ProCAP's recipe)", "ProCAP, reproduced"}
-    assert [line.items[0].published is None for line in lines.values()] == [True, False]
+    assert [line.cells[0].published is None for line in lines.values()] == [True, False]
     speed = sheet_of(done, "base-to-novel-speed")
     assert any("MaPLe (ProCAP's recipe)" in line.labels for line in speed.lines)
     assert not speed.marks(), "runs side by side, or on several machines, are no race"
@@ -91,7 +91,7 @@ def test_a_speed_of_one_half_is_none_of_both(tmp_path):
     write_json(folder.eval_file(target), result.model_copy(update=untimed))
     done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheet = sheet_of(done, "base-to-novel-speed")
-    given = {line.labels[0]: [item is not None for item in line.items] for line in sheet.lines}
+    given = {line.labels[0]: [item is not None for item in line.cells] for line in sheet.rows}
     assert given == {"CoOp": [False, False, True], "ProCAP": [True, True, True]}
     assert [note for note in sheet.notes if note.startswith("No FPS")] == [
         "No FPS where an evaluation had image features from the cache (CoOp): procap eval --force times it."
@@ -107,7 +107,7 @@ def test_the_highest_figure_of_the_loss_weights_is_that_of_numbers(tmp_path):
         put_score(tmp_path, least.spec.config, target, 38, 400)
     done = SuiteResults.read(done.suite, done.options, tmp_path)
     sheet = sheet_of(done, "sensitivity")
-    means = [item.mean for line in sheet.lines for item in line.items if isinstance(item, Value)]
+    means = [item.mean for line in sheet.rows for item in line.cells if isinstance(item, Metric)]
     assert min(means) == pytest.approx(9.5)
     assert any(note.startswith(f"Highest: {max(means):.2f} at λ = ") for note in sheet.notes)
     assert sheet.title.endswith("HM over 1 data set")

@@ -67,7 +67,7 @@ def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys)
 
 
 OWN = """
-from benchmarks.tables.base_novel import base_to_novel_sheets
+from benchmarks.tables.base_novel import base_to_novel_tables
 from benchmarks.results.variant import Variant
 from benchmarks.suites.suite import Suite
 
@@ -75,7 +75,7 @@ def twice(options, method):
     return [Variant(method, key={"recipe": name}, recipe=name) for name in ("published", "procap")]
 
 SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), variants=twice,
-              sheets=base_to_novel_sheets)
+              sheets=base_to_novel_tables)
 """
 
 
@@ -344,7 +344,7 @@ def test_no_table_takes_the_file_of_something_else(name, tmp_path):
     suite = suite_named(name)
     done = SuiteResults.read(suite, suite.options(MINI, quick=True), tmp_path)
     kept = {"collection.json", "tracking.json", FILE}
-    names = [sheet.name for sheet in suite.sheets(done)]
+    names = [sheet.name for sheet in suite.tables(done)]
     assert len(set(names)) == len(names) and not kept & {f"{one}.json" for one in [*names, name]}
 
 

@@ -13,15 +13,15 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
+from benchmarks.results.scores import read_scores
+from benchmarks.tables.plain import Table, build_table
 from made_results import put_halves, put_run, put_score
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.results.scores import read_scores
-from benchmarks.tables.formats import FORMATS, as_json, render
-from benchmarks.tables.plain import Table, build_table
-from benchmarks.tables.runs import run_sheets
-from benchmarks.tables.table import Sheet
+from benchmarks.tables.render import FORMATS, render, to_dict
+from benchmarks.tables.runs import run_tables
+from benchmarks.tables.table import Table
 from procap.errors import UserError
 from runner.results import RunFolder, harmonic_mean
 from shards.pack import pack_source
@@ -31,24 +31,24 @@ def table_of(results: Path) -> Table:
     return build_table(read_scores(results))
 
 
-def sheet_of(results: Path) -> Sheet:
+def sheet_of(results: Path) -> Table:
     """The one of the halves."""
-    return run_sheets(table_of(results))[0]
+    return run_tables(table_of(results))[0]
 
 
 def text_of(results: Path, form: str) -> str:
     """All that is printed."""
-    return "\n\n".join(render(sheet, form) for sheet in run_sheets(table_of(results)))
+    return "\n\n".join(render(sheet, form) for sheet in run_tables(table_of(results)))
 
 
 def notes_of(results: Path) -> list[str]:
-    return [note for sheet in run_sheets(table_of(results)) for note in sheet.notes]
+    return [note for sheet in run_tables(table_of(results)) for note in sheet.notes]
 
 
 def items_of(document: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
     """What a sheet's JSON has in each line, by labels, then by column."""
     titles = [column["title"] for column in document["columns"]]
-    return {tuple(line["labels"]): dict(zip(titles, line["items"], strict=True)) for line in document["lines"]}
+    return {tuple(line["labels"]): dict(zip(titles, line["cells"], strict=True)) for line in document["rows"]}
 
 
 def row_of(table: Table, method: str, dataset: str) -> Any:
@@ -81,7 +81,7 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
                 pair = ((rng.randint(30, base_total), base_total), (rng.randint(30, novel_total), novel_total))
                 counts[dataset, method, seed] = pair
                 put_halves(tmp_path, method, dataset, *pair, seed=seed, recipe="procap", overrides={"epochs": 2})
-    table, found = table_of(tmp_path), items_of(as_json(sheet_of(tmp_path)))
+    table, found = table_of(tmp_path), items_of(to_dict(sheet_of(tmp_path)))
 
     def percent(dataset, method, seed, half):
         return Fraction(100 * counts[dataset, method, seed][half][0], counts[dataset, method, seed][half][1])
@@ -178,7 +178,7 @@ def test_a_best_is_named_only_where_the_whole_group_is_of_the_same_seeds(tmp_pat
     put_halves(tmp_path, "procap", "tiles", (90, 100), (30, 100), seed=1)
     sheet = sheet_of(tmp_path)
     marked = {
-        (*sheet.lines[line].labels, sheet.columns[place].title): mark for (line, place), mark in sheet.marks().items()
+        (*sheet.rows[line].labels, sheet.columns[place].title): mark for (line, place), mark in sheet.marks().items()
     }
     assert marked["tiles", "ProCAP", "Base"] == "best" and marked["tiles", "CoOp", "Base"] == "second"
     assert {dataset for dataset, _, _ in marked} == {"tiles"}, "another data set is a group of its own"
@@ -264,7 +264,7 @@ def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
     assert row.images_per_second == pytest.approx(400 / (100 / 100 + 300 / 50))
     assert row.images_per_second_model == pytest.approx(2 * row.images_per_second)
     sheet = sheet_of(tmp_path)
-    items = items_of(as_json(sheet))["shapes", "CoOp"]
+    items = items_of(to_dict(sheet))["shapes", "CoOp"]
     speeds = [items[column]["mean"] for column in ("FPS", "FPS of the model", "training s")]
     assert speeds == [row.images_per_second, row.images_per_second_model, 12.5]
     printed = [render(sheet, form).splitlines() for form in ("md", "latex")]
@@ -280,7 +280,7 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
     [other] = table.others
     assert (other.trained_on, other.target, other.accuracy.mean) == ("shapes:base", "shapes-sketch:all:test", 33)
     assert row_of(table, "coop", "shapes").base.mean == 80
-    [halves, targets] = run_sheets(table)
+    [halves, targets] = run_tables(table)
     assert {line.labels[0] for line in halves.lines} == {"shapes"}
     for form in FORMATS:
         assert "33.0" in render(targets, form) and "33.0" not in render(halves, form)
@@ -294,8 +294,8 @@ def test_methods_are_ranked_on_one_target_after_one_training_set(tmp_path):
         ("maple", "petals", "shapes-sketch", 88),
     ):
         put_score(tmp_path, put_run(tmp_path, method, trained_on), target, correct, 100)
-    [sheet] = run_sheets(table_of(tmp_path))
-    marks = {sheet.lines[line].labels: mark for (line, _), mark in sheet.marks().items()}
+    [sheet] = run_tables(table_of(tmp_path))
+    marks = {sheet.rows[line].labels: mark for (line, _), mark in sheet.marks().items()}
     trained_on, target = "shapes:base", "shapes-sketch:all:test"
     assert marks == {(trained_on, target, "MaPLe"): "best", (trained_on, target, "CoOp"): "second"}
 
@@ -328,8 +328,8 @@ def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
     put_halves(tmp_path, "coop", "dtd-subset", (80, 100), (40, 100))
     file = put_score(tmp_path, config, "imagenet-a-64px", 33, 100)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"variant": "resized, as recorded"}))
-    sheets = run_sheets(table_of(tmp_path))
-    halves, others = (items_of(as_json(sheet)) for sheet in sheets)
+    sheets = run_tables(table_of(tmp_path))
+    halves, others = (items_of(to_dict(sheet)) for sheet in sheets)
     found = {labels[0]: items["Data set variant"] for labels, items in halves.items()}
     assert found == {"dtd": None, "dtd-subset": "dtd-subset: subset of the images", "Average": None}
     [other] = others.values()
@@ -346,7 +346,7 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     config = put_halves(tmp_path, "coop", "my-birds", (80, 100), (40, 100), data=tmp_path / "data")
     shutil.rmtree(tmp_path / "data")
     assert main(["table", "--results", str(tmp_path), "--datasets", "My-Birds", "--format", "json"]) == 0
-    [sheet] = json.loads(capsys.readouterr().out)["sheets"]
+    [sheet] = json.loads(capsys.readouterr().out)["tables"]
     [(labels, items)] = items_of(sheet).items()
     assert (labels[0], items["Base"]["mean"], items["Data set variant"]) == ("my-birds", 80, None)
     assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
@@ -392,7 +392,7 @@ def test_csv_and_json_hold_the_numbers_of_the_markdown(tmp_path, capsys):
     ]
     assert main(["table", "--results", str(tmp_path), "--json"]) == 0
     *human, last = capsys.readouterr().out.strip().splitlines()
-    [sheet] = json.loads(last)["sheets"]
+    [sheet] = json.loads(last)["tables"]
     hms = [items["HM"]["mean"] for items in items_of(sheet).values()]
     assert hms == pytest.approx([2 * 80 * 41 / 121, 2 * 85 * 60 / 145], abs=1e-12)
     assert any("**70.34**" in line for line in human) and not any("**54.21**" in line for line in human)
@@ -408,6 +408,6 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         (["--seeds", "2"], {("zeroshot", "tiles")}),
     ):
         assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
-        [sheet] = json.loads(capsys.readouterr().out)["sheets"]
+        [sheet] = json.loads(capsys.readouterr().out)["tables"]
         found = {(items["Method name"], labels[0]) for labels, items in items_of(sheet).items()}
         assert found - {("coop", "Average")} == expected

@@ -234,8 +234,8 @@ def test_a_suite_with_data_and_results_behind_urls_gives_the_local_table(nodes, 
         command = [sys.executable, "-c", code, *words, *more]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        accuracies, *_ = json.loads(done.stdout.splitlines()[-1])["sheets"]
-        return [[line["labels"], line["items"]] for line in accuracies["lines"]]
+        accuracies, *_ = json.loads(done.stdout.splitlines()[-1])["tables"]
+        return [[line["labels"], line["cells"]] for line in accuracies["rows"]]
 
     results = f"s3://{nodes.s3.bucket}/{tmp_path.name}"
     spread = counts("--launcher", "ray", "--address", nodes.address, "--data", there.url, "--results", results)

@@ -124,7 +124,7 @@ def test_the_command_line_takes_a_url_for_results(s3, few_digits, tmp_path, monk
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "three"))
     listed = answer(capsys, "ls", "runs", "--results", url)
     assert [(row["run"], row["state"], len(row["evaluated"])) for row in listed] == [(run, "finished", 2)]
-    [line] = answer(capsys, "table", "--results", url)["sheets"][0]["lines"]
+    [line] = answer(capsys, "table", "--results", url)["tables"][0]["rows"]
     assert line["labels"] == ["digits", "CLIP (zero-shot)"]
     assert not list((tmp_path / "three").rglob("*.safetensors")), "a table needs no weights"
 

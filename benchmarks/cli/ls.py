@@ -156,7 +156,7 @@ def _some(tags: Sequence[str], most: int = 4) -> str:
 
 def _runs(results: str) -> Listing:
     from benchmarks.cli.selection import results_at
-    from benchmarks.results.scores import run_folders
+    from benchmarks.results.frame import run_folders
     from shards.urls import is_url
 
     root = results_at(results)

@@ -41,7 +41,7 @@ class PlannedRun:
     def eval_images(self) -> int:
         return sum(target.images for target in self.targets)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "run": self.config.path,
             "state": self.state,

@@ -273,7 +273,7 @@ def show_plan(
     runs, data, weights = _planned(chosen, at, targets, force, places)
     show(describe(runs, data, weights))
     if output.json:
-        show_json({"data": data, "weights": weights, "runs": [run.as_json() for run in runs]})
+        show_json({"data": data, "weights": weights, "runs": [run.to_dict() for run in runs]})
     return 0
 
 
@@ -282,7 +282,7 @@ def plan_of(
 ) -> dict[str, Any]:
     """What `show_plan` prints, as JSON."""
     runs, data, weights = _planned(chosen, at, targets, force)
-    return {"data": data, "weights": weights, "runs": [run.as_json() for run in runs]}
+    return {"data": data, "weights": weights, "runs": [run.to_dict() for run in runs]}
 
 
 def _planned(

@@ -16,22 +16,22 @@ from benchmarks.plots.style import (
     PAGE,
     Look,
     Plots,
+    assign_looks,
     canvas,
     dagger,
+    describe_seeds,
     grid,
     heading,
     ink_on,
     legend,
-    assign_looks,
     panels,
-    describe_seeds,
     styled,
 )
-from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.frame import dataset_order, images_per_second, losses_by_dataset
 from benchmarks.results.metrics import Halves, Metric
 from benchmarks.results.published import tables as published
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.published.tables import AVERAGE, display_name
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.rows import has_controls, variants_by_title, why_incomparable
 
 if TYPE_CHECKING:
@@ -138,9 +138,7 @@ def hm_bars(series: Sequence[Series]) -> Figure | None:
     return figure
 
 
-def _bar_row(
-    axes: Axes, groups: Sequence[str], across: int, series: Sequence[Series], looks: dict[str, Look]
-) -> None:
+def _bar_row(axes: Axes, groups: Sequence[str], across: int, series: Sequence[Series], looks: dict[str, Look]) -> None:
     from matplotlib.colors import to_rgb
 
     width = 0.84 / len(series)
@@ -322,9 +320,7 @@ def accuracy_speed(series: Sequence[Series]) -> Figure | None:
     over = f"average of {sets} data sets" if averaged else display_name(names[0]) if len(names) == 1 else "by data set"
     heading(figure, f"Accuracy against speed, {over}\n({describe_seeds(cells)})", cells)
     grid(axes, "both")
-    legend(
-        figure, _handles([one for one in series if any(p[0] is one for p in points)], looks, line=False)
-    )
+    legend(figure, _handles([one for one in series if any(p[0] is one for p in points)], looks, line=False))
     return figure
 
 

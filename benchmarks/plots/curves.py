@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.metrics import Halves
 from benchmarks.plots.style import (
-    Plots,
     BASE,
     NOVEL,
     PAGE,
     Look,
+    Plots,
+    assign_dataset_looks,
+    assign_looks,
     dagger,
+    describe_seeds,
     grid,
     heading,
-    assign_looks,
-    assign_dataset_looks,
-    describe_seeds,
     styled,
 )
+from benchmarks.results.metrics import Halves, Metric
 from benchmarks.results.published import tables as published
-from benchmarks.results.suite_results import SuiteResults, Variant
 from benchmarks.results.published.tables import display_name
-from benchmarks.results.metrics import Metric
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
 from benchmarks.tables.rows import covers_paper, why_incomparable
 
 if TYPE_CHECKING:

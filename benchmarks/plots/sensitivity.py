@@ -7,28 +7,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.style import (
-    Plots,
     COLUMN,
     FAINT,
     INK,
+    Plots,
+    assign_dataset_looks,
     canvas,
     dagger,
+    describe_seeds,
     grid,
     heading,
     ink_on,
     legend,
-    assign_dataset_looks,
-    describe_seeds,
     styled,
 )
-from benchmarks.results.suite_results import SuiteResults, Variant
-from benchmarks.results.published.tables import display_name
 from benchmarks.results.metrics import Metric
+from benchmarks.results.published.tables import display_name
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.grid import paper_weights, variants_by_temperature, variants_by_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
 
 
 def sensitivity_plots(suite: SuiteResults) -> Plots:

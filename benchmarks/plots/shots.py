@@ -8,29 +8,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots.style import (
-    Plots,
     FAINT,
     INK,
     Look,
+    Plots,
+    assign_looks,
     dagger,
+    describe_seeds,
     grid,
     heading,
     legend,
-    assign_looks,
     panels,
-    describe_seeds,
     styled,
 )
-from benchmarks.results.suite_results import SuiteResults, Variant
-from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.metrics import Metric
+from benchmarks.results.published.tables import AVERAGE, display_name
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.grid import accuracy_on
 from benchmarks.tables.rows import group_by_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 
 def shots_plots(suite: SuiteResults) -> Plots:

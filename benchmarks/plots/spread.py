@@ -6,13 +6,26 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.metrics import Halves
-from benchmarks.plots.style import FAINT, Plots, GRID, INK, MARKERS, PAGE, dagger, grid, heading, legend, assign_looks, styled
+from benchmarks.plots.style import (
+    FAINT,
+    GRID,
+    INK,
+    MARKERS,
+    PAGE,
+    Plots,
+    assign_looks,
+    dagger,
+    grid,
+    heading,
+    legend,
+    styled,
+)
+from benchmarks.results.metrics import Halves, Metric
 from benchmarks.results.published import tables as published
-from benchmarks.results.suite_results import SuiteResults, Variant
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.results.metrics import Metric
-from benchmarks.tables.rows import why_incomparable, covers_paper
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
+from benchmarks.tables.rows import covers_paper, why_incomparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

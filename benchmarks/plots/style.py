@@ -166,9 +166,7 @@ def _slim(svg: bytes) -> bytes:
     return re.sub(rb'(?<= d=")[^"]*', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]).replace(b"\n", b""), plain)
 
 
-def save_plots(
-    folder: Path, plots: Plots, formats: Sequence[str] = FORMATS
-) -> list[Path]:
+def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Draw and write each figure in every format; gives the files of the first format.
 
     A drawing that has nothing to show is left out.

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.console.output import note
-from benchmarks.plots import save_figures
+from benchmarks.plots import save_plots
 from benchmarks.qualitative.figures import CAM_LOOK, Picture, draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.picks import PICK_RULE, Pick, kind_of, kinds_of, pick_images
 from benchmarks.qualitative.prompts import LearnedPrompts, learned_prompts, prompts_record, random_prompts
 from benchmarks.qualitative.words import picture_words
-from benchmarks.results.pictures import FILE, folder_of, planned_runs
+from benchmarks.results.pictures import FILE, planned_paths
 from benchmarks.results.published.tables import display_name
 from procap.classifier import Classifier
 from procap.eigencam import SIGN_RULE, image_maps
@@ -80,7 +80,7 @@ def make_pictures(done: SuiteResults, place: RuntimeConfig) -> Qualitative:
             runs[entry.dataset][entry.variant.name] = entry.spec.config
     [target, *_] = done.suite.targets(done.options, first)
     prompts = runs[last] if last != first else None
-    return make_qualitative(runs[first], target, place, folder_of(done), prompts=prompts, planned=planned_runs(done))
+    return make_qualitative(runs[first], target, place, done.folder, prompts=prompts, planned=planned_paths(done))
 
 
 def make_qualitative(
@@ -122,7 +122,7 @@ def make_qualitative(
     start = random_prompts(learned)
     record["prompts"] = prompts_record(start, shown)
     drawings["prompts"] = lambda: None if start is None else draw_prompts(start, learned)
-    written = save_figures(folder, drawings)
+    written = save_plots(folder, drawings)
     words = picture_words(record)
     record |= {
         "runs": list(planned),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites.suite import Suite, everything
-from benchmarks.tables.qualitative import qualitative_sheets
+from benchmarks.tables.qualitative import qualitative_tables
 from runner.config import RuntimeConfig
 
 
@@ -33,6 +33,6 @@ SUITE = Suite(
     datasets={"paper": ("oxford-flowers", "eurosat"), "mini": ("petals", "tiles")},
     classes="all",
     targets=everything,
-    sheets=qualitative_sheets,
+    tables=qualitative_tables,
     finish=pictures,
 )

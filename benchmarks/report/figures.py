@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.plots.style import Drawings
+from benchmarks.plots.style import Plots
 from benchmarks.report.read import Found
-from benchmarks.results.pictures import folder_of, pictures_of
+from benchmarks.results.pictures import read_pictures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ class Picture:
         return sorted(self.files)
 
 
-def drawn(drawings: Drawings, failed: Callable[[str, Exception], None]) -> list[Picture]:
+def drawn(drawings: Plots, failed: Callable[[str, Exception], None]) -> list[Picture]:
     """Every figure that there are numbers for, in the order of `drawings`; `failed` is told of those that fail."""
     from benchmarks.plots import image_of
 
@@ -66,8 +66,8 @@ def left_in(found: Found, failed: Callable[[str, Exception], None]) -> list[Pict
 
     `failed` is told of files that are no pictures.
     """
-    folder, pictures = folder_of(found.done), []
-    for name, words in pictures_of(found.done).get("pictures", {}).items():
+    folder, pictures = found.done.folder, []
+    for name, words in read_pictures(found.done).get("pictures", {}).items():
         try:
             beside = {form: folder / f"{Path(name).name}.{form}" for form in ("pdf", "png", "svg")}
             contents = {form: file.read_bytes() for form, file in beside.items() if form == "png" or file.is_file()}

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.figures import Picture
-from benchmarks.tables.formats import ARROWS, SUFFIXES, legend, render, write_sheets
-from benchmarks.tables.table import Column, Item, Line, Mark, Sheet, Value
-from benchmarks.tables.text import MINUS, MISSING, rounded
+from benchmarks.results.metrics import Metric
+from benchmarks.tables.render import SUFFIXES, render, write_tables
+from benchmarks.tables.table import Cell, Column, Mark, Row, Table
+from benchmarks.tables.text import ARROWS, MINUS, MISSING, explain_marks, format_number
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
@@ -51,27 +52,27 @@ class Parts:
         self.taken.add(found)
         return found
 
-    def sheet(self, sheet: Sheet, *, fold: bool | None = None) -> dict[str, Any]:
+    def table(self, table: Table, *, fold: bool | None = None) -> dict[str, Any]:
         """What the template shows of a table, whose files are written. fold: None leaves it to its length."""
-        name = self.named(sheet.name)
-        write_sheets([replace(sheet, name=name)], self.folder / "tables")
-        sheet = sheet.printed()
-        grouped = _is_grouped(sheet)
-        labels = sheet.labels[1:] if grouped else sheet.labels
+        name = self.named(table.name)
+        write_tables([replace(table, name=name)], self.folder / "tables")
+        table = table.without_details()
+        grouped = _is_grouped(table)
+        labels = table.labels[1:] if grouped else table.labels
         return {
             "id": f"table-{name}",
             "number": f"Table {next(self.tables)}.",
-            "title": sheet.title,
+            "title": table.title,
             "labels": labels,
-            "columns": [_head(sheet, place, column) for place, column in enumerate(sheet.columns)],
-            "bodies": _bodies(sheet, grouped),
-            "width": len(labels) + len(sheet.columns),
-            "notes": _notes(sheet),
-            "size": len(sheet.lines),
-            "wide": len(sheet.labels) + len(sheet.columns) >= WIDE_FROM,
-            "folded": len(sheet.lines) >= FOLDED_FROM if fold is None else fold,
-            "sortable": len(sheet.lines) > 2,
-            "latex": render(sheet, "latex"),
+            "columns": [_head(table, place, column) for place, column in enumerate(table.columns)],
+            "bodies": _bodies(table, grouped),
+            "width": len(labels) + len(table.columns),
+            "notes": _notes(table),
+            "size": len(table.rows),
+            "wide": len(table.labels) + len(table.columns) >= WIDE_FROM,
+            "folded": len(table.rows) >= FOLDED_FROM if fold is None else fold,
+            "sortable": len(table.rows) > 2,
+            "latex": render(table, "latex"),
             "files": [{"name": form, "href": f"tables/{name}.{form}"} for form in SUFFIXES.values()],
         }
 
@@ -103,7 +104,7 @@ def write_page(report: Report, folder: Path) -> None:
     shown: Mapping[str, Any] = {
         **vars(report),
         "generator": GENERATOR,
-        "work_sheets": [parts.sheet(sheet) for sheet in report.work],
+        "work_sheets": [parts.table(table) for table in report.work],
         "parts": [_part(part, parts) for part in report.parts],
     }
     write_bytes(folder / "index.html", template.render(shown).encode())
@@ -115,9 +116,9 @@ def _part(part: Part, parts: Parts) -> dict[str, Any]:
         {
             "title": block.title,
             "text": block.text,
-            "sheets": [
-                parts.sheet(sheet, fold=False if place == 0 and block.leads else None)
-                for place, sheet in enumerate(block.sheets)
+            "tables": [
+                parts.table(table, fold=False if place == 0 and block.leads else None)
+                for place, table in enumerate(block.tables)
             ],
             "pictures": [parts.picture(picture) for picture in block.pictures],
         }
@@ -131,67 +132,65 @@ def _digest(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
-def _is_mixed(sheet: Sheet) -> bool:
+def _is_mixed(table: Table) -> bool:
     """Whether lines of ours and of the paper stand together and have to be told apart."""
-    return len({line.source for line in sheet.lines}) > 1
+    return len({line.source for line in table.rows}) > 1
 
 
-def _notes(sheet: Sheet) -> list[str]:
-    marks = legend(sheet, "bold", "underlined", "italics")
-    return [*(mark for mark in marks if _is_mixed(sheet) or "italics" not in mark), *sheet.notes]
+def _notes(table: Table) -> list[str]:
+    marks = explain_marks(table, "bold", "underlined", "italics")
+    return [*(mark for mark in marks if _is_mixed(table) or "italics" not in mark), *table.notes]
 
 
-def _is_grouped(sheet: Sheet) -> bool:
+def _is_grouped(table: Table) -> bool:
     """Whether lines of one first label stand together and get it as a heading instead."""
-    first = [line.labels[0] for line in sheet.lines if line.labels]
+    first = [line.labels[0] for line in table.rows if line.labels]
     runs = [label for label, _ in itertools.groupby(first)]
-    return len(sheet.labels) > 1 and len(runs) == len(set(runs)) and 2 * len(runs) <= len(first)
+    return len(table.labels) > 1 and len(runs) == len(set(runs)) and 2 * len(runs) <= len(first)
 
 
-def _bodies(sheet: Sheet, grouped: bool) -> list[dict[str, Any]]:
-    marks = sheet.marks()
-    numbered = list(enumerate(sheet.lines))
+def _bodies(table: Table, grouped: bool) -> list[dict[str, Any]]:
+    marks = table.marks()
+    numbered = list(enumerate(table.rows))
     bodies = []
     for key, lines in itertools.groupby(numbered, key=lambda one: one[1].labels[0] if grouped else one[1].group):
-        shown = [_line(sheet, number, line, marks, grouped) for number, line in lines]
+        shown = [_line(table, number, line, marks, grouped) for number, line in lines]
         bodies.append({"title": key if grouped else None, "lines": shown})
     return bodies
 
 
-def _line(
-    sheet: Sheet, number: int, line: Line, marks: Mapping[tuple[int, int], Mark], grouped: bool
-) -> dict[str, Any]:
-    classes = [*([line.source] if _is_mixed(sheet) else []), *(["average"] if line.average else [])]
-    cells = [_cell(sheet, item, place, marks.get((number, place))) for place, item in enumerate(line.items)]
+def _line(table: Table, number: int, line: Row, marks: Mapping[tuple[int, int], Mark], grouped: bool) -> dict[str, Any]:
+    classes = [*([line.source] if _is_mixed(table) else []), *(["average"] if line.average else [])]
+    cells = [_cell(table, item, place, marks.get((number, place))) for place, item in enumerate(line.cells)]
     return {"classes": " ".join(classes), "labels": line.labels[1:] if grouped else line.labels, "cells": cells}
 
 
-def _is_text(sheet: Sheet, place: int) -> bool:
-    return any(isinstance(line.items[place], str) for line in sheet.lines)
+def _is_text(table: Table, place: int) -> bool:
+    return any(isinstance(line.cells[place], str) for line in table.rows)
 
 
-def _cell(sheet: Sheet, item: Item, place: int, mark: Mark | None) -> dict[str, Any]:
-    column, text = sheet.columns[place], _is_text(sheet, place)
+def _cell(table: Table, item: Cell, place: int, mark: Mark | None) -> dict[str, Any]:
+    column, text = table.columns[place], _is_text(table, place)
     cell: dict[str, Any] = {"mark": mark, "std": "", "n": None, "delta": "", "limited": False, "sort": None, "kind": ""}
-    if not isinstance(item, Value):
+    if not isinstance(item, Metric):
         short = " short" if len(item or "") <= SHORT else ""
         return {**cell, "text": MINUS.sub("−", item or MISSING), "kind": f"text{short}" if text else ""}
     cell |= {
-        "text": rounded(item.mean, column.digits).replace("-", "−"),
+        "text": format_number(item.mean, column.digits).replace("-", "−"),
         "sort": repr(float(item.mean)),
         "limited": item.limited,
     }
     if item.std is not None:
         cell["std"] = f"{item.std:.{column.digits}f}"
-    if sheet.seeds_differ and item.seeds:
+    if table.seeds_differ and item.seeds:
         cell["n"] = len(item.seeds)
     if item.delta is not None:
-        cell["delta"] = rounded(item.delta, column.digits, "+").replace("-", "−")
+        cell["delta"] = format_number(item.delta, column.digits, "+").replace("-", "−")
     return cell
 
 
-def _head(sheet: Sheet, place: int, column: Column) -> dict[str, Any]:
-    classes = [*(["text"] if _is_text(sheet, place) else []), *(["long"] if len(column.title) > LONG else [])]
+def _head(table: Table, place: int, column: Column) -> dict[str, Any]:
+    classes = [*(["text"] if _is_text(table, place) else []), *(["long"] if len(column.title) > LONG else [])]
     return {
         "title": column.title,
         "arrow": ARROWS[column.better].strip(),

@@ -8,9 +8,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.results.scores import Score, listed
-from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import SuiteOptions, SuiteRun
+from benchmarks.results.frame import order_in
+from benchmarks.results.suite import SuiteResults, frame_of_runs
+from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.planning import recorded_options
 from benchmarks.suites.suite import Suite
@@ -98,7 +98,7 @@ def read_suites(
     """
     chosen = {suite_named(word).name: word for word in wanted}
     found, troubles = [], []
-    for folder in sorted(find_collections(results), key=lambda one: listed(one.path.name, SUITES)):
+    for folder in sorted(find_collections(results), key=lambda one: order_in(one.path.name, SUITES)):
         name = folder.path.name
         if folder.path.parent.name != "suite" or (chosen and name not in chosen):
             continue
@@ -128,7 +128,14 @@ def _read(folder: CollectionFolder, called: str, results: Path, data: Path | Non
     for entry in entries:
         targets.setdefault(entry.path, {}).update(dict.fromkeys(entry.spec.targets))
     runs = {path: read_run(results, path, wanted, collection.failed.get(path, "")) for path, wanted in targets.items()}
-    done = SuiteResults(suite, options, tuple(entries), _scores(entries, runs), results)
+    found = {
+        (path, result.target): (run.training, result)
+        for path, run in runs.items()
+        for result in run.evaluations
+        if run.training is not None
+    }
+    frame = frame_of_runs(entries, options.seeds, found)
+    done = SuiteResults(suite, options, tuple(entries), frame, results)
     # A command that was stopped or refused has left its plan in the collection, but no runs.
     further = tuple(collection.finished(results, but=runs))
     return Found(suite, collection, done, tuple(runs.values()), further, guessed)
@@ -172,14 +179,3 @@ def read_run(results: Path, path: str, targets: Iterable[str], failure: str = ""
     if failure and state in ("failed", "not evaluated"):
         why.append(failure)
     return Run(path, state, "; ".join(why), tuple(absent), training, tuple(evaluations))
-
-
-def _scores(entries: Sequence[SuiteRun], runs: Mapping[str, Run]) -> dict[tuple[str, str], Score]:
-    scores = {}
-    for entry in entries:
-        run = runs[entry.path]
-        for result in run.evaluations:
-            assert run.training is not None
-            target = Target.recorded(result.target)
-            scores[entry.path, str(target)] = Score(entry.spec.config, target, result, run.training)
-    return scores

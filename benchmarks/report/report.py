@@ -15,8 +15,8 @@ from benchmarks.report.links import command as ui_command
 from benchmarks.report.page import GENERATOR, write_page
 from benchmarks.report.read import STATES, Found, Run, Trouble, read_suites
 from benchmarks.report.suite import caveats, command, description, facts, state
-from benchmarks.report.work import all_extras, all_runs, cost_lines, day, machines_sheet, suites_sheet, versions
-from benchmarks.tables.table import Sheet
+from benchmarks.report.work import all_extras, all_runs, cost_lines, day, machines_table, suites_table, versions
+from benchmarks.tables.table import Table
 from procap.errors import UserError
 from shards.errors import DataError
 
@@ -28,7 +28,7 @@ class Block:
     """Tables and figures under one heading. leads: its first table is never folded."""
 
     title: str
-    sheets: Sequence[Sheet] = ()
+    tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     text: str = ""
     leads: bool = False
@@ -76,7 +76,7 @@ class Report:
     gaps: Sequence[Gap]
     caveats: Sequence[str]
     cost: Sequence[str]
-    work: Sequence[Sheet]
+    work: Sequence[Table]
     made_with: Sequence[tuple[str, str]]
     parts: Sequence[Part]
     footer: str
@@ -165,7 +165,7 @@ def build_report(place: Place, wanted: Sequence[str] = ()) -> Report:
         gaps=gaps,
         caveats=caveats(found),
         cost=cost_lines(runs, extras, place.price),
-        work=[suites_sheet(found), machines_sheet(runs, extras)] if runs or extras else [],
+        work=[suites_table(found), machines_table(runs, extras)] if runs or extras else [],
         made_with=versions(runs, extras),
         parts=parts,
         footer=f"Made by {GENERATOR} from the result files in {place.shown}; the same files give the same page.",
@@ -214,11 +214,11 @@ def _words(run: Run) -> str:
 
 def _part(found: Found, place: Place, maker: Maker) -> Part:
     name = found.suite.name
-    sheets = maker.attempt(name, "its tables", lambda: list(found.suite.sheets(found.done)))
-    tables = [sheet for sheet in sheets if not sheet.compares]
-    comparisons = [sheet for sheet in sheets if sheet.compares]
+    tables = maker.attempt(name, "its tables", lambda: list(found.suite.tables(found.done)))
+    tables = [table for table in tables if not table.compares]
+    comparisons = [table for table in tables if table.compares]
     pictures = maker.attempt(name, "its figures", lambda: _pictures(found, maker))
-    beside = any(line.source == "published" for sheet in sheets for line in sheet.lines)
+    beside = any(line.source == "published" for table in tables for line in table.rows)
     published = [] if beside else maker.attempt(name, "its published table", lambda: _published(found))
     blocks = [
         Block("Results", tables, leads=True),
@@ -243,7 +243,7 @@ def _part(found: Found, place: Place, maker: Maker) -> Part:
         state=state(found),
         facts=maker.attempt(name, "how it was run", lambda: facts(found)),
         links=maker.attempt(name, "its links", lambda: links(found, place.results, place.tracking)),
-        blocks=[block for block in blocks if block.sheets or block.pictures],
+        blocks=[block for block in blocks if block.tables or block.pictures],
     )
 
 
@@ -252,13 +252,13 @@ def _pictures(found: Found, maker: Maker) -> list[Picture]:
         maker.failed(found.suite.name, f"the figure {name}", error)
 
     made: list[Picture] = []
-    if found.suite.figures and found.done.scores:
-        made = drawn(found.suite.figures(found.done), failed)
+    if found.suite.plots and len(found.done.frame):
+        made = drawn(found.suite.plots(found.done), failed)
     return made + left_in(found, failed)
 
 
-def _published(found: Found) -> list[Sheet]:
+def _published(found: Found) -> list[Table]:
     """The paper's table of the suite, where it does not stand in the same table as ours."""
-    from benchmarks.tables.published import published_sheets
+    from benchmarks.tables.published import published_tables
 
-    return [sheet for sheet in published_sheets() if sheet.name == f"published-{found.suite.name}"]
+    return [table for table in published_tables() if table.name == f"published-{found.suite.name}"]

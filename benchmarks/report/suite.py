@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.console.output import plural
 from benchmarks.report.read import STATES, Found
+from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import MINI, PAPER
-from benchmarks.results.scores import TITLES, variants_of
 from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import SUITES
 from procap.weights.loading import canonical
@@ -159,14 +159,18 @@ def caveats(every: Sequence[Found]) -> list[str]:
         )
     if other := [one for one in every if _other_backbone(one)]:
         said.append(f"Another backbone than the paper's ViT-B/16 of OpenAI ({named(other)}).")
-    limited = [score for one in every for score in one.done.scores.values() if score.result.limited]
+    limited = {
+        place
+        for one in every
+        for place in one.done.frame[one.done.frame.limited][["path", "target"]].itertuples(index=False)
+    }
     if limited:
-        targets = len({(score.config.path, str(score.target)) for score in limited})
+        targets = len(limited)
         said.append(
             f"Limited: {plural(targets, 'evaluation')} looked at the first images of a test set only, marked †."
         )
-    scores = [score for one in every for score in one.done.scores.values()]
-    for name, words in variants_of(scores).items():
+    changed = {name: words for one in every for name, words in one.done.changed_sets.items()}
+    for name, words in changed.items():
         said.append(f"{name} is not the published data set: {words}.")
     for one in every:
         if one.guessed:

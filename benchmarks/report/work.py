@@ -14,9 +14,10 @@ from typing import Any
 
 from benchmarks.console.output import plural
 from benchmarks.report.read import STATES, Found, Run
-from benchmarks.results.pictures import pictures_of
-from benchmarks.tables.runtime import newest_report
-from benchmarks.tables.table import Column, Line, Sheet, Value
+from benchmarks.results.metrics import Metric
+from benchmarks.results.pictures import read_pictures
+from benchmarks.tables.runtime import newest_measurement
+from benchmarks.tables.table import Column, Row, Table
 from runner.results import EvalResult, TrainResult
 
 HOUR = 3600.0
@@ -80,7 +81,7 @@ class Extra:
 def extra_of(one: Found) -> Extra | None:
     """As the contest or the record of the pictures has it; None where neither says how long it took."""
     # What has no runs is measured by a contest.
-    made = pictures_of(one.done) if one.done.runs else newest_report(one.done) or {}
+    made = read_pictures(one.done) if one.done.runs else newest_measurement(one.done) or {}
     return Extra(made["seconds"], made.get("environment", {})) if "seconds" in made else None
 
 
@@ -101,7 +102,7 @@ def trained(runs: Iterable[Run]) -> list[TrainResult]:
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkRow:
     """A line of the table of suites. besides: seconds of what is no run; clocked: from begin to end."""
 
     name: str
@@ -117,21 +118,21 @@ class Row:
         return training, evaluation, self.besides, self.clocked
 
 
-def suites_sheet(found: Sequence[Found]) -> Sheet:
+def suites_table(found: Sequence[Found]) -> Table:
     """A line per suite and one for all: how much of it there is and how long it took."""
-    rows = [Row(one.suite.name, one.runs, besides([one]), own_clock(one, found)) for one in found]
+    rows = [WorkRow(one.suite.name, one.runs, besides([one]), own_clock(one, found)) for one in found]
     if len(found) > 1:
-        rows.append(Row("All, shared runs once", all_runs(found), besides(found), clock(found)))
+        rows.append(WorkRow("All, shared runs once", all_runs(found), besides(found), clock(found)))
     times = [
         Clock.of(seconds or 0.0 for seconds in column) for column in zip(*(row.seconds for row in rows), strict=True)
     ]
     lines = [
-        Line(
+        Row(
             (row.name,),
             (
-                Value(len(row.runs)),
-                Value(sum(run.state not in STATES for run in row.runs)),
-                Value(sum(len(run.evaluations) for run in row.runs)),
+                Metric(len(row.runs)),
+                Metric(sum(run.state not in STATES for run in row.runs)),
+                Metric(sum(len(run.evaluations) for run in row.runs)),
                 *(one.value(seconds) for one, seconds in zip(times, row.seconds, strict=True)),
             ),
             average=place == len(found),
@@ -150,7 +151,7 @@ def suites_sheet(found: Sequence[Found]) -> Sheet:
         "Begin to end: the clock between the first command and the end of the last one, with whatever lay between "
         "them; of a suite only where no other suite was at work meanwhile, as all are in one command.",
     )
-    return Sheet(
+    return Table(
         "report-suites",
         "Suites, their runs, and how long they took",
         ("Suite",),
@@ -176,8 +177,8 @@ class Clock:
     def column(self, title: str) -> Column:
         return Column(f"{title}, {self.unit}", "", 1)
 
-    def value(self, seconds: float | None) -> Value | None:
-        return None if seconds is None else Value(seconds / self.seconds)
+    def value(self, seconds: float | None) -> Metric | None:
+        return None if seconds is None else Metric(seconds / self.seconds)
 
 
 def clock(found: Iterable[Found]) -> float | None:
@@ -206,7 +207,7 @@ def machine(environment: Mapping[str, Any]) -> str:
     return f"{environment['gpu']}, {processor}" if environment.get("gpu") else processor
 
 
-def machines_sheet(runs: Sequence[Run], extras: Sequence[Extra]) -> Sheet:
+def machines_table(runs: Sequence[Run], extras: Sequence[Extra]) -> Table:
     """A line per kind of machine."""
     trainings: dict[str, list[TrainResult]] = {}
     evaluations: dict[str, list[EvalResult]] = {}
@@ -222,13 +223,13 @@ def machines_sheet(runs: Sequence[Run], extras: Sequence[Extra]) -> Sheet:
     evaluation_seconds = [sum(result.seconds for result in evaluations.get(name, ())) for name in names]
     times = Clock.of(training_seconds), Clock.of(evaluation_seconds), Clock.of(others.values())
     lines = [
-        Line(
+        Row(
             (name,),
             (
-                Value(len(trainings.get(name, ()))),
+                Metric(len(trainings.get(name, ()))),
                 times[0].value(trained_for),
-                Value(max((len(result.ranks) or 1 for result in trainings.get(name, ())), default=0)),
-                Value(len(evaluations.get(name, ()))),
+                Metric(max((len(result.ranks) or 1 for result in trainings.get(name, ())), default=0)),
+                Metric(len(evaluations.get(name, ()))),
                 times[1].value(evaluated_for),
                 times[2].value(others.get(name)),
             ),
@@ -244,7 +245,7 @@ def machines_sheet(runs: Sequence[Run], extras: Sequence[Extra]) -> Sheet:
         times[2].column("Besides"),
     )
     notes = ("Most processes: of one training. Methods that train nothing have no training.",)
-    return Sheet("report-machines", "Machines", ("Machine",), columns, tuple(lines), notes, wide=True)
+    return Table("report-machines", "Machines", ("Machine",), columns, tuple(lines), notes, wide=True)
 
 
 def environments(runs: Iterable[Run], extras: Sequence[Extra]) -> list[Mapping[str, Any]]:

@@ -70,6 +70,7 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
 def find_results(results: str | Path) -> Path:
     """The local folder of `results`; for a URL a copy of its documents, without weights."""
     from runner.results_store import ResultsStore, results_root
+
     from shards.home import cache_home
 
     folder, url = results_root(str(results), cache_home())
@@ -270,7 +271,7 @@ def losses_by_dataset(frame: pd.DataFrame) -> dict[str, list[Sequence[float]]]:
     found: dict[str, list[Sequence[float]]] = {}
     for run in frame.drop_duplicates("path").itertuples():
         if run.losses:
-            found.setdefault(str(run.dataset), []).append(run.losses)  # type: ignore[arg-type]
+            found.setdefault(str(run.dataset), []).append(run.losses)
     return found
 
 

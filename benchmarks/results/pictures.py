@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.suite import SuiteResults
 
 FILE = "pictures.json"
 

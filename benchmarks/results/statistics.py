@@ -279,9 +279,9 @@ def resample(task: Task, draws: int, seed: int = 0) -> Floats:
     """
     parts = []
     for number, part in enumerate(task.parts):
-        bits = [np.stack([unpack_bits(row.correct_bits, row.total) for row in side]) for side in part]
+        a, b = (np.stack([unpack_bits(row.correct_bits, row.total) for row in side]) for side in part)
         generator = np.random.default_rng(stream_seed(seed, "comparison", "images", *task.problem, number))
-        parts.append(resample_accuracy(*bits, draws, generator))
+        parts.append(resample_accuracy(a, b, draws, generator))
     if len(parts) == 1:
         return parts[0]
     base, novel = parts
@@ -385,7 +385,7 @@ def _by_problem(
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     marked = frame.assign(half=is_half(frame), away=_is_away(frame))
     for row in marked.itertuples():
-        seed, source = int(row.seed), str(row.dataset)  # type: ignore[arg-type]
+        seed, source = int(row.seed), str(row.dataset)
         name = f"{row.target_dataset}" if row.target_classes == "all" else f"{row.target_dataset}:{row.target_classes}"
         if row.split != "test":
             left_out.add(f"{title} on images that are no test images, left out", str(row.target), seed)

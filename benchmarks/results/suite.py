@@ -1,138 +1,199 @@
-"""What is there of a suite: the figures of its runs, from result files alone, as tables and figures look them up."""
+"""A suite's plan with the results that exist of it, as its tables and plots look them up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.scores import Cell, Score, average, cell_of, hm_of, over_seeds, score_of, variants_of
-from benchmarks.results.variant import SuiteDefinition, SuiteOptions, SuiteRun, Variant, is_trained
+from benchmarks.results.frame import (
+    accuracy_over_seeds,
+    changed_datasets,
+    check_weights,
+    make_frame,
+    make_record,
+)
+from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_over_seeds
+from benchmarks.results.variant import SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
-from runner.config import RunConfig, Target
-from runner.results import RunFolder
+from runner.collection import COLLECTIONS
+from runner.config import Target
+from runner.results import EvalResult, RunFolder, TrainResult
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class SuiteResults:
-    """A suite as it was chosen, and the scores that there are of it.
+    """A suite with chosen options, its planned runs, and a frame of the results that exist.
 
-    paper_rounding: every accuracy is taken with one decimal, as the logs had it that older tables were read from, and
-    its mean over seeds with two. unreadable: why, by run, where files of the plan's runs cannot be read; what they held
-    is missing.
+    frame: columns of `benchmarks.results.load`, one row per planned run and target with a result, with `number`, the
+    place of its variant in `variants`. A result of a method without training has one row for each seed.
+    paper_rounding: accuracies are taken with one decimal and their means over seeds with two, as in logs of older
+    code. unreadable: reasons, by run, where files could not be read; these results are missing.
     """
 
     suite: SuiteDefinition
     options: SuiteOptions
     runs: tuple[SuiteRun, ...]
-    scores: Mapping[tuple[str, str], Score]
+    frame: pd.DataFrame
     results: Path
     paper_rounding: bool = False
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(
-        cls, suite: SuiteDefinition, options: SuiteOptions, results: Path, *, paper_rounding: bool = False
+        cls,
+        suite: SuiteDefinition,
+        options: SuiteOptions,
+        results: Path,
+        *,
+        runs: Iterable[SuiteRun] | None = None,
+        paper_rounding: bool = False,
     ) -> SuiteResults:
-        entries = tuple(suite.plan(options))
-        scores: dict[tuple[str, str], Score] = {}
+        """Read what exists below `results` of the suite's plan, or of `runs` instead of it."""
+        runs = tuple(suite.plan(options) if runs is None else runs)
+        found: dict[tuple[str, str], tuple[TrainResult, EvalResult]] = {}
         unreadable: dict[str, str] = {}
-        planned = {(entry.path, target): entry.spec.config for entry in entries for target in entry.spec.targets}
-        for (path, target), config in planned.items():
-            try:
-                score = _read_score(RunFolder(results / path), config, Target.recorded(target))
-            except UserError as error:
-                unreadable[path] = str(error)
-            else:
-                if score is not None:
-                    scores[path, target] = score
-        return cls(suite, options, entries, scores, results, paper_rounding, unreadable)
+        for run in {run.path: run for run in runs}.values():
+            folder = RunFolder(results / run.path)
+            for target in {target: None for other in runs if other.path == run.path for target in other.spec.targets}:
+                try:
+                    training, result = folder.train(), folder.evaluation(Target.recorded(target))
+                    if training and result:
+                        check_weights(folder.path, run.spec.config, training, result)
+                        found[run.path, target] = training, result
+                except UserError as error:
+                    unreadable[run.path] = str(error)
+        return cls(suite, options, runs, frame_of_runs(runs, options.seeds, found), results, paper_rounding, unreadable)
 
-    @cached_property
-    def variants(self) -> list[Variant]:
-        """What is compared, in the order of the plan."""
-        found: list[Variant] = []
-        for entry in self.runs:
-            if entry.variant not in found:
-                found.append(entry.variant)
-        return found
+    @property
+    def name(self) -> str:
+        return self.suite.name
+
+    @property
+    def heading(self) -> str:
+        """The title with a capital letter."""
+        return self.suite.heading
 
     @property
     def datasets(self) -> tuple[str, ...]:
         return self.options.datasets
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.options.seeds
+
+    @property
+    def command(self) -> str:
+        """The command line that runs what is missing."""
+        return self.suite.command(self.options, self.results)
+
+    @property
+    def folder(self) -> Path:
+        """Where tables and plots of the suite lie."""
+        return self.results / COLLECTIONS / "suite" / self.name
+
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """What is compared, in the order of the plan."""
+        return list_variants(self.runs)
+
+    @cached_property
+    def planned(self) -> list[tuple[str, str]]:
+        """Path and target of every planned evaluation, each once."""
+        return list(dict.fromkeys((run.path, target) for run in self.runs for target in run.spec.targets))
+
     @cached_property
     def missing(self) -> list[tuple[str, str]]:
-        """Runs and targets of the plan without a result, as (path, target)."""
-        planned = {(entry.path, target): None for entry in self.runs for target in entry.spec.targets}
-        return [place for place in planned if place not in self.scores]
+        """Planned evaluations without a result."""
+        there = set(zip(self.frame.path, self.frame.target, strict=True))
+        return [place for place in self.planned if place not in there]
 
     @cached_property
     def shorter(self) -> list[tuple[str, str]]:
-        """Runs and targets with a limited result where another seed of theirs has a whole one."""
-        found: dict[tuple[str, str], None] = {}
-        for variant, dataset in ((variant, dataset) for variant in self.variants for dataset in self.datasets):
-            own = [entry for entry in self.runs if (entry.variant, entry.dataset) == (variant, dataset)]
-            for target in own[0].spec.targets if own else ():
-                there = [place for entry in own if (place := (entry.path, target)) in self.scores]
-                limited = [place for place in there if self.scores[place].result.limited]
-                found |= dict.fromkeys(limited if len(limited) < len(there) else ())
-        return list(found)
+        """Evaluations with a limited result where another seed has a whole one."""
+        found: list[tuple[str, str]] = []
+        for _, own in self.frame.groupby(["dataset", "number", "target"], sort=False):
+            if own.limited.nunique() > 1:
+                found += zip(own.path[own.limited], own.target[own.limited], strict=True)
+        return list(dict.fromkeys(place for place in self.planned if place in found))
 
     @cached_property
     def changed_sets(self) -> dict[str, str]:
         """The data sets that are not as published, and how they differ."""
-        return variants_of(self.scores.values())
+        return changed_datasets(self.frame)
 
-    def found(self, variant: Variant, dataset: str, target: Target) -> list[Score]:
-        """The scores of a variant that was trained on `dataset`, one for each seed that is there."""
-        paths = [entry.path for entry in self.runs if entry.dataset == dataset and entry.variant == variant]
-        return self.for_all_seeds(
-            variant, [self.scores[path, str(target)] for path in paths if (path, str(target)) in self.scores]
-        )
+    def rows(self, variant: Variant, dataset: str = "", target: Target | None = None) -> pd.DataFrame:
+        """The part of the frame of one variant, of one data set trained on, of one target."""
+        wanted = self.frame.number == self.variants.index(variant)
+        if dataset:
+            wanted &= self.frame.dataset == dataset
+        if target:
+            wanted &= self.frame.target == str(target)
+        return self.frame[wanted]
 
-    def for_all_seeds(self, variant: Variant, scores: list[Score]) -> list[Score]:
-        """`scores`, of which those of a method without training count for every seed."""
-        if is_trained(variant.method):
-            return scores
-        return [
-            replace(score, config=score.config.model_copy(update={"seed": seed}))
-            for score in scores
-            for seed in self.options.seeds
-        ]
+    @cached_property
+    def _metrics(self) -> dict[tuple[int, str, str], Metric | None]:
+        """Accuracy over seeds by variant, data set and target. Limited ones count only where no whole one is there."""
+        found: dict[Any, Metric | None] = {}
+        for key, own in self.frame.groupby(["number", "dataset", "target"]):
+            metric = accuracy_over_seeds(own)
+            if metric and set(metric.seeds) != set(self.seeds):
+                metric = None
+            if metric and self.paper_rounding:
+                rounded = {seed: round(value, 1) for seed, value in zip(metric.seeds, metric.values, strict=True)}
+                metric = mean_over_seeds(rounded, limited=metric.limited)
+                metric = metric and replace(metric, mean=round(metric.mean, 2))
+            found[key] = metric
+        return found
 
-    def cell(self, variant: Variant, dataset: str, target: Target) -> Cell | None:
-        """The accuracy over seeds; None unless every seed that was chosen is there, all whole or all limited.
+    def metric(self, variant: Variant, dataset: str, target: Target) -> Metric | None:
+        """The accuracy over seeds; None unless every chosen seed has a result, all whole or all limited."""
+        return self._metrics.get((self.variants.index(variant), dataset, str(target)))
 
-        Whatever is missing is missing: a mean over fewer seeds than asked for is none.
-        """
-        cell = cell_of(self.found(variant, dataset, target))
-        if cell is None or set(cell.seeds) != set(self.options.seeds):
-            return None
-        if not self.paper_rounding:
-            return cell
-        rounded = {seed: round(value, 1) for seed, value in zip(cell.seeds, cell.values, strict=True)}
-        means = over_seeds(rounded, limited=cell.limited)
-        return means and replace(means, mean=round(means.mean, 2))
-
-    def halves(self, variant: Variant, dataset: str) -> tuple[Cell | None, Cell | None, Cell | None]:
+    def halves(self, variant: Variant, dataset: str) -> Halves:
         """Base, novel, and their harmonic mean."""
-        base, novel = (self.cell(variant, dataset, Target(dataset, half)) for half in ("base", "novel"))
-        return base, novel, hm_of(base, novel)
+        base, novel = (self.metric(variant, dataset, Target(dataset, half)) for half in ("base", "novel"))
+        return base, novel, harmonic(base, novel)
 
-    def average_halves(self, variant: Variant) -> tuple[Cell | None, Cell | None, Cell | None]:
-        """Average base, average novel, and their harmonic mean; nothing where a data set is missing."""
+    def average_halves(self, variant: Variant) -> Halves:
+        """Average base, average novel, and their harmonic mean; None where a data set is missing."""
         rows = [self.halves(variant, dataset) for dataset in self.datasets]
         base, novel = average([row[0] for row in rows]), average([row[1] for row in rows])
-        return base, novel, hm_of(base, novel)
+        return base, novel, harmonic(base, novel)
 
-    def mean_of_hms(self, variant: Variant) -> Cell | None:
+    def mean_of_hms(self, variant: Variant) -> Metric | None:
         """The other reading of an average HM: the mean of the data sets' own."""
         return average([self.halves(variant, dataset)[2] for dataset in self.datasets])
 
 
-def _read_score(folder: RunFolder, config: RunConfig, target: Target) -> Score | None:
-    """None where the run is not finished or was not tested on `target`."""
-    training, result = folder.train(), folder.evaluation(target)
-    return score_of(folder, config, training, result) if training and result else None
+def list_variants(runs: Iterable[SuiteRun]) -> list[Variant]:
+    """The variants of a plan in its order, each once."""
+    found: list[Variant] = []
+    for run in runs:
+        if run.variant not in found:
+            found.append(run.variant)
+    return found
+
+
+def frame_of_runs(
+    runs: Sequence[SuiteRun],
+    seeds: Sequence[int],
+    found: Mapping[tuple[str, str], tuple[TrainResult, EvalResult]],
+) -> pd.DataFrame:
+    """The frame of planned runs from what was read of them, by path and target."""
+    variants = list_variants(runs)
+    records: list[dict[str, Any]] = []
+    for run in runs:
+        number = variants.index(run.variant)
+        config = run.spec.config
+        for target in run.spec.targets:
+            if (run.path, target) in found:
+                record = make_record(config, *found[run.path, target]) | {"dataset": run.dataset, "number": number}
+                # Without training one run stands for all seeds.
+                records += [{**record, "seed": seed} for seed in ([config.seed] if config.recipe.epochs else seeds)]
+    return make_frame(records).assign(number=[record["number"] for record in records])

@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import (
     AVERAGE,
     PUBLISHED,
@@ -31,7 +32,7 @@ from benchmarks.results.published.tables import (
     runtime,
     stability,
 )
-from benchmarks.tables.table import Column, Item, Line, Sheet, Value
+from benchmarks.tables.table import Cell, Column, Row, Table
 from shards.catalogue import CATALOGUE
 
 Kind = Literal["HM", "average", "average HM", "target mean", "other table", "data set"]
@@ -217,11 +218,11 @@ def audit(folder: Path = PUBLISHED) -> Audit:
     return Audit(tuple(check for table in tables for check in table(folder)), folder)
 
 
-def audit_sheet(folder: Path = PUBLISHED) -> Sheet:
+def audit_table(folder: Path = PUBLISHED) -> Table:
     """What disagrees as a table, the largest difference first; the notes say the rule and what was not checked."""
     done = audit(folder)
     found = sorted(done.findings, key=lambda finding: -abs(finding.printed - finding.recomputed))
-    return Sheet(
+    return Table(
         name="audit",
         title="Printed figures of the paper that disagree with the figures they follow from",
         labels=("Table", "Figure"),
@@ -233,7 +234,7 @@ def audit_sheet(folder: Path = PUBLISHED) -> Sheet:
             Column("Difference", "", digits=3),
             Column("Remark", ""),
         ),
-        lines=tuple(Line((finding.table, _figure(finding)), _items(finding), "published") for finding in found),
+        rows=tuple(Row((finding.table, _figure(finding)), _items(finding), "published") for finding in found),
         notes=_notes(done),
         wide=True,
     )
@@ -346,11 +347,11 @@ def _figure(finding: Finding) -> str:
     return f"{finding.where}, HM" if finding.kind in ("HM", "average HM") else finding.where
 
 
-def _items(finding: Finding) -> tuple[Item, ...]:
+def _items(finding: Finding) -> tuple[Cell, ...]:
     figures = (finding.printed, finding.recomputed, finding.low, finding.high, finding.printed - finding.recomputed)
     if finding.kind == "data set":
         return (*(f"{figure:,.0f}" for figure in figures), finding.remark)
-    return (*(Value(figure) for figure in figures), finding.remark)
+    return (*(Metric(figure) for figure in figures), finding.remark)
 
 
 def _notes(done: Audit) -> tuple[str, ...]:
@@ -420,9 +421,9 @@ def _unchecked_notes(folder: Path) -> Iterator[str]:
 
 def main() -> int:
     """Print the disagreements as Markdown."""
-    from benchmarks.tables.formats import render
+    from benchmarks.tables.render import render
 
-    print(render(audit_sheet(), "md"))
+    print(render(audit_table(), "md"))
     return 0
 
 

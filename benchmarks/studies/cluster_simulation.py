@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.results.profiles import PAPER
 from benchmarks.suites import suite_named
 from benchmarks.suites.cost import CLUSTER_SIZES, START_SECONDS, CostModel, Machine
-from benchmarks.tables.pipes import pipes
+from benchmarks.tables.render import markdown_grid
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.progress import duration
@@ -327,11 +327,11 @@ def format_report(report: dict[str, Any]) -> str:
         lengths = [[name, *(f"{found[one]:,.0f}" for one in PAPER.datasets)] for name, found in case["lengths"].items()]
         parts += [
             f"## {case['name']}: {case['gpu_hours']:.1f} GPU-hours of work and starts",
-            pipes(("GPUs", "makespan", "floor", "GPU-hours", "cost", "used"), sizes, left=0),
+            markdown_grid(("GPUs", "makespan", "floor", "GPU-hours", "cost", "used"), sizes, left=0),
             "Seconds of a run, its start included:",
-            pipes(("", *PAPER.datasets), lengths, left=1),
+            markdown_grid(("", *PAPER.datasets), lengths, left=1),
             "When nodes fail more often:",
-            pipes(
+            markdown_grid(
                 ("GPUs", "node MTBF, h", "makespan", "nodes lost", "runs interrupted", "GPU-minutes lost"),
                 failing,
                 left=0,
@@ -382,11 +382,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = study(flags)
         if flags.out:
-            from benchmarks.plots import save_figures
+            from benchmarks.plots import save_plots
 
             write_json(flags.out / "cluster.json", report)
             write_bytes(flags.out / "cluster.md", format_report(report).encode())
-            save_figures(flags.out, {"cluster": lambda: draw_makespans(report)})
+            save_plots(flags.out, {"cluster": lambda: draw_makespans(report)})
     except UserError as error:
         print(f"procap: {error}", file=sys.stderr)
         return error.exit_code

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.runtime.data import photographs
 from benchmarks.tables.render import markdown_grid
 from runner.environment import environment
 from runner.results import write_bytes, write_json

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.base_novel import ablation_sheets
+from benchmarks.tables.base_novel import ablation_tables
 
 FULL, MAPLE_STYLE = "Full ProCAP", "MaPLe-style"
 VARIANTS = {
@@ -47,6 +47,6 @@ SUITE = Suite(
         "mini": ("textures", "tiles", "petals", "shapes"),
     },
     variants=variants,
-    sheets=ablation_sheets,
+    tables=ablation_tables,
     published="ablation",
 )

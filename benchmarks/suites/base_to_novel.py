@@ -11,15 +11,15 @@ average; MaPLe 82.28, 75.14, 78.55.
 
 from __future__ import annotations
 
-from benchmarks.plots.base_novel import halves_figures
+from benchmarks.plots.base_novel import halves_plots
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.base_novel import base_to_novel_sheets
+from benchmarks.tables.base_novel import base_to_novel_tables
 
 SUITE = Suite(
     name="base-to-novel",
     title="base-to-novel generalisation",
     methods=("zeroshot", "coop", "cocoop", "maple", "procap"),
-    sheets=base_to_novel_sheets,
-    figures=halves_figures,
+    tables=base_to_novel_tables,
+    plots=halves_plots,
     published="base_to_novel",
 )

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from statistics import mode
 
-from benchmarks.plots.curves import duration_figures
+from benchmarks.plots.curves import duration_plots
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Quick, Suite
-from benchmarks.tables.base_novel import duration_sheets
+from benchmarks.tables.base_novel import duration_tables
 
 PARTS = (0.2, 0.5, 1.0)
 
@@ -38,8 +38,8 @@ SUITE = Suite(
     title="training duration",
     methods=("procap",),
     variants=by_duration,
-    sheets=duration_sheets,
-    figures=duration_figures,
+    tables=duration_tables,
+    plots=duration_plots,
     quick=Quick(seeds=(1,)),
     published="training_duration",
 )

@@ -11,10 +11,10 @@ Published: curves only, no figures.
 
 from __future__ import annotations
 
-from benchmarks.plots.shots import shots_figures
+from benchmarks.plots.shots import shots_plots
 from benchmarks.results.variant import SHOTS, SuiteOptions, Variant, is_trained
 from benchmarks.suites.suite import Quick, Suite, everything
-from benchmarks.tables.grid import few_shot_sheets
+from benchmarks.tables.grid import few_shot_tables
 from procap.errors import UsageError
 
 CURVE = (1, 2, 4, 8, 16)
@@ -38,7 +38,7 @@ SUITE = Suite(
     classes="all",
     variants=by_shots,
     targets=everything,
-    sheets=few_shot_sheets,
-    figures=shots_figures,
+    tables=few_shot_tables,
+    plots=shots_plots,
     quick=Quick(datasets={"mini": ("shapes", "petals", "tiles", "digits")}, seeds=(1,)),
 )

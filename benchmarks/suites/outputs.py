@@ -16,13 +16,13 @@ from pathlib import Path
 from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
 from benchmarks.plots.style import FORMATS, MAKER
-from benchmarks.results.pictures import folder_of, pictures_of
-from benchmarks.results.scores import Cell, average
+from benchmarks.results.metrics import Metric, average
+from benchmarks.results.pictures import read_pictures
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.formats import SUFFIXES, write_sheets
-from benchmarks.tables.table import Sheet
+from benchmarks.tables.render import SUFFIXES, write_tables
+from benchmarks.tables.table import Table
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.stop_signals import Interrupted
@@ -42,7 +42,7 @@ class SuiteOutputs:
 
     suite: Suite
     folder: Path
-    sheets: tuple[Sheet, ...]
+    tables: tuple[Table, ...]
     metrics: Mapping[str, float]
     failed: str = ""
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -57,9 +57,9 @@ def make_outputs(
     others.
     """
     done = SuiteResults.read(suite, options, runtime.results)
-    folder = folder_of(done)
+    folder = done.folder
     failed: list[str] = []
-    sheets: list[Sheet] = []
+    tables: list[Table] = []
 
     def finish() -> None:
         if suite.finish:
@@ -67,16 +67,16 @@ def make_outputs(
             suite.finish(done, runtime, force)
 
     def tabulate() -> None:
-        sheets.extend(suite.sheets(done))
-        write_sheets(sheets, folder)
-        remove_other_sheets(done, sheets)
+        tables.extend(suite.tables(done))
+        write_tables(tables, folder)
+        remove_other_tables(done, tables)
 
     def plot() -> None:
         remove_other_plots(done, _plot(suite, done, folder))
 
     for part in (finish, tabulate, plot):
         _attempt(part, failed, verbose)
-    return SuiteOutputs(suite, folder, tuple(sheets), metrics_of(done), "; ".join(failed), done.unreadable)
+    return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), done.unreadable)
 
 
 def _attempt(part: Callable[[], None], failed: list[str], verbose: bool) -> None:
@@ -93,16 +93,16 @@ def _attempt(part: Callable[[], None], failed: list[str], verbose: bool) -> None
 
 
 def _plot(suite: Suite, done: SuiteResults, folder: Path) -> list[Path]:
-    if not suite.figures or not done.scores:
+    if not suite.plots or done.frame.empty:
         return []
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         note("plots are left out: matplotlib is not installed")
         return []
-    from benchmarks.plots import save_figures
+    from benchmarks.plots import save_plots
 
-    return save_figures(folder, suite.figures(done))
+    return save_plots(folder, suite.plots(done))
 
 
 def metrics_of(done: SuiteResults) -> dict[str, float]:
@@ -127,26 +127,26 @@ def short_names(variants: Sequence[Variant]) -> list[str]:
     return names
 
 
-def _averages(done: SuiteResults, variant: Variant) -> dict[str, Cell | None]:
+def _averages(done: SuiteResults, variant: Variant) -> dict[str, Metric | None]:
     if done.suite.classes == "all":
-        return {"all": average([done.cell(variant, dataset, Target(dataset)) for dataset in done.datasets])}
+        return {"all": average([done.metric(variant, dataset, Target(dataset)) for dataset in done.datasets])}
     return dict(zip(("base", "novel", "hm"), done.average_halves(variant), strict=True))
 
 
-def remove_other_sheets(done: SuiteResults, sheets: Iterable[Sheet]) -> list[Path]:
-    """Remove the files of every table in the suite's folder that is not among `sheets`; returns them."""
-    names = {sheet.name for sheet in sheets}
+def remove_other_tables(done: SuiteResults, tables: Iterable[Table]) -> list[Path]:
+    """Remove the files of every table in the suite's folder that is not among `tables`; returns them."""
+    names = {table.name for table in tables}
     # The JSON file identifies the others, so it is removed last.
     suffixes = sorted(SUFFIXES.values(), key=lambda suffix: suffix == "json")
-    files = sorted(folder_of(done).glob("*.json"))
-    return _remove((file for file in files if file.stem not in names and _is_sheet(file)), suffixes)
+    files = sorted(done.folder.glob("*.json"))
+    return _remove((file for file in files if file.stem not in names and _is_table(file)), suffixes)
 
 
 def remove_other_plots(done: SuiteResults, drawn: Iterable[Path]) -> list[Path]:
     """Remove every plot in the suite's folder that is neither `drawn` nor a recorded picture; returns them."""
-    names = {file.stem for file in drawn} | set(pictures_of(done).get("pictures", ()))
+    names = {file.stem for file in drawn} | set(read_pictures(done).get("pictures", ()))
     suffixes = sorted(FORMATS, key=lambda suffix: suffix == "png")
-    files = sorted(folder_of(done).glob("*.png"))
+    files = sorted(done.folder.glob("*.png"))
     return _remove((file for file in files if file.stem not in names and _is_plot(file)), suffixes)
 
 
@@ -158,12 +158,12 @@ def _remove(files: Iterable[Path], suffixes: Iterable[str]) -> list[Path]:
     return there
 
 
-def _is_sheet(file: Path) -> bool:
+def _is_table(file: Path) -> bool:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    keys = {"labels", "columns", "lines"}
+    keys = {"labels", "columns", "rows"}
     return isinstance(document, dict) and document.get("name") == file.stem and keys <= document.keys()
 
 

@@ -10,10 +10,10 @@ Published: a figure only, best at 4 tokens.
 
 from __future__ import annotations
 
-from benchmarks.plots.curves import prompt_length_figures
+from benchmarks.plots.curves import prompt_length_plots
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.base_novel import prompt_length_sheets
+from benchmarks.tables.base_novel import prompt_length_tables
 from procap.errors import UsageError
 from procap.methods import method_class, method_options
 
@@ -47,6 +47,6 @@ SUITE = Suite(
         "mini": ("tiles", "shapes", "petals", "glyphs"),
     },
     variants=by_length,
-    sheets=prompt_length_sheets,
-    figures=prompt_length_figures,
+    tables=prompt_length_tables,
+    plots=prompt_length_plots,
 )

@@ -12,10 +12,10 @@ Published: a figure only.
 
 from __future__ import annotations
 
-from benchmarks.plots.sensitivity import sensitivity_figures
+from benchmarks.plots.sensitivity import sensitivity_plots
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Quick, Suite
-from benchmarks.tables.grid import BETA, LAMBDA, TEMPERATURE, sensitivity_sheets
+from benchmarks.tables.grid import paper_weights, sensitivity_tables
 
 LAMBDAS, BETAS = (0.0, 0.001, 0.01, 0.1, 1.0), (0.0, 1e-6, 1e-5, 1e-4, 1e-3)
 TEMPERATURES = (0.01, 0.03, 0.07, 0.2, 0.5)
@@ -28,8 +28,9 @@ def grid(options: SuiteOptions, method: str) -> list[Variant]:
         return [Variant(method)]
     lambdas, betas = (QUICK_LAMBDAS, QUICK_BETAS) if options.quick else (LAMBDAS, BETAS)
     temperatures = QUICK_TEMPERATURES if options.quick else TEMPERATURES
-    points = [(weight, beta, TEMPERATURE) for weight in lambdas for beta in betas]
-    points += [(LAMBDA, BETA, temperature) for temperature in temperatures]
+    (own_weight, own_beta), own_temperature = paper_weights()
+    points = [(weight, beta, own_temperature) for weight in lambdas for beta in betas]
+    points += [(own_weight, own_beta, temperature) for temperature in temperatures]
     names = ("nce_weight", "kl_weight", "nce_temperature")
     settings = [dict(zip(names, point, strict=True)) for point in dict.fromkeys(points)]
     return [Variant(method, key=setting, options=setting) for setting in settings]
@@ -45,7 +46,7 @@ SUITE = Suite(
         "mini": ("tiles", "petals", "shapes", "textures", "glyphs"),
     },
     variants=grid,
-    sheets=sensitivity_sheets,
-    figures=sensitivity_figures,
+    tables=sensitivity_tables,
+    plots=sensitivity_plots,
     quick=Quick(datasets={"mini": ("tiles", "petals")}),
 )

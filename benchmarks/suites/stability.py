@@ -11,15 +11,15 @@ the mean of the eleven harmonic means, 81.33 in Table 1 is the harmonic mean of 
 
 from __future__ import annotations
 
-from benchmarks.plots.spread import spread_figures
+from benchmarks.plots.spread import spread_plots
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.base_novel import stability_sheets
+from benchmarks.tables.base_novel import stability_tables
 
 SUITE = Suite(
     name="stability",
     title="stability over seeds",
     methods=("procap",),
-    sheets=stability_sheets,
-    figures=spread_figures,
+    tables=stability_tables,
+    plots=spread_plots,
     published="seed_stability",
 )

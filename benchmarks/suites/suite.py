@@ -18,9 +18,9 @@ from runner.config import RuntimeConfig, Target
 from shards.home import data_root
 
 if TYPE_CHECKING:
-    from benchmarks.plots.style import Drawings
+    from benchmarks.plots.style import Plots
     from benchmarks.results.suite import SuiteResults
-    from benchmarks.tables.table import Sheet
+    from benchmarks.tables.table import Table
 
 
 def plain(options: SuiteOptions, method: str) -> list[Variant]:
@@ -54,7 +54,7 @@ class Suite:
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
     classes: the classes trained on. task: whose published recipes count, see `plan_run`.
     variants: what is compared of a method. targets: where a run on a data set is evaluated.
-    sheets: its tables. figures: its plots.
+    tables: its tables. figures: its plots.
     finish: makes further results when all runs are done; the flag says whether to make them again.
     quick: what `--quick` shortens. published: the file of `results/published/` with the paper's numbers.
     typed: its name on the command line where that is not `name`: a file, or the name that a package gives it.
@@ -64,14 +64,14 @@ class Suite:
     name: str
     title: str
     methods: tuple[str, ...]
-    sheets: Callable[[SuiteResults], list[Sheet]]
+    tables: Callable[[SuiteResults], list[Table]]
     seeds: tuple[int, ...] = (1, 2, 3)
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: str = "base"
     task: str | None = None
     variants: Callable[[SuiteOptions, str], Sequence[Variant]] = plain
     targets: Callable[[SuiteOptions, str], tuple[Target, ...]] = halves
-    figures: Callable[[SuiteResults], Drawings] | None = None
+    plots: Callable[[SuiteResults], Plots] | None = None
     finish: Callable[[SuiteResults, RuntimeConfig, bool], None] | None = None
     quick: Quick = Quick()
     published: str = ""

@@ -9,7 +9,8 @@ from benchmarks.results.frame import images_per_second
 from benchmarks.results.metrics import Halves, Metric, mean_if_complete
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, PublishedHalves, display_name
-from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import note_average, suite_notes
 from benchmarks.tables.rows import (
@@ -165,8 +166,8 @@ def _averages(suite: SuiteResults, title: str) -> Table:
         name = mark_reproduced(unique_title(suite, variant), cells)
         rows.append(Row((name,), (*cells, suite.mean_of_hms(variant))))
     rule = (
-        f"{AVERAGE} over {len(suite.datasets)} data sets; HM is that of average base and average novel accuracy, beside "
-        "it the mean of the data sets' HMs"
+        f"{AVERAGE} over {len(suite.datasets)} data sets; HM is that of average base and average novel accuracy, "
+        "beside it the mean of the data sets' HMs"
     )
     rule += ", which is recomputed from the printed ones for published lines." if with_paper else "."
     name, title = f"{suite.name}-average", f"{title}, on average over {len(suite.datasets)} data sets"
@@ -199,7 +200,7 @@ def _mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Cell, ...]:
     """Means over the data sets; None where one was not measured, or only on the first images."""
     numbers: tuple[list[float | None], ...] = ([], [], [])
     for dataset in suite.datasets:
-        rows = suite.rows(variant, dataset)
+        rows = suite.rows(variant, dataset).drop_duplicates(["path", "target"])
         planned = sum(len(run.spec.targets) for run in suite.runs if (run.variant, run.dataset) == (variant, dataset))
         complete = len(rows) == planned and not rows.limited.any()
         timed = complete and rows.fps.notna().all()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.console.output import plural
+from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, PublishedTransfer, display_name
 from benchmarks.results.published.tolerances import (
@@ -19,8 +20,8 @@ from benchmarks.results.published.tolerances import (
     expected,
     of_means,
 )
-from benchmarks.results.metrics import Metric
-from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
 from benchmarks.tables.rows import covers_paper, in_paper, is_comparable, why_incomparable
 from benchmarks.tables.runtime import (
     compute_ratios,
@@ -73,11 +74,11 @@ def collect_checks(suite: SuiteResults) -> list[Check]:
     Raises UserError in one line where nothing can be compared: no figures are published of it, other data, another
     backbone, other schedules, limited results, or no results at all.
     """
-    if suite.published not in CHECKS:
+    if suite.suite.published not in CHECKS:
         raise UserError(f"{suite.name}: nothing to check, the paper prints no figures of it")
     if why := why_incomparable(suite):
         raise UserError(f"{suite.name}: nothing to check, these results do not compare with published ones: {why}")
-    found = list(CHECKS[suite.published](suite))
+    found = list(CHECKS[suite.suite.published](suite))
     if not found:
         raise UserError(f"{suite.name}: nothing to check, no published figure is of what was chosen")
     if all(check.ours is None for check in found) and bool(suite.frame.limited.all()):
@@ -139,7 +140,7 @@ def _reasons(suite: SuiteResults, checks: Sequence[Check]) -> Iterator[str]:
 
 def _measured(suite: SuiteResults) -> Iterator[str]:
     """What a contest says of itself, where the suite is one."""
-    report = newest_measurement(suite) if suite.published == "runtime" else None
+    report = newest_measurement(suite) if suite.suite.published == "runtime" else None
     if report is None:
         return
     yield from list_warnings(report)

@@ -20,7 +20,8 @@ from benchmarks.results.statistics import (
     format_seeds,
     holm,
 )
-from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
 from benchmarks.tables.rows import variants_by_title
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError

@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import group_by_title
@@ -57,8 +58,10 @@ def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric |
 
 def paper_weights() -> tuple[Weights, float]:
     """ProCAP's default weights of InfoNCE and KL, and its initial temperature, which are the paper's."""
-    options = ProCAPOptions()
-    return (options.nce_weight, options.kl_weight), options.nce_temperature
+    weight, beta, temperature = (
+        float(ProCAPOptions.model_fields[name].default) for name in ("nce_weight", "kl_weight", "nce_temperature")
+    )
+    return (weight, beta), temperature
 
 
 def variants_by_weights(suite: SuiteResults) -> dict[Weights, Variant]:

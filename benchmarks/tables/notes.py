@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import TITLES, describe_settings, unequal_targets
 from benchmarks.results.published.tables import AVERAGE
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.rows import has_controls, in_paper, variants_by_title, why_incomparable
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _note_recipes(suite: SuiteResults) -> list[str]:
     found = note_settings(variants)
     recipes = list(dict.fromkeys(settings["recipe"] for _, settings in variants if "recipe" in settings))
     if len(recipes) > 1:
-        changes = ", ".join(f"{name} {value}" for name, value in suite.overrides.items())
+        changes = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
         custom = f"changed ({changes})" if changes else "changed in what a line names"
         words: dict[str, Any] = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
         found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.results.metrics import Metric
 from benchmarks.results.pictures import read_pictures
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.table import Column, Row, Table
 
 

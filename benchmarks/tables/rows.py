@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import DATASETS
-from benchmarks.results.suite_results import SHOTS, SuiteResults, Variant
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import SHOTS, Variant
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 BACKBONE = "ViT-B-16"
@@ -22,7 +23,7 @@ WIDEST = 8
 
 def in_paper(suite: SuiteResults) -> bool:
     """Whether the suite ran on the paper's data sets, so that published rows stand in the same tables."""
-    return suite.profile == "paper"
+    return suite.options.profile.name == "paper"
 
 
 def why_incomparable(suite: SuiteResults) -> str:
@@ -33,19 +34,19 @@ def why_incomparable(suite: SuiteResults) -> str:
     others = sorted(f"{name} with {weights or 'its own'} weights" for name, weights in backbones - {(BACKBONE, None)})
     if others:
         return f"the backbone is {', '.join(others)}, not {BACKBONE} with OpenAI's weights"
-    if suite.quick:
+    if suite.options.quick:
         return "the schedules are the short ones of --quick"
-    if suite.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in suite.variants):
-        return f"the shots are {suite.shots[0] or 'all'}, not {SHOTS}"
-    if suite.overrides:
-        changed = ", ".join(f"{name} {value}" for name, value in suite.overrides.items())
+    if suite.options.shots not in ((), (SHOTS,)) and any(variant.shots is None for variant in suite.variants):
+        return f"the shots are {suite.options.shots[0] or 'all'}, not {SHOTS}"
+    if suite.options.overrides:
+        changed = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
         return f"the recipes are changed: {changed}"
     return ""
 
 
 def is_control(suite: SuiteResults, variant: Variant) -> bool:
     """Whether a method runs in ProCAP's recipe by choice, while its published numbers are of its own recipe."""
-    chosen = in_paper(suite) and suite.recipe == "procap" and not variant.recipe
+    chosen = in_paper(suite) and suite.options.recipe == "procap" and not variant.recipe
     return chosen and variant.method not in ("procap", "zeroshot")
 
 

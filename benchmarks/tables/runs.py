@@ -166,7 +166,7 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     first: dict[object, str] = {}
     keep, notes = [], []
     for row in frame.itertuples():
-        key = (row.dataset, row.seed, settings_key(str(row.method), row.settings), row.target)  # type: ignore[arg-type]
+        key = (row.dataset, row.seed, settings_key(str(row.method), row.settings), row.target)
         other = first.setdefault(key, str(row.path))
         keep.append(other == row.path)
         if other != row.path:

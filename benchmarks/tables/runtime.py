@@ -9,7 +9,7 @@ from benchmarks.results.measurements import find_measurements
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import display_name
-from benchmarks.results.suite_results import SuiteResults
+from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.rows import BACKBONE, in_paper, published_title
 from benchmarks.tables.table import Cell, Column, Row, Table
 
@@ -65,11 +65,15 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
     """The newest measurement with every data set and method of the suite, on its backbone."""
     from procap.weights.loading import canonical
 
-    backbone, _ = canonical(suite.backbone)
+    backbone, _ = canonical(suite.options.backbone or suite.options.profile.backbone)
     found: list[tuple[float, str, Measurement]] = []
     for file, report in find_measurements(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
-        if report["backbone"]["name"] == backbone and sets >= set(suite.datasets) and methods >= set(suite.methods):
+        if (
+            report["backbone"]["name"] == backbone
+            and sets >= set(suite.datasets)
+            and methods >= set(suite.options.methods)
+        ):
             found.append((file.stat().st_mtime, str(file), report))
     return max(found, key=lambda one: one[:2])[2] if found else None
 

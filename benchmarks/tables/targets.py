@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import PublishedTransfer, display_name
-from benchmarks.results.suite_results import SuiteResults, Variant
+from benchmarks.results.suite import SuiteResults
+from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
 from benchmarks.tables.notes import suite_notes
 from benchmarks.tables.rows import (
