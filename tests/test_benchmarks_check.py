@@ -16,6 +16,7 @@ import pytest
 from made_results import put_config, put_score
 
 from benchmarks.cli import main
+from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, PublishedSpread
@@ -24,7 +25,6 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.planning import recorded_options
 from benchmarks.tables.check import CHECKS, MISSING, OK, OUTSIDE, check_table, collect_checks
-from benchmarks.results.metrics import Metric
 from procap.errors import UserError
 from runner.collection import Collection, write_collection
 from runner.results import harmonic_mean, write_json
@@ -136,7 +136,9 @@ def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys)
 
 def test_what_is_allowed_is_students_t_times_the_pooled_standard_error(tmp_path):
     """By hand, from the printed table: the column's mean square, DTD's deviation, none over our equal seeds."""
-    checks = {(one.method, one.figure): one for one in collect_checks(as_published(tmp_path, "base-to-novel", **CHOSEN))}
+    checks = {
+        (one.method, one.figure): one for one in collect_checks(as_published(tmp_path, "base-to-novel", **CHOSEN))
+    }
     lines = [line for line in published.stability() if line.dataset != AVERAGE]
     prior = (2 * 0.53**2 + 4 * sum(line.base_std**2 for line in lines) / 11) / 6
     procap = checks["ProCAP", "Base"]
@@ -277,7 +279,7 @@ def test_seconds_that_were_not_measured_to_the_end_are_missing_from_the_check_of
     assert any("not run to its end" in note for note in check_table(done, checks).notes)
     [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
     place = [column.title for column in ratios.columns].index("≈ training s")
-    assert [line.cells[place].published for line in ratios.lines if line.source == "ours"] == [None] * 4
+    assert [line.cells[place].published for line in ratios.rows if line.source == "ours"] == [None] * 4
 
 
 @pytest.mark.parametrize("other", [{"batch": 4}, {"epochs": 1}, {"test_batch": 8}])
@@ -288,15 +290,15 @@ def test_runtime_of_other_work_than_the_papers_is_not_checked(tmp_path, capsys, 
     with pytest.raises(UserError, match=f"runtime: nothing to check, .*: {why}"):
         collect_checks(done)
     [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
-    assert not [item for line in ratios.lines for item in line.cells if isinstance(item, Metric) and item.published]
+    assert not [item for line in ratios.rows for item in line.cells if isinstance(item, Metric) and item.published]
     assert any(why in note for note in ratios.notes)
 
 
 def test_the_check_of_runtime_says_on_what_it_was_measured(tmp_path):
     done = contest(tmp_path, load=9.0)
-    notes = check_table(done, collect_checks(done)).notes
-    assert any("random weights, fp32, on some CPU" in note for note in notes)
-    assert any(note.startswith("THE MACHINE WAS BUSY") for note in notes)
+    remarks = check_table(done, collect_checks(done)).notes
+    assert any("random weights, fp32, on some CPU" in note for note in remarks)
+    assert any(note.startswith("THE MACHINE WAS BUSY") for note in remarks)
 
 
 @pytest.mark.parametrize("name", ["stability", "ablation", "duration", "cross-dataset", "domain-generalization"])

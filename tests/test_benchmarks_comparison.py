@@ -5,21 +5,31 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.results.comparison import Comparison, compare, comparison_table, resampled
-from benchmarks.results.paired_tests import EXACT, Kinds, holm, percentile_interval, sign_flip_p, wilcoxon_p
-from benchmarks.results.pairing import Pair, Task, lines_of
-from benchmarks.results.scores import read_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_results import put_run, put_score
 from scipy.stats import kstest, rankdata, wilcoxon
 
+from benchmarks.results import load
+from benchmarks.results.frame import split_variants
+from benchmarks.results.statistics import (
+    EXACT,
+    Comparison,
+    Pair,
+    Task,
+    compare,
+    holm,
+    resample,
+    resample_accuracy,
+    sign_flip_p,
+    wilcoxon_p,
+)
+from benchmarks.tables.comparison import comparison_table
 from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
@@ -130,7 +140,7 @@ def test_drawing_kinds_of_images_is_drawing_images(sample):
         for n, half in enumerate(("base", "novel"))
     ]
     draws = 20_000
-    found = resampled(task(sample, *parts), draws)
+    found = resample(task(sample, *parts), draws)
     generator = random(9)
     plain = np.empty((draws, 2, 2))
     for part, pair in enumerate(parts):
@@ -146,25 +156,12 @@ def test_drawing_kinds_of_images_is_drawing_images(sample):
             assert (np.abs(np.quantile(one, quantile, 0) - np.quantile(other, quantile, 0)) < 12 * error).all()
 
 
-def test_every_outcome_has_the_probability_that_drawing_images_gives_it():
-    a, b = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], bool), np.array([[1, 0, 1, 0], [0, 0, 1, 0]], bool)
-    share_a, share_b = a.mean(0), b.mean(0)
-    every = itertools.product(range(4), repeat=4)
-    wanted = Counter((share_a[list(i)].sum(), share_b[list(i)].sum()) for i in every)
-    draws = 60_000
-    found = Counter(map(tuple, (Kinds.of(a, b).resampled(draws, random(1)) * 4 / 100).round(6).tolist()))
-    assert found.keys() <= wanted.keys()
-    for outcome, number in wanted.items():
-        p = number / 4**4
-        assert abs(found[outcome] / draws - p) < 5 * (p * (1 - p) / draws) ** 0.5 + 1e-12, outcome
-
-
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(0, 2**20))
 @settings(max_examples=30, deadline=None)
 def test_mean_and_variance_of_draws_are_those_of_theory(total, seeds, seed):
     a, b = answers(total, seeds, 0.8, seed, 1), answers(total, seeds, 0.6, seed, 2)
     draws = 4000
-    found = Kinds.of(a, b).resampled(draws, random(seed))
+    found = resample_accuracy(a, b, draws, random(seed))
     shares = np.stack([a.mean(0), b.mean(0)]) * 100
     covariance = np.cov(shares, ddof=0) / total if total > 1 else np.zeros((2, 2))
     scale = np.sqrt(np.diag(covariance)) + 1e-9
@@ -173,8 +170,8 @@ def test_mean_and_variance_of_draws_are_those_of_theory(total, seeds, seed):
 
 
 def comparison(tasks: list[Task], draws: int = 1000) -> Comparison:
-    drawn = np.mean([resampled(task, draws) for task in tasks], axis=0)
-    return Comparison("A", "B", "hm", tuple(tasks), percentile_interval(drawn[:, 0] - drawn[:, 1]), ())
+    drawn = np.mean([resample(task, draws) for task in tasks], axis=0)
+    return Comparison("A", "B", "hm", tuple(tasks), tuple(np.quantile(drawn[:, 0] - drawn[:, 1], [0.025, 0.975])), ())
 
 
 def test_a_method_against_itself_is_no_better(sample):
@@ -253,7 +250,7 @@ def results(whole, tmp_path) -> Path:
 
 
 def sheet_of(results: Path, **how: Any) -> Table:
-    return comparison_table(lines_of(read_scores(results)), **{"draws": 500, **how})
+    return comparison_table(split_variants(load(results)), **{"draws": 500, **how})
 
 
 def hm(method: str, dataset: str, seeds: tuple[int, ...]) -> float:
@@ -293,25 +290,26 @@ def test_the_sheet_says_what_the_answers_say(whole):
 
 
 def test_a_sheet_does_not_depend_on_the_order_of_results_or_on_chance(whole):
-    scores = read_scores(whole)
-    one, other = (comparison_table(lines_of(order), draws=200) for order in (scores, scores[::-1]))
+    frame = load(whole)
+    one, other = (comparison_table(split_variants(order), draws=200) for order in (frame, frame[::-1]))
     assert one == other
 
 
 def test_any_line_may_be_the_one_that_the_others_are_compared_with(whole):
     sheet = sheet_of(whole, reference="MaPLe")
     assert [line.labels[0] for line in sheet.rows] == ["CoOp", "ProCAP"]
-    mirrored = sheet_of(whole).value(1, 2).mean
-    assert sheet.value(1, 2).mean == pytest.approx(-mirrored)
+    mirrored = sheet_of(whole).metric(1, 2).mean
+    assert sheet.metric(1, 2).mean == pytest.approx(-mirrored)
     with pytest.raises(UsageError, match="MaPLe"):
         sheet_of(whole, reference="MaPLE")
-    without = [score for score in read_scores(whole) if score.config.method != "procap"]
-    best = comparison_table(lines_of(without), draws=10)
-    assert [line.labels[0] for line in best.lines] == ["CoOp"] and "MaPLe was chosen after the fact" in " ".join(
+    frame = load(whole)
+    without = frame[frame.method != "procap"]
+    best = comparison_table(split_variants(without), draws=10)
+    assert [line.labels[0] for line in best.rows] == ["CoOp"] and "MaPLe was chosen after the fact" in " ".join(
         best.notes
     )
     with pytest.raises(UserError, match="two methods"):
-        comparison_table(lines_of(score for score in without if score.config.method == "coop"))
+        comparison_table(split_variants(without[without.method == "coop"]))
 
 
 def file_of(results: Path, method: str, dataset: str, seed: int, half: str) -> Path:
@@ -321,14 +319,14 @@ def file_of(results: Path, method: str, dataset: str, seed: int, half: str) -> P
 
 def left_out(results: Path, what: str) -> tuple[Comparison, str]:
     """MaPLe against ProCAP, and the one sentence about `what`."""
-    found = compare(lines_of(read_scores(results)), "ProCAP", "MaPLe", draws=50)
-    [sentence] = [said for said in found.missing if what in said]
+    found = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
+    [sentence] = [said for said in found.left_out if what in said]
     assert sentence in sheet_of(results, draws=50).notes
     return found, sentence
 
 
 def test_results_without_answers_are_named_and_have_tests_but_no_interval(results):
-    whole = compare(lines_of(read_scores(results)), "ProCAP", "MaPLe", draws=50)
+    whole = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
     edit(file_of(results, "maple", "eurosat", 2, "novel"), correct_bits=None)
     found, sentence = left_out(results, "without the answers to single images")
     assert (
@@ -349,8 +347,8 @@ def test_a_missing_half_seed_or_data_set_leaves_the_rest(results):
         np.mean([hm("procap", d, s) - hm("maple", d, s) for d, s in (("dtd", SEEDS), ("eurosat", (1, 3)))])
     )
     assert found.std is None and found.seeds == ()
-    assert any("ProCAP lacks" in said and "ucf101 (seeds 1, 2, 3)" in said for said in found.missing)
-    assert any("MaPLe lacks" in said and "eurosat (seed 2)" in said for said in found.missing)
+    assert any("ProCAP lacks" in said and "ucf101 (seeds 1, 2, 3)" in said for said in found.left_out)
+    assert any("MaPLe lacks" in said and "eurosat (seed 2)" in said for said in found.left_out)
     assert any("seeds 1, 3 of eurosat" in said for said in sheet_of(results).notes)
 
 
@@ -369,14 +367,14 @@ def test_limited_results_are_left_out_beside_whole_ones_and_marked_alone(results
             size = len(right_of(method, f"{dataset}:{half}", seed))
             edit(file_of(results, method, dataset, seed, half), limit=size, dataset_size=1000)
         limited = {DATASETS[i] for i in range(DATASETS.index(dataset) + 1)}
-        found = compare(lines_of(read_scores(results)), "ProCAP", "MaPLe", draws=50)
+        found = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
         if limited < set(DATASETS):
             _, sentence = left_out(results, "limited to the first images")
             assert all(name in sentence for name in limited)
             assert {task.name for task in found.tasks} == set(DATASETS) - limited and not found.limited
     assert len(found.tasks) == 3 and found.limited and found.interval
     sheet = sheet_of(results)
-    assert sheet.value(1, 2).limited and any("† limited" in note for note in sheet.notes)
+    assert sheet.metric(1, 2).limited and any("† limited" in note for note in sheet.notes)
     assert sheet.rows[0].cells == (None,) * 8 and any("CoOp shares no data set" in note for note in sheet.notes)
 
 
@@ -387,23 +385,15 @@ def test_on_other_data_sets_the_one_trained_on_is_no_target_and_accuracies_are_c
             put(tmp_path, config, target, right_of(method, target, seed))
         put(tmp_path, config, "dtd:all:val", right_of(method, "dtd:all", seed))
     found, sentence = left_out(tmp_path, "The data set trained on is no target")
-    assert "imagenet" in sentence and found.figure == "accuracy"
+    assert "imagenet" in sentence and found.measure == "accuracy"
     assert [task.name for task in found.tasks] == ["dtd", "eurosat"]
     means = [
         100 * np.mean([right_of("procap", t, s).mean() - right_of("maple", t, s).mean() for s in (1, 2)])
         for t in ("dtd:all", "eurosat:all")
     ]
-    assert found.means == pytest.approx(means) and found.difference == pytest.approx(np.mean(means))
-    assert any("no test images" in said and "dtd:all:val (seeds 1, 2)" in said for said in found.missing)
-    source = {
-        title: [s for s in scores if s.target.dataset == "imagenet"]
-        for title, scores in lines_of(read_scores(tmp_path)).items()
-    }
+    assert [a - b for a, b in (task.values for task in found.tasks)] == pytest.approx(
+        means
+    ) and found.difference == pytest.approx(np.mean(means))
+    assert any("no test images" in said and "dtd:all:val (seeds 1, 2)" in said for said in found.left_out)
+    source = {title: rows[rows.target_dataset == "imagenet"] for title, rows in split_variants(load(tmp_path)).items()}
     assert [task.name for task in compare(source, "ProCAP", "MaPLe", draws=50).tasks] == ["imagenet"]
-
-
-def test_a_thousand_times_fifty_thousand_images_take_a_moment(sample):
-    right = answers(50_000, 3, 0.7, 1), answers(50_000, 3, 0.71, 1, 1)
-    found = resampled(task(sample, right), 1000)
-    theory = np.std(100 * (right[0].mean(0) - right[1].mean(0))) / 50_000**0.5
-    assert np.std(found[:, 0] - found[:, 1]) == pytest.approx(theory, rel=0.1)

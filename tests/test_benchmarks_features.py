@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.results.scores import read_scores
-from benchmarks.tables.plain import build_table
 from made_results import put_halves
 
 from benchmarks.cli import main
+from benchmarks.results import load
 from benchmarks.tables.render import render, to_dict
 from benchmarks.tables.runs import run_tables
 from runner.config import Target
@@ -65,11 +64,11 @@ def mark_cached(results: Path, config, target: str) -> None:
 def test_tables_leave_out_the_speed_of_cached_evaluations_and_say_so(tmp_path):
     put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100))
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    [sheet] = run_tables(build_table(read_scores(tmp_path)))
+    [sheet] = run_tables(load(tmp_path))
     assert "from the cache" not in render(sheet, "md")
     for half in ("base", "novel"):
         mark_cached(tmp_path, config, f"shapes:{half}")
-    [sheet] = run_tables(build_table(read_scores(tmp_path)))
+    [sheet] = run_tables(load(tmp_path))
     places = [place for place, column in enumerate(sheet.columns) if column.title.startswith("FPS")]
     speeds = {line.labels[1]: [line.items[place] for place in places] for line in sheet.lines}
     assert speeds["CoOp"] == [None, None] and all(speeds["MaPLe"])
@@ -86,4 +85,4 @@ def test_results_from_before_features_were_kept_count_as_computed(tmp_path):
     plain = json.loads(file.read_text())
     assert plain.pop("features") == "computed"
     file.write_text(json.dumps(plain))
-    assert {score.result.features for score in read_scores(tmp_path)} == {"computed"}
+    assert set(load(tmp_path).features) == {"computed"}

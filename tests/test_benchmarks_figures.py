@@ -12,13 +12,12 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from benchmarks.plots.series import Series, of_suite, of_table
-from benchmarks.tables.plain import build_table
 from made_results import put_run, put_score
 
 from benchmarks.plots import FORMATS, image_of, save_plots
-from benchmarks.plots.base_novel import accuracy_speed, hm_bars, hm_radar, learning_curves
+from benchmarks.plots.base_novel import Series, accuracy_speed, hm_bars, hm_radar, learning_curves
 from benchmarks.plots.style import LOOKS, assign_dataset_looks, assign_looks
+from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.published import tables as published
 from benchmarks.results.suite import SuiteResults
@@ -180,7 +179,11 @@ def test_epochs_are_whole_numbers_however_few_they_are(longest):
 
 
 def test_a_point_on_the_edge_is_drawn_whole():
-    cells = Metric(0.0, seeds=(1,), values=(0.0,)), Metric(4.0, seeds=(1,), values=(4.0,)), Metric(0.0, seeds=(1,), values=(0.0,))
+    cells = (
+        Metric(0.0, seeds=(1,), values=(0.0,)),
+        Metric(4.0, seeds=(1,), values=(4.0,)),
+        Metric(0.0, seeds=(1,), values=(0.0,)),
+    )
     entrants = [Series("CoOp", "coop", {"dtd": cells}, {"dtd": 200.0})]
     (axes,) = accuracy_speed(entrants).axes
     (bars,) = hm_bars(entrants).axes
@@ -197,19 +200,6 @@ def test_accuracy_against_speed_shows_averages_of_complete_methods(halves):
     zeroshot, _, procap = halves.done.variants
     # Every evaluation of made results ran at 200 images a second.
     assert points == [near((200.0, halves.hm(variant, *SETS))) for variant in (zeroshot, procap)]
-
-
-def test_figures_of_a_table_are_those_of_the_suite(halves):
-    two = {"datasets": SETS[:2], "methods": ("zeroshot", "maple", "procap"), "seeds": (1, 2)}
-    suite = halves.done.suite
-    done = SuiteResults.read(suite, suite.options(PROFILES["mini"], **two), halves.done.results)
-    scores = list(done.scores.values())
-    table = build_table(scores)
-    first, second = of_table(table, scores), of_suite(done)
-    assert bars_of(hm_bars(first)) == bars_of(hm_bars(second)) != {}
-    for draw in (learning_curves, accuracy_speed):
-        one, other = ([lines_of(axes) for axes in draw(entrants).axes] for entrants in (first, second))
-        assert one == other
 
 
 def test_few_shot_curves_have_the_average_first_and_gaps_where_runs_are_missing(tmp_path):

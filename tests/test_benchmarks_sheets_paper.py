@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from benchmarks.plots.series import of_suite
-from benchmarks.tables.render import render
 from made_results import made, put_score, sheet_of
 
+from benchmarks.plots.base_novel import list_series
+from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.metrics import Metric
+from benchmarks.tables.render import render
 from runner.config import Target
 from runner.results import RunFolder, write_json
 
@@ -96,7 +96,7 @@ def test_a_speed_of_one_half_is_none_of_both(tmp_path):
     assert [note for note in sheet.notes if note.startswith("No FPS")] == [
         "No FPS where an evaluation had image features from the cache (CoOp): procap eval --force times it."
     ]
-    drawn = {entrant.title: set(entrant.speeds) for entrant in of_suite(done)}
+    drawn = {entrant.title: set(entrant.speeds) for entrant in list_series(done)}
     assert drawn == {"CoOp": {"shapes"}, "ProCAP": {*sets, AVERAGE}}
 
 

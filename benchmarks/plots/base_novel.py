@@ -70,7 +70,7 @@ def halves_plots(suite: SuiteResults) -> Plots:
 
     The radar shows published values of the paper's methods that did not run, unless they do not compare with ours.
     """
-    series = _own_series(suite)
+    series = list_series(suite)
     absent = [method for method in RADAR if method not in {one.method for one in series}]
     comparable = not why_incomparable(suite) and not has_controls(suite)
     beside = _paper_series(suite.datasets, absent) if comparable else []
@@ -82,7 +82,7 @@ def halves_plots(suite: SuiteResults) -> Plots:
     }
 
 
-def _own_series(suite: SuiteResults) -> list[Series]:
+def list_series(suite: SuiteResults) -> list[Series]:
     found = []
     for title, variant in variants_by_title(suite).items():
         halves = {name: suite.halves(variant, name) for name in suite.datasets}
