@@ -32,7 +32,7 @@ from benchmarks.results.published.tables import (
     stability,
     templates,
 )
-from benchmarks.studies.audit import audit, audit_sheet, by_method, check_average_hm, check_hm, check_mean
+from benchmarks.studies.audit import audit, audit_table, by_method, check_average_hm, check_hm, check_mean
 from procap.methods import METHODS
 from shards import published as our_lists
 from shards.catalogue import CATALOGUE
@@ -353,7 +353,7 @@ def test_a_wrong_cell_in_ten_draws_of_the_main_table_is_found(tmp_path):
 
 
 def test_the_sheet_says_what_was_checked_and_what_could_not_be():
-    sheet, done = audit_sheet(), audit()
+    sheet, done = audit_table(), audit()
     assert len(sheet.lines) == len(done.findings) and {line.source for line in sheet.lines} == {"published"}
     assert sheet.lines[0].labels == ("base-to-novel", "MPCLe, FGVCAircraft, HM") and not sheet.marks()
     first = [sheet.value(0, column) for column in range(5)]

@@ -22,7 +22,7 @@ from benchmarks.runtime.data import class_names, load_case_data, prepare
 from benchmarks.runtime.settings import Flags, make_settings
 from benchmarks.runtime.targets import format_targets, list_targets
 from benchmarks.suites import suite_named
-from benchmarks.tables.runtime import runtime_sheets
+from benchmarks.tables.runtime import runtime_tables
 from procap.weights.mini import load_mini
 from runner.config import RuntimeConfig
 from runner.results import write_json
@@ -259,7 +259,7 @@ def test_another_measurement_leaves_the_one_of_the_suite(measured, tmp_path, wit
     for flags, found in ((Flags(datasets="digits"), report), (Flags(datasets="tiles"), other)) * 2:
         write(found, make_settings(flags, place, CPU), place)
     assert len([*(tmp_path / "runtime").glob("*/runtime.json")]) == 2
-    assert runtime_sheets(done)
+    assert runtime_tables(done)
 
 
 def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(measured, tmp_path):
@@ -273,7 +273,7 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
     def sheets(whole=()):
         rows = [{**row, "extrapolated": (row["method"], row["mode"]) not in whole} for row in report["rows"]]
         write_json(tmp_path / "runtime" / "x" / "runtime.json", {**report, "rows": rows})
-        return runtime_sheets(done)
+        return runtime_tables(done)
 
     for sheet in sheets():
         assert [column.title for column in sheet.columns][:2] == ["≈ training s", "FPS encoder"]

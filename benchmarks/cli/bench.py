@@ -17,7 +17,7 @@ from benchmarks.suites import ALL, suite_named, suites_of
 from benchmarks.suites.checks import check_engine, check_training_images, check_weights
 from benchmarks.suites.outputs import SuiteOutputs, make_outputs
 from benchmarks.suites.planning import SuitePlan, is_done, merge_runs
-from benchmarks.tables.formats import as_json, render
+from benchmarks.tables.render import render, to_dict
 from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes
@@ -128,8 +128,8 @@ def _tell(
     if report:
         note(f"report: {report}")
     if output.json:
-        sheets = [as_json(sheet) for one in made for sheet in one.sheets]
-        show_json({"suite": name, "results": str(at.results), "done": done, "failed": failed, "sheets": sheets})
+        tables = [to_dict(table) for one in made for table in one.tables]
+        show_json({"suite": name, "results": str(at.results), "done": done, "failed": failed, "tables": tables})
     return 0 if not failed else SOME_FAILED if done else 1
 
 
@@ -261,8 +261,8 @@ def _show_outlook(
 def _show_tables(made: Sequence[SuiteOutputs]) -> None:
     """The first table of each suite that has any, and where the others are."""
     for one in made:
-        if one.sheets:
-            show(render(one.sheets[0], "md") + "\n")
+        if one.tables:
+            show(render(one.tables[0], "md") + "\n")
     folders = [str(one.folder) for one in made]
     note(f"tables and figures: {folders[0] if len(folders) == 1 else made[0].folder.parent}")
 

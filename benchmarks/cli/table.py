@@ -14,13 +14,13 @@ from benchmarks.cli.selection import chooser, results_at
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quoted, show, show_json
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
-from benchmarks.results.scores import read_scores, run_folders
-from benchmarks.tables.formats import FORMATS, as_json, render
+from benchmarks.results.frame import read_frame, run_folders
+from benchmarks.tables.render import FORMATS, render, to_dict
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
     from benchmarks.results.variant import SuiteOptions
-    from benchmarks.tables.table import Sheet
+    from benchmarks.tables.table import Table
 
 app = typer.Typer(**PLAIN)
 
@@ -77,9 +77,9 @@ def table(
     if suite == PUBLISHED:
         if given := command_line(selection, flags):
             raise UsageError(f"procap table {suite} prints the paper's numbers, for which no run is chosen: no {given}")
-        from benchmarks.tables.published import published_sheets
+        from benchmarks.tables.published import published_tables
 
-        _show_sheets(suite, published_sheets(), form, output)
+        _show_tables(suite, published_tables(), form, output)
         return 0
     if suite:
         return _suite_tables(suite, selection, results, form, output, flags)
@@ -89,15 +89,14 @@ def table(
 
 
 def _plain_table(selection: SelectionFlags, results: str, form: str, output: OutputFlags) -> int:
-    from benchmarks.tables.plain import build_table
-    from benchmarks.tables.runs import run_sheets
+    from benchmarks.tables.runs import run_tables
 
     root = results_at(results)
-    scores = read_scores(root, chooser(selection, lambda: (config.dataset for _, config in run_folders(root))))
-    if not scores:
+    frame = read_frame(root, chooser(selection, lambda: (config.dataset for _, config in run_folders(root))))
+    if frame.empty:
         listing = f"procap ls runs --results {quoted(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
-    _show_sheets(None, run_sheets(build_table(scores)), form, output)
+    _show_tables(None, run_tables(frame), form, output)
     return 0
 
 
@@ -107,7 +106,7 @@ def _suite_tables(
     from benchmarks.results.suite import SuiteResults
     from benchmarks.suites import suite_named
     from benchmarks.suites.planning import recorded_options
-    from benchmarks.tables.check import agrees, check_sheet, checks_of
+    from benchmarks.tables.check import all_agree, check_table, collect_checks
     from runner.collection import COLLECTIONS, CollectionFolder
     from shards.home import data_root
 
@@ -122,17 +121,17 @@ def _suite_tables(
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")
     if flags.check:
-        checks = checks_of(done)
-        _show_sheets(name, [check_sheet(done, checks)], form, output)
-        return 0 if agrees(checks) else NOT_AS_PUBLISHED
-    sheets = suite.sheets(done) if done.scores or not done.runs else []
+        checks = collect_checks(done)
+        _show_tables(name, [check_table(done, checks)], form, output)
+        return 0 if all_agree(checks) else NOT_AS_PUBLISHED
+    tables = suite.tables(done) if len(done.frame) or not done.runs else []
     planned = {entry.path for entry in done.runs}
     further = collection.finished(root, but=planned) if collection else []
-    if not sheets:
+    if not tables:
         command = suite.command(options, results)
         others = f", but {plural(len(further), 'run')} of it with other flags" if further else ""
         raise UserError(f"no result of {name} as it is chosen here below {results}{others}; make them: {command}")
-    _show_sheets(name, sheets, form, output)
+    _show_tables(name, tables, form, output)
     if further:
         note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
     return 1 if done.unreadable else 0
@@ -155,14 +154,14 @@ def _chosen(options: SuiteOptions, selection: SelectionFlags, recipe: str, data:
     return replace(options, **{name: value for name, value in said.items() if value is not None})  # type: ignore[arg-type]
 
 
-def _show_sheets(name: str | None, sheets: Sequence[Sheet], form: str, output: OutputFlags) -> None:
-    document = {"suite": name, "sheets": [as_json(sheet) for sheet in sheets]}
+def _show_tables(name: str | None, tables: Sequence[Table], form: str, output: OutputFlags) -> None:
+    document = {"suite": name, "tables": [to_dict(table) for table in tables]}
     if form == "json":
         show_json(document)
         return
-    show("\n\n".join(render(sheet, form) for sheet in sheets))
+    show("\n\n".join(render(table, form) for table in tables))
     if form == "csv":
-        for line in dict.fromkeys(line for sheet in sheets for line in sheet.notes):
+        for line in dict.fromkeys(line for table in tables for line in table.notes):
             note(line)
     if output.json:
         show_json(document)

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import Profile, find_profile
-from benchmarks.results.scores import TITLES
 from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig, Target, plan_run

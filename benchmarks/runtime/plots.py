@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots import COLOURS, FAINT, INK, MARKERS, SPARE, grid, save_figures
+from benchmarks.plots import COLOURS, FAINT, INK, MARKERS, SPARE, grid, save_plots
 from benchmarks.results.runtime import METHOD_TITLES
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
         "runtime-classes": step_against_classes,
         "runtime-accuracy": accuracy_against_time,
     }
-    return save_figures(folder, {name: partial(draw, report) for name, draw in drawings.items()})
+    return save_plots(folder, {name: partial(draw, report) for name, draw in drawings.items()})
 
 
 def bars(report: dict[str, Any]) -> Figure | None:

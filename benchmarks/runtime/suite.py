@@ -17,7 +17,7 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.runtime.settings import QUICK_BUDGET, Flags, flags_of_options
 from benchmarks.suites.suite import Suite
-from benchmarks.tables.runtime import runtime_sheets
+from benchmarks.tables.runtime import runtime_tables
 from runner.config import RuntimeConfig
 
 
@@ -50,7 +50,7 @@ SUITE = Suite(
     datasets={"paper": ("oxford-flowers", "ucf101"), "mini": ("digits", "tiles")},
     classes="all",
     variants=no_runs,
-    sheets=runtime_sheets,
+    tables=runtime_tables,
     finish=measure,
     published="runtime",
     flags=changed_flags,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots import COLOURS, FAINT, GRID, INK, SPARE, save_figures
+from benchmarks.plots import COLOURS, FAINT, GRID, INK, SPARE, save_plots
 from benchmarks.sweeps.table import find_winners, method_of
 from cluster.configuration import Configuration, SweepSettings
 from cluster.space import Domain
@@ -24,7 +24,7 @@ def draw_sweep(settings: SweepSettings, configurations: Sequence[Configuration],
     """Write sweep.png and sweep.pdf into `folder` and return the PNG's path; nothing for fewer than two points."""
     shown = [one for one in configurations if one.score is not None]
     panels = [field for field in settings.domains if len({str(one.values.get(field)) for one in shown}) > 1]
-    return save_figures(folder, {"sweep": lambda: _plot(settings, shown, panels)}) if panels else []
+    return save_plots(folder, {"sweep": lambda: _plot(settings, shown, panels)}) if panels else []
 
 
 def _plot(settings: SweepSettings, shown: Sequence[Configuration], panels: Sequence[str]) -> Figure:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.results.measurements import find_measurements
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import display_name
+from benchmarks.results.runtime import load_runtime_reports
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.rows import BACKBONE, in_paper, published_title
+from benchmarks.tables.runtime_report import GUESSED, list_notes
 from benchmarks.tables.table import Cell, Column, Row, Table
 
-GUESSED = "≈"
 COLUMNS = (
     Column("training s", "low", digits=1),
     # A training that was not run to its end has a column of its own: no measurement that could be the best.
@@ -67,7 +67,7 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
 
     backbone, _ = canonical(suite.options.backbone or suite.options.profile.backbone)
     found: list[tuple[float, str, Measurement]] = []
-    for file, report in find_measurements(suite.results):
+    for file, report in load_runtime_reports(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
         if (
             report["backbone"]["name"] == backbone
@@ -117,7 +117,7 @@ def is_extrapolated(rows: Sequence[dict[str, Any]]) -> bool:
 
 def list_warnings(report: Measurement) -> list[str]:
     """What was measured, on what, and what must be known before its ratios are judged."""
-    work, recipe, *others = report["notes"]
+    work, recipe, *others = list_notes(report)
     return [work, recipe, *(note for note in others if note.startswith(WARNINGS))]
 
 
@@ -190,5 +190,5 @@ def _divide(pair: list[float | None]) -> float | None:
 def _notes(suite: SuiteResults, report: Measurement) -> tuple[str, ...]:
     """The measurement's own notes that concern these columns."""
     others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
-    kept = (note for note in report["notes"] if not note.startswith(others))
+    kept = (note for note in list_notes(report) if not note.startswith(others))
     return tuple(note.replace("is in the CSV", "is in runtime.csv") for note in kept)

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results.metrics import Metric
 from benchmarks.results.published import tables as published
-from benchmarks.tables.formats import render
-from benchmarks.tables.table import Column, Item, Line, Sheet, Value
+from benchmarks.tables.render import render
+from benchmarks.tables.table import Cell, Column, Row, Table
 from runner.results import write_bytes
 
 SPEED_COLUMNS = (
@@ -74,9 +75,9 @@ def vars_of(row: published.PublishedRuntime) -> dict[str, float]:
     }
 
 
-def report_tables(report: dict[str, Any]) -> list[Sheet]:
+def report_tables(report: dict[str, Any]) -> list[Table]:
     """The table of speed with its notes, and those of accelerations, sizes and phases that the report has."""
-    speed = Sheet(
+    speed = Table(
         "runtime",
         "Training time and speed of inference",
         ("Data set", "Method", "Mode"),
@@ -89,15 +90,15 @@ def report_tables(report: dict[str, Any]) -> list[Sheet]:
     tables = [speed]
     if report["acceleration_ablation"]:
         lines = tuple(_ablation_row(one) for one in report["acceleration_ablation"])
-        tables.append(Sheet("accelerations", "What makes it fast", (*labels, "Accelerations"), ABLATION_COLUMNS, lines))
+        tables.append(Table("accelerations", "What makes it fast", (*labels, "Accelerations"), ABLATION_COLUMNS, lines))
     if report["scaling"]:
         lines = tuple(_scaling_row(one) for one in report["scaling"])
-        tables.append(Sheet("sizes", "Time against classes and images", labels, SCALING_COLUMNS, lines))
+        tables.append(Table("sizes", "Time against classes and images", labels, SCALING_COLUMNS, lines))
     columns = tuple(Column(name, "") for name in PHASES)
     lines = tuple(
-        Line((describe_case(row),), tuple(_value(row["phases"][name]) for name in PHASES)) for row in report["rows"]
+        Row((describe_case(row),), tuple(_value(row["phases"][name]) for name in PHASES)) for row in report["rows"]
     )
-    return [*tables, Sheet("phases", "Seconds of the measured steps", ("Case",), columns, lines)]
+    return [*tables, Table("phases", "Seconds of the measured steps", ("Case",), columns, lines)]
 
 
 def list_notes(report: dict[str, Any]) -> list[str]:
@@ -155,14 +156,14 @@ def describe_case(row: dict[str, Any]) -> str:
     return f"{row['dataset']} {row['title']} {row['mode']} {row['precision']}"
 
 
-def _speed_rows(report: dict[str, Any]) -> Iterator[Line]:
+def _speed_rows(report: dict[str, Any]) -> Iterator[Row]:
     several = len(report["settings"]["precisions"]) > 1
     for row in report["rows"]:
         mode = f"{row['mode']} {row['precision']}" if several else row["mode"]
         training = _value(row["train_seconds"])
         rates, shares, peaks = row["flops_per_second"], row["share_of_peak"], row["peak_bytes"]
         limited = row["test_images"] < row["test_images_all"]
-        accuracy = None if row["accuracy"] is None else Value(row["accuracy"], seeds=(1,), limited=limited)
+        accuracy = None if row["accuracy"] is None else Metric(row["accuracy"], seeds=(1,), limited=limited)
         cells = (
             *((None, training) if row["extrapolated"] else (training, None)),
             _value(row["step_seconds"] and row["step_seconds"]["median"], 1e3),
@@ -176,24 +177,24 @@ def _speed_rows(report: dict[str, Any]) -> Iterator[Line]:
             _value(rates["eval"], 1e-9),
             _value(shares["eval"], 100),
         )
-        yield Line((row["dataset"], row["title"], mode), cells, group=row["dataset"])
+        yield Row((row["dataset"], row["title"], mode), cells, group=row["dataset"])
 
 
-def _published_rows() -> Iterator[Line]:
+def _published_rows() -> Iterator[Row]:
     for one in published.runtime():
-        cells: list[Item] = [None] * len(SPEED_COLUMNS)
-        cells[0], cells[4], cells[5] = Value(one.train_seconds), Value(one.images_per_second), Value(one.accuracy)
-        yield Line((one.dataset, one.method, "-"), tuple(cells), "published", f"{one.dataset} published")
+        cells: list[Cell] = [None] * len(SPEED_COLUMNS)
+        cells[0], cells[4], cells[5] = Metric(one.train_seconds), Metric(one.images_per_second), Metric(one.accuracy)
+        yield Row((one.dataset, one.method, "-"), tuple(cells), "published", f"{one.dataset} published")
 
 
-def _scaling_row(one: dict[str, Any]) -> Line:
+def _scaling_row(one: dict[str, Any]) -> Row:
     milliseconds = (_value(one["seconds"][mode]["median"], 1e3) for mode in ("reference", "fast"))
     ratios = (_value(one["ratio"]), _value(one["counted"]), _value(one["reached"], 100))
     point = one["point"]
-    return Line(_size(point), (*milliseconds, *ratios), group=f"{_size(point)}")
+    return Row(_size(point), (*milliseconds, *ratios), group=f"{_size(point)}")
 
 
-def _ablation_row(one: dict[str, Any]) -> Line:
+def _ablation_row(one: dict[str, Any]) -> Row:
     seconds, name = one["seconds"], one["accelerations"]
     name += " (NOT RECORDED)" if "graphs" in name and not one["recorded"] else ""
     cells = (
@@ -204,7 +205,7 @@ def _ablation_row(one: dict[str, Any]) -> Line:
         _value(one["images_per_second"]),
         _value(one["share_of_peak"], 100),
     )
-    return Line((*_size(one), name), cells, group=f"{_size(one)}")
+    return Row((*_size(one), name), cells, group=f"{_size(one)}")
 
 
 def _size(one: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -257,5 +258,5 @@ def _loss_difference(rows: Sequence[dict[str, Any]]) -> float | None:
     return max(pairs) if pairs else None
 
 
-def _value(number: float | None, factor: float = 1.0) -> Value | None:
-    return None if number is None else Value(factor * number)
+def _value(number: float | None, factor: float = 1.0) -> Metric | None:
+    return None if number is None else Metric(factor * number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots import FAINT, INK, MARKERS, grid, save_figures
+from benchmarks.plots import FAINT, INK, MARKERS, grid, save_plots
 from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.studies.scaling.model import Links, Parts, step_cost
 from benchmarks.tables.render import markdown_grid
@@ -161,7 +161,7 @@ def _most(one: dict[str, Any]) -> list[str]:
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     """Write the figure as PNG and PDF, and give the PNG's path."""
-    return save_figures(folder, {"scaling": lambda: speedups(report)})
+    return save_plots(folder, {"scaling": lambda: speedups(report)})
 
 
 def speedups(report: dict[str, Any]) -> Figure:
@@ -254,7 +254,7 @@ def _described(gpu: dict[str, Any]) -> str:
         f"{gpu['name']}: {gpu['flops'] / 1e12:.0f} TFLOP/s of dense bfloat16 products, {gpu['reached']:.0%} of them "
         f"reached; {gpu['memory'] / 1e12:.1f} TB/s of memory, {gpu['memory_reached']:.0%} reached; "
         f"{links['per_host']} a host at {links['rate'] / 1e9:.3g} GB/s each, "
-        f"{links['host_rate'] / 1e9:.3g} GB/s between hosts (both 70% of the data sheets); a message starts in "
+        f"{links['host_rate'] / 1e9:.3g} GB/s between hosts (both 70% of the data tables); a message starts in "
         f"{1e6 * links['start']:.0f} us and takes {1e6 * links['latency']:.0f} us for a doubling of "
         f"GPUs, {1e6 * links['host_latency']:.0f} us for one of hosts"
     )
