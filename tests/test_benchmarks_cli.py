@@ -82,7 +82,6 @@ def test_help_answers_at_once_without_heavy_libraries():
         "data check",
         "data show",
         "track sync",
-        "track status",
     ],
 )
 def test_every_command_explains_itself_with_examples(capsys, command):
@@ -141,7 +140,6 @@ WRONG: list[tuple[str, int, str]] = [
     ("data check all", 1, "nothing is packed in"),
     ("data show digits --data nowhere", 1, "procap data pack digits"),
     ("track sync --results nowhere", 1, "no results folder at nowhere"),
-    ("track status --results nowhere", 1, "no results folder at nowhere"),
     ("ui --results nowhere", 1, "no results folder at nowhere"),
     ("ui --port 99999", 2, "--port"),
     ("demo --out a-file", 1, "a-file is a file"),
@@ -199,7 +197,7 @@ def test_an_unexpected_error_is_one_line(capsys, monkeypatch):
     def broken(*arguments: object, **flags: object) -> int:
         raise RuntimeError("first\nsecond")
 
-    monkeypatch.setattr(benchmarks.cli.ls, "ls", broken)
+    monkeypatch.setattr(benchmarks.cli.ls, "_methods", broken)
     code, _, err = run(capsys, "ls", "methods")
     assert code == 1
     assert err == "procap: internal error: RuntimeError: first second (run with -v for the traceback)\n"
@@ -214,7 +212,7 @@ def test_signals_end_with_their_code(capsys, monkeypatch, error, code):
     def stopped(*arguments: object, **flags: object) -> int:
         raise error
 
-    monkeypatch.setattr(benchmarks.cli.ls, "ls", stopped)
+    monkeypatch.setattr(benchmarks.cli.ls, "_methods", stopped)
     given, _, err = run(capsys, "ls", "methods")
     assert given == code and err.startswith("procap: stopped") and err.count("\n") == 1
 

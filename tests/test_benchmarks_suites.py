@@ -258,14 +258,14 @@ def test_suites_that_keep_their_own_data_sets_say_so(capsys):
 
 
 def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_leave_out(small, tmp_path, capsys):
-    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot", "--seeds", "1")
+    words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     err = run(capsys, *words, "--shots", "1")[2]
     data = small[small.index("--data") + 1]
     assert f"next: procap table base-to-novel --data {data} --results results;" in err
     assert run(capsys, *words, "--shots", "2")[0] == 0
     code, _, err = run(capsys, "table", "base-to-novel")
     assert code == 0 and "1 further run of base-to-novel with other flags" in err
-    code, _, err = run(capsys, "table", "base-to-novel", "--methods", "coop")
+    code, _, err = run(capsys, "table", "base-to-novel", "--methods", "zeroshot")
     assert code == 1 and "as it is chosen here" in err and "but 2 runs of it with other flags" in err
 
 

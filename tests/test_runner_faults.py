@@ -20,8 +20,9 @@ import pytest
 from local_server import Answer, LocalServer
 from ranked import SECONDS, Ended, run_ranks
 
+from benchmarks.cli import eval as eval_command
 from benchmarks.cli import main
-from benchmarks.cli import train_eval as commands_run
+from benchmarks.cli import train as train_command
 from runner import checkpointer
 from runner.checkpoint import TrainState, read_prompts
 from runner.config import RuntimeConfig, Target
@@ -90,7 +91,7 @@ def procap(
     """
     rank = ranks_from_environment().rank
     arguments = [word.replace("{rank}", str(rank)) for word in arguments]
-    count, workplace, filesystem = TrainState.count, commands_run.workplace, remote.filesystem
+    count, runtime_config, filesystem = TrainState.count, train_command.runtime_config, remote.filesystem
 
     def counted(state: TrainState, *what: Any) -> None:
         count(state, *what)
@@ -99,7 +100,7 @@ def procap(
             getattr(Trouble, name)(*how)
 
     def often(*place: Any, **more: Any) -> RuntimeConfig:
-        return replace(workplace(*place, **more), checkpoint_seconds=every, timeout=SECONDS)
+        return replace(runtime_config(*place, **more), checkpoint_seconds=every, timeout=SECONDS)
 
     def opened(url: str) -> tuple[Any, str]:
         with patch.object(remote, "SOCKET_SECONDS", 0.5 if silent and url.endswith(silent) else SECONDS):
@@ -108,7 +109,8 @@ def procap(
     with ExitStack() as stack:
         for where, name, value in (
             (TrainState, "count", counted),
-            (commands_run, "workplace", often),
+            (train_command, "runtime_config", often),
+            (eval_command, "runtime_config", often),
             # On a slow machine an epoch takes long enough for a state of its own.
             (checkpointer, "EPOCH_SAVE_SECONDS", math.inf),
             (remote, "filesystem", opened),

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags
-from benchmarks.cli.selection import workplace
+from benchmarks.cli.plan import make_plan
+from benchmarks.cli.selection import runtime_config
 from benchmarks.cli.suite_options import plan_suite
-from benchmarks.cli.train_eval import plan_of, show_plan
 from benchmarks.console.output import SOME_FAILED, note, plural, quoted, show, show_json
 from benchmarks.console.packing import ensure_packed
 from benchmarks.results.profiles import MINI
@@ -51,20 +51,22 @@ def bench(
     if price is not None and not doing.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
     fleet = many.checked()
-    at = workplace(place, limit, parallel=parallel)
+    at = runtime_config(place, parallel, limit=limit)
     plans = [plan_suite(suite_named(one), suited, place, at.data, several=name == ALL) for one in suites_of(name)]
     pieces = merge_runs(plans)
     check_engine((piece.config for piece in pieces), at, fleet.processes)
     _note_what_stays(name, plans, suited)
     if doing.dry_run:
         check_training_images((piece.config for piece in pieces), at.data)
-        targets = {piece.config: [Target.recorded(target) for target in piece.targets] for piece in pieces}
-        code = show_plan(list(targets), at, targets.__getitem__, replace(output, json=False), force=doing.force)
+        targets = [[Target.recorded(target) for target in piece.targets] for piece in pieces]
+        work = [(piece.config, at, tested) for piece, tested in zip(pieces, targets, strict=True)]
+        planned = make_plan(work, force=doing.force)
+        planned.show(replace(output, json=False))
         left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
         _show_outlook(left, at, fleet, price, force=doing.force)
         if output.json:
-            show_json(plan_of(list(targets), at, targets.__getitem__, force=doing.force))
-        return code
+            show_json(planned.to_dict())
+        return 0
     store = RemoteResults.of(at)
     store.pull_all()
     left = [piece for piece in pieces if doing.force or not is_done(piece, at)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cli.flags import OutputFlags, RuntimeFlags
-from benchmarks.cli.selection import workplace
+from benchmarks.cli.selection import runtime_config
 from benchmarks.console.output import show, show_json
 from benchmarks.runtime.settings import Flags, make_settings
 from runner.environment import library_defaults, resolve_device
@@ -18,7 +18,7 @@ def bench_runtime(flags: Flags, runtime_flags: RuntimeFlags, output: OutputFlags
     library_defaults()
     silence_profiler()
     device = resolve_device(runtime_flags.device)
-    runtime = workplace(runtime_flags)
+    runtime = runtime_config(runtime_flags)
     settings = make_settings(flags, runtime, device)
     report = measure(settings, runtime, device, check=flags.check, verbose=output.verbose)
     show(write(report, settings, runtime))

@@ -155,11 +155,11 @@ def _some(tags: Sequence[str], most: int = 4) -> str:
 
 
 def _runs(results: str) -> Listing:
-    from benchmarks.cli.selection import results_at
+    from benchmarks.cli.selection import pull_results
     from benchmarks.results.frame import run_folders
     from shards.urls import is_url
 
-    root = results_at(results)
+    root = pull_results(results)
     if not root.is_dir() and not is_url(results):
         kind = "a file" if root.exists() else "not there"
         raise UserError(f"the results folder {root} is {kind}; name another with --results, or train into it")

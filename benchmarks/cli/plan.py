@@ -1,22 +1,22 @@
-"""What a list of runs would cost and what of it is done already: read from files, written to none."""
+"""The plan of a command: its runs, what of them is done, and the state of their data and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.output import columns, plural
+from benchmarks.cli.flags import OutputFlags
+from benchmarks.console.output import columns, plural, show, show_json
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
+from runner.remote_results import RemoteResults
 from runner.results import RunFolder
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import select_labels
 from shards.manifest import read_manifest
 from shards.resolve import is_packed, known
-
-TargetsOf = Callable[[RunConfig], list[Target]]
 
 
 @dataclass(frozen=True)
@@ -50,34 +50,56 @@ class PlannedRun:
         }
 
 
-def plan(
-    configs: Iterable[RunConfig], place: RuntimeConfig, targets_of: TargetsOf, *, force: bool = False
-) -> list[PlannedRun]:
-    """What would be done for `configs`, in their order."""
-    return [_planned(config, place, targets_of(config), force) for config in configs]
+@dataclass(frozen=True)
+class Plan:
+    """What a command is about to do. data, weights: the state of each data set and backbone, by name."""
+
+    runs: list[PlannedRun]
+    data: dict[str, str]
+    weights: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"data": self.data, "weights": self.weights, "runs": [run.to_dict() for run in self.runs]}
+
+    def show(self, output: OutputFlags) -> None:
+        """Print the plan."""
+        show(describe(self.runs, self.data, self.weights))
+        if output.json:
+            show_json(self.to_dict())
 
 
-def _planned(config: RunConfig, place: RuntimeConfig, targets: list[Target], force: bool) -> PlannedRun:
-    folder = RunFolder(place.results / config.path)
+def make_plan(work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]], *, force: bool = False) -> Plan:
+    """The state of runs and of their evaluations, in their order, read from files and written to none."""
+    for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
+        RemoteResults.of(runtime).pull_all()
+    runs = [_plan_run(config, runtime, targets, force) for config, runtime, targets in work]
+    used = [run.config.dataset for run in runs if run.state != "finished"]
+    used += [planned.target.dataset for run in runs for planned in run.targets]
+    data = data_states(used, work[0][1].data) if work else {}
+    return Plan(runs, data, weights_states(config for config, _, _ in work))
+
+
+def _plan_run(config: RunConfig, runtime: RuntimeConfig, targets: Sequence[Target], force: bool) -> PlannedRun:
+    folder = RunFolder(runtime.results / config.path)
     training = folder.train()
     state = "finished" if training else "resume" if folder.state.is_dir() else "new"
     state = "repeat" if force and state != "new" else state
     planned = []
     for target in targets:
         known = None if state == "repeat" else folder.evaluation(target)
-        done = bool(known and training and known.is_current(training, place.limit))
-        planned.append(PlannedTarget(target, done, 0 if done else _test_images(target, place)))
+        done = bool(known and training and known.is_current(training, runtime.limit))
+        planned.append(PlannedTarget(target, done, 0 if done else _test_images(target, runtime)))
     saved = 0
     if state == "resume":
         from runner.checkpoint import saved_steps
 
         saved = max(saved_steps(folder.state), default=0)
-    left = 0 if state == "finished" else _train_images(config, place.data, saved)
+    left = 0 if state == "finished" else _train_images(config, runtime.data, saved)
     return PlannedRun(config, state, left, tuple(planned))
 
 
 def _train_images(config: RunConfig, data: Path, steps: int) -> int:
-    """Of the epochs that are left after so many steps."""
+    """Images of the epochs that are left after so many steps."""
     dataset = known(config.dataset, data)
     classes = len(select_labels(range(dataset.classes), config.classes))
     each = dataset.counts["train"] / dataset.classes
@@ -86,15 +108,15 @@ def _train_images(config: RunConfig, data: Path, steps: int) -> int:
     return round(images * max(0.0, epochs))
 
 
-def _test_images(target: Target, place: RuntimeConfig) -> int:
-    dataset = known(target.dataset, place.data)
+def _test_images(target: Target, runtime: RuntimeConfig) -> int:
+    dataset = known(target.dataset, runtime.data)
     classes = len(select_labels(range(dataset.classes), target.classes))
     images = round(dataset.counts[target.split] * classes / dataset.classes)
-    return images if place.limit is None else min(place.limit, images)
+    return images if runtime.limit is None else min(runtime.limit, images)
 
 
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
-    """For every data set: how many shards are there, or what will be done about their absence."""
+    """For every data set: its number of shards, or why there are none."""
     return {name: _data_state(name, data_root) for name in dict.fromkeys(names)}
 
 
@@ -113,9 +135,9 @@ def _data_state(name: str, data_root: Path) -> str:
 
 
 def weights_states(configs: Iterable[RunConfig]) -> dict[str, str]:
-    """For every backbone: the file of its weights, or that there is none here.
+    """For every backbone: the file of its weights, or that it is missing on this machine.
 
-    Raises UsageError for a backbone that nobody knows.
+    Raises UsageError for an unknown backbone.
     """
     from procap.weights.loading import weights_file
 
@@ -133,7 +155,7 @@ def weights_states(configs: Iterable[RunConfig]) -> dict[str, str]:
 
 
 def describe(runs: list[PlannedRun], data: dict[str, str], weights: dict[str, str]) -> str:
-    """The plan for people."""
+    """The plan as text."""
     rows = [
         (
             run.state,

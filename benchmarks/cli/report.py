@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.flags import OutputFlags, flat
-from benchmarks.cli.selection import results_at
+from benchmarks.cli.selection import pull_results
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
@@ -59,7 +59,7 @@ def report(
     library_defaults()
     if tracking and not tracking.startswith(("http://", "https://")):
         raise UsageError(f"--tracking {tracking} has no pages to link: name a server, http://HOST:PORT")
-    root = results_at(results)
+    root = pull_results(results)
     # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
     out = out or (Path("report") if is_url(results) else None)
     page = write_report(

@@ -1,4 +1,4 @@
-"""From flags to runs: what a person types becomes `RunConfig`s, targets and a `RuntimeConfig`."""
+"""From flags to runs: `RunConfig`s, evaluation targets and a `RuntimeConfig`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from runner.config import RunConfig, RuntimeConfig, Target
 
 
-def overrides(training: RecipeFlags) -> dict[str, Any]:
-    """The recipe fields that flags change. Raises UsageError for what is not key=value, or is said twice."""
-    given = {"epochs": training.epochs, "batch_size": training.batch_size, "lr": training.lr}
+def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
+    """The recipe fields that flags change. Raises UsageError for what is not key=value, or is given twice."""
+    given = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
     changes = {name: value for name, value in given.items() if value is not None}
-    for item in training.recipe_field or ():
+    for item in recipe.recipe_field or ():
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--recipe-field {item}: write it as key=value, for example --recipe-field flip=false")
@@ -36,7 +36,7 @@ def overrides(training: RecipeFlags) -> dict[str, Any]:
     return changes
 
 
-def configs(selection: SelectionFlags, training: RecipeFlags, data: Path | None = None) -> list[RunConfig]:
+def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None) -> list[RunConfig]:
     """Every run that the flags describe, method by method within a data set, seeds innermost.
 
     data: where the data sets are packed.
@@ -46,9 +46,9 @@ def configs(selection: SelectionFlags, training: RecipeFlags, data: Path | None 
 
     methods = parse_methods(selection.methods)
     datasets = parse_datasets(selection.datasets, data)
-    options = parse_options(training.option or (), methods)
+    options = parse_options(recipe.option or (), methods)
     shots = parse_shot_count(selection.shots or "16")
-    samples = samples_digest(training.few_shot_samples, datasets, shots)
+    samples = samples_digest(recipe.few_shot_samples, datasets, shots)
     return [
         plan_run(
             method=method,
@@ -59,8 +59,8 @@ def configs(selection: SelectionFlags, training: RecipeFlags, data: Path | None 
             backbone=selection.backbone or "mini",
             pretrained=selection.pretrained or None,
             precision=selection.precision or "fp32",
-            recipe=training.recipe or "published",
-            overrides=overrides(training),
+            recipe=recipe.recipe or "published",
+            overrides=recipe_changes(recipe),
             options=options[method],
             picks=samples,
             data=data,
@@ -71,11 +71,11 @@ def configs(selection: SelectionFlags, training: RecipeFlags, data: Path | None 
     ]
 
 
-def targets_of(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
-    """The targets named in `text`; without any, the halves (or all classes) of the data set that was trained on.
+def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
+    """The targets named in `text`; by default both halves (or all classes) of the data set that was trained on.
 
-    A run on a half of the base half is there to choose by: it is evaluated on val (on train where a set has no val, as
-    ImageNet), and the test split is left alone.
+    A run on half of the base classes serves model selection: it is evaluated on val (on train where a set has no val,
+    as ImageNet), never on test.
     """
     from runner.config import Target
     from shards.resolve import known
@@ -89,40 +89,40 @@ def targets_of(config: RunConfig, text: str = "", data: Path | None = None) -> l
     return [Target.recorded(f"{config.dataset}:{half}") for half in halves]
 
 
-def workplace(
-    place: RuntimeFlags, limit: int | None = None, features: Path | None = None, parallel: EngineFlags | None = None
+def runtime_config(
+    flags: RuntimeFlags, engine: EngineFlags | None = None, *, limit: int | None = None, features: Path | None = None
 ) -> RuntimeConfig:
-    """Where and how the runs happen. Raises UsageError where a file is in the place of a folder.
+    """The runtime that the flags describe. Raises UsageError where a file is in the place of a folder.
 
-    features: where image features are kept, None to compute them every time.
+    features: the folder of image features, None to compute them every time.
     """
     from runner.config import RuntimeConfig
 
-    parallel = parallel or EngineFlags()
-    data, (results, store) = place.data_root(), place.results_root()
+    engine = engine or EngineFlags()
+    data, (results, store) = flags.data_root(), flags.results_root()
     for flag, folder in (("--data", data), ("--results", results)):
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{flag} {folder} is a file; name a folder")
     return RuntimeConfig(
         data=data,
         results=results,
-        device=place.device,
-        workers=place.workers,
+        device=flags.device,
+        workers=flags.workers,
         limit=limit,
-        tracking_uri=place.tracking or None,
-        log_checkpoints=place.log_checkpoints,
+        tracking_uri=flags.tracking or None,
+        log_checkpoints=flags.log_checkpoints,
         features=features,
-        accelerate=place.accelerate,
-        timeout=place.timeout,
-        engine=parallel.engine,
-        zero_stage=parallel.zero_stage,
-        deepspeed_json=parallel.deepspeed_config,
+        accelerate=flags.accelerate,
+        timeout=flags.timeout,
+        engine=engine.engine,
+        zero_stage=engine.zero_stage,
+        deepspeed_json=engine.deepspeed_config,
         store=store,
-        no_cache=place.no_cache,
+        no_cache=flags.no_cache,
     )
 
 
-def results_at(given: str) -> Path:
+def pull_results(given: str) -> Path:
     """The folder of the results that `--results` names; of a URL, with every document that is there."""
     from runner.remote_results import RemoteResults, results_root
     from shards.home import cache_home
@@ -132,10 +132,10 @@ def results_at(given: str) -> Path:
     return folder
 
 
-def chooser(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
-    """Whether a run that is there is among those that the flags select; a flag that was not given selects all.
+def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
+    """A predicate of recorded runs: whether the flags select a run. A flag that is not given selects all.
 
-    recorded: the data sets of the runs that are there, asked only for names that the catalogue does not have.
+    recorded: gives the data sets of the recorded runs, called only for names that are not in the catalogue.
     Raises UsageError or DataUsageError for an unknown method or data set.
     """
     from procap.methods import method_paths

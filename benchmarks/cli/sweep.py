@@ -84,7 +84,7 @@ def sweep(
 
         return sweep(context=context, **merge_file(context, file, typed_names(context)) | {"file": None})
     from benchmarks.cli.data_few_shot import store_file
-    from benchmarks.cli.selection import workplace
+    from benchmarks.cli.selection import runtime_config
     from benchmarks.console.packing import ensure_packed
     from benchmarks.suites.checks import check_engine
     from benchmarks.sweeps.settings import make_settings
@@ -95,7 +95,7 @@ def sweep(
 
     library_defaults()
     launcher = launch.checked()
-    at = workplace(runtime, parallel=engine)
+    at = runtime_config(runtime, engine)
     settings = make_settings(searched, selection, recipe, at.data)
     folder = SweepFolder.of(at.results, settings.name)
     RemoteResults.of(at).pull_all()

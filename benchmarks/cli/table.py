@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli.flags import OutputFlags, SelectionFlags, command_line, flat
-from benchmarks.cli.selection import chooser, results_at
+from benchmarks.cli.selection import pull_results, run_filter
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quoted, show, show_json
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
@@ -91,8 +91,8 @@ def table(
 def _plain_table(selection: SelectionFlags, results: str, form: str, output: OutputFlags) -> int:
     from benchmarks.tables.runs import run_tables
 
-    root = results_at(results)
-    frame = read_frame(root, chooser(selection, lambda: (config.dataset for _, config in run_folders(root))))
+    root = pull_results(results)
+    frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
         listing = f"procap ls runs --results {quoted(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
@@ -110,7 +110,7 @@ def _suite_tables(
     from runner.collection import COLLECTIONS, CollectionFolder
     from shards.home import data_root
 
-    root, data = results_at(results), data_root(flags.data)
+    root, data = pull_results(results), data_root(flags.data)
     if not root.is_dir():
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quoted(results)}")
     suite = suite_named(name)

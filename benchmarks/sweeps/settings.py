@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.cli.flags import RecipeFlags, SelectionFlags, SweepFlags
-from benchmarks.cli.selection import overrides
+from benchmarks.cli.selection import recipe_changes
 from benchmarks.console.parse import (
     parse_datasets,
     parse_integers,
@@ -70,7 +70,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
         "pretrained": selection.pretrained or None,
         "precision": selection.precision or "fp32",
         "recipe": recipe.recipe or "published",
-        "overrides": overrides(recipe),
+        "overrides": recipe_changes(recipe),
         "options": parse_options(recipe.option or (), methods),
         "few_shot_samples": samples_digest(recipe.few_shot_samples, list(datasets), shots),
         "scheduler": scheduler,
@@ -111,7 +111,7 @@ def _refuse_fixed(
     """Raises UsageError for a field that is varied and has one value as well."""
     fixed = {name for name in ("shots", "backbone", "pretrained", "precision") if getattr(selection, name)}
     fixed |= {"recipe"} if recipe.recipe else set()
-    fixed |= {f"recipe.{name}" for name in overrides(recipe)}
+    fixed |= {f"recipe.{name}" for name in recipe_changes(recipe)}
     fixed |= {f"options.{name}" for own in parse_options(recipe.option or (), methods).values() for name in own}
     for field in space.keys() & fixed:
         raise UsageError(f"{field.rpartition('.')[2]} is varied and has one value as well: give one of them")

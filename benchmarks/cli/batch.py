@@ -1,0 +1,73 @@
+"""Several runs in one command, of which some may fail; shared by `procap train` and `procap eval`."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from benchmarks.console.errors import one_line
+from benchmarks.console.output import SOME_FAILED, note
+from procap.errors import UserError
+from runner.config import RuntimeConfig
+from runner.distributed.ranks import ranks_from_environment
+from runner.environment import own_device, resolve_device
+from runner.stop_signals import Interrupted
+from shards.errors import DataError
+
+if TYPE_CHECKING:
+    from runner.distributed.collectives import ProcessGroup
+
+Result = TypeVar("Result")
+
+
+class Failures:
+    """The failed runs of a command; the runs after a failed one are still done.
+
+    A command of one run fails as that run does. In a process group of several, a process that fails ends the others as
+    well, as they wait for it in the middle of a run.
+    """
+
+    def __init__(self, runs: int, *, verbose: bool, group: ProcessGroup | None = None) -> None:
+        self.raises = runs == 1 or (group is not None and group.size > 1)
+        self.verbose = verbose
+        self.reasons: dict[str, str] = {}
+
+    def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
+        """The result of `work`, None when it failed. Signals are raised."""
+        try:
+            return work()
+        except Interrupted:
+            raise
+        except Exception as error:
+            if self.raises:
+                raise
+            text = one_line(str(error))
+            expected = isinstance(error, UserError | DataError | OSError)
+            self.reasons[name] = text if expected else f"internal error: {type(error).__name__}: {text}"
+            note(f"procap: failed: {name}: {self.reasons[name]}")
+            if self.verbose:
+                traceback.print_exc()
+            return None
+
+    def exit_code(self, done: int) -> int:
+        """Print the failures again; 0 when nothing failed, 3 when `done` others did not, else 1."""
+        if not self.reasons:
+            return 0
+        note(f"procap: {done} done, {len(self.reasons)} failed:")
+        for name, reason in self.reasons.items():
+            note(f"  {name}: {reason}")
+        return SOME_FAILED if done else 1
+
+
+@contextmanager
+def process_group(runtime: RuntimeConfig) -> Iterator[tuple[ProcessGroup, RuntimeConfig]]:
+    """The process group that torchrun announced, and `runtime` with this process's own device."""
+    from runner.distributed.process_group import init_process_group
+
+    ranks = ranks_from_environment()
+    device = own_device(resolve_device(runtime.device), ranks)
+    with init_process_group(ranks, device, runtime.timeout) as group:
+        yield group, replace(runtime, device=str(device))

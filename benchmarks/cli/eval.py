@@ -1,0 +1,202 @@
+"""`procap eval`: evaluate trained runs on any target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from benchmarks.cli.batch import Failures, process_group
+from benchmarks.cli.flags import (
+    ModeFlags,
+    OutputFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    command_line,
+    flat,
+)
+from benchmarks.cli.plan import make_plan
+from benchmarks.cli.selection import evaluation_targets, runtime_config, selected_runs
+from benchmarks.console.help import PLAIN, examples
+from benchmarks.console.output import columns, note, show, show_json, speaks
+from benchmarks.console.packing import ensure_packed
+from procap.errors import UsageError, UserError
+from runner.config import RunConfig, RuntimeConfig, Target
+from runner.environment import library_defaults
+from runner.remote_results import RemoteResults
+from runner.results import EvalResult, RunFolder
+from runner.tracking.background import exporter_for
+from shards.home import features_root
+
+if TYPE_CHECKING:
+    from runner.distributed.collectives import ProcessGroup
+
+Located = tuple[RunConfig, RuntimeConfig]
+"""A run, and the runtime with the folder of results that it lies in."""
+
+app = typer.Typer(**PLAIN)
+
+
+@app.command(
+    name="eval",
+    **examples(
+        "procap eval results/base/shapes/maple/mini/16shot/seed1-3fa29c10",
+        "procap eval --methods maple --datasets shapes --targets shapes-sketch,digits:all",
+        "procap eval --methods zeroshot --datasets tiles --limit 50",
+    ),
+)
+@flat
+def evaluate(
+    selection: SelectionFlags,
+    recipe: RecipeFlags,
+    runtime_flags: RuntimeFlags,
+    mode: ModeFlags,
+    output: OutputFlags,
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
+    targets: Annotated[
+        str,
+        typer.Option(
+            metavar="SET[:CLASSES[:SPLIT]]",
+            help="where to test, comma list [default: base and novel classes of the run's own data set]",
+        ),
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="the first N images only; the result is marked")
+    ] = None,
+    no_feature_cache: Annotated[
+        bool, typer.Option("--no-feature-cache", help="neither read nor keep image features")
+    ] = False,
+) -> int:
+    """Evaluate trained runs on any target.
+
+    Methods that put no prompts into the image tower share its features of a test split, kept in the folder features of
+    the cache (2 KB an image at width 512; delete it at will). An evaluation that found them there gives the
+    same accuracy but reports no speed; --force computes them again.
+    """
+    library_defaults()
+    runtime = runtime_config(runtime_flags, limit=limit, features=None if no_feature_cache else features_root())
+    if folders and (selection != SelectionFlags() or recipe != RecipeFlags()):
+        raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
+
+    def find_runs() -> list[Located]:
+        if folders:
+            return [_locate(folder, runtime) for folder in folders]
+        return [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
+
+    if mode.dry_run:
+        if speaks():
+            work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in find_runs()]
+            make_plan(work).show(output)
+        return 0
+    train_flags = "with the flags it was planned with" if folders else command_line(selection, recipe, runtime_flags)
+    with process_group(runtime) as (group, runtime):
+        runs = _broadcast(find_runs, group, runtime) if folders else find_runs()
+        work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in runs]
+        failures = Failures(len(runs), verbose=output.verbose, group=group)
+        done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)
+        exporter_for(runtime).flush()
+    if done:
+        rows = [_row(config, target, result) for config, target, result in done]
+        show(columns(("run", "target", "correct", "total", "accuracy", "images/s"), rows))
+        if any(result.limited for _, _, result in done):
+            note("† limited: only the first images of the target were evaluated")
+        if any(result.features != "computed" for _, _, result in done):
+            note("no images/s where image features came from the cache: --force computes and times them")
+    code = failures.exit_code(len(done))
+    if output.json:
+        evaluated = [_as_json(config, result) for config, _, result in done]
+        show_json({"evaluated": evaluated, "failed": failures.reasons})
+    return code
+
+
+def _evaluate_all(
+    work: Iterable[tuple[RunConfig, RuntimeConfig, list[Target]]],
+    failures: Failures,
+    group: ProcessGroup,
+    train_command: str,
+    *,
+    force: bool,
+) -> list[tuple[RunConfig, Target, EvalResult]]:
+    """Evaluate finished runs; each is loaded once, for all its targets without a result.
+
+    train_command: how a run is trained, for the error of one that was not.
+    """
+    from runner.evaluate import TrainedRun, load_trained
+    from runner.evaluate import evaluate as evaluate_run
+
+    done: list[tuple[RunConfig, Target, EvalResult]] = []
+    loaded: TrainedRun | None = None
+    for config, runtime, target in ((config, at, target) for config, at, targets in work for target in targets):
+
+        def evaluate_one(
+            config: RunConfig = config, runtime: RuntimeConfig = runtime, target: Target = target
+        ) -> EvalResult:
+            nonlocal loaded
+            needed = True
+            if group.ranks.first:
+                folder = RunFolder(runtime.results / config.path)
+                RemoteResults.of(runtime).pull_run(config.path, weights=False)
+                _refuse_untrained(folder, train_command)
+                known = None if force else folder.evaluation(target)
+                needed = known is None or known.limit not in (None, runtime.limit)
+            needed = group.broadcast_object(needed)
+            ensure_packed([target.dataset], runtime.data)
+            if needed and (loaded is None or loaded.config != config):
+                loaded = load_trained(config, runtime, group)
+            trained = loaded if needed else None
+            return evaluate_run(config, target, runtime, force=force, trained=trained, group=group)
+
+        result = failures.attempt(f"{config.path} on {target}", evaluate_one)
+        if result is not None:
+            note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {config.method}")
+            done.append((config, target, result))
+    return done
+
+
+def _refuse_untrained(folder: RunFolder, train_command: str) -> None:
+    if not folder.train_file.exists():
+        state = "has not finished" if folder.progress_file.exists() else "was not trained"
+        raise UserError(f"{folder.path} {state}; train it first: {train_command}")
+
+
+def _locate(run: Path, runtime: RuntimeConfig) -> Located:
+    """The run of a folder, given as a path or as its name below the results."""
+    if runtime.store and not run.is_absolute():
+        RemoteResults.of(runtime).pull_run(run.as_posix())
+    folder = next((f for f in (run.expanduser(), runtime.results / run) if (f / "config.json").exists()), None)
+    if folder is None:
+        hint = "list the runs with `procap ls runs --results FOLDER`"
+        raise UsageError(f"{run} is not the folder of a run (no config.json in it); {hint}")
+    config = RunFolder(folder).config()
+    assert config is not None
+    folder = folder.resolve()
+    if not folder.as_posix().endswith(f"/{config.path}"):
+        raise UsageError(f"{run} was moved: its config.json is of {config.path}, put it back there below the results")
+    results = folder.parents[len(Path(config.path).parts) - 1]
+    store = runtime.store if results == runtime.results.resolve() else None
+    return config, replace(runtime, results=results, store=store)
+
+
+def _broadcast(find_runs: Callable[[], list[Located]], group: ProcessGroup, runtime: RuntimeConfig) -> list[Located]:
+    """The runs that the first rank finds, which alone needs the folder of the results."""
+    runs = find_runs() if group.ranks.first else []
+    plain = group.broadcast_object([(config.model_dump(mode="json"), str(at.results)) for config, at in runs])
+    if group.ranks.first:
+        return runs
+    return [(RunConfig.model_validate(config), replace(runtime, results=Path(results))) for config, results in plain]
+
+
+def _row(config: RunConfig, target: Target, result: EvalResult) -> tuple[object, ...]:
+    mark = " †" if result.limited else ""
+    rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
+    return (config.path, str(target), result.correct, result.total, f"{result.accuracy:.2f}{mark}", rate)
+
+
+def _as_json(config: RunConfig, result: EvalResult) -> dict[str, Any]:
+    fields = ("target", "correct", "total", "limit", "accuracy", "features")
+    timed = ("images_per_second", "images_per_second_model")
+    return {"run": config.path, **{name: getattr(result, name) for name in (*fields, *timed)}}

@@ -1,0 +1,132 @@
+"""`procap train`: train every selected run, on one or several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from benchmarks.cli.batch import Failures, process_group
+from benchmarks.cli.data_few_shot import store_file
+from benchmarks.cli.flags import (
+    EngineFlags,
+    ModeFlags,
+    OutputFlags,
+    RecipeFlags,
+    RuntimeFlags,
+    SelectionFlags,
+    command_line,
+    flat,
+)
+from benchmarks.cli.plan import make_plan
+from benchmarks.cli.selection import runtime_config, selected_runs
+from benchmarks.console.help import PLAIN, examples
+from benchmarks.console.output import columns, note, show, show_json, speaks
+from benchmarks.console.packing import ensure_packed
+from runner.config import RunConfig, RuntimeConfig
+from runner.distributed.ranks import ranks_from_environment
+from runner.environment import library_defaults
+from runner.results import RunFolder, TrainResult
+from runner.tracking.background import exporter_for
+
+if TYPE_CHECKING:
+    from runner.distributed.collectives import ProcessGroup
+
+app = typer.Typer(**PLAIN)
+
+
+@app.command(
+    **examples(
+        "procap train --methods maple --datasets shapes",
+        "procap train --methods coop,procap --datasets shapes,digits --seeds 1,2,3 --epochs 10",
+        "procap train --methods procap --datasets petals --option infonce=false --dry-run",
+        "torchrun --standalone --nproc-per-node 4 --no-python procap train --methods procap --datasets petals",
+    )
+)
+@flat
+def train(
+    selection: SelectionFlags,
+    recipe: RecipeFlags,
+    runtime_flags: RuntimeFlags,
+    engine: EngineFlags,
+    mode: ModeFlags,
+    output: OutputFlags,
+) -> int:
+    """Train methods on data sets. Finished runs are kept, interrupted ones are resumed.
+
+    Under torchrun all processes train each run together, with the results of one process.
+    """
+    library_defaults()
+    runtime = runtime_config(runtime_flags, engine)
+    if mode.dry_run:
+        if speaks():
+            runs = _checked_runs(selection, recipe, runtime)
+            make_plan([(config, runtime, []) for config in runs], force=mode.force).show(output)
+        return 0
+    with process_group(runtime) as (group, runtime):
+        # Inside the group, so that an error of one host alone, such as missing data, reaches the others.
+        runs = _checked_runs(selection, recipe, runtime)
+        if recipe.few_shot_samples:
+            ensure_packed([runs[0].dataset], runtime.data)
+            store_file(recipe.few_shot_samples, runs[0].dataset, runtime.data)
+        failures = Failures(len(runs), verbose=output.verbose, group=group)
+        done = _train_all(runs, runtime, failures, group, force=mode.force)
+        exporter_for(runtime).flush()
+    if done:
+        rows = [_row(config, result) for config, result in done.items()]
+        show(columns(("run", "loss", "steps", "seconds", "images/s"), rows))
+        note(f"next: procap eval {command_line(selection, recipe, runtime_flags)}")
+    code = failures.exit_code(len(done))
+    if output.json:
+        trained = [_as_json(config, result) for config, result in done.items()]
+        show_json({"results": str(runtime.results), "trained": trained, "failed": failures.reasons})
+    return code
+
+
+def _checked_runs(selection: SelectionFlags, recipe: RecipeFlags, runtime: RuntimeConfig) -> list[RunConfig]:
+    """The selected runs. Raises UsageError where the engine cannot train one of them."""
+    runs = selected_runs(selection, recipe, runtime.data)
+    if runtime.engine != "ddp":
+        from runner.engines import engine_settings
+
+        for config in runs:
+            engine_settings(config, runtime, ranks_from_environment())
+    return runs
+
+
+def _train_all(
+    runs: Sequence[RunConfig], runtime: RuntimeConfig, failures: Failures, group: ProcessGroup, *, force: bool
+) -> dict[RunConfig, TrainResult]:
+    """Train `runs` in their order, packing missing data first; failed ones are left out of the result."""
+    from runner.train import train as train_run
+
+    done: dict[RunConfig, TrainResult] = {}
+    for number, config in enumerate(runs, 1):
+        was_finished = RunFolder(runtime.results / config.path).train_file.exists() and not force
+
+        def work(config: RunConfig = config) -> TrainResult:
+            ensure_packed([config.dataset], runtime.data)
+            return train_run(config, runtime, force=force, group=group)
+
+        position = f"[{number}/{len(runs)}]"
+        if not was_finished:
+            note(f"{position} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
+        if (result := failures.attempt(config.path, work)) is None:
+            continue
+        done[config] = result
+        if was_finished:
+            note(f"{position} already finished: {config.path}")
+    return done
+
+
+def _row(config: RunConfig, result: TrainResult) -> tuple[object, ...]:
+    loss = f"{sum(result.epochs[-1].terms.values()):.4f}" if result.epochs else "-"
+    rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
+    return (config.path, loss, result.steps, f"{result.seconds:.1f}", rate)
+
+
+def _as_json(config: RunConfig, result: TrainResult) -> dict[str, Any]:
+    fields = ("config_hash", "steps", "images", "trainable_parameters", "checkpoint_sha256", "seconds")
+    facts = {name: getattr(result, name) for name in fields}
+    return {"run": config.path, **facts, "images_per_second": result.images_per_second}
