@@ -1,4 +1,4 @@
-"""Which Ray cluster a command talks to, and whether with a token. Called before Ray is imported, which looks once."""
+"""Addresses of Ray clusters, and the token for them. Used before Ray is imported, which reads the environment once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 from procap.errors import UsageError
 
 LOCAL = "local"
-"""A cluster of this machine and this command alone, which ends with it."""
+"""A cluster of this machine that ends with the command."""
 
 DASHBOARD_PORT = 8265
 HERE = f"http://127.0.0.1:{DASHBOARD_PORT}"
@@ -24,7 +23,7 @@ _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:(?P<port>\d
 
 
 class Dashboard(NamedTuple):
-    """Where jobs are sent, and where that was said."""
+    """The URL that jobs are submitted to, and the flag or variable that named it."""
 
     url: str
     origin: str
@@ -36,8 +35,8 @@ class Dashboard(NamedTuple):
 def dashboard(given: str = "") -> Dashboard:
     """The URL of a cluster's dashboard: `given`, else $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else this machine's.
 
-    $RAY_ADDRESS mostly names the port that nodes and drivers connect to; the dashboard is then sought at its usual port
-    of the same host. Raises UsageError for what is no address.
+    $RAY_ADDRESS mostly names the port that nodes and drivers connect to; the dashboard is then expected at its usual
+    port of the same host. Raises UsageError for what is no address.
     """
     if given:
         return Dashboard(_dashboard_url(given, "--address"), "--address")
@@ -48,7 +47,7 @@ def dashboard(given: str = "") -> Dashboard:
 
 
 def ray_address(given: str = "") -> str:
-    """What `ray.init` connects a driver to: `given`, else $RAY_ADDRESS, which Ray sets in a job, else `LOCAL`.
+    """The address for `ray.init`: `given`, else $RAY_ADDRESS, which Ray sets in a job, else `LOCAL`.
 
     "auto" is a cluster that `ray start` made on this machine. Raises UsageError for the address of a dashboard.
     """
@@ -58,7 +57,7 @@ def ray_address(given: str = "") -> str:
         return text
     if text.startswith(("http://", "https://")):
         raise UsageError(
-            f"{origin} {text} is a dashboard, for commands that are sent: put `procap submit --address {text} --` "
+            f"{origin} {text} is a dashboard, which takes submitted commands: put `procap submit --address {text} --` "
             "before this one, or name the port of `ray start --head`, as in HOST:6379"
         )
     if text.startswith("ray://"):
@@ -69,48 +68,15 @@ def ray_address(given: str = "") -> str:
     return text
 
 
-def ray_folder() -> Path:
-    """Where Ray keeps its logs, and the address of the cluster that `ray start` made last: by Ray's own rule."""
-    scratch = os.environ.get("TMPDIR", "/tmp") if sys.platform.startswith("linux") else "/tmp"
-    return Path(os.environ.get("RAY_TMPDIR", scratch), "ray")
-
-
-def current_cluster() -> str:
-    """The address that Ray takes for "auto", empty where it would choose one itself or there is none.
-
-    That of $RAY_ADDRESS, of the nodes that run on this machine where they agree, or of the last `ray start`.
-    """
-    if given := os.environ.get("RAY_ADDRESS"):
-        return given
-    if len(running := _running()) == 1:
-        return running.pop()
-    with suppress(OSError, UnicodeDecodeError):
-        return (ray_folder() / "ray_current_cluster").read_text(encoding="utf-8").strip()
-    return ""
-
-
-def _running() -> set[str]:
-    """The clusters of the nodes on this machine: those of `ray start --temp-dir` leave their address nowhere else."""
-    import psutil
-
-    found = set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            words = process.cmdline()
-            if words and "raylet" in Path(words[0]).name:
-                found |= {word.partition("=")[2] for word in words if word.startswith("--gcs-address=")}
-    return found - {"", "None"}
-
-
 def settle_auth(*, private: bool = False) -> None:
-    """Set $RAY_AUTH_MODE, which Ray else guesses differently in every command; what the user has set stays.
+    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; a value of the user stays.
 
-    A token that is there is used. private: the cluster is started by this process for itself alone; it gets a token of
-    its own, because some of Ray's ports listen on every network of the machine.
+    A token that is set is used. private: this process starts the cluster for itself; it gets a token of its own,
+    because some of Ray's ports listen on every network of the machine.
     """
     if os.environ.get("RAY_AUTH_MODE"):
         return
-    assert "ray" not in sys.modules, "Ray was imported before it was settled whether it wants a token"
+    assert "ray" not in sys.modules, "Ray was imported before its authentication was set up"
     found = _has_token()
     if private and not found:
         os.environ.pop("RAY_AUTH_TOKEN_PATH", None)

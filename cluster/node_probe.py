@@ -1,6 +1,6 @@
-"""What one node finds when it looks around. Sent to it by value: it works where nothing of this program is installed.
+"""Facts about one node of a cluster: versions, data, weights, results. Sent to the node by value.
 
-Therefore only the standard library is imported above, and everything else where it is used.
+It works where nothing of this program is installed: only the standard library is imported above, the rest where used.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("procap", "shards", "runner", "cluster", "benchmarks")
-PIECES, PIECE = 16, 2**16
-"""Of a large file so many pieces of so many bytes are compared."""
+SAMPLES, SAMPLE_BYTES = 16, 2**16
+"""Of a large file, for its digest."""
 SEEN_SECONDS = 5.0
-"""For so long another machine's file may take to appear on a network disk."""
+"""How long another machine's file may take to appear on a network disk."""
 
 Facts = dict[str, Any]
 
 
-def look(wants: Facts) -> Facts:
-    """Facts about this node: versions, and for each data set, file and place what it has or, with "!", why not.
+def probe_node(wants: Facts) -> Facts:
+    """Collect versions, and for each data set, file and folder a digest or, behind "!", the error.
 
     wants: data, results, datasets (each with the splits that are read), files (as strings), backbones (those whose
-    weights go by a tag), gpus (whether they are counted), nonce and name of this node.
+    weights have a tag), gpus (whether to count them), nonce and name of this node.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,7 +52,7 @@ def look(wants: Facts) -> Facts:
 
 
 def _attempt(work: Callable[[], str]) -> str:
-    """What `work` gives, or "!" and the reason in one line: no exception of this program has to be known elsewhere."""
+    """The result of `work`, or "!" and the error in one line: the driver need not know the node's exception classes."""
     try:
         return work()
     except Exception as error:
@@ -71,7 +71,7 @@ def _version(package: str) -> str:
 
 
 def _code() -> str:
-    """Digest of this program's files."""
+    """Digest of this program's Python files."""
     roots = {}
     for package in PACKAGES:
         found = importlib.util.find_spec(package)
@@ -83,7 +83,7 @@ def _code() -> str:
 
 
 def digest_of_source(packages: dict[str, Path]) -> str:
-    """Of the names and the content of the Python files of packages, by the folders that they are in."""
+    """Digest of the names and contents of the Python files of packages, given their folders."""
     digest = hashlib.sha256()
     for package, root in packages.items():
         for file in sorted(root.rglob("*.py")):
@@ -93,7 +93,7 @@ def digest_of_source(packages: dict[str, Path]) -> str:
 
 
 def _data(given: str, datasets: dict[str, list[str]]) -> dict[str, str]:
-    """Digest of each data set's manifest; empty for one that is packed here when it is needed."""
+    """Digest of each data set's manifest; empty for one that is packed here on demand."""
     from shards.home import data_root
 
     root = ""
@@ -128,7 +128,7 @@ def _dataset(root: Path, name: str, wanted: list[str]) -> str:
 
 
 def _weights(name: str, tag: str | None) -> str:
-    """Digest of the file that is read for a backbone."""
+    """Digest of a backbone's file."""
     from procap.weights.loading import weights_file
 
     file = weights_file(name, tag)
@@ -136,7 +136,7 @@ def _weights(name: str, tag: str | None) -> str:
 
 
 def _results(given: str, nonce: str, name: str) -> str:
-    """Leaves this node's name where it found the driver's; the driver looks for it."""
+    """Write this node's name beside the driver's, which the driver looks for; "!other" where the driver's is missing."""
     from shards.urls import is_url, local_path
 
     mark = f".preflight-{nonce}"
@@ -152,14 +152,14 @@ def _results(given: str, nonce: str, name: str) -> str:
     assert folder is not None
     if name == "driver":
         (folder / mark).mkdir(parents=True)
-    elif not seen(folder / mark / "driver", nonce):
+    elif not wait_for_content(folder / mark / "driver", nonce):
         return "!other"
     (folder / mark / name).write_text(nonce)
     return ""
 
 
-def seen(file: Path, content: str) -> bool:
-    """Whether a file with that content is there, or appears in a moment."""
+def wait_for_content(file: Path, content: str) -> bool:
+    """Whether a file with that content is there within `SEEN_SECONDS`."""
     deadline = time.monotonic() + SEEN_SECONDS
     while True:
         try:
@@ -173,7 +173,7 @@ def seen(file: Path, content: str) -> bool:
 
 
 def _free(given: str) -> int:
-    """Bytes for results: in their folder, or for those behind a URL in the cache."""
+    """Free bytes for results: in their folder, or in the cache for those behind a URL."""
     from shards.home import cache_home
     from shards.urls import local_path
 
@@ -182,18 +182,18 @@ def _free(given: str) -> int:
 
 
 def _sampled(file: Path) -> str:
-    """Digest of the size and of pieces all over a file."""
+    """Digest of the size and of samples all over a file."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
-        for number in range(PIECES):
-            stream.seek(max(0, size - PIECE) * number // (PIECES - 1))
-            digest.update(stream.read(PIECE))
+        for number in range(SAMPLES):
+            stream.seek(max(0, size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            digest.update(stream.read(SAMPLE_BYTES))
     return digest.hexdigest()[:16]
 
 
 def _gpus() -> str:
-    """How many GPUs there are, whatever of them a task is shown; "!" where torch was built without CUDA."""
+    """The number of GPUs, also of those that Ray hides from a task; "!" where torch was built without CUDA."""
     import pynvml
     import torch
 

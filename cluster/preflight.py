@@ -1,4 +1,4 @@
-"""Before the first run: does every node have this program, the data and the weights, and the same results as here?"""
+"""Checks before the first run: every node has this program, the data, the weights, and the same results as here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import node_probe
-from cluster.node_probe import Facts, look, seen
+from cluster.node_probe import Facts, probe_node, wait_for_content
 from cluster.paths import absolute
 from cluster.ray_cluster import Node, nodes
 from procap.errors import UserError
@@ -19,18 +19,16 @@ from shards.urls import local_path, redact
 
 FREE_BYTES = 256 * 2**20
 TRAINING_SPLITS = ("train", "val")
-"""What is read of a data set that is trained on, where it has them; a test split may be absent then."""
+"""Splits that training reads, where a data set has them; a test split may be missing then."""
 DRIVER = "driver"
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What every run will need.
+    """What the runs need on every node.
 
-    data, results: as they were given, a folder or a URL; empty data is the node's own default.
-    datasets: each with the splits that are read of it.
-    backbones: name and weights of each; those that are files are looked for.
-    device: as `--device` has it.
+    data, results: a folder or a URL, as given; empty data is the node's own default.
+    datasets: each with the splits that are read of it. backbones: name and weights of each. device: of --device.
     """
 
     data: str
@@ -39,8 +37,8 @@ class Requirements:
     backbones: tuple[tuple[str, str | None], ...] = ()
     device: str = "auto"
 
-    def plain(self) -> Facts:
-        """For `look`: folders are absolute, since a node works in a folder of its own."""
+    def to_request(self) -> Facts:
+        """As `probe_node` takes it; folders are absolute, since a node works in a folder of its own."""
         files = [str(name) for pair in self.backbones for name in pair if name and _is_file(name)]
         return {
             "data": absolute(self.data),
@@ -53,30 +51,29 @@ class Requirements:
 
 
 def check_nodes(wants: Requirements, timeout: float = 60.0, *, growing: bool = False) -> None:
-    """Look around on every node that can carry out a run, all at once; Ray is connected already.
+    """Probe all nodes that can execute a run, at once; Ray is connected already.
 
-    Data sets that are drawn or bundled are packed here first. Nodes that Ray itself calls dead are left out, as are
-    those without CPUs and GPUs.
-    growing: nodes come when runs ask for them, so that there may be none yet; those that come are not looked at.
-    Raises UserError that names each node that cannot be used, with every reason; a node that has not answered after
-    `timeout` seconds is one of them. DataError and UserError tell what is wrong here.
+    Built-in data sets are packed here first. Dead nodes and those without CPUs and GPUs are left out.
+    growing: nodes are started on demand, so that there may be none yet; those that start later are not checked.
+    Raises UserError that names each unusable node with every reason, a node that has not answered after `timeout`
+    seconds among them; DataError and UserError for what is wrong on this machine.
     """
     from shards.builtin import make_ready
     from shards.home import data_root
 
-    request = wants.plain() | {"nonce": uuid.uuid4().hex}
+    request = wants.to_request() | {"nonce": uuid.uuid4().hex}
     make_ready(request["datasets"], data_root(request["data"]))
     there = working_nodes()
     if not there and not growing:
         raise UserError("no node of the cluster has CPUs or GPUs; look at it with `ray status`")
     try:
-        here = look(request | {"name": DRIVER, "gpus": False, "backbones": []})
+        here = probe_node(request | {"name": DRIVER, "gpus": False, "backbones": []})
         if problems := list(_own_problems(here)):
             raise UserError(f"this machine: {'; '.join(problems)}")
-        found = _ask(there, request, timeout)
-        bad = {node: list(problems_of(node, facts, here, request)) for node, facts in found.items()}
+        found = _probe_all(there, request, timeout)
+        bad = {node: list(find_problems(node, facts, here, request)) for node, facts in found.items()}
     finally:
-        _tidy(request)
+        _remove_marks(request)
     if wants.device.startswith("cuda") and not growing and not any(node.gpus for node in there):
         bad |= {node: [*bad.get(node, []), "it has no GPU"] for node in there}
     named = [f"{node}: {'; '.join(reasons)}" for node, reasons in bad.items() if reasons]
@@ -85,12 +82,12 @@ def check_nodes(wants: Requirements, timeout: float = 60.0, *, growing: bool = F
 
 
 def working_nodes() -> list[Node]:
-    """The nodes that have something for a run to be placed on."""
+    """The nodes with CPUs or GPUs."""
     return [node for node in nodes() if node.cpus or node.gpus]
 
 
-def _ask(there: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Facts | str]:
-    """What each node found, or why it found nothing; without those that Ray has called dead meanwhile."""
+def _probe_all(there: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Facts | str]:
+    """The facts of each node, or why there are none; without nodes that died meanwhile."""
     import ray
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -98,7 +95,7 @@ def _ask(there: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Fa
     # By value, so that a node without this program can say so.
     cloudpickle.register_pickle_by_value(node_probe)
     try:
-        remote = ray.remote(num_cpus=0, max_retries=0)(look)
+        remote = ray.remote(num_cpus=0, max_retries=0)(probe_node)
         asked: dict[Any, Node] = {}
         for node in there:
             place = NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False)
@@ -121,14 +118,14 @@ def _answer(task: Any) -> Facts | str:
 
     try:
         return ray.get(task)
-    # Whatever Ray raises for a task that never ran or did not end, of which the classes are many.
+    # Ray has many classes for a task that never ran or did not end.
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"the check did not run there ({type(error).__name__}: {lines[-1][:200] if lines else ''})"
 
 
-def problems_of(node: Node, facts: Facts | str, here: Mapping[str, Any], request: Facts) -> Iterator[str]:
-    """Why `node`, which found `facts`, cannot do what the driver, which found `here`, would send to it."""
+def find_problems(node: Node, facts: Facts | str, here: Mapping[str, Any], request: Facts) -> Iterator[str]:
+    """Why `node` with these `facts` cannot execute runs of a driver whose facts are `here`."""
     if isinstance(facts, str):
         yield facts
         return
@@ -137,16 +134,16 @@ def problems_of(node: Node, facts: Facts | str, here: Mapping[str, Any], request
             yield f"{name} {facts[name] or 'is not installed'}, here {here[name] or 'not installed as a package'}"
     if facts["code"] != here["code"]:
         why = facts["code"][1:] if facts["code"].startswith("!") else "other files of the program than here"
-        yield f"{why}; install the same version there or send it along with `procap submit`"
+        yield f"{why}; install the same version there, or use `procap submit`, which sends it"
     yield from (
         f"weights {file}: {_why(found, 'other bytes than here')}"
         for file, found in facts["files"].items()
         if found != here["files"][file]
     )
-    # The driver computes nothing, and need not have what goes by a tag.
+    # The driver computes nothing, and need not have weights with a tag.
     yield from (found[1:] for found in facts.get("weights", []) if found.startswith("!"))
     for name, digest in facts.get("data", {}).items():
-        # Empty is what is packed when it is needed, of which there is one content only.
+        # Empty: packed on demand, always with the same content.
         if digest.startswith("!") or (digest and here["data"][name] not in ("", digest)):
             yield f"data: {_why(digest, f'{name} has other content than here')}"
     yield from _results_problems(node.identifier, facts, request)
@@ -164,7 +161,7 @@ def _results_problems(name: str, facts: Facts, request: Facts) -> Iterator[str]:
         f"results: {place} there is not the same storage as here; name a folder that all nodes share, or a URL such as "
         "s3://bucket/folder"
     )
-    if facts["results"] == "!other" or (not facts["results"] and not _wrote(name, request)):
+    if facts["results"] == "!other" or (not facts["results"] and not _is_written(name, request)):
         yield other
     elif facts["results"]:
         yield f"results: {facts['results'][1:]}"
@@ -181,18 +178,18 @@ def _own_problems(here: Facts) -> Iterator[str]:
     yield from (f"{what}: {found[1:]}" for what, found in answers if found.startswith("!"))
 
 
-def _wrote(name: str, request: Facts) -> bool:
-    """Whether what that node wrote can be read here."""
+def _is_written(name: str, request: Facts) -> bool:
+    """Whether the driver can read what the node wrote."""
     mark, nonce = f".preflight-{request['nonce']}", request["nonce"]
     folder = local_path(request["results"])
     if folder is not None:
-        return seen(folder / mark / name, nonce)
+        return wait_for_content(folder / mark / name, nonce)
     from shards.remote import RemoteFolder
 
     return RemoteFolder(request["results"]).read([f"{mark}/{name}"]) == {f"{mark}/{name}": nonce.encode()}
 
 
-def _tidy(request: Facts) -> None:
+def _remove_marks(request: Facts) -> None:
     mark = f".preflight-{request['nonce']}"
     folder = local_path(request["results"])
     if folder is not None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.address import LOCAL, current_cluster, ray_folder, settle_auth
+from cluster.address import LOCAL, settle_auth
 from cluster.paths import StoragePaths
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
@@ -218,22 +218,21 @@ def _wait_for_working_dir() -> None:
 
 def _check_listening(address: str) -> None:
     """Raise UserError where nothing listens at the address: Ray itself would try for five minutes."""
-    where = current_cluster() if address == "auto" else address
-    host, _, port = where.rpartition(":")
+    host, _, port = address.rpartition(":")
     if not port.isdigit():
-        # Ray looks in more places, and does not wait there.
+        # "auto", which Ray looks up on this machine.
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
-        raise _unreachable(address, f"{where}: {error.strerror or error}".lower()) from None
+        raise _unreachable(address, (error.strerror or str(error)).lower()) from None
 
 
 def _unreachable(address: str, why: str) -> UserError:
     if address == LOCAL:
         return UserError(
-            f"Ray did not start on this machine ({why}); its logs are in {ray_folder()}/session_latest/logs; one run "
-            "at a time needs no Ray: --max-concurrent 1, without --processes"
+            f"Ray did not start on this machine ({why}); its logs are in session_latest/logs of /tmp/ray or $RAY_TMPDIR; "
+            "one run at a time needs no Ray: --max-concurrent 1, without --processes"
         )
     where = "on this machine" if address == "auto" else f"at {address}"
     return UserError(

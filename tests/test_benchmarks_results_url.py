@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_cluster_space import sweep_settings
+from test_cluster_sweep import sweep_settings
 
 from benchmarks.cli import bench as suite_commands
 from benchmarks.cli import main
-from benchmarks.cli import sweep as sweep_commands
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
-from benchmarks.sweeps.table import commands
-from cluster.launcher import do_all
-from cluster.sweep import carry_out
+from benchmarks.sweeps.table import make_commands
+from cluster.launcher import launch
+from cluster.sweep import Sweep
 from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -42,15 +41,15 @@ def and_interrupted(work):
 
 
 def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, capsys):
-    monkeypatch.setattr(suite_commands, "do_all", and_interrupted(do_all))
+    monkeypatch.setattr(suite_commands, "launch", and_interrupted(launch))
     assert main(["bench", "base-to-novel", *SUITE, *at]) == 143
     collection = json.loads((there / "collections/suite/base-to-novel/collection.json").read_text())
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
 
 
 def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, capsys):
-    monkeypatch.setattr(sweep_commands, "carry_out", and_interrupted(carry_out))
-    asked = ("--name", "s", "--methods", "zeroshot", "--seeds", "1", "--vary", "shots=1,2")
+    monkeypatch.setattr(Sweep, "run", and_interrupted(Sweep.run))
+    asked = ("--name", "s", "--methods", "zeroshot", "--param", "shots=1,2")
     assert main(["sweep", *asked, *at]) == 143
     collection = json.loads((there / "collections/sweep/s/collection.json").read_text())
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 2
@@ -75,6 +74,6 @@ def test_the_commands_printed_by_a_sweep_hold_no_password():
         results="s3://bucket/results",
         tracking="postgresql+psycopg2://me:hunter2@db/mlflow",
     )
-    for line in commands(sweep_settings(), {"recipe.lr": 0.1}, place, EngineFlags()):
+    for line in make_commands(sweep_settings(), {"recipe.lr": 0.1}, place, EngineFlags()):
         assert "hunter2" not in line and "--results s3://bucket/results" in line
         assert "--data https://data.example/shards" in line and "--tracking postgresql+psycopg2://db/mlflow" in line

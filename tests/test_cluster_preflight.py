@@ -21,8 +21,8 @@ from ray_nodes import Nodes
 from toy_shards import toy_source
 
 from cluster import node_probe
-from cluster.node_probe import look
-from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes, problems_of
+from cluster.node_probe import probe_node
+from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes, find_problems
 from cluster.ray_cluster import Node
 from procap.errors import UserError
 from shards.pack import pack_source
@@ -46,13 +46,13 @@ class Pair:
     """The driver and one node, in this process; `there` are the changes of what the node is asked or has."""
 
     def __init__(self, wants: Requirements) -> None:
-        self.request = wants.plain() | {"nonce": "0" * 32}
-        self.here = look(self.request | {"name": "driver"})
+        self.request = wants.to_request() | {"nonce": "0" * 32}
+        self.here = probe_node(self.request | {"name": "driver"})
 
     def reasons(self, **there: object) -> list[str]:
         asked = {name: there.pop(name) for name in list(there) if name in self.request}
-        facts = look(self.request | {"name": NODE.identifier} | asked) | there
-        return list(problems_of(NODE, facts, self.here, self.request))
+        facts = probe_node(self.request | {"name": NODE.identifier} | asked) | there
+        return list(find_problems(NODE, facts, self.here, self.request))
 
 
 @pytest.fixture(autouse=True)
@@ -106,14 +106,14 @@ def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
 
 
 def test_a_set_that_is_drawn_on_demand_need_not_be_there_where_it_can_be_written(wants, tmp_path):
-    request = wants.plain() | {
+    request = wants.to_request() | {
         "nonce": "0" * 32,
         "name": "driver",
         "data": str(tmp_path / "new"),
         "datasets": {"digits": ["train"]},
     }
-    assert look(request)["data"] == {"digits": ""}
-    assert "no shards of 'dtd'" in look(request | {"datasets": {"dtd": ["train"]}})["data"]["dtd"]
+    assert probe_node(request)["data"] == {"digits": ""}
+    assert "no shards of 'dtd'" in probe_node(request | {"datasets": {"dtd": ["train"]}})["data"]["dtd"]
 
 
 def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
@@ -129,17 +129,17 @@ def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
 
 def test_gpus_that_ray_was_told_of_have_to_be_there(wants):
     pair = Pair(wants)
-    facts = look(pair.request | {"name": NODE.identifier}) | {"gpus": "1"}
-    assert list(problems_of(replace(NODE, gpus=2.0), facts, pair.here, pair.request)) == ["1 GPUs, Ray was told 2"]
+    facts = probe_node(pair.request | {"name": NODE.identifier}) | {"gpus": "1"}
+    assert list(find_problems(replace(NODE, gpus=2.0), facts, pair.here, pair.request)) == ["1 GPUs, Ray was told 2"]
 
 
 def test_a_node_where_nothing_of_this_is_installed_can_say_so(wants):
     """With the standard library alone, as a bare node has it."""
-    request = wants.plain() | {"nonce": "0" * 32, "name": "bare", "files": ["/nowhere/clip.pt"]}
-    code = f"exec(open({node_probe.__file__!r}).read()); import json; print(json.dumps(look({request!r})))"
+    request = wants.to_request() | {"nonce": "0" * 32, "name": "bare", "files": ["/nowhere/clip.pt"]}
+    code = f"exec(open({node_probe.__file__!r}).read()); import json; print(json.dumps(probe_node({request!r})))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     reasons = list(
-        problems_of(NODE, json.loads(done.stdout), Pair(wants).here | {"files": {"/nowhere/clip.pt": ""}}, request)
+        find_problems(NODE, json.loads(done.stdout), Pair(wants).here | {"files": {"/nowhere/clip.pt": ""}}, request)
     )
     assert any("torch is not installed" in reason for reason in reasons)
     assert any("the package procap of this program is not installed" in reason for reason in reasons)
@@ -279,7 +279,7 @@ def test_weights_that_go_by_a_tag_are_looked_for_on_the_nodes_alone(wants, tmp_p
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     named = replace(wants, backbones=(("ViT-B-16", None), ("mini", None), ("ViT-B-32", "random")))
-    assert named.plain()["backbones"] == [("ViT-B-16", None)]
+    assert named.to_request()["backbones"] == [("ViT-B-16", None)]
     [reason] = Pair(named).reasons()
     assert reason.startswith("weights 'openai' of ViT-B-16 are not on this machine; looked for")
     (tmp_path / "home/weights").mkdir(parents=True)

@@ -192,7 +192,7 @@ def test_a_token_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp
 def test_settling_too_late_is_no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     monkeypatch.setenv("RAY_AUTH_MODE", "")
-    with pytest.raises(AssertionError, match="before it was settled"):
+    with pytest.raises(AssertionError, match="before its authentication"):
         settle_auth(private=True)
 
 

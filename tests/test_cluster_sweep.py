@@ -412,7 +412,7 @@ def test_nodes_are_checked_for_weights_and_not_for_a_name_with_a_slash(tiny_chec
     monkeypatch.chdir(tiny_checkpoint.parent)
     varied = sweep_settings(space={"backbone": ["ViT-B/16", tiny_checkpoint.name]})
     paths = StoragePaths("", str(tmp_path), RuntimeConfig(data=tmp_path, results=tmp_path))
-    assert _requirements(varied, paths).plain()["files"] == [str(tiny_checkpoint)]
+    assert _requirements(varied, paths).to_request()["files"] == [str(tiny_checkpoint)]
 
 
 def test_a_score_that_is_missing_is_not_a_number_for_ray_tune() -> None:
