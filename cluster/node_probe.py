@@ -136,7 +136,7 @@ def _weights(name: str, tag: str | None) -> str:
 
 
 def _results(given: str, nonce: str, name: str) -> str:
-    """Write this node's name beside the driver's, which the driver looks for; "!other" where the driver's is missing."""
+    """Write this node's name beside the driver's; "!other" where that is missing. The driver looks for the names."""
     from shards.urls import is_url, local_path
 
     mark = f".preflight-{nonce}"

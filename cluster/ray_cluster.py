@@ -231,7 +231,7 @@ def _check_listening(address: str) -> None:
 def _unreachable(address: str, why: str) -> UserError:
     if address == LOCAL:
         return UserError(
-            f"Ray did not start on this machine ({why}); its logs are in session_latest/logs of /tmp/ray or $RAY_TMPDIR; "
+            f"Ray did not start on this machine ({why}); see /tmp/ray/session_latest/logs; "
             "one run at a time needs no Ray: --max-concurrent 1, without --processes"
         )
     where = "on this machine" if address == "auto" else f"at {address}"
