@@ -119,10 +119,10 @@ class Target:
         Names are those of the catalogue and of what is packed in `data`. Raises UsageError or DataUsageError for
         anything else.
         """
-        from shards.resolve import known
+        from shards.resolve import resolve_dataset
 
         read = cls.recorded(text)
-        dataset = known(read.dataset, data)
+        dataset = resolve_dataset(read.dataset, data)
         if read.split not in dataset.counts:
             raise unknown_name(f"split of {dataset.name}", read.split, dataset.counts)
         return cls(dataset.name, read.classes, read.split)
@@ -221,12 +221,12 @@ def plan_run(
     """
     from procap.methods import method_class, method_options
     from procap.weights.loading import canonical
-    from shards.resolve import known
+    from shards.resolve import resolve_dataset
 
     if recipe not in ("published", "procap"):
         raise unknown_name("recipe", recipe, ("published", "procap"))
     kind = method_class(method)
-    found = known(dataset, data)
+    found = resolve_dataset(dataset, data)
     task = task or ("few-shot" if parse_classes(classes) == "all" else "base-to-novel")
     own = kind.recipe(task, shots, found.base)
     base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)

@@ -14,11 +14,11 @@ def make_ready(names: Iterable[str], data_root: Path) -> None:
     """
     from shards.mirror import is_mirror
     from shards.pack import pack_source
-    from shards.resolve import is_packed, known
+    from shards.resolve import is_packed, resolve_dataset
     from shards.sources import builtin_source
 
     if is_mirror(data_root):
         return
     for name in dict.fromkeys(names):
-        if not is_packed(data_root, name) and (dataset := known(name, data_root)).source != "folder":
+        if not is_packed(data_root, name) and (dataset := resolve_dataset(name, data_root)).source != "folder":
             pack_source(builtin_source(dataset), data_root)

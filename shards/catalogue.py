@@ -64,10 +64,10 @@ def find(name: str) -> Dataset:
     dataset = _plain(name)
     if dataset:
         return dataset
-    change = change_of(name)
+    change = parse_name(name)
     base = _plain(change.base)
     if base and base.source == "folder":
-        return derived(base, own_split=change.own_split, subset=change.subset, resize=change.resize)
+        return derive_dataset(base, random_split=change.random_split, subset=change.subset, resize=change.resize)
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
     raise unknown_name("data set", name, spellings, sorted(CATALOGUE))
 
@@ -77,12 +77,12 @@ class Change:
     """What the name of a derived set says: the set it comes from, and what `derived` is told."""
 
     base: str
-    own_split: int | None
+    random_split: int | None
     subset: bool
     resize: int | None
 
 
-def change_of(name: str) -> Change:
+def parse_name(name: str) -> Change:
     """Read a name like `caltech101-split7-224px`; a name without such endings is its own base."""
     parts = DERIVED.fullmatch("-".join(name.lower().replace("_", " ").split()))
     if parts is None:
@@ -91,24 +91,28 @@ def change_of(name: str) -> Change:
     return Change(parts["base"], seed, bool(parts["subset"]), resize)
 
 
-def derived(dataset: Dataset, own_split: int | None = None, subset: bool = False, resize: int | None = None) -> Dataset:
+def derive_dataset(
+    dataset: Dataset, random_split: int | None = None, subset: bool = False, resize: int | None = None
+) -> Dataset:
     """A published set with another split, with fewer images, or with smaller ones: another set, by another name.
 
-    own_split: the seed of a split of one's own. subset: only the files that are there. resize: pixels of the shorter
+    random_split: the seed of a random split. subset: only the files that are there. resize: pixels of the shorter
     side. Raises DataUsageError where that cannot be made.
     """
-    if own_split is None and not subset and resize is None:
+    if random_split is None and not subset and resize is None:
         return dataset
     if dataset.source != "folder" or dataset.variant:
-        raise DataUsageError(f"'{dataset.name}' is packed as it is: own splits, subsets and sizes are for raw folders")
-    if own_split is not None and subset:
+        raise DataUsageError(
+            f"'{dataset.name}' is packed as it is: random splits, subsets and sizes are for raw folders"
+        )
+    if random_split is not None and subset:
         raise DataUsageError("--random-split takes the images that are there: leave out --subset")
-    if own_split is not None and not (dataset.raw and dataset.raw.own_split):
-        raise DataUsageError(f"'{dataset.name}' has an official split in its folders or lists: no own split is made")
+    if random_split is not None and not (dataset.raw and dataset.raw.random_split):
+        raise DataUsageError(f"'{dataset.name}' has an official split in its folders or lists: no random split is made")
     if resize is not None and resize < 16:
         raise DataUsageError(f"--resize {resize}: at least 16 pixels on the shorter side")
     suffixes = {
-        f"-split{own_split}": (own_split is not None, f"own split, seed {own_split}"),
+        f"-split{random_split}": (random_split is not None, f"random split, seed {random_split}"),
         "-subset": (subset, "subset of the images"),
         f"-{resize}px": (resize is not None, f"resized to {resize} pixels on the shorter side"),
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists"]
-OwnSplit = Literal["", "folders", "trainval", "labels"]
+RandomSplit = Literal["", "folders", "trainval", "labels"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class PublicShards:
 
 
 @dataclass(frozen=True)
-class RawSheet:
+class RawLayout:
     """How the raw files of a published data set lie on a disk.
 
     folders: of the data set below the raw root, CoOp's name first, then names that archives unpack to.
     images: of the images below that, CoOp's first; "." is the folder itself.
     get: where images and lists come from, one sentence.
     split_file: the official list of train, val and test. split_digests: of its splits, where they are known.
-    own_split: how CoOp splits without that file: whole class folders, the official train list, or a file of labels.
+    random_split: how CoOp splits without that file: whole class folders, the official train list, or a file of labels.
     ignored: entries among the class folders that are no class. renamed: class folder to class name.
     indices: ImageNet's numbers of the classes of a set that has some of them; () is all of them in order.
     """
@@ -43,7 +43,7 @@ class RawSheet:
     split_file: str = ""
     classnames_digest: str = ""
     split_digests: Mapping[str, str] = field(default_factory=dict)
-    own_split: OwnSplit = ""
+    random_split: RandomSplit = ""
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     indices: tuple[int, ...] = field(default=(), repr=False)
@@ -76,7 +76,7 @@ class Dataset:
     title: str = ""
     base: str = ""
     variant: str = ""
-    raw: RawSheet | None = field(default=None, repr=False)
+    raw: RawLayout | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or self.name)

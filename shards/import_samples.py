@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shards.catalogue import change_of
+from shards.catalogue import parse_name
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import FewShotSamples, check_shots, list_split, read_samples
 from shards.reader import ShardSet
@@ -159,7 +159,7 @@ def _import_json(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShot
     samples = read_samples(file)
     if (samples.shots, samples.seed) != (shots, seed):
         raise DataUsageError(f"{file} holds other samples: give --shots {samples.shots} --seed {samples.seed}")
-    if samples.dataset not in (shards.name, change_of(shards.name).base):
+    if samples.dataset not in (shards.name, parse_name(shards.name).base):
         raise DataUsageError(f"{file} holds few-shot samples of '{samples.dataset}', not of '{shards.name}'")
     labels = _labels_by_path(*list_split(shards, "train"))
     train = _match_paths(samples.train, labels, f"{file}, train")

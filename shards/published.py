@@ -8,7 +8,7 @@ and SUN397 lists have no digest here: they are held to their sizes and class nam
 
 from __future__ import annotations
 
-from shards.dataset import Dataset, PublicShards, RawSheet
+from shards.dataset import Dataset, PublicShards, RawLayout
 from shards.published_shifts import SHIFTS
 
 LISTS = "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md"
@@ -26,7 +26,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="non-commercial research and education, by the terms at https://image-net.org/download",
         description="generic object recognition: 1,000 classes of things and animals",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="imagenet",
             folders=("imagenet", "ILSVRC2012", "imagenet-1k", "imagenet1k", "ILSVRC"),
             images=("images", "Data/CLS-LOC", "ILSVRC/Data/CLS-LOC", "."),
@@ -46,7 +46,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="CC BY 4.0, by its record at https://data.caltech.edu",
         description="generic object recognition: objects and animals, without background and Faces_easy",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("caltech-101", "caltech101", "101_ObjectCategories"),
             images=(
@@ -59,7 +59,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             split_file="split_zhou_Caltech101.json",
             classnames_digest="84f9ff49dce58ae6",
             split_digests={"train": "a5b7b0d211da6c05", "val": "5f7a92c1999cc63d", "test": "8d78091ef392e331"},
-            own_split="folders",
+            random_split="folders",
             ignored=("BACKGROUND_Google", "Faces_easy"),
             renamed={"airplanes": "airplane", "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike"},
             public=PublicShards("wds_vtab-caltech101", False, "it is VTAB's split, with 102 classes"),
@@ -76,7 +76,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="CC BY-SA 4.0, by https://www.robots.ox.ac.uk/~vgg/data/pets/",
         description="fine-grained pets: breeds of cats and dogs",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("oxford_pets", "oxford-iiit-pet", "oxford_iiit_pet", "oxford-pets"),
             images=("images",),
@@ -85,7 +85,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             split_file="split_zhou_OxfordPets.json",
             classnames_digest="8e35ab44db27d55a",
             split_digests={"train": "e950d45f42d97ee6", "val": "83587f4cb7a7e8f9", "test": "c01635c4956326ea"},
-            own_split="trainval",
+            random_split="trainval",
             public=PublicShards("wds_vtab-pets", True, ""),
         ),
     ),
@@ -100,7 +100,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="see source: https://ai.stanford.edu/~jkrause/cars/car_dataset.html (no longer online)",
         description="fine-grained cars: year, make and model",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("stanford_cars", "stanford-cars", "StanfordCars"),
             images=(".",),
@@ -109,7 +109,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             split_file="split_zhou_StanfordCars.json",
             classnames_digest="2caca90b5c02b65f",
             split_digests={"train": "d1be210e56cec9cf", "val": "4a37df9f70630014", "test": "bba5884a3125f683"},
-            own_split="trainval",
+            random_split="trainval",
             public=PublicShards("wds_cars", True, ""),
         ),
     ),
@@ -124,7 +124,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="see source: https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
         description="fine-grained flowers: species by their common names",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("oxford_flowers", "flowers-102", "oxford-flowers", "flowers102"),
             images=("jpg", "102flowers/jpg"),
@@ -133,7 +133,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             split_file="split_zhou_OxfordFlowers.json",
             classnames_digest="0d27092c2140383d",
             split_digests={"train": "85b214fbb5333fe4", "val": "9bb0000d39591002", "test": "6d7bfef7de67deea"},
-            own_split="labels",
+            random_split="labels",
             public=PublicShards("wds_vtab-flowers", False, "its splits are the official ones, not CoOp's"),
         ),
     ),
@@ -147,7 +147,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="images are Foodspotting's: beyond scientific fair use ask their owners (license_agreement.txt)",
         description="fine-grained food: dishes",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("food-101", "food101"),
             images=("images", "food-101/images"),
@@ -155,7 +155,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             f"the split file from {LISTS}",
             split_file="split_zhou_Food101.json",
             classnames_digest="efe7060c0e6aa88c",
-            own_split="folders",
+            random_split="folders",
             public=PublicShards("wds_food101", False, "its splits are the official ones, 75,750 and 25,250 images"),
         ),
     ),
@@ -170,7 +170,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="non-commercial research only; the photographers keep their copyright (README of the archive)",
         description="fine-grained aircraft: model variants",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="variant-lists",
             folders=("fgvc_aircraft", "fgvc-aircraft-2013b/data", "fgvc_aircraft/data", "fgvc-aircraft/data"),
             images=("images",),
@@ -190,7 +190,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="see source: https://vision.princeton.edu/projects/2010/SUN/",
         description="scene classification: places indoors and outdoors, partition 01",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("sun397", "SUN397"),
             images=("SUN397", "."),
@@ -198,7 +198,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             f"the split file from {LISTS}",
             split_file="split_zhou_SUN397.json",
             classnames_digest="583c0fad85d22c56",
-            own_split="trainval",
+            random_split="trainval",
             public=PublicShards("wds_sun397", False, "all 108,754 images lie in its test split"),
         ),
     ),
@@ -213,7 +213,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="for research purposes, by https://www.robots.ox.ac.uk/~vgg/data/dtd/",
         description="texture classification: words that describe surfaces",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("dtd", "DTD", "dtd-r1.0.1"),
             images=("images", "dtd/images"),
@@ -221,7 +221,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             split_file="split_zhou_DescribableTextures.json",
             classnames_digest="681d23b9cd3c2ede",
             split_digests={"train": "d2ce955c388cfa19", "val": "d86b5a008fbfdac6", "test": "466c266a0e947e8c"},
-            own_split="folders",
+            random_split="folders",
             public=PublicShards("wds_vtab-dtd", False, "its splits are an official partition, not CoOp's"),
         ),
     ),
@@ -236,7 +236,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="MIT, by https://github.com/phelber/EuroSAT",
         description="satellite land-use classification: Sentinel-2 in RGB, 64 x 64 pixels",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("eurosat", "EuroSAT", "EuroSAT_RGB"),
             images=("2750", "EuroSAT_RGB", "EuroSAT/2750", "EuroSAT", "."),
@@ -245,7 +245,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             split_file="split_zhou_EuroSAT.json",
             classnames_digest="bcff3a8022b63397",
             split_digests={"train": "60febf70f541f06d", "val": "21582fdce7d97432", "test": "f323399696c7a181"},
-            own_split="folders",
+            random_split="folders",
             renamed={
                 "AnnualCrop": "Annual Crop Land",
                 "Forest": "Forest",
@@ -271,7 +271,7 @@ PUBLISHED: tuple[Dataset, ...] = (
         source="folder",
         licence="see source: https://www.crcv.ucf.edu/data/UCF101.php",
         description="action recognition: the middle frame of each video, split 01",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="split-file",
             folders=("ucf101", "UCF101", "UCF-101-midframes"),
             images=("UCF-101-midframes", "."),
@@ -279,7 +279,7 @@ PUBLISHED: tuple[Dataset, ...] = (
             split_file="split_zhou_UCF101.json",
             classnames_digest="d22e81fba7ebebf0",
             split_digests={"train": "33f0168839389405", "val": "537efdf06e99e577", "test": "305fd2e1fa02d8cb"},
-            own_split="trainval",
+            random_split="trainval",
         ),
     ),
     *SHIFTS,

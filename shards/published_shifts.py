@@ -5,7 +5,7 @@ ProCAP's appendix lists no prompts for them: they take ImageNet's, as a model tr
 
 from __future__ import annotations
 
-from shards.dataset import Dataset, PublicShards, RawSheet
+from shards.dataset import Dataset, PublicShards, RawLayout
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ SHIFTS: tuple[Dataset, ...] = (
         source="folder",
         licence="MIT, by https://github.com/modestyachts/ImageNetV2; the photographs are their owners'",
         description="ImageNet distribution shift: new photographs, matched in frequency",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="numbered-folders",
             folders=("imagenetv2", "ImageNetV2", "imagenetv2-matched-frequency-format-val"),
             images=("imagenetv2-matched-frequency-format-val", "imagenetv2-matched-frequency", "."),
@@ -67,7 +67,7 @@ SHIFTS: tuple[Dataset, ...] = (
         source="folder",
         licence="MIT, by https://github.com/HaohanWang/ImageNet-Sketch; the sketches are their owners'",
         description="sketch-style ImageNet images: in black and white",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="wnid-folders",
             folders=("imagenet-sketch", "imagenet_sketch", "ImageNet-Sketch", "sketch"),
             images=("images", "sketch", "."),
@@ -87,7 +87,7 @@ SHIFTS: tuple[Dataset, ...] = (
         source="folder",
         licence="MIT, by https://github.com/hendrycks/natural-adv-examples; the photographs are their owners'",
         description="natural adversarial examples: photographs that a ResNet-50 gets wrong, of 200 classes",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="wnid-folders",
             folders=("imagenet-adversarial", "imagenet-a", "imagenet_a"),
             images=("imagenet-a", "."),
@@ -109,7 +109,7 @@ SHIFTS: tuple[Dataset, ...] = (
         source="folder",
         licence="see source: https://github.com/hendrycks/imagenet-r",
         description="renditions of ImageNet classes: art, toys, cartoons and the like, of 200 classes",
-        raw=RawSheet(
+        raw=RawLayout(
             layout="wnid-folders",
             folders=("imagenet-rendition", "imagenet-r", "imagenet_r"),
             images=("imagenet-r", "."),

@@ -119,7 +119,7 @@ class ShardSet:
 
     def paths(self, name: str) -> list[str]:
         """Paths of a split in list order, without touching its images."""
-        return self.unproven(name).paths
+        return self.unverified(name).paths
 
     def split(self, name: str) -> Split:
         """One split, every byte of it proven against the manifest.
@@ -128,7 +128,7 @@ class ShardSet:
         one or the index was altered.
         """
         self.require(name)
-        split = self.unproven(name, fetch=True)
+        split = self.unverified(name, fetch=True)
         if not self.stream:
             check_hashes(self.folder, self.manifest, name)
         return split
@@ -138,7 +138,7 @@ class ShardSet:
         self.require(name)
         return StreamedShards(self.folder, self.manifest.splits[name].shards)
 
-    def unproven(self, name: str, fetch: bool = False) -> Split:
+    def unverified(self, name: str, fetch: bool = False) -> Split:
         """One split without a look at its shards' bytes: for a check that reads them anyway.
 
         fetch: of a mirror, get each shard when it is first read.

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from shards.catalogue import CATALOGUE, change_of, find
+from shards.catalogue import CATALOGUE, find, parse_name
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError, unknown_name
 from shards.manifest import FILE, Manifest, read_manifest
@@ -16,7 +16,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 """Names of data sets: they are folders below the data root, parts of paths of results, and words of commands."""
 
 
-def known(name: str, data_root: Path | None) -> Dataset:
+def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     """The data set of that name: of the catalogue, derived from one of it, or packed in `data_root` alone.
 
     What is packed is told as it is packed (its splits, sizes and variant); the rest as the catalogue has it. None
@@ -28,7 +28,7 @@ def known(name: str, data_root: Path | None) -> Dataset:
     except DataUsageError as error:
         own = name.strip().lower()
         if data_root is not None and NAME.fullmatch(own) and is_packed(data_root, own):
-            return described(read_manifest(data_root / own, own))
+            return dataset_from_manifest(read_manifest(data_root / own, own))
         raise _unknown(name, data_root, error) from None
     if data_root is None or not is_packed(data_root, dataset.name):
         return dataset
@@ -42,7 +42,7 @@ def known(name: str, data_root: Path | None) -> Dataset:
     return replace(dataset, counts=counts, classes=len(manifest.classnames), variant=variant)
 
 
-def described(manifest: Manifest) -> Dataset:
+def dataset_from_manifest(manifest: Manifest) -> Dataset:
     """A data set as its manifest alone describes it."""
     return Dataset(
         name=manifest.dataset,
@@ -95,7 +95,7 @@ def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUs
     """`error` with the names of packed sets too, unless it says why a known set cannot be changed as asked."""
     own = [each for each in packed_names(data_root) if each not in CATALOGUE] if data_root else []
     try:
-        find(change_of(name).base)
+        find(parse_name(name).base)
     except DataUsageError:
         spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
         said = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error

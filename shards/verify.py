@@ -108,7 +108,7 @@ def _tasks(shards: ShardSet, faults: dict[str, list[str]]) -> Iterator[_Task]:
     for split, entry in manifest.splits.items():
         images = None
         try:
-            images = shards.unproven(split)
+            images = shards.unverified(split)
             read_paths(folder, manifest, split)
         except DataError as error:
             faults[split].append(str(error))

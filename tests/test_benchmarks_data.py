@@ -152,7 +152,7 @@ def test_an_own_split_and_smaller_images_are_other_data_sets(tmp_path, capsys):
     )
     assert code == 0, err
     manifest = open_dataset(data, "caltech101-split7-48px").manifest
-    assert "own split, seed 7" in manifest.variant and manifest.resize == 48
+    assert "random split, seed 7" in manifest.variant and manifest.resize == 48
     images = open_dataset(data, "caltech101-split7-48px").split("test")
     assert {min(images.image(i).size) for i in range(len(images))} == {48}
 
@@ -193,7 +193,7 @@ WRONG = [
     (["pack", "caltech"], 2, "did you mean caltech101"),
     (["pack", "paper"], 2, "--raw"),
     (["pack", "shapes", "--resize", "32"], 2, "packed as it is"),
-    (["pack", "imagenet-a", "--random-split", "1", "--raw", "RAW"], 2, "no own split"),
+    (["pack", "imagenet-a", "--random-split", "1", "--raw", "RAW"], 2, "no random split"),
     (["pack", "dtd", "--resize", "4", "--raw", "RAW"], 2, "at least 16"),
     (["pack", "dtd", "--resize", "0", "--subset", "--raw", "RAW"], 2, "at least 16"),
     (["pack", "dtd", "--subset", "--raw", "RAW", "--data", "RAW"], 2, "lies in the raw data"),

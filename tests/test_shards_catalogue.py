@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.catalogue import CATALOGUE, derived, find
+from shards.catalogue import CATALOGUE, derive_dataset, find
 from shards.errors import DataError, DataUsageError
 from shards.manifest import lines_digest
 from shards.published import PUBLISHED
@@ -158,7 +158,7 @@ def test_a_set_has_the_published_sizes_and_lies_where_coop_puts_it(name, title, 
     assert dataset.test_only == (list(present) == ["test"])
     assert (sheet(name).folders[0], sheet(name).images[0]) == (folder, images)
     assert sheet(name).split_file == SPLIT_FILES.get(name, "")
-    assert bool(sheet(name).own_split) == bool(sheet(name).split_file)
+    assert bool(sheet(name).random_split) == bool(sheet(name).split_file)
     assert len(set(sheet(name).folders)) == len(sheet(name).folders)
     assert dataset.licence and "https://" in sheet(name).get
 
@@ -320,7 +320,7 @@ def test_public_shards_are_used_only_where_their_test_split_is_coops(name):
 
 def test_a_derived_set_keeps_the_class_names_of_its_base():
     for name in ("caltech101", "imagenet-a"):
-        assert published_classnames(derived(SETS[name], resize=224)) == published_classnames(SETS[name])
+        assert published_classnames(derive_dataset(SETS[name], resize=224)) == published_classnames(SETS[name])
     with pytest.raises(ValueError, match="digits"):
         published_classnames(find("digits"))
 

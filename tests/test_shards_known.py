@@ -19,7 +19,7 @@ from shards.errors import DataError, DataUsageError
 from shards.manifest import FILE
 from shards.mirror import mirror_root
 from shards.pack import pack_source
-from shards.resolve import base_name, is_packed, known, packed_names, variant_of_name
+from shards.resolve import base_name, is_packed, packed_names, resolve_dataset, variant_of_name
 
 TEST_ONLY = {"test": 17}
 
@@ -29,7 +29,7 @@ def data(tmp_path_factory) -> Path:
     """My birds, a published set with another split, a published set of which the test images alone are packed."""
     root = tmp_path_factory.mktemp("data")
     pack_source(toy_source(name="my-birds.v2", template="a photo of a {}, a type of bird."), root)
-    pack_source(toy_source(name="dtd-split7", variant="own split, seed 7, 61 of 5,640 images"), root)
+    pack_source(toy_source(name="dtd-split7", variant="random split, seed 7, 61 of 5,640 images"), root)
     pack_source(toy_source(name="stanford-cars", counts=TEST_ONLY), root)
     (root / "broken").mkdir()
     (root / "broken" / FILE).write_text("{")
@@ -40,28 +40,28 @@ def data(tmp_path_factory) -> Path:
 
 
 def test_a_set_that_only_its_shards_describe_is_known_by_its_name(data):
-    birds = known("My-Birds.v2", data)
+    birds = resolve_dataset("My-Birds.v2", data)
     assert (birds.name, birds.base, birds.source, birds.test_only) == ("my-birds.v2", "my-birds.v2", "packed", False)
     assert birds.classnames == CLASSNAMES and dict(birds.counts) == {"train": 23, "val": 21, "test": 17}
     assert birds.template == "a photo of a {}, a type of bird." and birds.variant == ""
 
 
 def test_a_packed_set_is_told_as_it_is_packed_and_an_absent_one_as_published(data):
-    assert known("DTD split7", data).variant == "own split, seed 7, 61 of 5,640 images"
-    assert (known("dtd-split7", data).base, known("dtd-split7", data).counts["test"]) == ("dtd", 17)
-    assert known("dtd-split8", data).variant == "own split, seed 8"
-    assert known("cars", data).test_only and not known("cars", None).test_only
-    assert known("dtd", data) is CATALOGUE["dtd"]
+    assert resolve_dataset("DTD split7", data).variant == "random split, seed 7, 61 of 5,640 images"
+    assert (resolve_dataset("dtd-split7", data).base, resolve_dataset("dtd-split7", data).counts["test"]) == ("dtd", 17)
+    assert resolve_dataset("dtd-split8", data).variant == "random split, seed 8"
+    assert resolve_dataset("cars", data).test_only and not resolve_dataset("cars", None).test_only
+    assert resolve_dataset("dtd", data) is CATALOGUE["dtd"]
 
 
 def test_a_name_that_is_nowhere_is_answered_with_both_kinds_of_names(data):
     with pytest.raises(DataUsageError, match=r"did you mean my-birds\.v2\?.*known: .*shapes.*, broken.*, my-birds\.v2"):
-        known("my-brids.v2", data)
+        resolve_dataset("my-brids.v2", data)
     with pytest.raises(DataUsageError, match="did you mean shapes") as caught:
-        known("shaeps", None)
+        resolve_dataset("shaeps", None)
     assert "my-birds" not in str(caught.value)
     with pytest.raises(DataUsageError, match="official split in its folders"):
-        known("imagenet-split3", data)
+        resolve_dataset("imagenet-split3", data)
 
 
 LONG = pytest.param("dtd-split" + "9" * 5000, id="long")
@@ -70,15 +70,15 @@ LONG = pytest.param("dtd-split" + "9" * 5000, id="long")
 @pytest.mark.parametrize("name", ["", ".", "..", "../data", "a/b", "my-birds.v2/", "not a name", "nothing", LONG])
 def test_a_name_is_never_followed_as_a_path(data, name):
     with pytest.raises(DataUsageError, match="unknown data set"):
-        known(name, data)
+        resolve_dataset(name, data)
 
 
 def test_a_set_whose_manifest_is_broken_is_refused_unless_the_catalogue_knows_it(data, tmp_path):
     with pytest.raises(DataError, match="damaged"):
-        known("broken", data)
+        resolve_dataset("broken", data)
     (tmp_path / "dtd").mkdir()
     (tmp_path / "dtd" / FILE).write_text("{")
-    assert known("dtd", tmp_path) == CATALOGUE["dtd"] and is_packed(tmp_path, "dtd")
+    assert resolve_dataset("dtd", tmp_path) == CATALOGUE["dtd"] and is_packed(tmp_path, "dtd")
 
 
 def test_packed_names_are_the_folders_that_hold_a_set(data, tmp_path):
@@ -138,10 +138,10 @@ def test_a_mirror_is_asked_for_the_names_that_it_may_have(data, tmp_path, capsys
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with LocalServer(data) as server:
         root = mirror_root(server.url, tmp_path)
-        assert known("my-birds.v2", root).counts["val"] == 21 and known("cars", root).test_only
-        assert not is_packed(root, "shapes") and known("shapes", root) == CATALOGUE["shapes"]
+        assert resolve_dataset("my-birds.v2", root).counts["val"] == 21 and resolve_dataset("cars", root).test_only
+        assert not is_packed(root, "shapes") and resolve_dataset("shapes", root) == CATALOGUE["shapes"]
         with pytest.raises(DataUsageError, match="unknown data set 'mine'"):
-            known("mine", root)
+            resolve_dataset("mine", root)
         assert main(["ls", "datasets", "--data", server.url, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [row["name"] for row in rows if row["packed"]] == ["stanford-cars", "my-birds.v2"]
@@ -163,11 +163,11 @@ def test_the_list_of_data_sets_holds_what_is_packed(data, capsys):
     assert all(kept | {"title", "variant", "get"} <= set(row) for row in rows.values())
     assert [name for name, row in rows.items() if row["packed"]] == ["stanford-cars", "dtd-split7", "my-birds.v2"]
     assert rows["my-birds.v2"]["images"] == {"train": 23, "val": 21, "test": 17}
-    assert rows["dtd-split7"]["variant"].startswith("own split, seed 7") and "robots.ox" in rows["dtd"]["get"]
+    assert rows["dtd-split7"]["variant"].startswith("random split, seed 7") and "robots.ox" in rows["dtd"]["get"]
     [line] = [line for line in out.splitlines() if line.startswith("stanford-cars")]
     assert "-/-/17" in line and "in part" in line
     [line] = [line for line in out.splitlines() if line.startswith("dtd-split7")]
-    assert line.endswith("own split, seed 7, 61 of 5,640 images")
+    assert line.endswith("random split, seed 7, 61 of 5,640 images")
 
 
 def test_plans_count_the_images_that_are_packed(data, tmp_path, capsys):

@@ -21,7 +21,7 @@ from shards.errors import DataError, DataUsageError
 from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.folders import FolderPart, there, total_size
+from shards.raw.folders import FolderPart, files_exist, total_size
 from shards.raw.published import find_folder, raw_source
 from shards.reader import open_dataset
 from shards.records import Source
@@ -154,7 +154,7 @@ def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_
     assert scenes[names("sun397").index("indoor apse")].startswith("a/apse/indoor/sun_")
     for name in ("ucf101", "stanford-cars", "sun397"):
         assert len(set(names(name))) == find(name).classes, "official lists are read by these names"
-        own = raw_source(find(name), tmp_path, own_split=1)
+        own = raw_source(find(name), tmp_path, random_split=1)
         test = sorted(listed(subset(name, tmp_path))["test"])
         assert sorted(listed(own)["test"]) == test and own.classnames == names(name)
 
@@ -260,10 +260,10 @@ def test_a_stray_of_an_evil_name_is_named_in_one_line(minis, tmp_path):
 
 def test_strays_keep_an_own_split_from_being_drawn(minis, tmp_path):
     build("dtd", tmp_path, per_class=4, drawn=False)
-    raw_source(find("dtd"), tmp_path, own_split=1)
+    raw_source(find("dtd"), tmp_path, random_split=1)
     (tmp_path / "dtd" / "images" / "banded" / "Thumbs.db").touch()
     with pytest.raises(DataError, match=r"banded/Thumbs.db lies among the classes"):
-        raw_source(find("dtd"), tmp_path, own_split=1)
+        raw_source(find("dtd"), tmp_path, random_split=1)
 
 
 def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, tmp_path):
@@ -281,19 +281,19 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, t
 
 def test_an_own_split_needs_every_class_in_every_part(minis):
     with pytest.raises(
-        DataError, match=r"own split of DTD has no train images of 44 classes, the first is class 3, 'bub"
+        DataError, match=r"random split of DTD has no train images of 44 classes, the first is class 3, 'bub"
     ):
-        raw_source(find("dtd"), minis, own_split=1)
+        raw_source(find("dtd"), minis, random_split=1)
     with pytest.raises(DataUsageError, match=r"official split"):
-        raw_source(find("imagenet"), minis, own_split=1)
+        raw_source(find("imagenet"), minis, random_split=1)
 
 
 def test_an_own_split_takes_what_is_there_and_says_so(tmp_path):
     build("eurosat", tmp_path, per_class=10, drawn=False)
     (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
-    source = raw_source(find("eurosat"), tmp_path, own_split=5, resize=32)
+    source = raw_source(find("eurosat"), tmp_path, random_split=5, resize=32)
     assert source.name == "eurosat-split5-32px" and source.resize == 32
-    assert source.variant.startswith("own split, seed 5") and source.variant.endswith("100 of 27,000 images")
+    assert source.variant.startswith("random split, seed 5") and source.variant.endswith("100 of 27,000 images")
     assert dict(source.counts) == {"train": 50, "val": 20, "test": 30}
     rows = [row for part in listed(source).values() for row in part]
     assert len(set(rows)) == 100 and {label for _, label in rows} == set(range(10))
@@ -304,7 +304,7 @@ def test_an_own_split_takes_what_is_there_and_says_so(tmp_path):
         target = moved / file.relative_to(tmp_path)
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(file, target)
-    assert listed(raw_source(find("eurosat"), moved, own_split=5)) == listed(source)
+    assert listed(raw_source(find("eurosat"), moved, random_split=5)) == listed(source)
 
 
 def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(minis, tmp_path):
@@ -358,7 +358,7 @@ def test_presence_is_told_in_list_order(tmp_path_factory, paths):
     for path in ("a/1.jpg", "b/1.jpg", "c.jpg", "d/e/f.jpg"):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).touch()
-    assert list(there(root, paths)) == [(root / path).is_file() for path in paths]
+    assert list(files_exist(root, paths)) == [(root / path).is_file() for path in paths]
 
 
 def test_the_size_of_many_files_is_estimated_from_some_of_them(tmp_path, monkeypatch):

@@ -154,7 +154,7 @@ def test_broken_official_lists_keep_an_own_split_from_being_drawn(name, file, co
     elif content is not None:
         target.write_bytes(content)
     with pytest.raises(DataError, match=message) as error:
-        raw_source(find(name), tmp_path, own_split=1)
+        raw_source(find(name), tmp_path, random_split=1)
     assert str(target) in str(error.value) and "\n" not in str(error.value)
 
 

@@ -124,9 +124,9 @@ def test_an_own_split_has_the_published_sizes_and_keeps_an_official_test_list(st
     dataset, before, published = find(name), tree(root), rows_of(name)
     random.seed(3)
     state = random.getstate()
-    source, again, other = (raw_source(dataset, root, own_split=seed) for seed in (7, 7, 8))
+    source, again, other = (raw_source(dataset, root, random_split=seed) for seed in (7, 7, 8))
     assert random.getstate() == state, "the draw has a stream of its own"
-    assert source.name == f"{name}-split7" and source.variant == "own split, seed 7"
+    assert source.name == f"{name}-split7" and source.variant == "random split, seed 7"
     assert source.classnames == published_classnames(dataset)
     everything = {split: listed(source, split) for split in published}
     for split, rows in published.items():
@@ -164,7 +164,7 @@ def test_an_own_split_is_drawn_by_coops_rule_from_the_official_order(stubs):
             expected[split] += part
     if name in TRAINVAL:
         expected["test"] = [tuple(row) for row in published["test"]]
-    source = raw_source(find(name), root, own_split=11)
+    source = raw_source(find(name), root, random_split=11)
     assert {split: listed(source, split) for split in expected} == expected
 
 

@@ -29,7 +29,7 @@ from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.records import Record, png
 from shards.remote import RemoteFolder
-from shards.resolve import is_packed, known
+from shards.resolve import is_packed, resolve_dataset
 from shards.verify import verify
 
 
@@ -307,9 +307,9 @@ def test_a_check_of_a_mirror_covers_what_was_downloaded(server, root, capsys):
 
 
 def test_names_of_data_sets_are_looked_up_on_the_server(server, root):
-    assert known("toy", root).counts == COUNTS and known("toy", root).source == "packed"
+    assert resolve_dataset("toy", root).counts == COUNTS and resolve_dataset("toy", root).source == "packed"
     with pytest.raises(DataUsageError, match="unknown data set 'tox'"):
-        known("tox", root)
+        resolve_dataset("tox", root)
     assert is_packed(root, "toy") and not is_packed(root, "eurosat")
     (server.folder / "eurosat").mkdir()
     (server.folder / "eurosat" / "manifest.json").write_text("{}")

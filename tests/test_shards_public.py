@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from other_shards import image, sample, write_tar
 
-from shards.catalogue import CATALOGUE, derived
+from shards.catalogue import CATALOGUE, derive_dataset
 from shards.errors import DataError, DataUsageError, NotFound
 from shards.pack import pack_source
 from shards.raw.classnames import published_classnames
@@ -104,7 +104,7 @@ def test_sets_that_are_not_published_are_refused(tmp_path):
     with pytest.raises(DataUsageError, match="no published shards"):
         public_source(CATALOGUE["shapes"], str(tmp_path), tmp_path)
     with pytest.raises(DataUsageError, match="not a published set"):
-        public_source(derived(CATALOGUE["stanford-cars"], subset=True), str(tmp_path), tmp_path)
+        public_source(derive_dataset(CATALOGUE["stanford-cars"], subset=True), str(tmp_path), tmp_path)
 
 
 def test_a_hub_page_is_read_by_its_files(tmp_path, small_pets, monkeypatch):

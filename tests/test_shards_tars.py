@@ -371,8 +371,8 @@ def test_a_count_of_tars_that_is_none_is_refused(tmp_path, text):
 
 def test_places_without_shards_are_one_line(tmp_path, server):
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "nothing", tmp_path / "file", server.folder / "train", f"{server.url}/nothing"):
-        refused(place, "train", cache=tmp_path / "cache")
+    for root in (tmp_path / "nothing", tmp_path / "file", server.folder / "train", f"{server.url}/nothing"):
+        refused(root, "train", cache=tmp_path / "cache")
     refused(server.folder, "holds no shards of that name: val/*.tar is not there", splits={"val": "val"})
     for splits in ({"test": "../www/test"}, {"test": "/etc"}, {"../x": "test"}, {"test": "a/../b"}, {"test": ".git"}):
         refused(server.folder, "is no folder or pattern", splits=splits)
@@ -419,8 +419,8 @@ def test_shards_behind_a_url_are_downloaded_packed_and_removed(server, tmp_path)
 def test_the_same_names_at_two_places_and_in_two_splits_are_not_mixed(server, tmp_path):
     other = layout(tmp_path / "other", {"train": (2,), "test": (2, 1)})
     with LocalServer(other) as second:
-        for place, train, test in ((server, 7, 5), (second, 2, 3)):
-            found = source(place.url, tmp_path / "cache")
+        for root, train, test in ((server, 7, 5), (second, 2, 3)):
+            found = source(root.url, tmp_path / "cache")
             assert found.counts == {"train": train, "test": test}
             assert [r.path for r in records(found, "train")] == [f"train/s{i:07d}.png" for i in range(train)]
 

@@ -20,7 +20,7 @@ from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
 from shards.home import data_root
 from shards.mirror import is_mirror
-from shards.resolve import base_name, known, packed_names
+from shards.resolve import base_name, packed_names, resolve_dataset
 
 if TYPE_CHECKING:
     from shards.raw.check import RawReport
@@ -57,7 +57,7 @@ def check(
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:
     from shards.verify import verify
 
-    wanted = packed_names(root) if "all" in given else [known(name, root).name for name in given]
+    wanted = packed_names(root) if "all" in given else [resolve_dataset(name, root).name for name in given]
     if not wanted:
         raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quoted(root)}")
     rows: list[tuple[object, ...]] = []

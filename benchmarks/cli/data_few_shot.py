@@ -29,7 +29,7 @@ from shards.home import data_root
 from shards.import_samples import import_samples
 from shards.manifest import lines_digest
 from shards.reader import ShardSet, open_dataset
-from shards.resolve import base_name, known
+from shards.resolve import base_name, resolve_dataset
 
 app = typer.Typer(**PLAIN)
 
@@ -77,7 +77,7 @@ def few_shot(
         raise UsageError(f"--classes {classes}: files hold the samples of all classes, a run takes its half of them")
     if out and out.is_dir():
         raise UsageError(f"--out {out} is a folder; name a file, for example samples.json")
-    shards = open_dataset(root, known(name, root).name)
+    shards = open_dataset(root, resolve_dataset(name, root).name)
     drawn = draw_samples(shards, shots, seed)
     samples = drawn
     if source:

@@ -13,7 +13,7 @@ from benchmarks.console.output import show as show_text
 from benchmarks.console.output import show_json
 from procap.errors import UsageError
 from shards.home import data_root
-from shards.resolve import known
+from shards.resolve import resolve_dataset
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
@@ -35,7 +35,7 @@ def show(
     from shards.contact_sheet import contact_sheet
 
     root = data_root(data)
-    dataset = known(name, root).name
+    dataset = resolve_dataset(name, root).name
     out = out or Path(f"{dataset}-{split}.png")
     if out.suffix.lower() not in PICTURES:
         raise UsageError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")

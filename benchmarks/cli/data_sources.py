@@ -11,14 +11,14 @@ from benchmarks.cli.flags import PackFlags
 from benchmarks.console.output import note, quoted
 from procap.errors import UsageError
 from runner.progress import ProgressDisplay
-from shards.catalogue import CATALOGUE, GROUPS, change_of, derived, find
+from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find, parse_name
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError
 from shards.home import cache_home
 from shards.manifest import Manifest
 from shards.reader import open_dataset
 from shards.records import Source
-from shards.resolve import is_packed, known
+from shards.resolve import is_packed, resolve_dataset
 from shards.sources import builtin_source
 
 SHEETS = (".yaml", ".yml")
@@ -93,7 +93,7 @@ def _group(name: str, packing: PackFlags) -> list[Wanted]:
     drawn = [dataset for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()
     if name == "world" and packing.changes:
-        raise UsageError("'world' is drawn as it is: own splits, subsets and sizes are for raw folders")
+        raise UsageError("'world' is drawn as it is: random splits, subsets and sizes are for raw folders")
     if name == "world" or (name == "all" and root is None):
         return [_drawn(dataset) for dataset in drawn]
     if root is None:
@@ -106,7 +106,7 @@ def _group(name: str, packing: PackFlags) -> list[Wanted]:
         )
     if absent:
         note(f"not in {root}, left out: {', '.join(absent)}")
-    able = [dataset for dataset in there if packing.random_split is None or (dataset.raw and dataset.raw.own_split)]
+    able = [dataset for dataset in there if packing.random_split is None or (dataset.raw and dataset.raw.random_split)]
     fixed = [dataset.name for dataset in there if dataset not in able]
     if fixed and not able:
         raise UsageError(f"--random-split: {', '.join(fixed)} come with an official split in their folders or lists")
@@ -119,7 +119,7 @@ def _group(name: str, packing: PackFlags) -> list[Wanted]:
 def _one(name: str, packing: PackFlags, data_root: Path) -> Wanted:
     if name.lower().endswith(SHEETS):
         return _sheet(Path(name).expanduser(), packing)
-    dataset = known(name, data_root)
+    dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
     if packing.shards:
@@ -127,7 +127,7 @@ def _one(name: str, packing: PackFlags, data_root: Path) -> Wanted:
     if dataset.source == "folder":
         return _folder(find(name), packing)
     if packing.changes:
-        derived(dataset, packing.random_split, packing.subset, packing.resize)
+        derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
     return _drawn(dataset)
 
 
@@ -136,7 +136,7 @@ def _drawn(dataset: Dataset) -> Wanted:
 
 
 def _sheet(file: Path, packing: PackFlags) -> Wanted:
-    from shards.raw.description import read_sheet
+    from shards.raw.description import read_description
     from shards.raw.own import own_source
     from shards.raw.tars import remove_downloads
 
@@ -144,7 +144,7 @@ def _sheet(file: Path, packing: PackFlags) -> Wanted:
         raise UsageError(f"{file} says itself how it is split and where it comes from: leave out the other flags")
     if not file.is_file():
         raise UsageError(f"there is no file {file}; name the YAML file of a data set")
-    sheet = read_sheet(file)
+    sheet = read_description(file)
     return Wanted(
         sheet.name,
         lambda: own_source(file, cache_home()),
@@ -183,14 +183,14 @@ def _is_remote(location: str) -> bool:
 
 def _folder(dataset: Dataset, packing: PackFlags) -> Wanted:
     """A published set, changed as its name or the flags say."""
-    from shards.raw.published import raw_source, unproven_lists
+    from shards.raw.published import raw_source, unverified_lists_note
 
-    named = change_of(dataset.name) if dataset.variant else change_of("")
-    own_split = named.own_split if packing.random_split is None else packing.random_split
+    named = parse_name(dataset.name) if dataset.variant else parse_name("")
+    random_split = named.random_split if packing.random_split is None else packing.random_split
     subset = packing.subset or named.subset
     resize = named.resize if packing.resize is None else packing.resize
     plain = find(dataset.base)
-    wanted = derived(plain, own_split=own_split, subset=subset, resize=resize)
+    wanted = derive_dataset(plain, random_split=random_split, subset=subset, resize=resize)
     if dataset.variant and wanted.name != dataset.name:
         raise DataUsageError(f"'{dataset.name}' and the flags ask for two data sets: leave out the flags")
     root = packing.raw_root()
@@ -200,6 +200,6 @@ def _folder(dataset: Dataset, packing: PackFlags) -> Wanted:
         raise UsageError(f"'{wanted.name}' is packed from raw files: {where}")
     return Wanted(
         wanted.name,
-        lambda: raw_source(plain, root, own_split=own_split, subset=subset, resize=resize),
-        caution="" if subset or own_split is not None else unproven_lists(plain),
+        lambda: raw_source(plain, root, random_split=random_split, subset=subset, resize=resize),
+        caution="" if subset or random_split is not None else unverified_lists_note(plain),
     )

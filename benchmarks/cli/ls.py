@@ -85,13 +85,13 @@ def _recipe_line(recipe: dict[str, Any]) -> str:
 
 def _datasets(root: Path) -> Listing:
     from shards.catalogue import CATALOGUE
-    from shards.resolve import known
+    from shards.resolve import resolve_dataset
 
     there = _packed(root)
     rows: list[dict[str, Any]] = []
     for name in [*CATALOGUE, *(name for name in there if name not in CATALOGUE)]:
         try:
-            dataset = known(name, root) if name in there else CATALOGUE[name]
+            dataset = resolve_dataset(name, root) if name in there else CATALOGUE[name]
         except DataError as error:
             note(f"procap: {error}")
             continue

@@ -16,7 +16,7 @@ from runner.results import RunFolder
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import select_labels
 from shards.manifest import read_manifest
-from shards.resolve import is_packed, known
+from shards.resolve import is_packed, resolve_dataset
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _plan_run(config: RunConfig, runtime: RuntimeConfig, targets: Sequence[Targe
 
 def _train_images(config: RunConfig, data: Path, steps: int) -> int:
     """Images of the epochs that are left after so many steps."""
-    dataset = known(config.dataset, data)
+    dataset = resolve_dataset(config.dataset, data)
     classes = len(select_labels(range(dataset.classes), config.classes))
     each = dataset.counts["train"] / dataset.classes
     images = classes * (min(config.shots, each) if config.shots else each)
@@ -109,7 +109,7 @@ def _train_images(config: RunConfig, data: Path, steps: int) -> int:
 
 
 def _test_images(target: Target, runtime: RuntimeConfig) -> int:
-    dataset = known(target.dataset, runtime.data)
+    dataset = resolve_dataset(target.dataset, runtime.data)
     classes = len(select_labels(range(dataset.classes), target.classes))
     images = round(dataset.counts[target.split] * classes / dataset.classes)
     return images if runtime.limit is None else min(runtime.limit, images)
@@ -123,7 +123,7 @@ def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
 def _data_state(name: str, data_root: Path) -> str:
     if not is_packed(data_root, name):
         try:
-            able = known(name, data_root).source != "folder"
+            able = resolve_dataset(name, data_root).source != "folder"
         except DataUsageError:
             able = False
         return "to be packed" if able else "missing"

@@ -78,12 +78,12 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
     as ImageNet), never on test.
     """
     from runner.config import Target
-    from shards.resolve import known
+    from shards.resolve import resolve_dataset
 
     if split_names(text):
         return [Target.parse(part, data) for part in split_names(text)]
     if config.classes.startswith("dev-"):
-        split = "val" if "val" in known(config.dataset, data).counts else "train"
+        split = "val" if "val" in resolve_dataset(config.dataset, data).counts else "train"
         return [Target.recorded(f"{config.dataset}:{half}:{split}") for half in ("dev-base", "dev-novel")]
     halves = ("all",) if config.classes == "all" else ("base", "novel")
     return [Target.recorded(f"{config.dataset}:{half}") for half in halves]

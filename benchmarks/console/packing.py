@@ -12,7 +12,7 @@ from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
 from shards.records import Source
-from shards.resolve import is_packed, known
+from shards.resolve import is_packed, resolve_dataset
 from shards.sources import builtin_source
 from shards.urls import redact
 
@@ -22,7 +22,9 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
 
     Raises DataError that names all those whose raw files only the user has.
     """
-    missing = [dataset for name in names if not is_packed(data_root, (dataset := known(name, data_root)).name)]
+    missing = [
+        dataset for name in names if not is_packed(data_root, (dataset := resolve_dataset(name, data_root)).name)
+    ]
     if missing and is_mirror(data_root):
         raise DataError(f"there is no {_listed(missing)} at {redact(mirrored_url(data_root))}")
     if raw := [dataset for dataset in missing if dataset.source == "folder"]:

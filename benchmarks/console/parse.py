@@ -66,14 +66,16 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     Raises UsageError or DataUsageError for an unknown name, a test set, and a set of the paper that is not packed.
     """
     from shards.catalogue import CATALOGUE
-    from shards.resolve import known
+    from shards.resolve import resolve_dataset
 
     able = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source != "folder"]
     if not split_names(text):
         raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
     groups = {"all": lambda: able, "paper": lambda: paper_datasets(data)}
     chosen = [
-        known(name, data) for part in split_names(text) for name in (groups[part]() if part in groups else [part])
+        resolve_dataset(name, data)
+        for part in split_names(text)
+        for name in (groups[part]() if part in groups else [part])
     ]
     for dataset in chosen:
         if dataset.test_only:

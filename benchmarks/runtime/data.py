@@ -24,7 +24,7 @@ from runner.setup import label_space
 from shards.fewshot import FewShot, Selection, evaluation_split, load_few_shot
 from shards.reader import open_dataset
 from shards.records import Record, Source
-from shards.resolve import is_packed, known
+from shards.resolve import is_packed, resolve_dataset
 
 SYNTHETIC = re.compile(r"photographs-([1-9][0-9]{0,3})")
 TRAIN_IMAGES, TEST_IMAGES = 16, 4
@@ -69,7 +69,7 @@ def prepare(name: str, data: Path, made: Path) -> Path:
 
 def canonical_name(name: str, data: Path) -> str:
     """The canonical name. Raises DataUsageError for one that is neither known nor synthetic."""
-    return name if SYNTHETIC.fullmatch(name) else known(name, data).name
+    return name if SYNTHETIC.fullmatch(name) else resolve_dataset(name, data).name
 
 
 def load_case_data(name: str, root: Path, shots: int, seed: int) -> CaseData:

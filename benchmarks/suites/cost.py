@@ -223,9 +223,9 @@ class CostModel:
     def _split(self, dataset: str, classes: str, split: str) -> tuple[int, float, float]:
         """Classes, images, and seconds that one core takes to decode an image."""
         from shards.fewshot import select_labels
-        from shards.resolve import known
+        from shards.resolve import resolve_dataset
 
-        found = known(dataset, self.runtime.data)
+        found = resolve_dataset(dataset, self.runtime.data)
         chosen = len(select_labels(range(found.classes), classes))
         kind = "photograph" if found.source in ("folder", "packed") else "generated"
         return chosen, found.counts.get(split, 0) * chosen / found.classes, DECODE_SECONDS[kind]

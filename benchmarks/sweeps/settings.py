@@ -132,10 +132,10 @@ def _listed(field: str, domain: Domain) -> list[Any]:
 
 
 def _check_validation_images(datasets: Sequence[str], data: Path) -> None:
-    from shards.resolve import known
+    from shards.resolve import resolve_dataset
 
     for name in datasets:
-        dataset = known(name, data)
+        dataset = resolve_dataset(name, data)
         if "val" not in dataset.counts:
             raise UsageError(
                 f"{dataset.name} has no validation images, and a sweep never chooses by test images: search on a data "

@@ -10,8 +10,8 @@ from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.process_pool import map_in_order
 from shards.raw.folders import Listing, RawProblem
-from shards.raw.locations import find_place, sheet
-from shards.raw.published import list_images, missing_images, present, published_problems, unproven_lists
+from shards.raw.locations import find_location, raw_layout
+from shards.raw.published import list_images, missing_images, present, published_problems, unverified_lists_note
 
 NAMED = 5
 CHUNK = 64
@@ -83,8 +83,8 @@ def check_raw(
     notes: list[str] = []
     folder: Path | None = None
     try:
-        place = find_place(dataset, raw_root)
-        folder = place.folder if place else None
+        location = find_location(dataset, raw_root)
+        folder = location.folder if location else None
         notes += _notes(dataset, raw_root)
         listing = list_images(dataset, raw_root)
         problems += published_problems(dataset, listing)
@@ -118,15 +118,15 @@ def check_raw(
 
 
 def _notes(dataset: Dataset, raw_root: Path) -> Iterator[str]:
-    place, raw = find_place(dataset, raw_root), sheet(dataset)
-    if place is None or place.images is None:
+    location, raw = find_location(dataset, raw_root), raw_layout(dataset)
+    if location is None or location.images is None:
         return
     usual = raw_root / raw.folders[0] / raw.images[0]
-    if place.images != usual:
-        yield f"images are read from {place.images}, which CoOp has as {usual}: nothing need be renamed"
+    if location.images != usual:
+        yield f"images are read from {location.images}, which CoOp has as {usual}: nothing need be renamed"
     if raw.layout == "imagenet":
         yield "files of a class are sorted by name; CoOp's come as the disk lists them: its own picks must be imported"
-    if caution := unproven_lists(dataset):
+    if caution := unverified_lists_note(dataset):
         yield caution
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from shards.dataset import Dataset
 from shards.raw.classnames import published_classnames
 from shards.raw.folders import Listing, RawProblem, Rows, entries, image_names, is_folder
-from shards.raw.locations import Place, sheet, wnids
+from shards.raw.locations import RawLocation, raw_layout, wnids
 
 NAMED = 3
 
 
-def scan_imagenet(place: Place) -> Listing:
+def scan_imagenet(location: RawLocation) -> Listing:
     """`train` and `val` of class folders; val is the test split. Paths start with `train/` or `val/`."""
-    images = place.require_images()
-    labels = {wnid: label for label, wnid in enumerate(wnids(place.dataset))}
+    images = location.require_images()
+    labels = {wnid: label for label, wnid in enumerate(wnids(location.dataset))}
     problems: list[RawProblem] = []
     splits = {}
     for split, folder in (("train", "train"), ("test", "val")):
@@ -30,13 +30,13 @@ def scan_imagenet(place: Place) -> Listing:
         found = entries(images / folder) if os.path.isdir(images / folder) else []
         folders = [entry.name for entry in found if is_folder(entry)]
         files = [entry.name for entry in found if not is_folder(entry)]
-        problems += [_flat(place, images / folder, files)] if files and not folders else []
+        problems += [_flat(location, images / folder, files)] if files and not folders else []
         splits[split], strays = _scan(images, {name: labels[name] for name in folders if name in labels}, f"{folder}/")
         strays = [f"{folder}/{name}" for name in folders if name not in labels] + strays
-        problems += strays_among(place.raw_root, images, strays)
+        problems += strays_among(location.raw_root, images, strays)
     return Listing(
         images,
-        published_classnames(place.dataset),
+        published_classnames(location.dataset),
         splits,
         "ImageNet folders, files sorted by name",
         True,
@@ -44,28 +44,30 @@ def scan_imagenet(place: Place) -> Listing:
     )
 
 
-def scan_wnid_folders(place: Place) -> Listing:
+def scan_wnid_folders(location: RawLocation) -> Listing:
     """Test images in folders named by WordNet id."""
-    labels = {wnid: label for label, wnid in enumerate(wnids(place.dataset))}
-    return _scan_test(place, labels, "class folders, files sorted by name")
+    labels = {wnid: label for label, wnid in enumerate(wnids(location.dataset))}
+    return _scan_test(location, labels, "class folders, files sorted by name")
 
 
-def scan_numbered_folders(place: Place) -> Listing:
+def scan_numbered_folders(location: RawLocation) -> Listing:
     """Test images in folders named by label; `10` comes after `2`."""
     return _scan_test(
-        place, {str(label): label for label in range(place.dataset.classes)}, "numbered folders, files sorted by name"
+        location,
+        {str(label): label for label in range(location.dataset.classes)},
+        "numbered folders, files sorted by name",
     )
 
 
-def _scan_test(place: Place, labels: Mapping[str, int], origin: str) -> Listing:
-    dataset, images = place.dataset, place.require_images()
+def _scan_test(location: RawLocation, labels: Mapping[str, int], origin: str) -> Listing:
+    dataset, images = location.dataset, location.require_images()
     # The class list that CoOp wants beside the images lies among the classes where both are one folder.
-    besides = {*sheet(dataset).ignored, *(("classnames.txt",) if images == place.folder else ())}
+    besides = {*raw_layout(dataset).ignored, *(("classnames.txt",) if images == location.folder else ())}
     found = [entry for entry in entries(images) if entry.name not in besides]
     classes = {entry.name: labels[entry.name] for entry in found if entry.name in labels and is_folder(entry)}
     rows, strays = _scan(images, classes)
     strays = [entry.name for entry in found if entry.name not in classes] + strays
-    problems = tuple(strays_among(place.raw_root, images, strays))
+    problems = tuple(strays_among(location.raw_root, images, strays))
     return Listing(images, published_classnames(dataset), {"test": rows}, origin, True, problems)
 
 
@@ -103,7 +105,7 @@ def _quoted(path: Path) -> str:
     return f"$'{''.join(plain)}'"
 
 
-def _flat(place: Place, folder: Path, files: Sequence[str]) -> RawProblem:
+def _flat(location: RawLocation, folder: Path, files: Sequence[str]) -> RawProblem:
     there = shlex.quote(str(folder))
     tars = [file for file in files if file.endswith(".tar")]
     if tars:
@@ -114,7 +116,7 @@ def _flat(place: Place, folder: Path, files: Sequence[str]) -> RawProblem:
     what = f"{folder} holds {len(files):,} files and no class folder: its images must be moved into class folders"
     if folder.name == "train":
         return RawProblem(what, "unpack ILSVRC2012_img_train.tar there again: it holds an archive for each class")
-    solution = next((found for found in _solutions(place) if os.path.isfile(found)), None)
+    solution = next((found for found in _solutions(location) if os.path.isfile(found)), None)
     if solution:
         # The command goes to another folder first.
         pairs = f"tail -n +2 {shlex.quote(os.path.abspath(solution))} | tr ',' ' '"
@@ -129,10 +131,10 @@ def _flat(place: Place, folder: Path, files: Sequence[str]) -> RawProblem:
     return RawProblem(what, f"{remedy} in {root}: {aside} && {sort}")
 
 
-def _solutions(place: Place) -> list[Path]:
+def _solutions(location: RawLocation) -> list[Path]:
     """Where Kaggle's list of validation classes may lie: beside the images or above them."""
-    above = [place.require_images(), place.folder, *place.lists]
-    return [folder / "LOC_val_solution.csv" for folder in (*above, *place.require_images().parents[:3])]
+    above = [location.require_images(), location.folder, *location.lists]
+    return [folder / "LOC_val_solution.csv" for folder in (*above, *location.require_images().parents[:3])]
 
 
 def absent_classes(dataset: Dataset, rows: Rows) -> list[int]:

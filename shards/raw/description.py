@@ -18,12 +18,12 @@ from pydantic import (
     model_validator,
 )
 
-from shards.catalogue import GROUPS, change_of, find
+from shards.catalogue import GROUPS, find, parse_name
 from shards.errors import DataError, DataUsageError
 from shards.manifest import unfit_texts
 from shards.resolve import NAME
 
-# A sheet with the names of thousands of classes is a tenth of this.
+# A description with the names of thousands of classes is a tenth of this.
 LARGEST = 2**20
 DEEPEST = 5
 
@@ -49,7 +49,7 @@ class SplitRule(BaseModel):
         return self
 
 
-class Sheet(BaseModel):
+class Description(BaseModel):
     """A data set of one's own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,7 +66,7 @@ class Sheet(BaseModel):
     split: SplitRule | Literal["test"] | None = None
 
     @model_validator(mode="after")
-    def _consistent(self) -> Sheet:
+    def _consistent(self) -> Description:
         given = [kind for kind in ("folder", "table", "shards") if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of folder, table and shards, not {' and '.join(given) or 'none of them'}")
@@ -90,25 +90,25 @@ class Sheet(BaseModel):
         return self.templates or (self.template.removesuffix("."),)
 
 
-def read_sheet(file: Path) -> Sheet:
-    """Raises DataError that names the line, in one line, for a file that is no such sheet."""
+def read_description(file: Path) -> Description:
+    """Raises DataError that names the line, in one line, for a file that is no such description."""
     text = _text(file)
     lines = _lines(file, text)
     try:
         content = yaml.safe_load(text)
-        sheet = Sheet.model_validate(content)
+        description = Description.model_validate(content)
     except ValidationError as error:
         raise DataError(f"{file}{_explained(error, lines)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise DataError(f"{file} is no YAML that can be read ({' '.join(str(error).split())[:200]})") from None
-    _refuse_taken(file, lines, sheet.name)
-    return sheet
+    _refuse_taken(file, lines, description.name)
+    return description
 
 
 def _text(file: Path) -> str:
     try:
         if file.stat().st_size > LARGEST:
-            raise DataError(f"{file} is larger than a sheet that describes a data set ({LARGEST // 1024} KB)")
+            raise DataError(f"{file} is larger than a description that describes a data set ({LARGEST // 1024} KB)")
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
@@ -116,7 +116,7 @@ def _text(file: Path) -> str:
 
 
 def _lines(file: Path, text: str) -> dict[tuple[str, ...], int]:
-    """The line of every key, down to the second level. Refuses what YAML allows and a sheet has no use for."""
+    """The line of every key, down to the second level. Refuses what YAML allows and a description has no use for."""
     try:
         depth = 0
         for event in yaml.parse(text, yaml.SafeLoader):
@@ -124,7 +124,7 @@ def _lines(file: Path, text: str) -> dict[tuple[str, ...], int]:
             if isinstance(event, yaml.AliasEvent):
                 raise DataError(f"{file}, line {event.start_mark.line + 1}: YAML aliases (*name) have no use here")
             if depth > DEEPEST:
-                raise DataError(f"{file}, line {event.start_mark.line + 1}: nothing in a sheet is nested so deep")
+                raise DataError(f"{file}, line {event.start_mark.line + 1}: nothing in a description is nested so deep")
         top = yaml.compose(text, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -165,7 +165,7 @@ def _explained(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str
     key = inner or key
     where = f", line {lines[key]}" if key in lines else ""
     if first["type"] == "extra_forbidden":
-        known = list((SplitRule if path[0] == "split" else Sheet).model_fields)
+        known = list((SplitRule if path[0] == "split" else Description).model_fields)
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"{where}: unknown key '{path[-1]}': {hint}known: {', '.join(known)}"
@@ -184,7 +184,7 @@ def _refuse_taken(file: Path, lines: dict[tuple[str, ...], int], name: str) -> N
     if not NAME.fullmatch(name) or len(name) > 64 or name.endswith((".", ".yaml", ".yml")) or ".." in name:
         raise DataError(f"{where}: small letters, digits, - and . are allowed, a letter or digit first")
     try:
-        taken = find(change_of(name).base).name
+        taken = find(parse_name(name).base).name
     except DataUsageError:
         taken = name if name in GROUPS else ""
     if taken:

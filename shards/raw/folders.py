@@ -174,7 +174,7 @@ def image_names(folder: Path) -> tuple[list[str], list[str]]:
     return images, others
 
 
-def there(root: Path, paths: Iterable[str]) -> Iterator[bool]:
+def files_exist(root: Path, paths: Iterable[str]) -> Iterator[bool]:
     """Whether each path is a file below `root`, by one reading per folder. Raises RawProblem for unreadable folders."""
     files: dict[str, frozenset[str]] = {}
     for path in paths:

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from shards.raw.folders import UNCHANGED, Listing, RawProblem, Rows, unsafe_path
-from shards.raw.locations import Place, sheet
+from shards.raw.locations import RawLocation, raw_layout
 
 
-def required_list(place: Place, name: str) -> Path:
+def required_list(location: RawLocation, name: str) -> Path:
     """Raises RawProblem that says where the file belongs."""
-    file = place.find_list(name)
+    file = location.find_list(name)
     if file is None:
-        raise RawProblem(f"{place.folder / name} is missing", f"put it there: get {sheet(place.dataset).get}")
+        raise RawProblem(
+            f"{location.folder / name} is missing", f"put it there: get {raw_layout(location.dataset).get}"
+        )
     return file
 
 
@@ -141,19 +143,19 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:120]
 
 
-def read_variant_lists(place: Place) -> Listing:
+def read_variant_lists(location: RawLocation) -> Listing:
     """`variants.txt`, whose line number is the label, and `images_variant_<split>.txt`.
 
     Raises RawProblem for a list that is missing or has a line that it should not have.
     """
-    images = place.require_images()
-    names_file = required_list(place, "variants.txt")
+    images = location.require_images()
+    names_file = required_list(location, "variants.txt")
     classnames = tuple(line.strip() for _, line in read_lines(names_file))
     labels = {name: label for label, name in enumerate(classnames)}
     if len(labels) != len(classnames):
         raise RawProblem(f"{names_file} names a variant twice", UNCHANGED)
     seen: set[str] = set()
-    splits = {split: _split(required_list(place, f"images_variant_{split}.txt"), labels, seen) for split in SPLITS}
+    splits = {split: _split(required_list(location, f"images_variant_{split}.txt"), labels, seen) for split in SPLITS}
     return Listing(images, classnames, splits, "official variant lists")
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from shards.catalogue import CATALOGUE
-from shards.dataset import Dataset, RawSheet
+from shards.dataset import Dataset, RawLayout
 from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.raw.folders import RawProblem, entries, is_file, is_folder
 
@@ -39,7 +39,7 @@ _FOLDERS_SEARCHED = 500
 
 
 @dataclass(frozen=True)
-class Place:
+class RawLocation:
     """A data set found below a raw root.
 
     folder: the data set's own. images: what paths are relative to, None when no images were found.
@@ -61,26 +61,28 @@ class Place:
         return self.images
 
 
-def sheet(dataset: Dataset) -> RawSheet:
+def raw_layout(dataset: Dataset) -> RawLayout:
     if dataset.raw is None:
         raise ValueError(f"{dataset.name} has no raw files")
     return dataset.raw
 
 
-def find_place(dataset: Dataset, raw_root: Path) -> Place | None:
+def find_location(dataset: Dataset, raw_root: Path) -> RawLocation | None:
     """The folder that holds the images, CoOp's names first; else the first folder that is there; else None."""
-    raw = sheet(dataset)
+    raw = raw_layout(dataset)
     folders = [raw_root / folder for folder in raw.folders if os.path.isdir(raw_root / folder)]
     found = (
-        (folder, folder / images) for folder in folders for images in raw.images if holds(dataset, folder / images)
+        (folder, folder / images) for folder in folders for images in raw.images if has_images(dataset, folder / images)
     )
     folder, images = next(found, (folders[0] if folders else None, None))
     if folder is None:
         return None
-    return Place(dataset, raw_root, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root))))
+    return RawLocation(
+        dataset, raw_root, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root)))
+    )
 
 
-def holds(dataset: Dataset, folder: Path) -> bool:
+def has_images(dataset: Dataset, folder: Path) -> bool:
     """Whether images of the data set lie in `folder` as its layout has them, be it a few of them."""
     try:
         with os.scandir(folder) as found:
@@ -99,12 +101,12 @@ def _wnids(indices: tuple[int, ...]) -> tuple[str, ...]:
 
 def wnids(dataset: Dataset) -> tuple[str, ...]:
     """WordNet ids of the classes in label order."""
-    return _wnids(sheet(dataset).indices)
+    return _wnids(raw_layout(dataset).indices)
 
 
 def class_folders(dataset: Dataset) -> tuple[str, ...] | frozenset[str]:
     """Names of the folders right inside the images' folder."""
-    raw = sheet(dataset)
+    raw = raw_layout(dataset)
     if dataset.base in _TOP_FOLDERS:
         return _TOP_FOLDERS[dataset.base]
     if raw.layout == "wnid-folders":
@@ -117,13 +119,13 @@ def class_folders(dataset: Dataset) -> tuple[str, ...] | frozenset[str]:
 def folder_names(dataset: Dataset) -> dict[str, str]:
     """Class folder -> class name of the sets that have a folder for each class; the folder's name may be another."""
     names = published_classnames(dataset)
-    original = {new: old for old, new in sheet(dataset).renamed.items()}
+    original = {new: old for old, new in raw_layout(dataset).renamed.items()}
     return {original.get(name, name): name for name in names}
 
 
-def too_deep(dataset: Dataset, folder: Path) -> Path | None:
+def find_nested_images(dataset: Dataset, folder: Path) -> Path | None:
     """Images of the data set somewhere below `folder` where nobody looks for them."""
-    return next((inner for inner in inner_folders(folder) if holds(dataset, inner)), None)
+    return next((inner for inner in inner_folders(folder) if has_images(dataset, inner)), None)
 
 
 def inner_folders(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
@@ -149,30 +151,30 @@ ARCHIVES = (*_TAR, ".zip", ".7z", ".rar")
 _LISTS = re.compile(r"annot|partition|devkit|label|list|segment|setid", re.IGNORECASE)
 
 
-def unpack_advice(dataset: Dataset, raw_root: Path, place: Place | None) -> str:
-    """A command that brings images in their place, or "" when nothing is there to be moved or unpacked."""
-    folder = place.folder if place else raw_root / sheet(dataset).folders[0]
-    buried = too_deep(dataset, place.folder) if place else None
-    if buried and sheet(dataset).layout == "numbered-folders" and not _is_named(dataset, buried):
+def unpack_advice(dataset: Dataset, raw_root: Path, location: RawLocation | None) -> str:
+    """A command that brings images in their location, or "" when nothing is there to be moved or unpacked."""
+    folder = location.folder if location else raw_root / raw_layout(dataset).folders[0]
+    buried = find_nested_images(dataset, location.folder) if location else None
+    if buried and raw_layout(dataset).layout == "numbered-folders" and not _is_named(dataset, buried):
         # Class numbers alone look the same in every selection of ImageNetV2; only its folder's name tells which it is.
-        wanted = sheet(dataset).images[0]
-        return f"{buried} may be another selection of images than {wanted}: get {sheet(dataset).get}"
+        wanted = raw_layout(dataset).images[0]
+        return f"{buried} may be another selection of images than {wanted}: get {raw_layout(dataset).get}"
     if buried:
         return _move(dataset, folder, buried)
     # An archive inside an unpacked one comes first: the outer one would only bring it again.
-    inner = reversed(list(inner_folders(folder, depth=2))) if place else ()
-    archives = [archive for within in (*inner, *([folder] if place else [])) for archive in _archives(within)]
+    inner = reversed(list(inner_folders(folder, depth=2))) if location else ()
+    archives = [archive for within in (*inner, *([folder] if location else [])) for archive in _archives(within)]
     archives += [archive for archive in _archives(raw_root) if _owner(archive.name) == dataset.name]
     of_images = next((archive for archive in archives if not _LISTS.search(archive.name)), None)
     return _unpack(of_images, folder) if of_images else ""
 
 
 def _is_named(dataset: Dataset, folder: Path) -> bool:
-    return folder.name in (*sheet(dataset).images, *sheet(dataset).folders)
+    return folder.name in (*raw_layout(dataset).images, *raw_layout(dataset).folders)
 
 
 def _move(dataset: Dataset, folder: Path, buried: Path) -> str:
-    images = sheet(dataset).images[0]
+    images = raw_layout(dataset).images[0]
     if images == "." or buried.parts[-len(Path(images).parts) :] == Path(images).parts:
         outer = buried if images == "." else Path(*buried.parts[: -len(Path(images).parts)])
         return f"the images lie too deep: mv -i {shlex.quote(str(outer))}/* {shlex.quote(str(folder))}/"
@@ -212,7 +214,7 @@ def _owner(archive: str) -> str:
 
 
 def _keys(dataset: Dataset) -> Iterable[str]:
-    raw = sheet(dataset)
+    raw = raw_layout(dataset)
     spellings = (
         dataset.name,
         *dataset.aliases,

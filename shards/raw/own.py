@@ -22,16 +22,16 @@ from pathlib import Path
 
 from shards.errors import DataError
 from shards.manifest import unfit_texts
-from shards.raw.description import Sheet, SplitRule, read_sheet
+from shards.raw.description import Description, SplitRule, read_description
 from shards.raw.folders import (
     FolderPart,
     Listing,
     Rows,
     entries,
     file_sizes,
+    files_exist,
     image_names,
     is_folder,
-    there,
     unsafe_path,
 )
 from shards.records import Source
@@ -193,34 +193,34 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:NAMED])) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 
 
-def own_source(sheet: Path, cache: Path | None = None) -> Source:
-    """The data set that a YAML sheet describes.
+def own_source(file: Path, cache: Path | None = None) -> Source:
+    """The data set that a YAML file describes.
 
-    cache: where shards from a URL are kept until they are packed; beside the sheet by default. Raises DataError, in one
-    line that names the sheet, for a mistake in it and for images that are not as it says.
+    cache: where shards from a URL are kept until they are packed; beside the file by default. Raises DataError, in one
+    line that names the file, for a mistake in it and for images that are not as it says.
     """
-    described = read_sheet(sheet)
+    description = read_description(file)
     try:
-        if described.shards is not None:
-            return _shards(sheet, described, cache or sheet.parent)
-        return _images(sheet, described)
+        if description.shards is not None:
+            return _shards(file, description, cache or file.parent)
+        return _images(file, description)
     except DataError as error:
         message = str(error)
-        raise DataError(message if message.startswith(str(sheet)) else f"{sheet}: {message}") from None
+        raise DataError(message if message.startswith(str(file)) else f"{file}: {message}") from None
 
 
-def _images(file: Path, sheet: Sheet) -> Source:
-    if sheet.table is not None:
-        root, kind = _beside(file, sheet.images or "."), "table"
-        items = read_table(_beside(file, sheet.table))
+def _images(file: Path, description: Description) -> Source:
+    if description.table is not None:
+        root, kind = _beside(file, description.images or "."), "table"
+        items = read_table(_beside(file, description.table))
         _refuse_missing(root, items)
     else:
-        root, kind = _beside(file, sheet.folder or ""), "folders"
+        root, kind = _beside(file, description.folder or ""), "folders"
         items = scan_folders(root)
-    classes = _classes(sheet, items)
+    classes = _classes(description, items)
     if kind == "folders":
         items.sort(key=lambda item: classes.labels[item.label])
-    items = _split(sheet, items, classes)
+    items = _split(description, items, classes)
     _refuse_empty(items, classes)
     splits = {
         split: Rows([item.path for item in part], [classes.labels[item.label] for item in part])
@@ -230,10 +230,10 @@ def _images(file: Path, sheet: Sheet) -> Source:
     listing = Listing(root, classes.names, splits, f"own {kind}", scanned=True)
     sizes = list(file_sizes(root, [path for rows in splits.values() for path in rows.paths]))
     return Source(
-        name=sheet.name,
+        name=description.name,
         classnames=classes.names,
-        template=sheet.template,
-        templates=sheet.prompts,
+        template=description.template,
+        templates=description.prompts,
         # An image that was replaced under its name is told by its size: no other version of one's own data is known.
         origin=f"{listing.origin}, lists {listing.digest()}, sizes {_digest(sizes)}",
         counts={split: len(rows) for split, rows in splits.items()},
@@ -251,19 +251,19 @@ def _part(root: Path, splits: Mapping[str, Rows], split: str, start: int, stop: 
     return FolderPart(root, tuple(rows.paths[start:stop]), tuple(rows.labels[start:stop]))
 
 
-def _shards(file: Path, sheet: Sheet, cache: Path) -> Source:
+def _shards(file: Path, description: Description, cache: Path) -> Source:
     from shards.raw.tars import tar_source
     from shards.urls import is_url, redact
 
-    location = sheet.shards or ""
-    assert not isinstance(sheet.classes, dict)
+    location = description.shards or ""
+    assert not isinstance(description.classes, dict)
     source = tar_source(
-        sheet.name,
+        description.name,
         location if is_url(location) else str(_beside(file, location)),
-        splits=None if sheet.splits is None else dict(sheet.splits.items()),
-        classnames=sheet.classes,
-        template=sheet.template,
-        templates=sheet.prompts,
+        splits=None if description.splits is None else dict(description.splits.items()),
+        classnames=description.classes,
+        template=description.template,
+        templates=description.prompts,
         origin=f"own shards {redact(location)}",
         cache=cache,
     )
@@ -280,7 +280,9 @@ def _beside(file: Path, path: str) -> Path:
 
 
 def _refuse_missing(root: Path, items: Sequence[Item]) -> None:
-    missing = [item.path for item, here in zip(items, there(root, [i.path for i in items]), strict=True) if not here]
+    missing = [
+        item.path for item, here in zip(items, files_exist(root, [i.path for i in items]), strict=True) if not here
+    ]
     if missing:
         raise DataError(f"table: {len(missing):,} of {len(items):,} images are not in {root}: {first_few(missing)}")
 
@@ -293,12 +295,12 @@ class _Classes:
     labels: Mapping[str | int, int]
 
 
-def _classes(sheet: Sheet, items: Sequence[Item]) -> _Classes:
+def _classes(description: Description, items: Sequence[Item]) -> _Classes:
     raw = list(dict.fromkeys(item.label for item in items))
     texts = {label for label in raw if isinstance(label, str)}
     if texts and len(texts) < len(raw):
         raise DataError(f"labels are text ({first_few(sorted(texts))}) and numbers: they must be all of one kind")
-    classes = _named(sheet.classes, sorted(texts)) if texts else _numbered(sheet.classes, items)
+    classes = _named(description.classes, sorted(texts)) if texts else _numbered(description.classes, items)
     for reason in unfit_texts(classes.names, ()):
         raise DataError(f"{reason}: a name is one line without blanks around it")
     return classes
@@ -330,7 +332,7 @@ def _named(given: Sequence[str] | Mapping[str | int, str] | None, found: Sequenc
 
 
 def _numbered(given: Sequence[str] | Mapping[str | int, str] | None, items: Sequence[Item]) -> _Classes:
-    """Classes whose labels are numbers, which must be 0..C-1; names come from the sheet or from CoOp's lists."""
+    """Classes whose labels are numbers, which must be 0..C-1; names come from the description or from CoOp's lists."""
     found = {int(item.label) for item in items}
     names: dict[int, str] = {}
     if given is None:
@@ -358,23 +360,23 @@ def _numbered(given: Sequence[str] | Mapping[str | int, str] | None, items: Sequ
     return _Classes(tuple(names[label] for label in range(count)), {label: label for label in range(count)})
 
 
-def _split(sheet: Sheet, items: list[Item], classes: _Classes) -> list[Item]:
-    """The items with their splits, by what the data say or else by the sheet."""
+def _split(description: Description, items: list[Item], classes: _Classes) -> list[Item]:
+    """The items with their splits, by what the data say or else by the description."""
     said = {item.split for item in items}
     if said == {""}:
-        if sheet.split is None:
+        if description.split is None:
             raise DataError(
                 "the data do not say what is for training: add split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}, "
                 "or split: test where all images are for testing"
             )
-        if sheet.split == "test":
+        if description.split == "test":
             return [replace(item, split="test") for item in items]
-        assert isinstance(sheet.split, SplitRule)
-        return list(_drawn(sheet.split, items, classes))
+        assert isinstance(description.split, SplitRule)
+        return list(_drawn(description.split, items, classes))
     if "" in said:
         unsaid = next(item.path for item in items if not item.split)
         raise DataError(f"table: {unsaid!r} has no split, and others have one")
-    if sheet.split is not None:
+    if description.split is not None:
         raise DataError(
             f"split: the data say it themselves ({', '.join(s for s in SPLITS if s in said)}): leave it out"
         )

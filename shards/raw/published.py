@@ -1,6 +1,6 @@
 """The published data sets as sources for packing, read from raw folders of the user: exactly CoOp's lists, or an error.
 
-Three ways off that road, each by request and each under another name: a split of one's own, a subset of the images,
+Three ways off that road, each by request and each under another name: a random split, a subset of the images,
 smaller images.
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from shards.catalogue import derived
+from shards.catalogue import derive_dataset
 from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.raw.classfolders import absent_classes, scan_imagenet, scan_numbered_folders, scan_wnid_folders
-from shards.raw.folders import FolderPart, Listing, RawProblem, Rows, entries, there, total_size
+from shards.raw.folders import FolderPart, Listing, RawProblem, Rows, entries, files_exist, total_size
 from shards.raw.lists import read_split_file, read_variant_lists
-from shards.raw.locations import Place, find_place, holds, sheet, unpack_advice
-from shards.raw.random_split import own_split as split_of_ones_own
+from shards.raw.locations import RawLocation, find_location, has_images, raw_layout, unpack_advice
+from shards.raw.random_split import random_split as split_at_random
 from shards.records import Source
 
 NAMED = 3
@@ -31,26 +31,26 @@ def raw_source(
     dataset: Dataset,
     raw_root: Path,
     *,
-    own_split: int | None = None,
+    random_split: int | None = None,
     subset: bool = False,
     resize: int | None = None,
 ) -> Source:
     """A published data set below `raw_root` as CoOp lists it: paths, labels, class names and order.
 
-    own_split: split the images that are there with this seed, by CoOp's rule. subset: pack only the files that are
+    random_split: split the images that are there with this seed, by CoOp's rule. subset: pack only the files that are
     there, unchanged in labels and class list. resize: pixels of the shorter side. Each makes a set of another name.
     Raises DataError, in one line, when files or lists are missing, broken, or not the published ones.
     """
-    target = derived(dataset, own_split=own_split, subset=subset, resize=resize)
+    target = derive_dataset(dataset, random_split=random_split, subset=subset, resize=resize)
     try:
-        listing = list_images(dataset, raw_root, own_split)
-        for problem in listing.problems if subset or own_split is not None else published_problems(dataset, listing):
+        listing = list_images(dataset, raw_root, random_split)
+        for problem in listing.problems if subset or random_split is not None else published_problems(dataset, listing):
             raise problem
         splits = dict(_splits_there(dataset, listing, subset))
         if not splits:
-            raise RawProblem(f"none of its images is in {listing.images}", f"get {sheet(dataset).get}")
+            raise RawProblem(f"none of its images is in {listing.images}", f"get {raw_layout(dataset).get}")
         if "test" not in splits:
-            raise RawProblem(f"none of its test images is in {listing.images}", f"get {sheet(dataset).get}")
+            raise RawProblem(f"none of its test images is in {listing.images}", f"get {raw_layout(dataset).get}")
     except RawProblem as problem:
         raise DataError(f"'{dataset.name}': {problem}") from problem
     paths = [path for rows in splits.values() for path in rows.paths]
@@ -92,16 +92,16 @@ def _variant(dataset: Dataset, target: Dataset, listing: Listing, count: int) ->
 
 def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
     """The folder of a published data set below `raw_root`, or None."""
-    place = find_place(dataset, raw_root)
-    return place.folder if place else None
+    location = find_location(dataset, raw_root)
+    return location.folder if location else None
 
 
-def list_images(dataset: Dataset, raw_root: Path, own_split: int | None = None) -> Listing:
+def list_images(dataset: Dataset, raw_root: Path, random_split: int | None = None) -> Listing:
     """The lists of a data set as they are. Raises RawProblem when there is no folder, no images or no readable list."""
-    place = require_place(dataset, raw_root)
-    place.require_images()
-    if own_split is not None:
-        return split_of_ones_own(place, own_split)
+    location = require_location(dataset, raw_root)
+    location.require_images()
+    if random_split is not None:
+        return split_at_random(location, random_split)
     readers = {
         "split-file": _split_file,
         "imagenet": scan_imagenet,
@@ -109,40 +109,42 @@ def list_images(dataset: Dataset, raw_root: Path, own_split: int | None = None) 
         "numbered-folders": scan_numbered_folders,
         "variant-lists": read_variant_lists,
     }
-    return readers[sheet(dataset).layout](place)
+    return readers[raw_layout(dataset).layout](location)
 
 
-def require_place(dataset: Dataset, raw_root: Path) -> Place:
+def require_location(dataset: Dataset, raw_root: Path) -> RawLocation:
     """Where the data set's images are. Raises RawProblem that says where they should be, and what would bring them."""
-    place = find_place(dataset, raw_root)
-    raw = sheet(dataset)
-    if place is not None and place.images is not None:
-        return place
+    location = find_location(dataset, raw_root)
+    raw = raw_layout(dataset)
+    if location is not None and location.images is not None:
+        return location
     what = f"there is no folder {raw.folders[0]} in {raw_root}"
-    if place is not None:
-        what = f"no images in {' or '.join(str(place.folder / images) for images in raw.images[:2])}"
+    if location is not None:
+        what = f"no images in {' or '.join(str(location.folder / images) for images in raw.images[:2])}"
     elif not os.path.isdir(raw_root):
         raise RawProblem(f"{raw_root} is no folder", f"name the folder that holds {raw.folders[0]}/")
-    elif raw_root.resolve().name in raw.folders or any(holds(dataset, raw_root / images) for images in raw.images):
+    elif raw_root.resolve().name in raw.folders or any(has_images(dataset, raw_root / images) for images in raw.images):
         raise RawProblem(what, f"name the folder above it: {shlex.quote(str(raw_root.resolve().parent))}")
     # A folder that may not be read looks as if nothing were in it.
-    entries(place.folder if place else raw_root)
-    raise RawProblem(what, unpack_advice(dataset, raw_root, place) or f"get {raw.get}")
+    entries(location.folder if location else raw_root)
+    raise RawProblem(what, unpack_advice(dataset, raw_root, location) or f"get {raw.get}")
 
 
-def _split_file(place: Place) -> Listing:
-    raw = sheet(place.dataset)
-    file = place.find_list(raw.split_file)
+def _split_file(location: RawLocation) -> Listing:
+    raw = raw_layout(location.dataset)
+    file = location.find_list(raw.split_file)
     if file is None:
         own = "or split the images yourself with --random-split SEED, which no published figure compares with"
-        raise RawProblem(f"the official split file {place.folder / raw.split_file} is missing", f"get {raw.get}; {own}")
+        raise RawProblem(
+            f"the official split file {location.folder / raw.split_file} is missing", f"get {raw.get}; {own}"
+        )
     content = read_split_file(file)
-    return Listing(place.require_images(), content.classnames, content.splits, f"CoOp split {raw.split_file}")
+    return Listing(location.require_images(), content.classnames, content.splits, f"CoOp split {raw.split_file}")
 
 
-def unproven_lists(dataset: Dataset) -> str:
+def unverified_lists_note(dataset: Dataset) -> str:
     """What cannot be told of the lists of a published set, in one line; "" where digests tell any change."""
-    raw = sheet(dataset)
+    raw = raw_layout(dataset)
     if not raw.split_file or raw.split_digests:
         return ""
     return (
@@ -154,7 +156,7 @@ def unproven_lists(dataset: Dataset) -> str:
 def published_problems(dataset: Dataset, listing: Listing) -> Iterator[RawProblem]:
     """What keeps the lists from being the published ones; presence on the disk is another question."""
     yield from listing.problems
-    raw = sheet(dataset)
+    raw = raw_layout(dataset)
     named = lines_digest(listing.classnames) == raw.classnames_digest
     listed = named and all(lines_digest(listing.lines(split)) == digest for split, digest in raw.split_digests.items())
     counts = {split: len(rows) for split, rows in listing.splits.items()}
@@ -168,7 +170,7 @@ def published_problems(dataset: Dataset, listing: Listing) -> Iterator[RawProble
 
 def _balanced(dataset: Dataset, listing: Listing) -> bool:
     """Whether classes are equally large in split files without a known digest: Food101's and SUN397's are."""
-    raw = sheet(dataset)
+    raw = raw_layout(dataset)
     if not raw.split_file or raw.split_digests:
         return True
     sizes = {split: set(Counter(rows.labels).values()) for split, rows in listing.splits.items()}
@@ -176,7 +178,7 @@ def _balanced(dataset: Dataset, listing: Listing) -> bool:
 
 
 def _not_published(dataset: Dataset, listing: Listing, named: bool) -> RawProblem:
-    raw = sheet(dataset)
+    raw = raw_layout(dataset)
     differs = "the lists are others" if named else "the class names are others"
     for split, count in dataset.counts.items():
         if len(listing.splits.get(split, ())) != count:
@@ -202,13 +204,13 @@ def _wrong_count(dataset: Dataset, listing: Listing, split: str, rows: Rows) -> 
         what += f"; {len(absent)} classes have none: {names}{', ...' if len(absent) > NAMED else ''}"
     if len(rows) > published:
         return RawProblem(what, "take out what was added, or pack all that is there with --subset")
-    return RawProblem(what, f"get the rest ({sheet(dataset).get}), or pack what is there with --subset")
+    return RawProblem(what, f"get the rest ({raw_layout(dataset).get}), or pack what is there with --subset")
 
 
 def present(listing: Listing, split: str) -> list[bool]:
     """Whether each image of a split is on the disk."""
     rows = listing.splits[split]
-    return [True] * len(rows) if listing.scanned else list(there(listing.images, rows.paths))
+    return [True] * len(rows) if listing.scanned else list(files_exist(listing.images, rows.paths))
 
 
 def missing_images(dataset: Dataset, split: str, rows: Rows, is_there: list[bool]) -> RawProblem | None:
@@ -217,7 +219,7 @@ def missing_images(dataset: Dataset, split: str, rows: Rows, is_there: list[bool
         return None
     named = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
     what = f"{split}: {len(missing):,} of {len(rows):,} images are missing: {named}"
-    return RawProblem(what, f"get the rest ({sheet(dataset).get}), or pack what is there with --subset")
+    return RawProblem(what, f"get the rest ({raw_layout(dataset).get}), or pack what is there with --subset")
 
 
 def _part(images: Path, splits: Mapping[str, Rows], split: str, start: int, stop: int) -> FolderPart:

@@ -1,4 +1,4 @@
-"""A split of one's own by CoOp's rules, for where the official split file is not at hand. Nothing is written.
+"""A random split by CoOp's rules, for where the official split file is not at hand. Nothing is written.
 
 CoOp draws such a split from global random numbers, in the order the disk lists files, and keeps it under the official
 name. Here files are sorted by name and the draw has a seed and a random stream of its own.
@@ -14,9 +14,9 @@ from pathlib import Path
 from shards.dataset import Dataset
 from shards.raw.classfolders import strays_among
 from shards.raw.classnames import published_classnames
-from shards.raw.folders import UNCHANGED, Listing, RawProblem, Rows, entries, image_names, there, unsafe_path
+from shards.raw.folders import UNCHANGED, Listing, RawProblem, Rows, entries, files_exist, image_names, unsafe_path
 from shards.raw.lists import read_lines, read_mat, required_list
-from shards.raw.locations import Place, folder_names, sheet
+from shards.raw.locations import RawLocation, folder_names, raw_layout
 
 Images = list[tuple[str, int]]
 
@@ -24,28 +24,28 @@ TRAIN, VAL = 0.5, 0.2
 VAL_OF_TRAINVAL = 0.2
 
 
-def own_split(place: Place, seed: int) -> Listing:
+def random_split(location: RawLocation, seed: int) -> Listing:
     """Split the images that are there; class names and labels are the published ones.
 
     Raises RawProblem when a list is missing or broken, or when a class has too few images for its parts.
     """
-    images, dataset = place.require_images(), place.dataset
+    images, dataset = location.require_images(), location.dataset
     names = published_classnames(dataset)
-    rule = sheet(dataset).own_split
+    rule = raw_layout(dataset).random_split
     draw = random.Random(seed)
     problems: tuple[RawProblem, ...] = ()
     if rule == "trainval":
-        trainval, test = (list(_there(images, _official(place, part))) for part in ("trainval", "test"))
+        trainval, test = (list(_there(images, _official(location, part))) for part in ("trainval", "test"))
         train, val = _split_trainval(trainval, draw)
         splits = {"train": train, "val": val, "test": test}
         _refuse_empty(dataset, splits)
     elif rule == "labels":
-        splits = _split_folders(dataset, list(_there(images, _flower_images(place))), draw)
+        splits = _split_folders(dataset, list(_there(images, _flower_images(location))), draw)
     else:
-        found, problems = _folder_images(place, images)
+        found, problems = _folder_images(location, images)
         splits = _split_folders(dataset, found, draw)
     rows = {split: Rows([path for path, _ in part], [label for _, label in part]) for split, part in splits.items()}
-    return Listing(images, names, rows, f"own split of {_RULES[rule]}, seed {seed}", True, problems)
+    return Listing(images, names, rows, f"random split of {_RULES[rule]}, seed {seed}", True, problems)
 
 
 _RULES = {
@@ -56,7 +56,7 @@ _RULES = {
 
 
 def _there(images: Path, listed: Images) -> Iterator[tuple[str, int]]:
-    present = there(images, [path for path, _ in listed])
+    present = files_exist(images, [path for path, _ in listed])
     return (image for image, is_there in zip(listed, present, strict=True) if is_there)
 
 
@@ -100,14 +100,14 @@ def _refuse_empty(dataset: Dataset, splits: dict[str, Images]) -> None:
         if empty:
             example = f"class {empty[0]}, {names[empty[0]]!r}"
             many = f"{len(empty)} classes, the first is {example}" if len(empty) > 1 else example
-            what = f"an own split of {dataset.title} has no {split} images of {many}"
-            raise RawProblem(what, "more images of each class are needed for an own split")
+            what = f"a random split of {dataset.title} has no {split} images of {many}"
+            raise RawProblem(what, "more images of each class are needed for a random split")
 
 
-def _folder_images(place: Place, images: Path) -> tuple[Images, tuple[RawProblem, ...]]:
+def _folder_images(location: RawLocation, images: Path) -> tuple[Images, tuple[RawProblem, ...]]:
     """Class folders in the order of their own names, which is the label order; capitals come first."""
-    labels = {folder: label for label, folder in enumerate(folder_names(place.dataset))}
-    ignored = sheet(place.dataset).ignored
+    labels = {folder: label for label, folder in enumerate(folder_names(location.dataset))}
+    ignored = raw_layout(location.dataset).ignored
     listed: Images = []
     strays: list[str] = []
     for entry in entries(images):
@@ -115,34 +115,34 @@ def _folder_images(place: Place, images: Path) -> tuple[Images, tuple[RawProblem
             names, others = image_names(images / entry.name)
             listed += [(f"{entry.name}/{name}", labels[entry.name]) for name in names]
             strays += [f"{entry.name}/{name}" for name in others]
-        elif entry.name not in ignored and images != place.folder:
+        elif entry.name not in ignored and images != location.folder:
             strays.append(entry.name)
-    return listed, tuple(strays_among(place.raw_root, images, strays))
+    return listed, tuple(strays_among(location.raw_root, images, strays))
 
 
-def _flower_images(place: Place) -> Images:
+def _flower_images(location: RawLocation) -> Images:
     """`imagelabels.mat` holds the class of `image_00001.jpg` and so on, counted from 1."""
-    file = required_list(place, "imagelabels.mat")
+    file = required_list(location, "imagelabels.mat")
     try:
         labels = [int(label) - 1 for label in read_mat(file, "labels").ravel()]
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RawProblem(f"{file} holds no list of numbers", UNCHANGED) from error
-    return _known(place, file, [(f"image_{number:05d}.jpg", label) for number, label in enumerate(labels, 1)])
+    return _known(location, file, [(f"image_{number:05d}.jpg", label) for number, label in enumerate(labels, 1)])
 
 
-def _official(place: Place, part: str) -> Images:
+def _official(location: RawLocation, part: str) -> Images:
     readers = {
         "oxford-pets": _pets,
         "stanford-cars": _cars,
         "sun397": _scenes,
         "ucf101": _actions,
     }
-    return readers[place.dataset.base](place, part)
+    return readers[location.dataset.base](location, part)
 
 
-def _pets(place: Place, part: str) -> Images:
+def _pets(location: RawLocation, part: str) -> Images:
     """Lines of image name, class number from 1, species and breed number."""
-    file = required_list(place, f"annotations/{part}.txt")
+    file = required_list(location, f"annotations/{part}.txt")
     found = []
     for number, line in read_lines(file):
         name, _, rest = line.strip().partition(" ")
@@ -150,52 +150,52 @@ def _pets(place: Place, part: str) -> Images:
         if not re.fullmatch("[0-9]{1,9}", label):
             raise RawProblem(f"{file}, line {number}: {line[:80]!a} has no class number", UNCHANGED)
         found.append((f"{name}.jpg", int(label) - 1))
-    listed = _known(place, file, found)
-    names = published_classnames(place.dataset)
+    listed = _known(location, file, found)
+    names = published_classnames(location.dataset)
     for number, (path, class_) in enumerate(listed, 1):
         if path.rpartition("_")[0].lower() != names[class_]:
             raise RawProblem(f"{file}, entry {number}: {path!a} is listed as class {class_ + 1}", UNCHANGED)
     return listed
 
 
-def _cars(place: Place, part: str) -> Images:
+def _cars(location: RawLocation, part: str) -> Images:
     """Annotations with a file name and a class number from 1."""
     names = {
         "trainval": ("devkit/cars_train_annos.mat", "cars_train"),
         "test": ("cars_test_annos_withlabels.mat", "cars_test"),
     }
     name, folder = names[part]
-    file = required_list(place, name)
+    file = required_list(location, name)
     try:
         rows = read_mat(file, "annotations").ravel()
         found = [(f"{folder}/{row['fname'].item()!s}", int(row["class"].item()) - 1) for row in rows]
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
         raise RawProblem(f"{file} holds no annotations with 'fname' and 'class'", UNCHANGED) from error
-    return _known(place, file, found)
+    return _known(location, file, found)
 
 
-def _scenes(place: Place, part: str) -> Images:
+def _scenes(location: RawLocation, part: str) -> Images:
     """Lines like `/a/apse/indoor/sun_x.jpg`; the class name reads its folders from the innermost outwards."""
-    file = required_list(place, {"trainval": "Training_01.txt", "test": "Testing_01.txt"}[part])
-    labels = {name: label for label, name in enumerate(published_classnames(place.dataset))}
+    file = required_list(location, {"trainval": "Training_01.txt", "test": "Testing_01.txt"}[part])
+    labels = {name: label for label, name in enumerate(published_classnames(location.dataset))}
     found = []
     for number, line in read_lines(file):
         path = line.strip().removeprefix("/")
         name = " ".join(reversed(path.split("/")[1:-1]))
         found.append((path, _label(labels, name, file, number)))
-    return _known(place, file, found)
+    return _known(location, file, found)
 
 
-def _actions(place: Place, part: str) -> Images:
+def _actions(location: RawLocation, part: str) -> Images:
     """Lines like `YoYo/v_YoYo_g01_c01.avi 1`; the folder of its frame is the class name, `Yo_Yo`."""
-    file = required_list(place, f"ucfTrainTestlist/{'train' if part == 'trainval' else part}list01.txt")
-    labels = {name: label for label, name in enumerate(published_classnames(place.dataset))}
+    file = required_list(location, f"ucfTrainTestlist/{'train' if part == 'trainval' else part}list01.txt")
+    labels = {name: label for label, name in enumerate(published_classnames(location.dataset))}
     found = []
     for number, line in read_lines(file):
         action, _, video = line.split()[0].partition("/")
         name = "_".join(re.findall("[A-Z][^A-Z]*", action))
         found.append((f"{name}/{video.removesuffix('.avi')}.jpg", _label(labels, name, file, number)))
-    return _known(place, file, found)
+    return _known(location, file, found)
 
 
 def _label(labels: dict[str, int], name: str, file: Path, number: int) -> int:
@@ -204,11 +204,11 @@ def _label(labels: dict[str, int], name: str, file: Path, number: int) -> int:
     return labels[name]
 
 
-def _known(place: Place, file: Path, listed: Images) -> Images:
+def _known(location: RawLocation, file: Path, listed: Images) -> Images:
     """Untrusted lists name plain paths, each once, with labels of the data set."""
     for number, (path, label) in enumerate(listed, 1):
         reason = unsafe_path(path) or (
-            "" if 0 <= label < place.dataset.classes else f"has the unknown class {label + 1}"
+            "" if 0 <= label < location.dataset.classes else f"has the unknown class {label + 1}"
         )
         if reason:
             raise RawProblem(f"{file}, entry {number}: {path[:80]!a} {reason}", UNCHANGED)

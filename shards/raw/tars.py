@@ -42,7 +42,7 @@ def working_folder(location: str, cache: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Place:
+class TarRoot:
     """A folder or a URL with tars in it; names below it have forward slashes."""
 
     location: str
@@ -53,7 +53,7 @@ class Place:
     def folder(self) -> Path | None:
         return local_path(self.location)
 
-    def text(self, name: str) -> str | None:
+    def find_text(self, name: str) -> str | None:
         """A text file of the convention; None when there is none."""
         try:
             return self.read(name)
@@ -68,7 +68,7 @@ class Place:
         except UnicodeDecodeError:
             raise DataError(f"{redact(url)} is no short text file in UTF-8") from None
 
-    def here(self, name: str) -> Path:
+    def local_file(self, name: str) -> Path:
         """The tar of that name as a local file; downloaded when it is not."""
         if self.folder is not None:
             return self.folder / name
@@ -82,49 +82,49 @@ class Place:
         return target
 
 
-def listed(place: Place, splits: Mapping[str, str] | None) -> dict[str, list[str]]:
+def list_tars(root: TarRoot, splits: Mapping[str, str] | None) -> dict[str, list[str]]:
     """The names of the tars of every split, in order."""
     wanted = dict(splits) if splits is not None else SPLITS
     for split, there in wanted.items():
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", split) or not INSIDE.fullmatch(re.sub(r"[{}]", "", there)):
             raise DataUsageError(
-                f"split '{split}': '{there}' is no folder or pattern of tars below {redact(place.location)}"
+                f"split '{split}': '{there}' is no folder or pattern of tars below {redact(root.location)}"
             )
-    found = {split: _tars(place, there) for split, there in wanted.items()}
+    found = {split: _tars(root, there) for split, there in wanted.items()}
     absent = [there for split, there in wanted.items() if not found[split]]
     if absent and (splits is not None or len(absent) == len(found)):
-        where = f"{redact(place.location)} holds no shards of that name"
-        if place.folder is not None:
+        where = f"{redact(root.location)} holds no shards of that name"
+        if root.folder is not None:
             raise DataError(f"{where}: {' nor '.join(f'{there}/*.tar' for there in absent)} is not there")
         try:
-            place.read(f"{absent[0]}/{COUNT_FILE}")
+            root.read(f"{absent[0]}/{COUNT_FILE}")
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
     return {split: names for split, names in found.items() if names}
 
 
-def _tars(place: Place, there: str) -> list[str]:
+def _tars(root: TarRoot, there: str) -> list[str]:
     if there.endswith(".tar"):
         return _expanded(there)
-    text = place.text(f"{there}/{COUNT_FILE}")
+    text = root.find_text(f"{there}/{COUNT_FILE}")
     if text is not None:
-        return _counted(place, there, text)
-    return _globbed(place.folder, there) if place.folder is not None else []
+        return _counted(root, there, text)
+    return _globbed(root.folder, there) if root.folder is not None else []
 
 
-def _counted(place: Place, there: str, text: str) -> list[str]:
+def _counted(root: TarRoot, there: str, text: str) -> list[str]:
     digits = text.strip()
     if not re.fullmatch(r"[0-9]{1,6}", digits) or not 0 < int(digits) <= MOST_TARS:
         raise DataError(
-            f"{redact(place.location)}: {there}/{COUNT_FILE} says {digits[:40]!r}, not how many tars there are"
+            f"{redact(root.location)}: {there}/{COUNT_FILE} says {digits[:40]!r}, not how many tars there are"
         )
     names = [f"{there}/{number}.tar" for number in range(int(digits))]
-    if place.folder is not None:
-        beside = {f"{there}/{name}" for name in _tar_names(place.folder / there)}
+    if root.folder is not None:
+        beside = {f"{there}/{name}" for name in _tar_names(root.folder / there)}
         if beside != set(names):
             example = sorted(beside ^ set(names))[0]
             state = "is not one of them" if example in beside else "is missing"
-            raise DataError(f"{place.folder}: {there}/{COUNT_FILE} counts {digits} tars, but {example} {state}")
+            raise DataError(f"{root.folder}: {there}/{COUNT_FILE} counts {digits} tars, but {example} {state}")
     return names
 
 
@@ -171,12 +171,12 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
-def classnames_of(place: Place) -> tuple[str, ...]:
-    text = place.text("classnames.txt")
+def read_classnames(root: TarRoot) -> tuple[str, ...]:
+    text = root.find_text("classnames.txt")
     names = tuple(line.strip() for line in (text or "").splitlines())
     if not names or not all(names):
         raise DataUsageError(
-            f"{redact(place.location)} has no classnames.txt with a name per class: give the class names"
+            f"{redact(root.location)} has no classnames.txt with a name per class: give the class names"
         )
     return names
 
@@ -202,9 +202,9 @@ def tar_source(
     Raises DataError naming the tar for whatever is not whole, not there or not to be trusted, and DataUsageError for
     splits or names that cannot be meant.
     """
-    place = Place(location, cache, on_progress)
-    names = tuple(classnames) if classnames is not None else classnames_of(place)
-    tars = _scan_all(place, splits, len(names))
+    root = TarRoot(location, cache, on_progress)
+    names = tuple(classnames) if classnames is not None else read_classnames(root)
+    tars = _scan_all(root, splits, len(names))
     return _source(name, names, template, templates, f"{origin}, lists {_digest(tars)}", tars)
 
 
@@ -217,15 +217,15 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
     from shards.raw.classnames import published_classnames
 
     repository = _usable(dataset, location)
-    place = Place(location, cache, on_progress)
+    root = TarRoot(location, cache, on_progress)
     other = f"{redact(location)} is not {repository}"
-    named = place.text("classnames.txt")
+    named = root.find_text("classnames.txt")
     if named is not None and len(named.splitlines()) != dataset.classes:
         raise DataError(f"{other}: it names {len(named.splitlines())} classes, {dataset.title} has {dataset.classes}")
     names = published_classnames(dataset)
     if named is not None and (moved := _moved(named.splitlines(), names)):
         raise DataError(f"{other}: its classes have another order, the first is {moved}")
-    tars = _scan_all(place, {"test": "test"}, dataset.classes)
+    tars = _scan_all(root, {"test": "test"}, dataset.classes)
     found, expected = sum(map(len, tars["test"])), dataset.counts["test"]
     if found != expected:
         raise DataError(f"{other}: its test split has {found:,} images, {dataset.title} has {expected:,}")
@@ -237,16 +237,16 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
 
 
 def _moved(found: Sequence[str], names: Sequence[str]) -> str:
-    """The first class that stands at another place than ours, or ""; spellings that only they use say nothing."""
+    """The first class that stands at another position than ours, or ""; spellings that only they use say nothing."""
 
     def key(name: str) -> tuple[str, ...]:
         # "Audi TTS Coupe 2012" is our "2012 Audi TTS Coupe".
         return tuple(sorted(re.findall(r"\w+", name.lower().replace("_", " "))))
 
     ours = list(map(key, names))
-    for place, name in enumerate(found):
-        if ours[place] != key(name) and key(name) in ours:
-            return f"{name!r} as class {place}, here it is class {ours.index(key(name))}"
+    for number, name in enumerate(found):
+        if ours[number] != key(name) and key(name) in ours:
+            return f"{name!r} as class {number}, here it is class {ours.index(key(name))}"
     return ""
 
 
@@ -332,19 +332,19 @@ def _digest(tars: Mapping[str, Iterable[TarIndex]]) -> str:
     return total.hexdigest()[:16]
 
 
-def _scan_all(place: Place, splits: Mapping[str, str] | None, classes: int) -> dict[str, tuple[TarIndex, ...]]:
-    kind = (place.text("dataset_type.txt") or "classification").strip()
+def _scan_all(root: TarRoot, splits: Mapping[str, str] | None, classes: int) -> dict[str, tuple[TarIndex, ...]]:
+    kind = (root.find_text("dataset_type.txt") or "classification").strip()
     if kind != "classification":
-        what = f"{redact(place.location)} holds a {kind[:40]!r} data set"
+        what = f"{redact(root.location)} holds a {kind[:40]!r} data set"
         raise DataUsageError(f"{what}: only classification sets can be used")
-    return {split: tuple(_scanned(place, split, names, classes)) for split, names in listed(place, splits).items()}
+    return {split: tuple(_scanned(root, split, names, classes)) for split, names in list_tars(root, splits).items()}
 
 
-def _scanned(place: Place, split: str, names: Iterable[str], classes: int) -> Iterator[TarIndex]:
+def _scanned(root: TarRoot, split: str, names: Iterable[str], classes: int) -> Iterator[TarIndex]:
     keys: set[bytes] = set()
     paths: set[bytes] = set()
     for name in names:
-        file = place.here(name)
+        file = root.local_file(name)
         try:
             index = scan_tar(file, split)
             _refuse_repeats(index, keys, paths)
@@ -353,9 +353,9 @@ def _scanned(place: Place, split: str, names: Iterable[str], classes: int) -> It
                 sample = f"sample '{index.keys[wrong[0]].decode()}' with label {index.labels[wrong[0]]}"
                 raise TarProblem(f"has {sample}, but labels go from 0 to {classes - 1}")
         except TarProblem as problem:
-            if place.folder is None:
+            if root.folder is None:
                 file.unlink(missing_ok=True)
-            named = file if place.folder is not None else redact(join(canonical(place.location), name))
+            named = file if root.folder is not None else redact(join(canonical(root.location), name))
             raise DataError(f"{named} {problem}") from None
         yield index
 
