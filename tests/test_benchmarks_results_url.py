@@ -7,8 +7,8 @@ import json
 import pytest
 from test_cluster_sweep import sweep_settings
 
-from benchmarks.cli import bench as suite_commands
-from benchmarks.cli import main
+from benchmarks.cli import bench as bench_command
+from benchmarks.cli import execution, main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
 from benchmarks.sweeps.table import make_commands
 from cluster.launcher import launch
@@ -41,7 +41,7 @@ def and_interrupted(work):
 
 
 def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, capsys):
-    monkeypatch.setattr(suite_commands, "launch", and_interrupted(launch))
+    monkeypatch.setattr(execution, "launch", and_interrupted(launch))
     assert main(["bench", "base-to-novel", *SUITE, *at]) == 143
     collection = json.loads((there / "collections/suite/base-to-novel/collection.json").read_text())
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
@@ -56,7 +56,7 @@ def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, 
 
 
 def test_the_report_of_all_suites_is_local_and_names_the_url(at, there, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(suite_commands, "suites_of", lambda name: ["base-to-novel"])
+    monkeypatch.setattr(bench_command, "suites_of", lambda name: ["base-to-novel"])
     assert main(["bench", "all", *SUITE, *at]) == 0
     page = tmp_path / "report/index.html"
     assert f"the result files in local://{there}" in page.read_text()

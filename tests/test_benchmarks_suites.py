@@ -7,8 +7,7 @@ import shutil
 
 import pytest
 
-from benchmarks.cli import bench as suite_commands
-from benchmarks.cli import main
+from benchmarks.cli import execution, main
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, suite_named
@@ -195,7 +194,7 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
         launch(*arguments)
         shutil.rmtree(tmp_path / "results/base/digits/coop")
 
-    monkeypatch.setattr(suite_commands, "launch", and_remove_one)
+    monkeypatch.setattr(execution, "launch", and_remove_one)
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
     [path] = json.loads(out.splitlines()[-1])["failed"]
@@ -207,7 +206,7 @@ def test_who_repeats_a_stopped_command_with_force_starts_over_and_is_told(small,
     def stopped(*arguments):
         raise Interrupted("SIGINT: stopped the run; repeat to go on", 2)
 
-    monkeypatch.setattr(suite_commands, "launch", stopped)
+    monkeypatch.setattr(execution, "launch", stopped)
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "coop", "--seeds", "1")
     assert run(capsys, *words)[2].endswith("repeat to go on\n")
     code, _, err = run(capsys, *words, "--force")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cli.bench import plan_suite
 from benchmarks.cli.flags import RuntimeFlags, SuiteFlags
-from benchmarks.cli.suite_options import plan_suite
 from benchmarks.results.profiles import MINI, PAPER, PROFILES
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites import SUITES, suite_named

@@ -1,286 +1,301 @@
-"""`procap bench SUITE`: plan, skip what is done, do the rest here or on a cluster, print the table."""
+"""`procap bench SUITE`: plan a suite, skip what is done, execute the rest, print the tables.
+
+`--help` must not import the modules of suites and of the cluster, so they are imported inside functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags
-from benchmarks.cli.plan import make_plan
-from benchmarks.cli.selection import runtime_config
-from benchmarks.cli.suite_options import plan_suite
+import typer
+from typer.core import TyperGroup
+
+from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import SOME_FAILED, note, plural, quoted, show, show_json
-from benchmarks.console.packing import ensure_packed
-from benchmarks.results.profiles import MINI
-from benchmarks.suites import ALL, suite_named, suites_of
-from benchmarks.suites.checks import check_engine, check_training_images, check_weights
-from benchmarks.suites.outputs import SuiteOutputs, make_outputs
-from benchmarks.suites.planning import SuitePlan, is_done, merge_runs
-from benchmarks.tables.render import render, to_dict
-from cluster.launcher import Launcher, connect, launch
-from cluster.paths import StoragePaths
-from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes
-from cluster.progress import Outcome, RunProgress
-from cluster.ray_cluster import Capacity
-from cluster.run import RunSpec
+from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
+from benchmarks.suites import ALL, suite_named, suite_paths, suite_text, suites_of
 from procap.errors import UsageError, UserError
-from runner.collection import Status, status_after
-from runner.config import RuntimeConfig, Target
-from runner.environment import library_defaults
-from runner.remote_results import RemoteResults
-from runner.results import RunFolder
-from runner.tracking.background import CollectionTracker
 
-GONE = "its results are not there now that all is done: were they removed, or is the folder not one for all nodes?"
+if TYPE_CHECKING:
+    from benchmarks.results.profiles import Profile
+    from benchmarks.suites.outputs import SuiteOutputs
+    from benchmarks.suites.planning import SuitePlan
+    from benchmarks.suites.suite import Suite
+    from cluster.launcher import Launcher
+    from cluster.run import RunSpec
+    from runner.config import RuntimeConfig
+
+VANISHED = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
+ALL_TEXT = """Every suite of the paper, in one go, and the report.
+
+A run that several suites share is done once. With --datasets those suites keep their own that have a list of their own.
+"""
+RESUME_TEXT = (
+    "Finished runs are never repeated and interrupted ones are resumed: stop the command at any time and repeat it."
+)
+
+
+class SuiteGroup(TyperGroup):
+    """The commands of `procap bench`: one for each suite, by name or file, and `all`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [ALL, *suite_paths()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name == "runtime":
+            from benchmarks.cli.bench_runtime import app as runtime_app
+
+            return typer.main.get_command(runtime_app)
+        if cmd_name == ALL or cmd_name in suite_paths() or cmd_name.endswith(".py"):
+            return suite_command(cmd_name)
+        return None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        titles = {name: suite_named(name).title for name in suite_paths()}
+        with formatter.section("Commands"):
+            formatter.write_dl([(ALL, "every suite of the paper, and the report"), *titles.items()])
+
+
+app = typer.Typer(help="Run the experiments of the paper, by name.", cls=SuiteGroup, **PLAIN)
+
+
+@app.callback(**examples("procap bench all --profile mini --quick", "procap bench base-to-novel --help"))
+def group() -> None:
+    pass
+
+
+def suite_command(name: str) -> Any:
+    """The command of one suite, or of all; its help is the docstring of the suite's file."""
+    lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
+    text = ALL_TEXT if name == ALL else suite_text(name)
+
+    @flat
+    def run(
+        suite: SuiteFlags,
+        launch: LaunchFlags,
+        runtime: RuntimeFlags,
+        engine: EngineFlags,
+        mode: ModeFlags,
+        output: OutputFlags,
+        limit: Annotated[
+            int | None, typer.Option(metavar="N", help="evaluate on the first N images only; results are marked")
+        ] = None,
+        price: Annotated[
+            float | None,
+            typer.Option(metavar="AMOUNT", min=0, help="of an hour of a GPU or machine, for the costs of --dry-run"),
+        ] = None,
+    ) -> int:
+        return bench(name, suite, launch, runtime, engine, mode, output, limit, price)
+
+    command = typer.Typer(**PLAIN)
+    settings = examples(*[f"procap bench {name} {line}" for line in lines])
+    command.command(name=name, help=f"{text.strip()}\n\n{RESUME_TEXT}", **settings)(run)
+    return typer.main.get_command(command)
 
 
 def bench(
     name: str,
-    suited: SuiteFlags,
-    many: LaunchFlags,
-    place: RuntimeFlags,
-    parallel: EngineFlags,
-    doing: ModeFlags,
+    suite_flags: SuiteFlags,
+    launch: LaunchFlags,
+    runtime_flags: RuntimeFlags,
+    engine: EngineFlags,
+    mode: ModeFlags,
     output: OutputFlags,
-    limit: int | None,
-    price: float | None,
+    limit: int | None = None,
+    price: float | None = None,
 ) -> int:
-    """Exit code 3 when some runs failed and 1 when all did; see `procap bench SUITE --help`."""
+    """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
+    from benchmarks.cli.execution import CollectionTrackers, execute
+    from benchmarks.cli.selection import runtime_config
+    from benchmarks.suites.checks import check_engine
+    from benchmarks.suites.outputs import make_outputs
+    from benchmarks.suites.planning import is_done, merge_runs
+    from runner.collection import status_after
+    from runner.environment import library_defaults
+    from runner.remote_results import RemoteResults
+    from runner.tracking.background import CollectionTracker
+
     library_defaults()
-    if price is not None and not doing.dry_run:
+    if price is not None and not mode.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
-    fleet = many.checked()
-    at = runtime_config(place, parallel, limit=limit)
-    plans = [plan_suite(suite_named(one), suited, place, at.data, several=name == ALL) for one in suites_of(name)]
-    pieces = merge_runs(plans)
-    check_engine((piece.config for piece in pieces), at, fleet.processes)
-    _note_what_stays(name, plans, suited)
-    if doing.dry_run:
-        check_training_images((piece.config for piece in pieces), at.data)
-        targets = [[Target.recorded(target) for target in piece.targets] for piece in pieces]
-        work = [(piece.config, at, tested) for piece, tested in zip(pieces, targets, strict=True)]
-        planned = make_plan(work, force=doing.force)
-        planned.show(replace(output, json=False))
-        left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
-        _show_outlook(left, at, fleet, price, force=doing.force)
-        if output.json:
-            show_json(planned.to_dict())
-        return 0
-    store = RemoteResults.of(at)
-    store.pull_all()
-    left = [piece for piece in pieces if doing.force or not is_done(piece, at)]
-    title = plans[0].suite.title if name != ALL else plural(len(plans), "suite")
-    title += f", {plans[0].options.profile.where}"
-    note(f"{title}: {plural(len(pieces), 'run')}, {len(pieces) - len(left)} done already")
-    trackers = Trackers([CollectionTracker(at, one.collection) for one in plans])
-    outcome = Outcome()
-    made: list[SuiteOutputs] = []
+    launcher = launch.checked()
+    runtime = runtime_config(runtime_flags, engine, limit=limit)
+    several = name == ALL
+    plans = [
+        plan_suite(suite_named(one), suite_flags, runtime_flags, runtime.data, several=several)
+        for one in suites_of(name)
+    ]
+    runs = merge_runs(plans)
+    check_engine((run.config for run in runs), runtime, launcher.processes)
+    _note_prescribed(plans, suite_flags, several=several)
+    if mode.dry_run:
+        return _show_plan(runs, runtime, launcher, output, price, force=mode.force)
+    remote = RemoteResults.of(runtime)
+    remote.pull_all()
+    open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
+    title = plural(len(plans), "suite") if several else plans[0].suite.title
+    where = plans[0].options.profile.where
+    note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
+    trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
+    failed: dict[str, str] = {}
+    outputs: list[SuiteOutputs] = []
     try:
-        if left:
-            outcome, left = _execute(left, at, place, fleet, trackers, output, force=doing.force)
-        store.pull_all()
-        failed = {left[number].path: why for number, why in outcome.failed.items()}
-        gone = [piece.config.path for piece in pieces if not is_done(piece, at)]
-        trackers.begun = True
-        # Also those that were finished when an earlier attempt was killed before it sent them, or by others.
-        trackers.update(piece.config.path for piece in pieces)
-        for one, tracker in zip(plans, trackers.each, strict=True):
-            made.append(make_outputs(one.suite, one.options, at, force=doing.force, verbose=output.verbose))
-            failed = {**made[-1].unreadable, **failed}
-            failed |= {run: GONE for run in tracker.collection.runs if run in gone and run not in failed}
-            mine = {run: why for run, why in failed.items() if run in tracker.collection.runs}
-            figures = {**made[-1].metrics, "runs_failed": float(len(mine))}
-            tracker.close("failed" if mine or made[-1].failed else "finished", figures, mine)
+        if open_runs:
+            failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
+        remote.pull_all()
+        missing = {run.path for run in runs if not is_done(run, runtime)}
+        trackers.started = True
+        # Also runs that an earlier, killed attempt finished without recording them.
+        trackers.update(run.path for run in runs)
+        for plan, tracker in zip(plans, trackers.trackers, strict=True):
+            made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
+            outputs.append(made)
+            own = set(tracker.collection.runs)
+            failed = {**made.unreadable, **failed}
+            failed |= {run: VANISHED for run in own & missing if run not in failed}
+            own_failed = {run: reason for run, reason in failed.items() if run in own}
+            metrics = {**made.metrics, "runs_failed": float(len(own_failed))}
+            tracker.close("failed" if own_failed or made.failed else "finished", metrics, own_failed)
     except BaseException as error:
-        if trackers.begun:
+        if trackers.started:
             trackers.close(status_after(error))
-            store.try_push_all()
+            remote.try_push_all()
         raise
-    # Also what was noted of each run that MLflow has got.
-    store.push_all()
-    done = [piece.config.path for piece in pieces if piece.config.path not in failed]
-    return _tell(name, made, done, failed, at, place, output)
+    remote.push_all()
+    done = [run.path for run in runs if run.path not in failed]
+    return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
 
 
-def _tell(
-    name: str,
-    made: Sequence[SuiteOutputs],
-    done: Sequence[str],
-    failed: Mapping[str, str],
-    at: RuntimeConfig,
-    place: RuntimeFlags,
-    output: OutputFlags,
-) -> int:
-    """Tables, what failed and why, what to type next, with all suites the report; gives the exit code."""
-    _show_tables(made)
-    failed = {**failed, **{one.suite.name: why for one in made if (why := one.failed)}}
-    report = None
-    try:
-        report = _report(at, place) if name == ALL else None
-    except UserError as error:
-        # What was done is told all the same.
-        failed["procap report"] = str(error)
-    if failed:
-        note(f"procap: {len(done)} done, {len(failed)} failed:")
-        for run, why in failed.items():
-            note(f"  {run}: {why}")
-    else:
-        _show_next(name, made[0].suite.name, place)
-    if report:
-        note(f"report: {report}")
-    if output.json:
-        tables = [to_dict(table) for one in made for table in one.tables]
-        show_json({"suite": name, "results": str(at.results), "done": done, "failed": failed, "tables": tables})
-    return 0 if not failed else SOME_FAILED if done else 1
+def plan_suite(
+    suite: Suite, flags: SuiteFlags, runtime: RuntimeFlags, data: Path, *, several: bool = False
+) -> SuitePlan:
+    """The plan of `suite` with the options that the flags choose.
 
-
-def _note_what_stays(name: str, plans: Sequence[SuitePlan], suited: SuiteFlags) -> None:
-    """What is chosen changes nothing that a suite prescribes."""
-    for one in plans:
-        trained = [entry for entry in one.runs if entry.spec.config.recipe.epochs]
-        if name == ALL and suited.datasets and one.suite.datasets and one.runs:
-            note(f"{one.suite.name} keeps its own data sets: {', '.join(one.options.datasets)}")
-        if suited.recipe and any(entry.variant.recipe not in ("", suited.recipe) for entry in one.runs):
-            note(f"{one.suite.name} prescribes the recipes of its runs: --recipe {suited.recipe} changes none of them")
-        if suited.shots and any(entry.variant.shots not in (None, *one.options.shots) for entry in trained):
-            note(f"{one.suite.name} prescribes the shots of some runs: --shots {suited.shots} does not change those")
-
-
-class Trackers:
-    """The trackers of several collections as one: each is told of its own runs.
-
-    begun: whether anything was done; what was refused before leaves everything as it was.
+    The profile is that of the data sets where these are named and known, else the paper's where there is a data root,
+    else the generated one.
+    several: planned beside other suites, where --datasets does not apply to a suite with a list of its own.
     """
+    from benchmarks.results.profiles import find_profile
+    from benchmarks.suites.planning import SuitePlan
 
-    def __init__(self, each: Sequence[CollectionTracker]) -> None:
-        self.each = each
-        self.begun = False
-        self._runs = [set(tracker.collection.runs) for tracker in each]
+    named = tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else ()
+    profile = find_profile(flags.profile) if flags.profile else _profile_of(named, runtime)
+    options = suite.options(
+        profile,
+        quick=flags.quick,
+        datasets=named if named and not (several and suite.datasets) else None,
+        methods=tuple(parse_methods(flags.methods)) if split_names(flags.methods) else None,
+        seeds=tuple(parse_integers(flags.seeds, "--seeds")) or None,
+        shots=parse_shot_counts(flags.shots),
+        recipe=flags.recipe,
+        backbone=flags.backbone,
+        pretrained=flags.pretrained or None,
+        precision=flags.precision,
+        overrides={} if flags.epochs is None else {"epochs": flags.epochs},
+        data=data,
+    )
+    return SuitePlan.of(suite, options)
 
-    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
-        named = list(runs)
-        for tracker, own in zip(self.each, self._runs, strict=True):
-            if mine := [run for run in named if run in own]:
-                tracker.update(mine, metrics)
 
-    def close(self, status: Status) -> None:
-        for tracker in self.each:
-            tracker.close(status)
+def _profile_of(datasets: Sequence[str], runtime: RuntimeFlags) -> Profile:
+    from benchmarks.results.profiles import MINI, PAPER
+    from shards.home import data_is_named
+
+    if not {*datasets}.isdisjoint(PAPER.datasets):
+        return PAPER
+    generated = datasets and {*datasets} <= {*MINI.datasets}
+    return MINI if generated or not data_is_named(runtime.data) else PAPER
 
 
-def _execute(
-    runs: list[RunSpec],
-    at: RuntimeConfig,
-    place: RuntimeFlags,
-    fleet: Launcher,
-    tracker: Trackers,
+def _note_prescribed(plans: Sequence[SuitePlan], flags: SuiteFlags, *, several: bool) -> None:
+    """Note the flags that do not change what a suite prescribes."""
+    for plan in plans:
+        name = plan.suite.name
+        trained = [run for run in plan.runs if run.spec.config.recipe.epochs]
+        if several and flags.datasets and plan.suite.datasets and plan.runs:
+            note(f"{name} keeps its own data sets: {', '.join(plan.options.datasets)}")
+        if flags.recipe and any(run.variant.recipe not in ("", flags.recipe) for run in plan.runs):
+            note(f"{name} prescribes the recipes of its runs: --recipe {flags.recipe} changes none of them")
+        if flags.shots and any(run.variant.shots not in (None, *plan.options.shots) for run in trained):
+            note(f"{name} prescribes the shots of some runs: --shots {flags.shots} does not change those")
+
+
+def _show_plan(
+    runs: Sequence[RunSpec],
+    runtime: RuntimeConfig,
+    launcher: Launcher,
     output: OutputFlags,
+    price: float | None,
     *,
     force: bool,
-) -> tuple[Outcome, list[RunSpec]]:
-    """Execute runs, long ones first; returns their outcome by index into the reordered list, and that list."""
-    from benchmarks.suites.cost import cost_model
-    from cluster.ray_cluster import nodes
-
-    # Workers are silent, and the driver alone sends to MLflow: one writer, however many runs.
-    places = StoragePaths.shared(place.data, place.results, replace(at, quiet=True, tracking_uri="off"))
-    configs = [run.config for run in runs]
-    ensure_packed(_datasets(runs), at.data)
-    check_training_images(configs, at.data)
-    if fleet.kind == "local":
-        check_weights((config.backbone, config.pretrained) for config in configs)
-    with connect(fleet, places) as room:
-        there = nodes() if room.ray else []
-        if fleet.kind == "ray":
-            check_nodes(_requirements(runs, places), growing=fleet.autoscale)
-        costs = cost_model(there, at, processes=fleet.processes)
-        note(_where(fleet, room, len(there)))
-        if force:
-            _forget(runs, at)
-        runs = costs.longest_first(runs)
-        tracker.begun = True
-        trace = note if output.verbose else None
-        with RunProgress(runs, costs, room.max_concurrent, tracker, trace=trace) as progress:
-            launch(runs, places, room, progress)
-    return progress.outcome, runs
-
-
-def _forget(runs: Sequence[RunSpec], at: RuntimeConfig) -> None:
-    """Once, when all is ready, and not by the runs: one that is started again goes on, also with `--force`."""
-    store = RemoteResults.of(at)
-    for run in runs:
-        folder = RunFolder(at.results / run.path)
-        with folder.locked():
-            store.delete_run(run.path)
-            folder.clear()
-
-
-def _requirements(runs: Sequence[RunSpec], places: StoragePaths) -> Requirements:
-    """What every node has to have."""
-    configs = [run.config for run in runs]
-    return Requirements(
-        data=places.data,
-        results=places.results,
-        datasets=_datasets(runs),
-        backbones=tuple(dict.fromkeys((config.backbone, config.pretrained) for config in configs)),
-        device=places.runtime.device,
-    )
-
-
-def _datasets(runs: Sequence[RunSpec]) -> dict[str, set[str]]:
-    """The data sets that are trained or tested on, each with the splits that are read of it."""
-    found: dict[str, set[str]] = {}
-    for run in runs:
-        found.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
-        for target in map(Target.recorded, run.targets):
-            found.setdefault(target.dataset, set()).add(target.split)
-    return found
-
-
-def _where(fleet: Launcher, room: Capacity, nodes: int) -> str:
-    if not room.ray:
-        return "one run at a time, in this process (--max-concurrent N for more)"
-    where = f"on {plural(nodes, 'node')}" if fleet.kind == "ray" else "on this machine"
-    return f"{plural(room.max_concurrent, 'run')} at once {where}, a run has {room.resources}"
-
-
-def _show_outlook(
-    pieces: Sequence[RunSpec], at: RuntimeConfig, fleet: Launcher, price: float | None, *, force: bool
-) -> None:
-    """Print how long clusters of several sizes would take over `pieces`, of machines that suit the backbone."""
+) -> int:
+    """Print the runs, and how long machines of several sizes would take over those that are not done."""
+    from benchmarks.cli.plan import make_plan
+    from benchmarks.results.profiles import MINI
+    from benchmarks.suites.checks import check_training_images
     from benchmarks.suites.cost import CostModel, Machine, describe_forecast, find_machine
+    from benchmarks.suites.planning import is_done
+    from runner.config import Target
 
-    if not pieces:
-        return
-    machine = find_machine(at.device)
-    if machine.device == "cpu" and pieces[0].config.backbone != MINI.backbone:
-        machine = Machine("H200", "cuda")
-    costs = CostModel(at, machine, processes=fleet.processes, force=force)
-    show("\n" + "\n".join(describe_forecast(costs, pieces, price=price)))
+    check_training_images((run.config for run in runs), runtime.data)
+    work = [(run.config, runtime, [Target.recorded(target) for target in run.targets]) for run in runs]
+    plan = make_plan(work, force=force)
+    plan.show(replace(output, json=False))
+    open_runs = [run for run in runs if force or not is_done(run, runtime)]
+    if open_runs:
+        machine = find_machine(runtime.device)
+        if machine.device == "cpu" and open_runs[0].config.backbone != MINI.backbone:
+            machine = Machine("H200", "cuda")
+        costs = CostModel(runtime, machine, processes=launcher.processes, force=force)
+        show("\n" + "\n".join(describe_forecast(costs, open_runs, price=price)))
+    if output.json:
+        show_json(plan.to_dict())
+    return 0
 
 
-def _show_tables(made: Sequence[SuiteOutputs]) -> None:
-    """The first table of each suite that has any, and where the others are."""
-    for one in made:
-        if one.tables:
-            show(render(one.tables[0], "md") + "\n")
-    folders = [str(one.folder) for one in made]
-    note(f"tables and figures: {folders[0] if len(folders) == 1 else made[0].folder.parent}")
-
-
-def _report(at: RuntimeConfig, place: RuntimeFlags) -> Path:
+def _show_outputs(
+    name: str,
+    outputs: Sequence[SuiteOutputs],
+    done: Sequence[str],
+    failed: Mapping[str, str],
+    runtime: RuntimeConfig,
+    flags: RuntimeFlags,
+    output: OutputFlags,
+) -> int:
+    """Print the first table of each suite, failures, and the next commands; write the report of all suites."""
     from benchmarks.report.report import write_report
+    from benchmarks.tables.render import render, to_dict
 
-    # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
-    out = Path("report") if at.store else None
-    return write_report(at.results, out, data=at.data, tracking=place.tracking, shown=place.results)
-
-
-def _show_next(typed: str, name: str, place: RuntimeFlags) -> None:
-    results = f"--results {quoted(place.results)}"
-    both = f"--data {quoted(place.data)} {results}" if place.data else results
-    if typed == ALL:
-        note(f"next: procap table SUITE {both}; procap ui {results}")
+    for made in outputs:
+        if made.tables:
+            show(render(made.tables[0], "md") + "\n")
+    note(f"tables and plots: {outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent}")
+    failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
+    if name == ALL:
+        try:
+            # Results at a URL are cached in a folder of this machine, which is no place for the report.
+            out = Path("report") if runtime.store else None
+            page = write_report(runtime.results, out, data=runtime.data, tracking=flags.tracking, shown=flags.results)
+            note(f"report: {page}")
+        except UserError as error:
+            failed["procap report"] = str(error)
+    if failed:
+        note(f"procap: {len(done)} done, {len(failed)} failed:")
+        for run, reason in failed.items():
+            note(f"  {run}: {reason}")
     else:
-        note(f"next: procap table {typed} {both}; procap ui {results} --suite {name}; procap report {both}")
+        results = f"--results {quoted(flags.results)}"
+        both = f"--data {quoted(flags.data)} {results}" if flags.data else results
+        if name == ALL:
+            note(f"next: procap table SUITE {both}; procap ui {results}")
+        else:
+            suite = outputs[0].suite.name
+            note(f"next: procap table {name} {both}; procap ui {results} --suite {suite}; procap report {both}")
+    if output.json:
+        tables = [to_dict(table) for made in outputs for table in made.tables]
+        show_json({"suite": name, "results": str(runtime.results), "done": done, "failed": failed, "tables": tables})
+    return 0 if not failed else SOME_FAILED if done else 1

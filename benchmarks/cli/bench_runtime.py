@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from benchmarks.cli.flags import OutputFlags, RuntimeFlags
+import typer
+
+from benchmarks.cli.flags import OutputFlags, RuntimeFlags, flat
 from benchmarks.cli.selection import runtime_config
+from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show, show_json
 from benchmarks.runtime.settings import Flags, make_settings
 from runner.environment import library_defaults, resolve_device
 
+app = typer.Typer(**PLAIN)
 
+
+@app.command(
+    name="runtime",
+    **examples(
+        "procap bench runtime",
+        "procap bench runtime --backbone ViT-B/16 --random --steps 3",
+        "procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --precision fp32,bf16",
+        "procap bench runtime --check",
+    ),
+)
+@flat
 def bench_runtime(flags: Flags, runtime_flags: RuntimeFlags, output: OutputFlags) -> int:
-    """See `procap bench runtime --help`. Exit code 1 where a part of the measurement failed."""
+    """Time training and inference of every method, as public code does it and as this program does.
+
+    Seconds of ten epochs, images per second, memory, operations against the peak of this device, and accuracy, beside
+    the paper's table. Nothing else should run on the machine. Exit code 1 where a part of the measurement failed.
+    """
     from benchmarks.runtime.benchmark import measure, write
     from benchmarks.runtime.measure import silence_profiler
     from benchmarks.runtime.targets import format_targets

@@ -7,7 +7,9 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from benchmarks.console.parse import parse_integers, parse_methods, split_names
 from procap.errors import UsageError
@@ -72,23 +74,39 @@ class Settings:
 
 @dataclass(frozen=True)
 class Flags:
-    """The command's own flags, as they were given; lists are comma lists."""
+    """The flags of `procap bench runtime`; lists are comma lists."""
 
-    methods: str = METHODS
-    datasets: str = ""
-    modes: str = MODES
-    precision: str = ""
-    backbone: str = ""
-    pretrained: str = ""
-    random: bool = False
-    epochs: int = 10
-    steps: int | None = None
-    repeats: int = 5
-    batch: int = TRAIN_BATCH
-    test_batch: int = TEST_BATCH
-    budget: float | None = None
-    scaling: str = ""
-    check: bool = False
+    methods: Annotated[str, typer.Option(metavar="A,B", help="methods to compare")] = METHODS
+    datasets: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="data sets; photographs-102: made-up images, as many as 16-shot Flowers102"),
+    ] = ""
+    modes: Annotated[str, typer.Option(metavar="A,B", help="reference works as public code does")] = MODES
+    precision: Annotated[str, typer.Option(metavar="fp32,bf16", help="one or both [default: fp32]")] = ""
+    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: mini]")] = ""
+    pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
+    random: Annotated[bool, typer.Option("--random", help="random weights; no accuracy is shown then")] = False
+    epochs: Annotated[int, typer.Option(metavar="N", help="of every training")] = 10
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="measure N training steps and extrapolate, which the table says")
+    ] = None
+    repeats: Annotated[int, typer.Option(metavar="N", help="rounds of evaluation and of every size")] = 5
+    batch: Annotated[int, typer.Option(metavar="N", help="images per training step")] = TRAIN_BATCH
+    test_batch: Annotated[int, typer.Option(metavar="N", help="images per evaluated batch")] = TEST_BATCH
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="measure what fits, extrapolate and limit the rest, and mark it; 0: no limit "
+            "[default: 150 for mini and 900 else on a CPU, no limit on a GPU]",
+        ),
+    ] = None
+    scaling: Annotated[
+        str, typer.Option(metavar="CLASSESxBATCHES|off", help="sizes, as in 10,50,200x4,32, the default with mini")
+    ] = ""
+    check: Annotated[
+        bool, typer.Option("--check", help="compare with the speed targets; chooses full size on a GPU")
+    ] = False
 
 
 def flags_of_options(options: SuiteOptions, budget: float | None) -> Flags:

@@ -1,0 +1,117 @@
+"""Execute the runs of suites, here or on a cluster, and record their progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from benchmarks.cli.flags import OutputFlags, RuntimeFlags
+from benchmarks.console.output import note, plural
+from benchmarks.console.packing import ensure_packed
+from benchmarks.suites.checks import check_training_images, check_weights
+from benchmarks.suites.cost import cost_model
+from cluster.launcher import Launcher, connect, launch
+from cluster.paths import StoragePaths
+from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes
+from cluster.progress import RunProgress
+from cluster.ray_cluster import Capacity, nodes
+from cluster.run import RunSpec
+from runner.collection import Status
+from runner.config import RuntimeConfig, Target
+from runner.remote_results import RemoteResults
+from runner.results import RunFolder
+from runner.tracking.background import CollectionTracker
+
+
+class CollectionTrackers:
+    """The trackers of several collections, each updated with its own runs.
+
+    started: whether a run was started; a command that is refused before leaves the trackers as they were.
+    """
+
+    def __init__(self, trackers: Sequence[CollectionTracker]) -> None:
+        self.trackers = trackers
+        self.started = False
+        self._runs = [set(tracker.collection.runs) for tracker in trackers]
+
+    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
+        paths = list(runs)
+        for tracker, own in zip(self.trackers, self._runs, strict=True):
+            if mine := [path for path in paths if path in own]:
+                tracker.update(mine, metrics)
+
+    def close(self, status: Status) -> None:
+        for tracker in self.trackers:
+            tracker.close(status)
+
+
+def execute(
+    runs: Sequence[RunSpec],
+    runtime: RuntimeConfig,
+    flags: RuntimeFlags,
+    launcher: Launcher,
+    trackers: CollectionTrackers,
+    output: OutputFlags,
+    *,
+    force: bool,
+) -> dict[str, str]:
+    """Execute runs, the longest first; returns the reason of each failure by the path of the run."""
+    # Only this process sends to MLflow, however many runs there are, and workers print nothing.
+    paths = StoragePaths.shared(flags.data, flags.results, replace(runtime, quiet=True, tracking_uri="off"))
+    configs = [run.config for run in runs]
+    ensure_packed(_splits(runs), runtime.data)
+    check_training_images(configs, runtime.data)
+    if launcher.kind == "local":
+        check_weights((config.backbone, config.pretrained) for config in configs)
+    with connect(launcher, paths) as capacity:
+        there = nodes() if capacity.ray else []
+        if launcher.kind == "ray":
+            check_nodes(_requirements(runs, paths), growing=launcher.autoscale)
+        costs = cost_model(there, runtime, processes=launcher.processes)
+        note(_describe(launcher, capacity, len(there)))
+        if force:
+            _delete(runs, runtime)
+        ordered = costs.longest_first(list(runs))
+        trackers.started = True
+        trace = note if output.verbose else None
+        with RunProgress(ordered, costs, capacity.max_concurrent, trackers, trace=trace) as progress:
+            launch(ordered, paths, capacity, progress)
+    return {ordered[number].path: reason for number, reason in progress.outcome.failed.items()}
+
+
+def _delete(runs: Sequence[RunSpec], runtime: RuntimeConfig) -> None:
+    """Delete the results of runs, once and not by the runs, so that a restarted run is resumed also with `--force`."""
+    remote = RemoteResults.of(runtime)
+    for run in runs:
+        folder = RunFolder(runtime.results / run.path)
+        with folder.locked():
+            remote.delete_run(run.path)
+            folder.clear()
+
+
+def _requirements(runs: Sequence[RunSpec], paths: StoragePaths) -> Requirements:
+    """What every node needs."""
+    return Requirements(
+        data=paths.data,
+        results=paths.results,
+        datasets=_splits(runs),
+        backbones=tuple(dict.fromkeys((run.config.backbone, run.config.pretrained) for run in runs)),
+        device=paths.runtime.device,
+    )
+
+
+def _splits(runs: Sequence[RunSpec]) -> dict[str, set[str]]:
+    """The data sets that are trained or tested on, each with the splits that are read."""
+    splits: dict[str, set[str]] = {}
+    for run in runs:
+        splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
+        for target in map(Target.recorded, run.targets):
+            splits.setdefault(target.dataset, set()).add(target.split)
+    return splits
+
+
+def _describe(launcher: Launcher, capacity: Capacity, nodes: int) -> str:
+    if not capacity.ray:
+        return "one run at a time, in this process (--max-concurrent N for more)"
+    where = f"on {plural(nodes, 'node')}" if launcher.kind == "ray" else "on this machine"
+    return f"{plural(capacity.max_concurrent, 'run')} at once {where}, a run has {capacity.resources}"
