@@ -28,7 +28,7 @@ from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import resolve_device
-from runner.limits import cores_here, memory_here
+from runner.limits import available_cores, available_memory
 from runner.stop_signals import Interrupted
 
 KINDS = ("local", "ray")
@@ -98,7 +98,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
     if here.max_concurrent == 1 and launcher.processes == 1 and not always_ray:
         yield alone
         return
-    cpus = max(cores_here(), here.max_concurrent * launcher.processes)
+    cpus = max(available_cores(), here.max_concurrent * launcher.processes)
     with connected(LOCAL, cpus=cpus, gpu=visible_gpu(device)):
         fits = runs_held(nodes(), here.resources, own=True)
         yield Capacity(here.resources, min(here.max_concurrent, fits), ray=True)
@@ -131,7 +131,7 @@ def local_capacity(launcher: Launcher, device: str) -> Capacity:
 
     Raises UsageError where a process asks for more GPUs than there are.
     """
-    fit = min(cores_here(), memory_here() // RUN_BYTES)
+    fit = min(available_cores(), available_memory() // RUN_BYTES)
     count = 0 if device == "cpu" else _count_gpus()
     has = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
     if _is_numbered(device):

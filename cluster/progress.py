@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cluster.run import Report, RunSpec
-from runner.progress import ProgressDisplay, duration
+from runner.progress import ProgressDisplay, format_duration
 
 
 class Forecast(Protocol):
@@ -118,7 +118,7 @@ class RunProgress:
             elif number not in ended:
                 left.append(self._forecast.seconds(run))
         remaining = self._forecast.remaining(left, self._max_concurrent)
-        about = f"about {duration(remaining)}" if math.isfinite(remaining) else "unknown"
+        about = f"about {format_duration(remaining)}" if math.isfinite(remaining) else "unknown"
         facts = {"running": f"{len(self._running)}", "left": about}
         if self.outcome.failed:
             facts["failed"] = f"{len(self.outcome.failed)}"

@@ -54,7 +54,7 @@ class CLIP(nn.Module):
         # Without storage first: no default initialisation runs, and the global random state stays untouched.
         with torch.device("meta"):
             clip = cls(geometry, **about)  # type: ignore[arg-type]
-        if problems := differences(clip.state_dict(), state):
+        if problems := describe_differences(clip.state_dict(), state):
             raise ValueError("; ".join(problems))
         weights = {name: state[name].detach().float().clone() for name in clip.state_dict()}
         clip.load_state_dict(weights, assign=True)
@@ -119,7 +119,7 @@ def trim(ids: Tensor) -> Tensor:
     return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
 
 
-def differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+def describe_differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     """How the names and shapes of `found` differ from those of `wanted`, the first few in words."""
     missing = [name for name in wanted if name not in found]
     extra = [name for name in found if name not in wanted]

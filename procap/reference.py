@@ -53,10 +53,10 @@ def encode_text(clip: CLIP, ids: Tensor, plan: Plan = ()) -> Tensor:
 
 def reference_logits(method: Method, images: Tensor, space: LabelSpace | None = None) -> Tensor:
     """Logits [B, C] of `method` with prompts, class features and images all encoded anew by the plain encoders."""
-    return plain(method).classifier(space)(images)
+    return with_plain_encoders(method).classifier(space)(images)
 
 
-def plain(method: Method) -> Method:
+def with_plain_encoders(method: Method) -> Method:
     """`method` with the same parameters over the plain encoders; what it trains, `method` learns."""
     return method.with_clip(cast(CLIP, PlainCLIP(method.clip)))
 

@@ -182,7 +182,7 @@ class StateFiles:
             for name, value in self.identity.items():
                 if plain["identity"].get(name) != value:
                     raise UserError(
-                        f"cannot go on from {path}: its {name.replace('_', ' ')} is {plain['identity'].get(name)}, "
+                        f"cannot resume from {path}: its {name.replace('_', ' ')} is {plain['identity'].get(name)}, "
                         f"here it is {value}; start over with --force"
                     )
             return data, path

@@ -12,7 +12,7 @@ from runner.engine import Engine
 from runner.meters import Meter
 from runner.remote_results import CheckpointUploader
 from runner.results import Progress, RunFolder, RunStatus, write_json
-from runner.stop_signals import interrupted
+from runner.stop_signals import make_interrupted
 
 EPOCH_SAVE_SECONDS = 1.0
 
@@ -97,7 +97,7 @@ class Checkpointer:
         # A launcher may kill the other ranks as soon as one has left; rank 0 has to have written the state by then.
         self.group.barrier()
         position = f"step {self.state.step} of {self.steps}"
-        raise interrupted(signum, f"stopped {self.config.path} at {position}; repeat to go on")
+        raise make_interrupted(signum, f"stopped {self.config.path} at {position}; repeat to go on")
 
     def finish(self, status: RunStatus) -> Progress:
         """Save unless this state is on disk already, and return the progress."""

@@ -1,4 +1,4 @@
-"""Which images were answered correctly: one bit each, as a short text that fits into the file of a result.
+"""Pack which images were classified correctly: one bit each, as a short text in the file of a result.
 
 Shapes: N images of a target, in the order of its list.
 """

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from procap.errors import UsageError, unknown_name
-from runner.config import RunConfig, explain
+from runner.config import RunConfig, explain_validation_error
 
 STAGES = (0, 1, 2)
 AUTO = "auto"
@@ -69,9 +69,9 @@ def deepspeed_config(
         elif name == "optimizer":
             _compare_optimizer(_section(given, name), config)
         elif name in OTHER_PRECISIONS:
-            if (wish := _section(given, name).get("enabled", False)) is not False:
+            if (enabled := _section(given, name).get("enabled", False)) is not False:
                 way = "torch's autocast over float32 weights" if config.precision == "bf16" else "without autocast"
-                raise _contradiction(f"{name}.enabled", wish, f"precision {config.precision}, {way}")
+                raise _contradiction(f"{name}.enabled", enabled, f"precision {config.precision}, {way}")
         elif name != "zero_optimization" and name not in Choices.model_fields:
             allowed = {*decided, *Choices.model_fields, *OTHER_PRECISIONS, "optimizer", "zero_optimization"}
             raise unknown_name("or unsupported DeepSpeed field", name, allowed)
@@ -83,7 +83,7 @@ def deepspeed_config(
     try:
         choices = Choices.model_validate({name: given[name] for name in Choices.model_fields if name in given})
     except ValidationError as error:
-        raise explain(error, Choices, "DeepSpeed's configuration") from error
+        raise explain_validation_error(error, Choices, "DeepSpeed's configuration") from error
     return {**choices.model_dump(exclude_none=True), **decided, "zero_optimization": {**zero, "stage": stage}}
 
 
@@ -125,10 +125,10 @@ def _compare_optimizer(given: Mapping[str, Any], config: RunConfig) -> None:
             if str(value).lower() != recipe.optimizer:
                 raise _contradiction("optimizer.type", value, recipe.optimizer)
         elif name == "params":
-            for key, wish in _section(given, "params").items():
+            for key, value in _section(given, "params").items():
                 if key not in ours:
                     raise unknown_name(f"parameter of DeepSpeed's optimizer for {recipe.optimizer}", key, ours)
-                _compare(f"optimizer.params.{key}", wish, ours[key])
+                _compare(f"optimizer.params.{key}", value, ours[key])
         else:
             raise unknown_name("field of DeepSpeed's optimizer", name, ("type", "params"))
 
@@ -139,8 +139,8 @@ def _compare(name: str, given: Any, ours: Any) -> None:
 
 
 def _contradiction(name: str, given: Any, ours: Any) -> UsageError:
-    wish, own = (value if isinstance(value, str) else json.dumps(value, default=str) for value in (given, ours))
-    return UsageError(f"DeepSpeed's {name} is {wish}, but the run has {own}: leave it out, or change the run")
+    theirs, own = (value if isinstance(value, str) else json.dumps(value, default=str) for value in (given, ours))
+    return UsageError(f"DeepSpeed's {name} is {theirs}, but the run has {own}: leave it out, or change the run")
 
 
 def _section(given: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
 from runner.distributed.ranks import Ranks
-from runner.limits import cores_here
+from runner.limits import available_cores
 
 if TYPE_CHECKING:
     import torch
@@ -96,11 +96,11 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank)
 
 
-def decoders(workers: int | None, device: torch.device) -> int:
+def num_decoders(workers: int | None, device: torch.device) -> int:
     """Threads that decode images: `workers` where given, else none beside a CPU's arithmetic, many for a GPU."""
     if workers is not None:
         return workers
-    return min(MOST_DECODERS, cores_here()) if device.type == "cuda" else 0
+    return min(MOST_DECODERS, available_cores()) if device.type == "cuda" else 0
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import Flags, FlagSync
 from runner.distributed.ranks import ALONE
 from runner.engine import autocast
-from runner.environment import decoders, environment, resolve_device
+from runner.environment import environment, num_decoders, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
 from runner.inference import Inference
 from runner.meters import Meter, ResourceMonitor
@@ -33,7 +33,7 @@ from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
 from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
 from runner.setup import check_content, label_space, load_backbone, make_method
-from runner.stop_signals import StopRequest, interrupted
+from runner.stop_signals import StopRequest, make_interrupted
 from runner.threads import fitting_threads
 from runner.tracking.background import Tracker
 from shards.fewshot import Selection, evaluation_split
@@ -197,7 +197,7 @@ def _evaluate(
     group.check_same(f"the content of {target.dataset}", manifest.digest)
     selection = evaluation_split(shards, target.classes, target.split)
     count = min(len(selection.images), runtime.limit or len(selection.images))
-    batch_size, workers = config.recipe.test_batch_size, decoders(runtime.workers, device)
+    batch_size, workers = config.recipe.test_batch_size, num_decoders(runtime.workers, device)
     transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
     meter, monitor = Meter(device, warmup=0), ResourceMonitor(device)
     with meter.phase("classes", rated=False), autocast(config, device):
@@ -233,7 +233,7 @@ def _evaluate(
             display.update(min(display.done + seen, count))
             if signum := flag_sync.exchange(Flags(signum=stop.signum or 0)).signum:
                 group.barrier()
-                raise interrupted(
+                raise make_interrupted(
                     signum, f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"
                 )
         flag_sync.wait()

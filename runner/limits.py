@@ -10,14 +10,14 @@ from pathlib import Path
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def memory_here() -> int:
+def available_memory() -> int:
     """Free memory in bytes, within the limits of the control groups."""
     import psutil
 
     return min([psutil.virtual_memory().available, *_allowed_bytes()])
 
 
-def cores_here() -> int:
+def available_cores() -> int:
     """Cores that this process may use, within the limits of the control groups."""
     return max(1, int(min([_own_cores(), *_allowed_cores()])))
 

@@ -83,7 +83,7 @@ def _rich_bar(unit: str, timed: bool) -> Progress:
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format an estimated duration with few digits: `45 s`, `3.4 min`, `12 min`, `4.2 h`, `3.1 days`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

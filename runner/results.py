@@ -139,9 +139,7 @@ class ValidationCount(_Record):
     target: str = Field(description="dataset:classes:split")
     correct: int
     total: int
-    limit: int | None = Field(
-        default=None, description="only so many images were asked for, spread over the list; None: all"
-    )
+    limit: int | None = Field(default=None, description="number of images, spread over the list; None: all")
 
     @property
     def accuracy(self) -> float:
@@ -176,7 +174,7 @@ class EvalResult(_Record):
     correct: int
     total: int
     per_class: PerClass
-    limit: int | None = Field(description="only the first so many images were asked for; None: all of them")
+    limit: int | None = Field(description="number of images, the first of the list; None: all")
     dataset_size: int = Field(description="images of the target without a limit")
     num_classes: int
     precision: str

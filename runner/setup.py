@@ -21,7 +21,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE, Ranks
 from runner.engine import Engine
 from runner.engines import make_engine
-from runner.environment import decoders
+from runner.environment import num_decoders
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, evaluation_labels, load_few_shot, load_samples
 from shards.loader import TrainStream
@@ -71,7 +71,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     clip = load_backbone(config, device, acceleration)
     if fewshot:
         augment = train_augment(config.recipe, clip)
-        workers = decoders(runtime.workers, device)
+        workers = num_decoders(runtime.workers, device)
         stream = train_stream(fewshot.train, config, augment, workers, device, acceleration, group.ranks)
     labels = fewshot.labels if fewshot else evaluation_labels(shards, config.classes)
     space = label_space(shards.manifest, tuple(shards.classnames[label] for label in labels))

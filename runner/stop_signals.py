@@ -66,10 +66,10 @@ class StopRequest:
     def check(self, message: str) -> None:
         """Raise `Interrupted` where a signal has arrived."""
         if self.signum is not None:
-            raise interrupted(self.signum, message)
+            raise make_interrupted(self.signum, message)
 
 
-def interrupted(signum: int, message: str) -> Interrupted:
+def make_interrupted(signum: int, message: str) -> Interrupted:
     """The exception that signal `signum` ends a run with."""
     return Interrupted(f"{signal.Signals(signum).name}: {message}", signum)
 

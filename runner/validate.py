@@ -20,7 +20,7 @@ from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
 from runner.distributed.flag_sync import Flags, FlagSync
 from runner.engine import autocast
-from runner.environment import decoders
+from runner.environment import num_decoders
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
 from runner.setup import label_space
 from runner.stop_signals import StopRequest
@@ -64,7 +64,7 @@ class Validation:
         return any((epoch, str(target), self.limit) not in present for target in wanted)
 
 
-def spread(images: int, limit: int | None) -> range | list[int]:
+def spread_evenly(images: int, limit: int | None) -> range | list[int]:
     """`limit` of the positions 0 .. `images` - 1 at even distances, all of them where that is not fewer."""
     if limit is None or limit >= images:
         return range(images)
@@ -129,7 +129,7 @@ class Validator:
         shards = open_dataset(self.runtime.data, target.dataset, stream=self.runtime.no_cache)
         self.checkpointer.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
         selection = evaluation_split(shards, target.classes, target.split)
-        images = selection.images.subset(spread(len(selection.images), limit))
+        images = selection.images.subset(spread_evenly(len(selection.images), limit))
         return _OpenTarget(target, label_space(shards.manifest, selection.classnames), images)
 
     def resume(self) -> None:
@@ -206,7 +206,7 @@ class Validator:
             each.images,
             eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std),
             config.recipe.test_batch_size,
-            decoders(self.runtime.workers, device),
+            num_decoders(self.runtime.workers, device),
             rank=group.rank,
             world_size=group.size,
         )

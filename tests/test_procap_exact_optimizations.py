@@ -178,7 +178,7 @@ def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("name, options", METHODS)
 def test_every_method_trains_and_classifies_as_the_plain_way(tiny_clip, tiny_space, name, options):
     method = build_method(name, tiny_clip, tiny_space, options, seeded(1))
-    plain_loss, plain_grads = training(reference.plain(method), 32)
+    plain_loss, plain_grads = training(reference.with_plain_encoders(method), 32)
     images = torch.randn(2, 3, 32, 32, generator=seeded(8))
     logits = reference.reference_logits(method, images)
     for label, optimizations in CHOICES.items():

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from procap.clip import CLIP
 from procap.errors import UsageError, UserError
 from procap.exact_optimizations import NO_OPTIMIZATIONS
-from procap.weights.loading import backbones, canonical, load_clip
+from procap.weights.loading import canonical_name, list_backbones, load_clip
 from procap.weights.mini import EMBEDDED, VOCABULARY, expand_vocabulary
 
 BOOKKEEPING = {"input_resolution": 32, "context_length": 77, "vocab_size": 49408}
@@ -324,11 +324,11 @@ def test_names_for_the_same_weights_have_one_spelling(monkeypatch, tmp_path, nam
     (tmp_path / "random").mkdir()
     backbone, weights = spelling
     expected = (backbone.format(cwd=tmp_path), weights and weights.format(cwd=tmp_path))
-    assert canonical(name, pretrained) == expected == canonical(*expected)
+    assert canonical_name(name, pretrained) == expected == canonical_name(*expected)
 
 
 def test_every_listed_backbone_has_a_geometry_and_its_activation():
-    rows = {name: (tags, note) for name, tags, note in backbones()}
+    rows = {name: (tags, note) for name, tags, note in list_backbones()}
     assert "openai" in rows["ViT-B-16"][0] and "224 px, patch 16, widths 768/512" in rows["ViT-B-16"][1]
     assert "QuickGELU" in rows["ViT-B-16-quickgelu"][1]
     assert next(iter(rows)) == "mini" and not {"RN50", "ViT-B-16-SigLIP", "coca_ViT-B-32"} & rows.keys()

@@ -135,7 +135,7 @@ def test_reference_training_gives_the_same_loss_and_gradients(tiny_clip, tiny_sp
     labels = torch.tensor([0, 1, 3, 4])
     method = build_method("maple", tiny_clip, tiny_space, {}, torch.Generator().manual_seed(1))
     found = []
-    for runner in (method, reference.plain(method)):
+    for runner in (method, reference.with_plain_encoders(method)):
         terms = runner.loss(images, labels, runner.draw(torch.Generator().manual_seed(2)))
         total = torch.stack(list(terms.values())).sum()
         found.append((total, torch.autograd.grad(total, list(method.parameters()), allow_unused=True)))

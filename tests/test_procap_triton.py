@@ -104,7 +104,7 @@ def compiled(case):
     plain = results(fused.fused_level, *inputs)
     with pytest.MonkeyPatch.context() as patch:
         # As on a GPU whose user wants the kernels.
-        patch.setattr(fused, "covers", lambda *level: True)
+        patch.setattr(fused, "can_fuse", lambda *level: True)
         patch.setenv("PROCAP_FUSED", "on")
         graph = torch.compile(fused.refine_level, backend="aot_eager", fullgraph=True)
         patch.setattr(fused, "eager_level", None)
@@ -252,23 +252,27 @@ KEY = (0, torch.float32, 4, 768, 512, 8, 512, "pre", None)
 )
 def test_the_faster_way_is_chosen_and_timed_once(monkeypatch, times, plain, graphed):
     timed = []
-    monkeypatch.setattr(fused, "measure", lambda *key: timed.append(key) or fused.Timings(*times))
+    monkeypatch.setattr(fused, "time_level", lambda *key: timed.append(key) or fused.Timings(*times))
     monkeypatch.setattr(fused, "_measured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.delenv("PROCAP_FUSED", raising=False)
-    assert [fused.choose(*KEY, False), fused.choose(*KEY, True), fused.choose(*KEY, False)] == [plain, graphed, plain]
-    assert timed == [KEY] and fused.measured() == {KEY: times}
+    assert [
+        fused.is_fused_faster(*KEY, False),
+        fused.is_fused_faster(*KEY, True),
+        fused.is_fused_faster(*KEY, False),
+    ] == [plain, graphed, plain]
+    assert timed == [KEY] and fused.get_timings() == {KEY: times}
 
 
 def test_nothing_is_timed_during_a_capture_or_against_the_users_wish(monkeypatch):
-    monkeypatch.setattr(fused, "measure", lambda *key: pytest.fail("timed"))
+    monkeypatch.setattr(fused, "time_level", lambda *key: pytest.fail("timed"))
     monkeypatch.setattr(fused, "_measured", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.delenv("PROCAP_FUSED", raising=False)
-    assert not fused.choose(*KEY, True)
+    assert not fused.is_fused_faster(*KEY, True)
     for wish, expected in (("off", False), ("on", True)):
         monkeypatch.setenv("PROCAP_FUSED", wish)
-        assert fused.choose(*KEY, False) is expected
+        assert fused.is_fused_faster(*KEY, False) is expected
 
 
 def test_the_benchmark_counts_the_bytes_and_times_eager_without_a_gpu(tmp_path):
@@ -387,11 +391,11 @@ def test_kernels_in_a_graph_and_compiled_give_the_same(cuda):
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_the_choice_is_made_by_timing(cuda, autocast, capsys):
     key = (*KEY[:-1], autocast)
-    timings = fused.measure(*key)
+    timings = fused.time_level(*key)
     with capsys.disabled():
         print(f"\none level of ViT-B/16, 4 tokens, autocast {autocast}, ms: {timings}")
     assert max(timings) < float("inf")
-    assert fused.choose(*key, False) in (True, False) and key in fused.measured()
+    assert fused.is_fused_faster(*key, False) in (True, False) and key in fused.get_timings()
 
 
 if __name__ == "__main__":

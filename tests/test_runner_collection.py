@@ -18,7 +18,7 @@ from procap.errors import UserError
 from runner.collection import Collection, CollectionFolder, Status, read_collections, status_after, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.stop_signals import interrupted
+from runner.stop_signals import make_interrupted
 from runner.tracking.background import CollectionTracker
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import Destination, Store, open_store
@@ -75,7 +75,7 @@ def family(store: Store) -> dict[str, list[str]]:
 
 
 def test_only_a_signal_interrupts_a_collection() -> None:
-    assert {status_after(error) for error in (interrupted(15, "run"), KeyboardInterrupt())} == {"interrupted"}
+    assert {status_after(error) for error in (make_interrupted(15, "run"), KeyboardInterrupt())} == {"interrupted"}
     assert {status_after(error) for error in (UserError("full disk"), RuntimeError())} == {"failed"}
 
 

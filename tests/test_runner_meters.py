@@ -22,7 +22,7 @@ from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.meters import Meter, ResourceMonitor
-from runner.progress import ProgressDisplay, duration
+from runner.progress import ProgressDisplay, format_duration
 from runner.results import RunFolder, TrainResult
 from runner.train import train
 from shards.loader import TrainStream
@@ -252,6 +252,6 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
 
 def test_how_long_something_may_take_is_said_as_exactly_as_a_guess_deserves():
     seconds = (3.2, 89.4, 204, 599, 4800, 7200, 172_000, 3e5)
-    assert [duration(one) for one in seconds] == [
+    assert [format_duration(one) for one in seconds] == [
         "3 s", "89 s", "3.4 min", "10 min", "80 min", "2.0 h", "47.8 h", "3.5 days",
     ]  # fmt: skip

@@ -236,7 +236,7 @@ def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
     other = manifest.model_copy(update={"template": "another {}."})
     (data / "digits" / "manifest.json").write_text(other.to_json())
     states = sorted(folder.state.iterdir())
-    with pytest.raises(UserError, match=r"cannot go on from .* manifest digest is .*--force"):
+    with pytest.raises(UserError, match=r"cannot resume from .* manifest digest is .*--force"):
         train(config, RuntimeConfig(data, tmp_path, device="cpu", tracking_uri="off", quiet=True))
     assert sorted(folder.state.iterdir()) == states
 

@@ -15,7 +15,7 @@ from benchmarks.cli.flags import OutputFlags, PackFlags, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, plural, quoted, show_json
 from benchmarks.console.output import show as show_text
-from runner.limits import cores_here
+from runner.limits import available_cores
 from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
 from shards.home import data_root
@@ -50,8 +50,8 @@ def check(
     """Check packed shards (hashes, every image), or raw folders against the published lists."""
     given = [part.strip() for name in names or () for part in name.split(",") if part.strip()] or ["all"]
     if raw:
-        return _check_raw(given, PackFlags(raw=raw), not no_decode, workers or cores_here(), output)
-    return _check_packed(given, data_root(data), workers or cores_here(), output)
+        return _check_raw(given, PackFlags(raw=raw), not no_decode, workers or available_cores(), output)
+    return _check_packed(given, data_root(data), workers or available_cores(), output)
 
 
 def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlags) -> int:

@@ -19,7 +19,7 @@ from benchmarks.console.output import columns, note, plural, quoted, show_json
 from benchmarks.console.output import show as show_text
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
-from runner.limits import cores_here
+from runner.limits import available_cores
 from shards.errors import DataError
 from shards.home import data_root
 from shards.manifest import Manifest, read_manifest
@@ -70,7 +70,7 @@ def pack(
             if there:
                 note(f"{one.name} is there already from the same published shards; --force fetches them again")
             before = _digest(root, one.name)
-            packed[one.name] = there or pack_one(one.source(), root, force=force, workers=workers or cores_here())
+            packed[one.name] = there or pack_one(one.source(), root, force=force, workers=workers or available_cores())
             if before not in ("", packed[one.name].digest):
                 note(f"{one.name} replaced what was packed there from other images or lists ({before})")
             one.tidy()

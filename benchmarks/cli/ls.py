@@ -142,9 +142,9 @@ def _packed(root: Path) -> list[str]:
 
 
 def _backbones() -> Listing:
-    from procap.weights.loading import backbones
+    from procap.weights.loading import list_backbones
 
-    rows = [{"name": name, "tags": list(tags), "note": remark} for name, tags, remark in backbones()]
+    rows = [{"name": name, "tags": list(tags), "note": remark} for name, tags, remark in list_backbones()]
     shown = [(row["name"], row["note"] or "-", _some(row["tags"])) for row in rows]
     return columns(("backbone", "what it is", "weights"), shown), rows
 

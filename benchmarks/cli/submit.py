@@ -88,7 +88,7 @@ def submit(
 
 def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: OutputFlags) -> int:
     from cluster.submit import exit_code, explained, follow
-    from runner.stop_signals import interrupted
+    from runner.stop_signals import make_interrupted
 
     # With --json stdout holds the one line at the end.
     stream = sys.stderr if output.json else sys.stdout
@@ -103,7 +103,7 @@ def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: Out
             details = follow(client, job, write)
     except KeyboardInterrupt:
         running = f"job {job} keeps running: `ray job logs -f {flag} {job}`, `ray job stop {flag} {job}`"
-        raise interrupted(signal.SIGINT, running) from None
+        raise make_interrupted(signal.SIGINT, running) from None
     code = exit_code(details)
     failure = (
         f": {' '.join((details.message or '').split())[:500]}" if details.driver_exit_code is None and code else ""

@@ -186,7 +186,7 @@ def _connected(settings: SweepSettings, launcher: Launcher, paths: StoragePaths)
 
 def _requirements(settings: SweepSettings, paths: StoragePaths) -> Any:
     from cluster.preflight import TRAINING_SPLITS, Requirements
-    from procap.weights.loading import canonical
+    from procap.weights.loading import canonical_name
 
     # As runs have them: a name with a slash is no file, and a file has an absolute name.
     backbones = settings.space.get("backbone", [settings.backbone])
@@ -195,7 +195,7 @@ def _requirements(settings: SweepSettings, paths: StoragePaths) -> Any:
         data=paths.data,
         results=paths.results,
         datasets=dict.fromkeys(settings.datasets, TRAINING_SPLITS),
-        backbones=tuple(dict.fromkeys(canonical(str(backbone), one) for backbone in backbones for one in weights)),
+        backbones=tuple(dict.fromkeys(canonical_name(str(backbone), one) for backbone in backbones for one in weights)),
         device=paths.runtime.device,
     )
 

@@ -37,7 +37,7 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE
 from runner.engine import autocast
-from runner.environment import decoders, environment
+from runner.environment import environment, num_decoders
 from runner.evaluate import Predictions, TrainedRun, load_trained
 from runner.results import write_json
 from runner.setup import check_content, label_space
@@ -199,7 +199,7 @@ class _Look:
         """The class [N] of each of the first `wanted` images, in the batches of an evaluation."""
         config, device = self.run.config, self.run.clip.device
         batch, images = config.recipe.test_batch_size, self.selection.images.subset(range(wanted))
-        batches = evaluation_batches(images, self.transform, batch, decoders(place.workers, device))
+        batches = evaluation_batches(images, self.transform, batch, num_decoders(place.workers, device))
         found, alone = Predictions(), ProcessGroup(ALONE)
         with fitting_threads(self.run.clip, min(batch, wanted), "eval"), autocast(config, device):
             for pixels, _, places in to_device(batches, device, moved=(0,)):

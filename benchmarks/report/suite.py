@@ -14,7 +14,7 @@ from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import SUITES
-from procap.weights.loading import canonical
+from procap.weights.loading import canonical_name
 from runner.config import RunConfig, plan_run
 
 Changes = dict[str, tuple[str, str]]
@@ -188,5 +188,5 @@ def caveats(every: Sequence[Found]) -> list[str]:
 
 def _other_backbone(found: Found) -> bool:
     configs = [entry.spec.config for entry in found.done.runs]
-    own = canonical(PAPER.backbone, PAPER.pretrained)
+    own = canonical_name(PAPER.backbone, PAPER.pretrained)
     return found.options.profile.name != MINI.name and any((one.backbone, one.pretrained) != own for one in configs)

@@ -14,7 +14,7 @@ import typer
 from benchmarks.console.parse import parse_integers, parse_methods, split_names
 from procap.errors import UsageError
 from runner.acceleration import Acceleration
-from runner.environment import decoders
+from runner.environment import num_decoders
 
 if TYPE_CHECKING:
     import torch
@@ -125,12 +125,12 @@ def flags_of_options(options: SuiteOptions, budget: float | None) -> Flags:
 
 def make_settings(flags: Flags, runtime: RuntimeConfig, device: torch.device) -> Settings:
     """The settings that the flags stand for on `device`. Raises UsageError for impossible ones."""
-    from procap.weights.loading import canonical
+    from procap.weights.loading import canonical_name
 
     gpu = device.type == "cuda"
     check = flags.check and gpu
     full = check and not flags.backbone
-    backbone, pretrained = canonical(
+    backbone, pretrained = canonical_name(
         flags.backbone or ("ViT-B-16" if full else "mini"),
         "random" if flags.random or full else flags.pretrained or None,
     )
@@ -166,7 +166,7 @@ def make_settings(flags: Flags, runtime: RuntimeConfig, device: torch.device) ->
         repeats=flags.repeats,
         batch=flags.batch,
         test_batch=flags.test_batch,
-        workers=decoders(runtime.workers, device),
+        workers=num_decoders(runtime.workers, device),
         accelerations=Acceleration.of(runtime.accelerate, device),
         budget=budget or None,
         limit=CHECK_LIMIT if check and flags.budget is None else None,

@@ -182,10 +182,10 @@ def count_attention_calls(work: Callable[[], object]) -> dict[str, int]:
 
 def cross_attention_timings() -> list[dict[str, Any]]:
     """Timings of ProCAP's cross-attention in this process, eager against fused kernels; empty without a GPU."""
-    from procap.kernels.refinement import measured
+    from procap.kernels.refinement import get_timings
 
     found = []
-    for key, timings in measured().items():
+    for key, timings in get_timings().items():
         _, dtype, tokens, vision_width, text_width, *_, autocast = key
         # JSON has no infinity, which is the time of a variant that did not run.
         milliseconds = {name: ms if ms < float("inf") else None for name, ms in timings._asdict().items()}

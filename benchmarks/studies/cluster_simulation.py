@@ -29,7 +29,7 @@ from benchmarks.suites.cost import CLUSTER_SIZES, START_SECONDS, CostModel, Mach
 from benchmarks.tables.render import markdown_grid
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.progress import duration
+from runner.progress import format_duration
 from runner.results import write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -169,8 +169,8 @@ def _refuse_endless(runs: Sequence[Run], given: Conditions) -> None:
     )
     if given.mtbf_hours is not None and 3600 * given.mtbf_hours < least:
         raise UsageError(
-            f"nodes that fail every {given.mtbf_hours:g} hours never finish a run that needs {duration(least)} without "
-            f"a failure; {math.ceil(least / 36) / 100:g} hours at least"
+            f"nodes that fail every {given.mtbf_hours:g} hours never finish a run that needs {format_duration(least)} "
+            f"without a failure; {math.ceil(least / 36) / 100:g} hours at least"
         )
 
 
@@ -305,8 +305,8 @@ def format_report(report: dict[str, Any]) -> str:
         sizes = [
             [
                 str(row["gpus"]),
-                duration(row["seconds"]),
-                duration(row["floor"]),
+                format_duration(row["seconds"]),
+                format_duration(row["floor"]),
                 f"{row['gpu_hours']:.1f}",
                 f"{row['cost']:,.0f}",
                 f"{row['utilization']:.0%}",
@@ -317,7 +317,7 @@ def format_report(report: dict[str, Any]) -> str:
             [
                 str(row["gpus"]),
                 f"{row['mtbf_hours']:,.0f}",
-                f"{duration(row['seconds'])} ± {duration(row['deviation'])}",
+                f"{format_duration(row['seconds'])} ± {format_duration(row['deviation'])}",
                 f"{row['failures']:.2f}",
                 f"{row['interrupted']:.2f}",
                 f"{row['lost_gpu_seconds'] / 60:.1f}",

@@ -31,7 +31,7 @@ from benchmarks.runtime.measure import synchronize
 from benchmarks.tables.render import markdown_grid
 from procap.cross_attention import CrossAttention
 from procap.initialisation import linear, normal
-from procap.kernels.refinement import captured, eager_level, fused_level
+from procap.kernels.refinement import capture_graph, eager_level, fused_level
 from runner.environment import environment, resolve_device
 from runner.results import write_bytes, write_json
 
@@ -135,7 +135,7 @@ def measure_ways(stack: Stack, rounds: int, compiled: bool) -> list[Way]:
         difference = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, truth, strict=True))
         ways.append(Way(name, forward, step, difference, _kernels(step, stack.device)))
         if stack.device.type == "cuda":
-            graphs = captured(forward), captured(step)
+            graphs = capture_graph(forward), capture_graph(step)
             ways.append(Way(f"{name}, CUDA graph", *graphs, difference, ways[-1].kernels))
     for number in range(rounds + 1):
         for way in ways:
@@ -178,7 +178,7 @@ def bandwidth(device: torch.device, size: int) -> float:
         for _ in range(repeats):
             target.copy_(source)
 
-    work = captured(copies) or copies
+    work = capture_graph(copies) or copies
     return max(2 * size * repeats / (1e-6 * _microseconds(work, device)) for _ in range(3))
 
 

@@ -28,7 +28,7 @@ from cluster.ray_cluster import Node
 from cluster.run import RunSpec
 from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.progress import duration
+from runner.progress import format_duration
 from runner.results import RunFolder, find_runs
 from shards.errors import DataError
 
@@ -257,7 +257,7 @@ def describe_forecast(model: CostModel, runs: Sequence[RunSpec], *, price: float
             hours = wall * size / 3600
             cost = "" if price is None else f", costs {price * hours:,.2f}"
             spent = f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
-            lines.append(f"{size:>4} {unit}{'s' * (size > 1)}: {duration(wall)}, {spent} {unit}-hours{cost}")
+            lines.append(f"{size:>4} {unit}{'s' * (size > 1)}: {format_duration(wall)}, {spent} {unit}-hours{cost}")
     return lines
 
 

@@ -19,7 +19,7 @@ from benchmarks.console.parse import (
 from cluster.configuration import METRICS, Search, SweepSettings
 from cluster.space import Domain, parse_param
 from procap.errors import UsageError, unknown_name
-from runner.config import explain
+from runner.config import explain_validation_error
 
 MOST_LISTED = 100_000
 """Configurations of a grid."""
@@ -81,7 +81,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
     try:
         settings = SweepSettings.model_validate(fields)
     except ValidationError as error:
-        raise explain(error, SweepSettings, "sweep") from error
+        raise explain_validation_error(error, SweepSettings, "sweep") from error
     _check(settings)
     return settings
 

@@ -63,9 +63,9 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
 
 def newest_measurement(suite: SuiteResults) -> Measurement | None:
     """The newest measurement with every data set and method of the suite, on its backbone."""
-    from procap.weights.loading import canonical
+    from procap.weights.loading import canonical_name
 
-    backbone, _ = canonical(suite.options.backbone or suite.options.profile.backbone)
+    backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
     found: list[tuple[float, str, Measurement]] = []
     for file, report in load_runtime_reports(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))

@@ -40,7 +40,7 @@ def refine_level(
 ) -> tuple[Tensor, Tensor]:
     """Tokens v [P, Dv] and t [P, Dt] one level up; both directions read the level below."""
     to_v, to_t = cast(CrossAttention, vision), cast(CrossAttention, text)
-    fused = covers(v, t, projection, to_v, to_t) and choose(
+    fused = can_fuse(v, t, projection, to_v, to_t) and is_fused_faster(
         v.device.index, v.dtype, len(v), v.shape[1], t.shape[1], to_v.heads, to_v.query.out_features, to_v.norm,
         torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None,
         torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing(),
@@ -60,7 +60,7 @@ def fused_level(
     """The same by the kernels; a LayerNorm behind the residual stays torch's own, one kernel a direction."""
     new_v, new_t, _, _ = level_op(
         v.contiguous(), t.contiguous(), [projection.weight, projection.bias],
-        parameters(vision), parameters(text), vision.heads, epsilon(vision),
+        parameters(vision), parameters(text), vision.heads, norm_epsilon(vision),
     )  # fmt: skip
     if vision.norm == "post":
         return vision.norm_output(new_v), text.norm_output(new_t)
@@ -76,7 +76,7 @@ def parameters(attention: CrossAttention) -> list[Tensor]:
     return tensors
 
 
-def epsilon(attention: CrossAttention) -> float:
+def norm_epsilon(attention: CrossAttention) -> float:
     return attention.norm_query.eps if attention.norm == "pre" else 0.0
 
 
@@ -159,7 +159,7 @@ class Timings(NamedTuple):
 _measured: dict[tuple[Any, ...], Timings] = {}
 
 
-def covers(v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention) -> bool:
+def can_fuse(v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention) -> bool:
     """Whether the kernels can run this level: on CUDA, few tokens, rows that fit a tile, float32 or bfloat16."""
     if not v.is_cuda or v.dtype not in (torch.float32, torch.bfloat16) or len(v) != len(t) or len(v) > MOST_TOKENS:
         return False
@@ -171,7 +171,7 @@ def covers(v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, 
     return t.dtype == v.dtype and all(usable)
 
 
-def choose(
+def is_fused_faster(
     device: int, dtype: torch.dtype, tokens: int, vision_width: int, text_width: int, heads: int, inner: int, norm: str,
     autocast: torch.dtype | None, graphed: bool,
 ) -> bool:  # fmt: skip
@@ -186,22 +186,22 @@ def choose(
         if torch.cuda.is_current_stream_capturing():
             # Nothing can be timed inside a capture; the steps that warm up before it have done so.
             return False
-        _measured[key] = measure(*key)
+        _measured[key] = time_level(*key)
     timings = _measured[key]
     return timings.fused_graph < timings.eager_graph if graphed else timings.fused < timings.eager
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: the choice is made while a
 # graph is made, by ordinary code.
-choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_fused_faster._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def measured() -> dict[tuple[Any, ...], Timings]:
+def get_timings() -> dict[tuple[Any, ...], Timings]:
     """What was timed in this process so far, by shape."""
     return dict(_measured)
 
 
-def measure(
+def time_level(
     device: int, dtype: torch.dtype, tokens: int, vision_width: int, text_width: int, heads: int, inner: int, norm: str,
     autocast: torch.dtype | None,
 ) -> Timings:  # fmt: skip
@@ -235,14 +235,17 @@ def measure(
         def fused() -> None:
             step(fused_level)
 
-        ways = eager, fused
-        plain = [milliseconds(way) for way in ways]
+        steps = eager, fused
+        plain = [time_milliseconds(each) for each in steps]
         # What failed outright is not tried in a capture, which it would leave broken.
-        graphs = [milliseconds(captured(way) if ms < math.inf else None) for way, ms in zip(ways, plain, strict=True)]
+        graphs = [
+            time_milliseconds(capture_graph(each) if ms < math.inf else None)
+            for each, ms in zip(steps, plain, strict=True)
+        ]
     return Timings(*plain, *graphs)
 
 
-def milliseconds(step: Callable[[], object] | None, repeats: int = 20, rounds: int = 5) -> float:
+def time_milliseconds(step: Callable[[], object] | None, repeats: int = 20, rounds: int = 5) -> float:
     """Median over rounds of the time per step on the clock, launches included; infinite where it cannot run."""
     if step is None:
         return math.inf
@@ -262,7 +265,7 @@ def milliseconds(step: Callable[[], object] | None, repeats: int = 20, rounds: i
     return statistics.median(times[1:])
 
 
-def captured(step: Callable[[], object]) -> Callable[[], object] | None:
+def capture_graph(step: Callable[[], object]) -> Callable[[], object] | None:
     """The step as a CUDA graph, or None where it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:

@@ -68,7 +68,7 @@ def weights_file(name: str, pretrained: str | None = None) -> Path | None:
     return _find_weights(architecture, tag, get_pretrained_cfg(architecture, tag))
 
 
-def canonical(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
+def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
     """One spelling of backbone and weights for all that `load_clip` reads alike; nothing is imported or checked.
 
     A backbone's own weights, those it has when none are named, are None; the path of a file is absolute.
@@ -85,7 +85,7 @@ def canonical(name: str, pretrained: str | None = None) -> tuple[str, str | None
     return backbone, _absolute(pretrained) if is_file else _tag_spelling(pretrained)
 
 
-def backbones() -> list[tuple[str, tuple[str, ...], str]]:
+def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
     """(name, weight tags, note) of everything that `load_clip` takes by name."""
     rows: list[tuple[str, tuple[str, ...], str]] = [("mini", ("embedded",), "tiny, inside the package, works offline")]
     for name in supported_architectures():

@@ -120,7 +120,7 @@ def _connect(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Pr
 
 @contextmanager
 def _stderr_muted() -> Iterator[None]:
-    """Keep C++ from writing to standard error: torch prints a page of frames before it raises that nobody came."""
+    """Keep C++ from writing to standard error: torch prints a page of frames before it raises on a timeout."""
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,4 +1,4 @@
-"""Which of the processes of one run this is, as the launcher put it into the environment."""
+"""Rank and world size of this process, from the environment that a launcher sets."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ ALONE = Ranks()
 
 
 def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
-    """What torchrun or the deepspeed launcher says about this process (RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); `ALONE` where nobody says anything or there is one process.
+    """Read what torchrun or the deepspeed launcher has set (RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); `ALONE` where none of them is set or there is one process.
 
     Raises UsageError for names that are set in part or contradict each other.
     """
