@@ -1,4 +1,4 @@
-"""A run is data: what is trained, its identity, where it happens, and what it is evaluated on."""
+"""Configuration of runs: what is trained, its identity, where it runs, and what it is evaluated on."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class RunConfig(BaseModel):
 
     @property
     def calmer(self) -> str:
-        """What to try where numbers are not finite, as a part of a sentence."""
+        """What to try where numbers are not finite, as part of an error message."""
         return "a lower lr" if self.precision == "fp32" else "a lower lr or --precision fp32"
 
     @property
@@ -129,7 +129,7 @@ class Target:
 
     @classmethod
     def recorded(cls, text: str) -> Target:
-        """Read a target as a result names it, of a data set that need not be known here any more."""
+        """Read a target as a result names it; its data set need not be known here."""
         name, *rest = text.split(":")
         if len(rest) > 2 or not all((name, *rest)):
             raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")
@@ -149,9 +149,9 @@ ENGINES = ("ddp", "deepspeed")
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Where and how a run happens; nothing here changes what comes out of it, up to rounding.
+    """Where and how a run is carried out; nothing here changes its results, up to rounding.
 
-    workers: threads that decode images; None leaves it to `runner.environment.decoders`.
+    workers: threads that decode images; None leaves it to `runner.environment.num_decoders`.
     features: where image features of test splits are kept for methods without prompts in the image tower; None computes
         them for every evaluation.
     accelerate: what `runner.acceleration.Acceleration.of` reads.
@@ -220,7 +220,7 @@ def plan_run(
     DataUsageError for an unknown data set or choice of classes.
     """
     from procap.methods import method_class, method_options
-    from procap.weights.loading import canonical
+    from procap.weights.loading import canonical_name
     from shards.resolve import resolve_dataset
 
     if recipe not in ("published", "procap"):
@@ -236,10 +236,10 @@ def plan_run(
     try:
         resolved = Recipe.model_validate({**base.model_dump(), **changes})
     except ValidationError as error:
-        raise explain(error, Recipe, "recipe") from error
+        raise explain_validation_error(error, Recipe, "recipe") from error
     published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
-    backbone, pretrained = canonical(backbone, pretrained)
+    backbone, pretrained = canonical_name(backbone, pretrained)
     custom = resolved != base and own.epochs > 0
     fields = {
         "method": method,
@@ -258,10 +258,10 @@ def plan_run(
     try:
         return RunConfig.model_validate(fields)
     except ValidationError as error:
-        raise explain(error, RunConfig, "run") from error
+        raise explain_validation_error(error, RunConfig, "run") from error
 
 
-def explain(error: ValidationError, model: type[BaseModel], what: str) -> UsageError:
+def explain_validation_error(error: ValidationError, model: type[BaseModel], what: str) -> UsageError:
     """Pydantic's report as one line: the first wrong field, what it was given, and the nearest known name."""
     first, *others = error.errors()
     path = [str(part) for part in first["loc"]]
