@@ -15,8 +15,8 @@ from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import ALONE
 from runner.results import EvalResult, RunFolder, RunHeld
-from shards.builtin import make_ready
 from shards.errors import DataError
+from shards.pack import pack_missing
 from shards.reader import open_dataset
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class RunExecutor:
         """Do what is not finished yet; returns the final report without sending it."""
         targets = [Target.recorded(target) for run in self.runs for target in run.targets]
         if self.group.ranks.local_rank == 0:
-            make_ready([*(run.config.dataset for run in self.runs), *(target.dataset for target in targets)],
+            pack_missing([*(run.config.dataset for run in self.runs), *(target.dataset for target in targets)],
                        self.runtime.data)  # fmt: skip
         self.group.barrier()
         # Missing test images are found before the training, not after it.

@@ -58,11 +58,11 @@ def check_nodes(wants: Requirements, timeout: float = 60.0, *, growing: bool = F
     Raises UserError that names each unusable node with every reason, a node that has not answered after `timeout`
     seconds among them; DataError and UserError for what is wrong on this machine.
     """
-    from shards.builtin import make_ready
     from shards.home import data_root
+    from shards.pack import pack_missing
 
     request = wants.to_request() | {"nonce": uuid.uuid4().hex}
-    make_ready(request["datasets"], data_root(request["data"]))
+    pack_missing(request["datasets"], data_root(request["data"]))
     there = working_nodes()
     if not there and not growing:
         raise UserError("no node of the cluster has CPUs or GPUs; look at it with `ray status`")

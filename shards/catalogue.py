@@ -1,4 +1,4 @@
-"""The data sets this program knows by name: what they hold and where their images come from."""
+"""Catalogue of data sets: their classes, sizes and prompts, and where their images come from."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def find(name: str) -> Dataset:
 
 @dataclass(frozen=True)
 class Change:
-    """What the name of a derived set says: the set it comes from, and what `derived` is told."""
+    """What the name of a derived set says: the set it comes from, and the arguments of `derive_dataset`."""
 
     base: str
     random_split: int | None

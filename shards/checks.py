@@ -1,4 +1,4 @@
-"""What proves a packed data set against its manifest: sizes on opening, hashes before a split is read."""
+"""Verify a packed data set against its manifest: sizes on opening, hashes before a split is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALWAYS_HASH_BYTES = 256 * 2**20
 def check_files(folder: Path, manifest: Manifest, split: str) -> None:
     """Every shard of a split is there and has its size; raises DataError naming the first that is not, with counts.
 
-    In a mirror nothing has to be there yet: each shard is proven when it is opened.
+    Shards of a mirror are verified when they are opened.
     """
     if is_mirror(folder.parent):
         return
@@ -61,7 +61,7 @@ def hash_problem(folder: Path, shard: Shard) -> str | None:
 def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
     """Every shard of a split has the bytes that were packed; raises DataError naming the first that has not.
 
-    In a mirror each shard is proven when it is opened.
+    Shards of a mirror are verified when they are opened.
     """
     if is_mirror(folder.parent):
         return
@@ -84,9 +84,9 @@ def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
 
 
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
-    """The index [N] of a split, proven against the manifest; raises DataError when it differs."""
+    """The index [N] of a split, verified against the manifest; raises DataError when it differs."""
     entry = manifest.splits[split]
-    data = _proven(folder, manifest, split, INDEX_FILE, entry.index_sha256)
+    data = _read_verified(folder, manifest, split, INDEX_FILE, entry.index_sha256)
     try:
         rows = index_rows(data)
         if len(rows) != entry.count:
@@ -101,9 +101,9 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
 
 
 def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
-    """The paths of a split, one per line, proven against the manifest; raises DataError when they differ."""
+    """The paths of a split, one per line, verified against the manifest; raises DataError when they differ."""
     entry = manifest.splits[split]
-    text = _proven(folder, manifest, split, PATHS_FILE, entry.paths_sha256)
+    text = _read_verified(folder, manifest, split, PATHS_FILE, entry.paths_sha256)
     lines = text.count(b"\n")
     if lines != entry.count or not text.endswith(b"\n"):
         error = ValueError(f"it lists {lines} images, the manifest {entry.count}")
@@ -111,7 +111,7 @@ def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
     return text
 
 
-def _proven(folder: Path, manifest: Manifest, split: str, name: str, sha256: str) -> bytes:
+def _read_verified(folder: Path, manifest: Manifest, split: str, name: str, sha256: str) -> bytes:
     fetch_file(folder, f"{split}/{name}", sha256)
     try:
         data = (folder / split / name).read_bytes()

@@ -15,7 +15,7 @@ MOST_OPEN = 128
 
 
 class _OpenFile:
-    """A descriptor that is closed when nobody reads from it any more."""
+    """A file descriptor that is closed with its last reference."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

@@ -36,7 +36,7 @@ class ImageError(ValueError):
 
 class _Jpeg(JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
-        # Damaged EXIF, common in photographs, would be warned about for a resolution that nobody asks for.
+        # Damaged EXIF, common in photographs, would give warnings about a resolution that is not used.
         pass
 
 

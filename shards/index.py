@@ -1,7 +1,7 @@
 """The index of a split: where each image lies and what its label is, as an array; its path, as a line of text.
 
 `index.npy` is a plain NumPy file and `paths.txt` has one path per line, both in list order: a split of a million images
-opens in milliseconds, and its paths take no memory until they are asked for. Shapes: N images of a split.
+opens in milliseconds, and its paths take no memory until they are needed. Shapes: N images of a split.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def index_rows(data: bytes) -> NDArray[np.void]:
 
 
 class Paths:
-    """The paths of a split by position; `load` is called when the first is asked for and gives the lines of text."""
+    """The paths of a split by position; `load` is called when the first is needed and returns the lines of text."""
 
     def __init__(self, load: Callable[[], bytes], count: int) -> None:
         self._load, self._count = load, count

@@ -151,7 +151,7 @@ def evaluation_batches(
 
     `limit` stops after that many images. With `world_size` processes each gets a block of consecutive images, and all
     get equally many batches of equal sizes: where a block is one image short, an image of zeros with label -1 and
-    index -1 fills it. Whoever counts must leave out every index below 0.
+    index -1 fills it. Callers must skip every index below 0.
     """
     count = len(split) if limit is None else min(limit, len(split))
     block = range(rank * count // world_size, (rank + 1) * count // world_size)

@@ -13,7 +13,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from shards.manifest import (
     Manifest,
     SplitEntry,
     convention_texts,
+    is_mirror,
     lines_digest,
     unfit_texts,
     write_bytes,
@@ -37,6 +38,7 @@ from shards.pack_folders import check_replaceable, packing_lock, partial_folder,
 from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
+from shards.resolve import is_packed, resolve_dataset
 from shards.shard import ShardTask, note_file, pack_shard, read_note
 from shards.sources import builtin_source
 
@@ -65,6 +67,19 @@ def pack(
     """
     source = builtin_source(find(dataset))
     return pack_source(source, data_root, force=force, per_shard=per_shard, workers=workers, on_progress=on_progress)
+
+
+def pack_missing(names: Iterable[str], data_root: Path) -> None:
+    """Pack the generated and the bundled sets among `names` that are not packed in `data_root` yet.
+
+    Sets of a mirror and sets that need raw files of the user are left alone. Raises DataError where the folder cannot
+    be written.
+    """
+    if is_mirror(data_root):
+        return
+    for name in dict.fromkeys(names):
+        if not is_packed(data_root, name) and (dataset := resolve_dataset(name, data_root)).source != "folder":
+            pack_source(builtin_source(dataset), data_root)
 
 
 def pack_source(

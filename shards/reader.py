@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Split:
     """A list of images, all of a split or a selection: their rows of the index [N], positions in the split [N], labels.
 
-    Paths are read from the disk when the first is asked for.
+    Paths are read from the disk when the first is needed.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ShardSet:
         return self.unverified(name).paths
 
     def split(self, name: str) -> Split:
-        """One split, every byte of it proven against the manifest.
+        """One split, verified against the manifest byte for byte.
 
         Raises DataUsageError when there is no such split and DataError when a shard is missing or of the wrong size, or
         one or the index was altered.

@@ -1,4 +1,4 @@
-"""What a name means where the shards are: a data set of the catalogue, one derived from it, or one packed there."""
+"""Resolve names of data sets: those of the catalogue, sets derived from them, and sets packed in a data root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     """The data set of that name: of the catalogue, derived from one of it, or packed in `data_root` alone.
 
-    What is packed is told as it is packed (its splits, sizes and variant); the rest as the catalogue has it. None
+    Splits, sizes and variant of a packed set are those of its manifest, everything else is the catalogue's. None
     stands for no data root: the catalogue alone. Raises DataUsageError with the nearest names of both where there is
     none, DataError where a set that only its manifest describes cannot be read.
     """
@@ -35,7 +35,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     try:
         manifest = read_manifest(data_root / dataset.name, dataset.name)
     except DataError:
-        # Whoever reads its images says what is wrong with it; its name and prompts are known all the same.
+        # Reading its images reports what is wrong; its name and prompts are those of the catalogue.
         return dataset
     counts = {split: entry.count for split, entry in manifest.splits.items()}
     variant = manifest.variant or dataset.variant
@@ -61,7 +61,7 @@ def dataset_from_manifest(manifest: Manifest) -> Dataset:
 def is_packed(data_root: Path, name: str) -> bool:
     """Whether `data_root`, or the server that it mirrors, holds a packed data set of that exact name; also broken ones.
 
-    Raises Unreachable when that server has to be asked and does not answer.
+    Raises Unreachable when that server is needed and does not answer.
     """
     if is_mirror(data_root):
         return has_dataset(data_root, name)
@@ -98,6 +98,6 @@ def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUs
         find(parse_name(name).base)
     except DataUsageError:
         spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
-        said = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error
-        return DataUsageError(f"{said}{f'; own data sets are looked for in {data_root}' if data_root else ''}")
+        message = unknown_name("data set", name, [*spellings, *own], [*sorted(CATALOGUE), *own]) if own else error
+        return DataUsageError(f"{message}{f'; own data sets are looked for in {data_root}' if data_root else ''}")
     return error

@@ -138,7 +138,7 @@ def _counted(task: ShardTask) -> Iterator[Record]:
 
 
 def _checked(task: ShardTask, record: Record) -> tuple[bytes, str]:
-    """What is stored of a record: its own bytes, or smaller ones; proven to decode and to have a known label."""
+    """The bytes to store of a record, after checks of its image and label; smaller ones where it is to be resized."""
     from shards.images import ImageError, decode, shrink
 
     where = f"'{task.dataset}' {task.split}"

@@ -229,7 +229,7 @@ def _safe(name: str, member: tarfile.TarInfo) -> str:
 
 
 def _members(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """The members in order, each proven to lie inside the file; the archive must be whole and end where it says."""
+    """The members in order, each checked to lie inside the file; the archive must be whole and end where it says."""
     end = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     with tarfile.open(fileobj=cast(BinaryIO, _Headers(stream)), mode="r:") as tar:

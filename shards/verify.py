@@ -17,7 +17,7 @@ from shards.process_pool import map_in_order
 from shards.reader import ShardSet, Split, open_dataset
 from shards.tar import scan_tar
 
-# A broken shard of thousands of images is told by a few of them.
+# Of the undecodable images of a split so many are named.
 NAMED = 3
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.catalogue import CATALOGUE, derive_dataset, find
+from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
 from shards.manifest import lines_digest
 from shards.published import PUBLISHED
@@ -256,16 +256,6 @@ def test_sorted_class_folders_with_their_renames_give_the_label_order(name):
     assert raw == sorted(raw) and not set(raw) & set(sheet(name).ignored)
 
 
-def test_only_the_entries_that_coop_skips_are_skipped():
-    ignored = {name: set(sheet(name).ignored) for name in SETS if sheet(name).ignored}
-    assert ignored == {
-        "caltech101": {"BACKGROUND_Google", "Faces_easy"},
-        "imagenet-a": {"README.txt"},
-        "imagenet-r": {"README.txt"},
-    }
-    assert [name for name in SETS if sheet(name).renamed] == ["caltech101", "eurosat"]
-
-
 @pytest.mark.parametrize("name", SPLIT_FILES)
 def test_published_split_files_are_recognised(name):
     file = SHARED / "splits" / SPLIT_FILES[name]
@@ -282,10 +272,6 @@ def test_published_split_files_are_recognised(name):
     names = published_classnames(SETS[name])
     for split in lists:
         assert {(label, classname) for _, label, classname in lists[split]} == set(enumerate(names))
-
-
-def test_sets_without_a_known_split_file_have_no_split_digests():
-    assert {name for name in SETS if sheet(name).split_digests} == set(SPLIT_FILES) - {"food101", "sun397"}
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -316,13 +302,6 @@ def test_public_shards_are_used_only_where_their_test_split_is_coops(name):
     public = sheet(name).public
     assert (public.repository, public.usable) == PUBLIC[name]
     assert bool(public.reason) != public.usable
-
-
-def test_a_derived_set_keeps_the_class_names_of_its_base():
-    for name in ("caltech101", "imagenet-a"):
-        assert published_classnames(derive_dataset(SETS[name], resize=224)) == published_classnames(SETS[name])
-    with pytest.raises(ValueError, match="digits"):
-        published_classnames(find("digits"))
 
 
 def test_an_open_clip_without_the_list_or_with_another_is_refused(tmp_path, monkeypatch):

@@ -13,13 +13,12 @@ from benchmarks.cli import main
 from benchmarks.console.parse import parse_datasets
 from procap.errors import UsageError
 from runner.config import Target, plan_run
-from runner.setup import label_space
 from shards.catalogue import CATALOGUE
 from shards.errors import DataError, DataUsageError
 from shards.manifest import FILE
 from shards.mirror import mirror_root
 from shards.pack import pack_source
-from shards.resolve import base_name, is_packed, packed_names, resolve_dataset, variant_of_name
+from shards.resolve import is_packed, resolve_dataset
 
 TEST_ONLY = {"test": 17}
 
@@ -79,27 +78,6 @@ def test_a_set_whose_manifest_is_broken_is_refused_unless_the_catalogue_knows_it
     (tmp_path / "dtd").mkdir()
     (tmp_path / "dtd" / FILE).write_text("{")
     assert resolve_dataset("dtd", tmp_path) == CATALOGUE["dtd"] and is_packed(tmp_path, "dtd")
-
-
-def test_packed_names_are_the_folders_that_hold_a_set(data, tmp_path):
-    assert packed_names(data) == ["broken", "dtd-split7", "my-birds.v2", "stanford-cars"]
-    assert packed_names(tmp_path / "nowhere") == []
-
-
-def test_what_a_name_says_is_known_without_any_data():
-    assert [base_name(name) for name in ("imagenet-64px", "dtd-split7-32px", "my-birds")] == [
-        "imagenet",
-        "dtd",
-        "my-birds",
-    ]
-    assert variant_of_name("dtd-subset") == "subset of the images" and variant_of_name("my-birds") == ""
-
-
-def test_zero_shots_ensemble_sees_the_set_that_a_resized_one_comes_from(tmp_path):
-    manifest = pack_source(toy_source(name="imagenet-64px", resize=64), tmp_path)
-    assert label_space(manifest, CLASSNAMES).dataset == "imagenet"
-    own = pack_source(toy_source(name="my-birds"), tmp_path)
-    assert label_space(own, CLASSNAMES).dataset == "my-birds"
 
 
 def test_runs_and_targets_take_names_of_packed_sets(data):
@@ -168,12 +146,3 @@ def test_the_list_of_data_sets_holds_what_is_packed(data, capsys):
     assert "-/-/17" in line and "in part" in line
     [line] = [line for line in out.splitlines() if line.startswith("dtd-split7")]
     assert line.endswith("random split, seed 7, 61 of 5,640 images")
-
-
-def test_plans_count_the_images_that_are_packed(data, tmp_path, capsys):
-    flags = ("--methods", "coop", "--datasets", "my-birds.v2", "--shots", 1, "--epochs", 2, "--data", data, "--dry-run")
-    code, out, _ = run(capsys, "eval", *flags, "--results", tmp_path, "--targets", "dtd-split7,cars:all", "--json")
-    assert code == 0
-    [planned] = json.loads(out.splitlines()[-1])["runs"]
-    assert planned["train_images"] == 2 * 3 * 1
-    assert [target["images"] for target in planned["targets"]] == [17, 17]

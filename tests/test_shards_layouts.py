@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import shutil
 import subprocess
@@ -12,16 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build, encoded
+from miniature_roots import FEW_OF_A_THOUSAND, WRITERS, build
 
 from shards.catalogue import find
 from shards.errors import DataError, DataUsageError
 from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.folders import FolderPart, files_exist, total_size
 from shards.raw.published import find_folder, raw_source
 from shards.reader import open_dataset
 from shards.records import Source
@@ -104,19 +100,6 @@ def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(minis)
     assert names("eurosat")[2] == "Herbaceous Vegetation Land"
 
 
-def test_numbered_folders_are_ordered_by_number_not_by_text(minis):
-    labels = [label for _, label in listed(subset("imagenetv2", minis))["test"]]
-    assert labels == sorted(labels) and list(dict.fromkeys(labels)) == list(FEW_OF_A_THOUSAND)
-
-
-def test_two_classes_of_one_name_stay_two_classes(minis):
-    source = subset("imagenet", minis)
-    assert source.classnames[657] == source.classnames[744] == "missile"
-    assert source.classnames[836] == source.classnames[837] == "sunglasses"
-    counts = [label for _, label in listed(source)["train"]]
-    assert [counts.count(label) for label in (657, 744, 836, 837)] == [4, 4, 4, 4]
-
-
 def test_imagenet_is_train_and_test_with_sorted_files_and_paths_below_the_images(minis):
     source = subset("imagenet", minis)
     assert set(source.counts) == {"train", "test"}, "its val list would be the test list again"
@@ -181,20 +164,6 @@ def test_folders_as_archives_name_them_are_accepted(name, minis, tmp_path):
             assert listed(subset(name, root)) == expected, (folder, images)
 
 
-def test_of_two_variants_the_one_that_holds_the_images_is_taken(minis, tmp_path):
-    folder = tmp_path / "eurosat"
-    shutil.copytree(minis / "eurosat", folder, copy_function=os.link)
-    os.rename(folder / "2750", folder / "EuroSAT_RGB")
-    (folder / "2750").mkdir()
-    (folder / "2750" / ".hidden").touch()
-    assert listed(subset("eurosat", tmp_path)) == listed(subset("eurosat", minis))
-    shutil.copytree(folder / "EuroSAT_RGB", tmp_path / "both" / "eurosat" / "EuroSAT_RGB")
-    shutil.copytree(folder / "EuroSAT_RGB", tmp_path / "both" / "eurosat" / "2750")
-    shutil.copy(folder / "split_zhou_EuroSAT.json", tmp_path / "both" / "eurosat")
-    part = subset("eurosat", tmp_path / "both").part("train", 0, 1)
-    assert part.root == tmp_path / "both" / "eurosat" / "2750"  # type: ignore[attr-defined]
-
-
 def test_linked_folders_of_images_work(minis, tmp_path):
     images = tmp_path / "imagenet" / "images"
     images.mkdir(parents=True)
@@ -247,23 +216,6 @@ def test_stray_entries_are_refused_by_name_where_they_would_change_the_list(name
         subset(name, tmp_path)
     what = f"{images / named} lies among the classes and is neither a class folder nor an image"
     assert str(error.value) == f"'{name}': {what}; move it out of there: mv -i {images / named} {tmp_path}/"
-
-
-def test_a_stray_of_an_evil_name_is_named_in_one_line(minis, tmp_path):
-    images = copied("imagenet-r", minis, tmp_path)
-    (images / "two\nlines.txt").touch()
-    (images / os.fsdecode(b"half\xff.jpg")).touch()
-    with pytest.raises(DataError, match=r"neither class folders nor images") as error:
-        subset("imagenet-r", tmp_path)
-    assert str(error.value).isprintable() and "two\\nlines.txt" in str(error.value)
-
-
-def test_strays_keep_an_own_split_from_being_drawn(minis, tmp_path):
-    build("dtd", tmp_path, per_class=4, drawn=False)
-    raw_source(find("dtd"), tmp_path, random_split=1)
-    (tmp_path / "dtd" / "images" / "banded" / "Thumbs.db").touch()
-    with pytest.raises(DataError, match=r"banded/Thumbs.db lies among the classes"):
-        raw_source(find("dtd"), tmp_path, random_split=1)
 
 
 def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, tmp_path):
@@ -334,41 +286,6 @@ def test_a_file_that_vanishes_while_packing_is_named(minis, tmp_path):
     (tmp_path / "raw" / "dtd" / "images" / path).unlink()
     with pytest.raises(DataError, match=f"{path} cannot be read"):
         pack_source(source, tmp_path / "data")
-
-
-def test_the_stamp_of_a_part_follows_its_files_and_nothing_else(tmp_path):
-    for number in range(3):
-        (tmp_path / f"{number}.png").write_bytes(encoded("dtd", 0, number, "PNG"))
-    part = FolderPart(tmp_path, ("0.png", "1.png"), (0, 1))
-    stamp = part.stamp()
-    (tmp_path / "2.png").write_bytes(b"")
-    assert pickle.loads(pickle.dumps(part)).stamp() == stamp
-    os.utime(tmp_path / "1.png", ns=(0, 1))
-    assert part.stamp() != stamp
-    assert [record.path for record in part.records()] == ["0.png", "1.png"]
-    (tmp_path / "1.png").unlink()
-    with pytest.raises(DataError, match=r"1.png cannot be read"):
-        part.stamp()
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(["a/1.jpg", "a/2.jpg", "b/1.jpg", "c.jpg", "d/e/f.jpg", "a", "none/x.jpg"])))
-def test_presence_is_told_in_list_order(tmp_path_factory, paths):
-    root = tmp_path_factory.getbasetemp() / "presence"
-    for path in ("a/1.jpg", "b/1.jpg", "c.jpg", "d/e/f.jpg"):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).touch()
-    assert list(files_exist(root, paths)) == [(root / path).is_file() for path in paths]
-
-
-def test_the_size_of_many_files_is_estimated_from_some_of_them(tmp_path, monkeypatch):
-    paths = [f"{number}.bin" for number in range(400)]
-    for number, path in enumerate(paths):
-        (tmp_path / path).write_bytes(b"x" * number)
-    exact = sum(range(400))
-    assert total_size(tmp_path, paths) == exact
-    monkeypatch.setattr("shards.raw.folders.SIZE_SAMPLE", 40)
-    assert abs(total_size(tmp_path, paths) / exact - 1) < 0.05
 
 
 def test_listing_and_checking_need_no_torch():

@@ -102,19 +102,6 @@ def test_folders_of_train_val_and_test_say_the_split_themselves(tmp_path):
     assert rows(source, "val") == [(f"val/{name}/00.png", label) for label, name in enumerate(SORTED)]
 
 
-def test_a_class_can_be_called_train(tmp_path):
-    put_classes(tmp_path / "images", ("plane", "train", "car"))
-    assert own_source(sheet(tmp_path, "folder: images\n" + RULE)).classnames == ("car", "plane", "train")
-
-
-def test_the_sheet_can_lie_among_its_class_folders_and_links_are_followed(tmp_path):
-    put_classes(tmp_path / "elsewhere")
-    (tmp_path / "here").mkdir()
-    for name in CLASSES:
-        (tmp_path / "here" / name).symlink_to(tmp_path / "elsewhere" / name)
-    assert own_source(sheet(tmp_path / "here", "folder: .\nsplit: test\n")).counts["test"] == 40
-
-
 def test_classes_can_be_listed_in_another_order_or_renamed(tmp_path):
     put_classes(tmp_path / "images")
     listed = own_source(sheet(tmp_path, f"folder: images\nsplit: test\nclasses: [{', '.join(CLASSES)}]\n"))
@@ -223,12 +210,6 @@ def test_an_image_that_is_replaced_under_its_name_is_packed_again(tmp_path):
     assert after.digest != before.digest
 
 
-def test_a_home_that_nobody_has_is_named_in_one_line(tmp_path):
-    with pytest.raises(DataError, match="~no-such-user/birds: there is no user of that name") as caught:
-        own_source(sheet(tmp_path, "folder: ~no-such-user/birds\nsplit: test\n"))
-    assert "\n" not in str(caught.value)
-
-
 IN_FOLDERS = "folder: images\n" + RULE
 MISTAKES = {
     "unknown key": ("foldr: images\n", r", line 3: unknown key 'foldr': did you mean folder\? known: name, template"),
@@ -293,7 +274,6 @@ def test_a_mistake_in_the_sheet_is_named_in_one_line(tmp_path, kind):
     assert message.startswith(str(file)) and "\n" not in message and len(message) < 700
 
 
-ROWS = [("a.png", "x"), ("b.png", "y")]
 TABLES: dict[str, tuple[str, str, str]] = {
     "missing image": ("csv", "path,label\na.png,x\ngone.png,y\n", "1 of 2 images are not in .*'gone.png'"),
     "no header": ("csv", "a.png,x\nb.png,y\n", "begins with 'a.png,x', not with path,label"),

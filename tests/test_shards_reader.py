@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import multiprocessing
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -19,14 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from toy_shards import CLASSNAMES, COUNTS, SIZE, label, let_time_pass, pixels, toy_source
 
 from shards import checks
 from shards.errors import DataError, DataUsageError
-from shards.hash_cache import HashCache
-from shards.index import INDEX, index_bytes, index_rows
-from shards.manifest import Shard, write_text
+from shards.index import INDEX, index_bytes
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
 from shards.tar import file_sha256
@@ -73,18 +67,6 @@ def colour_sum(split: Split, i: int) -> int:
     return int(np.asarray(split.image(i)).sum())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_split_is_read_by_other_processes(packed, method):
-    split = open_dataset(packed, "toy").split("train")
-    split.image(0)  # a file is open already when the process starts
-    with multiprocessing.get_context(method).Pool(2) as pool:
-        sums = pool.starmap(colour_sum, [(split, i) for i in range(len(split))])
-        # Not left to the signal that ends the block, which a fork takes as its parent is set up to.
-        pool.close()
-        pool.join()
-    assert sums == [int(pixels("train", i).sum()) for i in range(len(split))]
-
-
 def open_below(folder: Path) -> int:
     """How many files of a folder this process has open; what it has open elsewhere comes and goes."""
     count = 0
@@ -102,12 +84,6 @@ def test_threads_share_a_split_without_mixing_images_or_leaking_files(root):
     assert open_below(root) == 5
     del split
     assert open_below(root) == 0
-
-
-def test_pickled_splits_carry_no_open_file(packed):
-    split = open_dataset(packed, "toy").split("val")
-    split.image(0)
-    assert np.array_equal(np.asarray(pickle.loads(pickle.dumps(split)).image(3)), pixels("val", 3))
 
 
 def cut(size: int) -> Callable[[Path], None]:
@@ -255,21 +231,6 @@ def test_an_unknown_split_names_those_there_are(packed):
         open_dataset(packed, "toy").split("dev")
 
 
-def test_a_stamp_ends_with_any_write_to_the_shard(root):
-    file = root / "toy/test/0.tar"
-    shard = Shard(file="test/0.tar", sha256="0" * 64, size=file.stat().st_size, count=5)
-    cache = HashCache(root / "toy")
-    assert not cache.is_verified(shard)
-    cache.add(shard)
-    cache.save()
-    assert HashCache(root / "toy").is_verified(shard)
-    before = file.stat()
-    let_time_pass(root)
-    flip_pixel_byte(file)
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not HashCache(root / "toy").is_verified(shard), "the time was restored, the content was not"
-
-
 def test_a_large_split_is_hashed_once_and_again_when_it_changes(root, monkeypatch):
     monkeypatch.setattr(checks, "ALWAYS_HASH_BYTES", 0)
     open_dataset(root, "toy").split("test")
@@ -313,31 +274,6 @@ def test_an_index_that_points_outside_is_refused_whatever_its_hash(root, column,
     manifest.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"index\.npy is not usable \(it (names|has)"):
         open_dataset(root, "toy").split("test")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\x93NUMPY\x01\x00\x10\x00",
-        index_bytes(np.zeros(3, INDEX))[:-1],
-        index_bytes(np.zeros(3, INDEX)).replace(b"(3,)", b"(9,)"),
-        index_bytes(np.zeros(3, INDEX)).replace(b"<i4", b"<f4"),
-        index_bytes(np.zeros(3, INDEX)).replace(b"'descr'", b"'hello'"),
-    ],
-)
-def test_bytes_that_are_no_index_are_refused(data):
-    with pytest.raises(ValueError):
-        index_rows(data)
-
-
-def test_the_index_is_a_plain_array_that_numpy_reads(packed):
-    rows = np.load(packed / "toy/test/index.npy", allow_pickle=False)
-    file = packed / "toy/test" / f"{rows['shard'][7]}.tar"
-    data = file.read_bytes()[rows["offset"][7] :][: rows["size"][7]]
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels("test", 7))
-    paths = (packed / "toy/test/paths.txt").read_text().splitlines()
-    assert paths == open_dataset(packed, "toy").split("test").paths
 
 
 def test_paths_are_read_when_they_are_asked_for_and_proven_then(root):
@@ -395,20 +331,6 @@ def test_a_split_as_large_as_imagenet_opens_at_once_and_in_little_memory(tmp_pat
     ran = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     seconds, megabytes = map(float, ran.stdout.split())
     assert seconds < 5 and megabytes < 60
-
-
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
-    file = tmp_path / "verified.json"
-    old, new = tmp_path / ".verified.json.77.part", tmp_path / ".verified.json.78.part"
-    for left in (old, new, tmp_path / ".other.json.77.part"):
-        left.write_text("half")
-    os.utime(old, (0, 0))
-    write_text(file, "{}")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
-        ".other.json.77.part",
-        ".verified.json.78.part",
-        "verified.json",
-    ]
 
 
 def test_image_size_is_kept(packed):

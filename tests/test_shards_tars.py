@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import random
-import subprocess
-import sys
 import tarfile
 import tracemalloc
 import zlib
@@ -22,7 +20,6 @@ from toy_shards import label as toy_label
 from shards import remote
 from shards.errors import DataError
 from shards.pack import pack_source
-from shards.raw import tars
 from shards.raw.tars import remove_downloads, tar_source, working_folder
 from shards.reader import open_dataset
 from shards.records import Record, Source
@@ -75,21 +72,6 @@ def test_every_sample_comes_in_order_with_its_label(tmp_path):
             assert [r.path for r in records(found, "test", start, stop)] == [
                 f"test/s{i:07d}.png" for i in range(start, stop)
             ]
-
-
-def test_other_labels_in_tars_of_the_same_counts_are_packed_again(tmp_path):
-    before = pack_source(source(layout(tmp_path / "here", {"test": (5,)})), tmp_path / "data")
-    assert pack_source(source(tmp_path / "here"), tmp_path / "data") == before
-    write_tar(tmp_path / "here" / "test" / "0.tar", [m for i in range(5) for m in sample(f"s{i:07d}", 1, image(i))])
-    after = pack_source(source(tmp_path / "here"), tmp_path / "data")
-    assert after.splits["test"].count == before.splits["test"].count
-    assert open_dataset(tmp_path / "data", "mine").labels("test").tolist() == [1] * 5
-
-
-def test_numbers_of_another_script_in_names_of_tars_are_text():
-    from shards.raw.tars import _natural
-
-    assert sorted(["t/0\u00b210.tar", "t/0\u00b29.tar"], key=_natural) == ["t/0\u00b29.tar", "t/0\u00b210.tar"]
 
 
 def test_a_part_can_be_sent_and_is_stamped_by_what_it_reads(tmp_path):
@@ -203,11 +185,6 @@ def test_interleaved_and_repeated_samples_are_refused_by_name(tmp_path):
     refused(tmp_path / "4", "image 'red/1.png' for the second time")
 
 
-def test_keys_end_at_the_first_dot(tmp_path):
-    write_tar(tmp_path / "test" / "x.tar", [*sample("image.v1.0001", 0), *sample("image.v1.0002", 0)])
-    refused(tmp_path, "sample 'image' without an image")
-
-
 def test_folders_and_metadata_in_a_tar_are_no_samples(tmp_path):
     others = [
         member("./", type=tarfile.DIRTYPE), member("./._a.png", b"x"), member("README", b"x"),
@@ -233,13 +210,6 @@ def test_names_that_lead_elsewhere_are_refused_and_do_no_harm(tmp_path, key):
         write_tar(tmp_path / "in" / "test" / "x.tar", sample("a", 1, json=side))
         refused(tmp_path / "in", "x.tar", "no plain name")
     assert not list(tmp_path.rglob("*escaped*")) and not Path("/tmp/escaped.png").exists()
-
-
-@pytest.mark.parametrize("path", ["", 7, None, "noending", "x.txt", "x.png/"])
-def test_a_path_that_names_no_image_is_left_aside(tmp_path, path):
-    side = json.dumps({"path": path}).encode()
-    write_tar(tmp_path / "test" / "x.tar", sample("a", 1, json=side))
-    assert [r.path for r in records(source(tmp_path))] == ["test/a.png"]
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -380,16 +350,6 @@ def test_places_without_shards_are_one_line(tmp_path, server):
     refused(server.folder, "'retrieval' data set: only classification")
 
 
-def test_a_server_that_hides_what_is_missing_is_understood(server, tmp_path):
-    """Some answer 403 for files that are not there, where nobody may list what is."""
-    for file in ("dataset_type.txt", "classnames.txt", "val/nshards.txt"):
-        server.always[f"/{file}"] = Answer(403)
-    assert source(server.url, tmp_path / "cache").counts == {"train": 7, "test": 5}
-    for file in ("train/nshards.txt", "test/nshards.txt"):
-        server.always[f"/{file}"] = Answer(403)
-    refused(server.url, "train/nshards.txt is not open to everyone (403", cache=tmp_path / "cache")
-
-
 def test_class_names_can_come_with_the_shards(tmp_path):
     layout(tmp_path, {"test": (4,)})
     assert source(tmp_path, classnames=None).classnames == CLASSES
@@ -416,15 +376,6 @@ def test_shards_behind_a_url_are_downloaded_packed_and_removed(server, tmp_path)
     assert (server.folder / "test" / "0.tar").exists()
 
 
-def test_the_same_names_at_two_places_and_in_two_splits_are_not_mixed(server, tmp_path):
-    other = layout(tmp_path / "other", {"train": (2,), "test": (2, 1)})
-    with LocalServer(other) as second:
-        for root, train, test in ((server, 7, 5), (second, 2, 3)):
-            found = source(root.url, tmp_path / "cache")
-            assert found.counts == {"train": train, "test": test}
-            assert [r.path for r in records(found, "train")] == [f"train/s{i:07d}.png" for i in range(train)]
-
-
 def test_tars_can_be_named_by_a_pattern(server, tmp_path):
     found = source(server.url, tmp_path / "cache", splits={"train": "train/{0..1}.tar"})
     assert found.counts == {"train": 7}
@@ -449,8 +400,3 @@ def test_a_server_that_fails_in_the_middle_is_one_line_and_goes_on_later(server,
     server.asked.clear()
     assert source(server.url, tmp_path / "cache").counts == {"train": 7, "test": 5}
     assert "/train/0.tar" not in server.paths()
-
-
-def test_reading_tars_needs_no_heavy_library():
-    code = f"import sys, {tars.__name__}; print({{'torch', 'webdataset', 'PIL', 'open_clip'}} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""The arithmetic of Pillow's bicubic resize to S x S pixels, for whoever does it elsewhere to the bit.
+"""The arithmetic of Pillow's bicubic resize to S x S pixels, to reproduce it bit for bit elsewhere.
 
 Pillow resizes in whole numbers: coefficients in units of 2^-22, one direction first, then the other, each rounded to 8
 bits. Written after Resample.c, operation by operation and in its order: doubles decide what the numbers are.

@@ -93,7 +93,7 @@ class DeviceTrainStream(TrainStream):
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _prepare(self, pool: ThreadPoolExecutor | None, epoch: int, batch: list[int]) -> tuple[list[int], Prepared]:
-        """Let threads see this process's images of `batch`, or leave it to whoever wants to know what they saw."""
+        """Let threads see this process's images of `batch`, or leave it to the caller of the returned functions."""
         share = self.share(batch)
         # Drawing alone is not worth a task for each image.
         there = [i for i in share if i in self._on_device]

@@ -125,7 +125,8 @@ def _notes(dataset: Dataset, raw_root: Path) -> Iterator[str]:
     if location.images != usual:
         yield f"images are read from {location.images}, which CoOp has as {usual}: nothing need be renamed"
     if raw.layout == "imagenet":
-        yield "files of a class are sorted by name; CoOp's come as the disk lists them: its own picks must be imported"
+        hint = "to train on its few-shot samples, import them"
+        yield f"files of a class are sorted by name; CoOp's come as the disk lists them: {hint}"
     if caution := unverified_lists_note(dataset):
         yield caution
 

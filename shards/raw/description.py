@@ -1,4 +1,4 @@
-"""The short YAML file that describes a data set of one's own, read strictly: what it may say and where it is wrong."""
+"""Read the YAML file that describes a user's data set, and name the line of what is wrong in it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SplitRule(BaseModel):
 
 
 class Description(BaseModel):
-    """A data set of one's own."""
+    """A user's data set as its YAML file describes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -124,7 +124,7 @@ def folder_names(dataset: Dataset) -> dict[str, str]:
 
 
 def find_nested_images(dataset: Dataset, folder: Path) -> Path | None:
-    """Images of the data set somewhere below `folder` where nobody looks for them."""
+    """Find a folder below `folder` that holds images of the data set, deeper than its layout has them."""
     return next((inner for inner in inner_folders(folder) if has_images(dataset, inner)), None)
 
 

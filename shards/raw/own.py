@@ -234,7 +234,7 @@ def _images(file: Path, description: Description) -> Source:
         classnames=classes.names,
         template=description.template,
         templates=description.prompts,
-        # An image that was replaced under its name is told by its size: no other version of one's own data is known.
+        # Sizes reveal an image that was replaced under its name: a user's data has no version.
         origin=f"{listing.origin}, lists {listing.digest()}, sizes {_digest(sizes)}",
         counts={split: len(rows) for split, rows in splits.items()},
         part=partial(_part, root, splits),
@@ -362,8 +362,8 @@ def _numbered(given: Sequence[str] | Mapping[str | int, str] | None, items: Sequ
 
 def _split(description: Description, items: list[Item], classes: _Classes) -> list[Item]:
     """The items with their splits, by what the data say or else by the description."""
-    said = {item.split for item in items}
-    if said == {""}:
+    splits = {item.split for item in items}
+    if splits == {""}:
         if description.split is None:
             raise DataError(
                 "the data do not say what is for training: add split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}, "
@@ -373,12 +373,12 @@ def _split(description: Description, items: list[Item], classes: _Classes) -> li
             return [replace(item, split="test") for item in items]
         assert isinstance(description.split, SplitRule)
         return list(_drawn(description.split, items, classes))
-    if "" in said:
+    if "" in splits:
         unsaid = next(item.path for item in items if not item.split)
         raise DataError(f"table: {unsaid!r} has no split, and others have one")
     if description.split is not None:
         raise DataError(
-            f"split: the data say it themselves ({', '.join(s for s in SPLITS if s in said)}): leave it out"
+            f"split: the data say it themselves ({', '.join(s for s in SPLITS if s in splits)}): leave it out"
         )
     return items
 

@@ -143,13 +143,13 @@ def _split_file(location: RawLocation) -> Listing:
 
 
 def unverified_lists_note(dataset: Dataset) -> str:
-    """What cannot be told of the lists of a published set, in one line; "" where digests tell any change."""
+    """One line about lists that no digest verifies; "" where digests detect any change."""
     raw = raw_layout(dataset)
     if not raw.split_file or raw.split_digests:
         return ""
     return (
         f"no digest of {raw.split_file} is known: it is held to the published class names and sizes, and a private "
-        "split of the same sizes, as CoOp writes when the file is missing, cannot be told from it"
+        "split of the same sizes, as CoOp writes when the file is missing, cannot be recognised"
     )
 
 
