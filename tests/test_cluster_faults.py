@@ -1,4 +1,4 @@
-"""What an attempt that was killed has finished belongs to the next one; the slow tests kill real nodes."""
+"""Runs that a killed attempt had finished are tracked by the next one; the slow tests kill real nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fault_site import facts, tracked
 from benchmarks.cli import main
 
 
-def test_what_a_killed_attempt_had_finished_and_not_sent_is_in_mlflow_after_the_next(
+def test_runs_that_a_killed_attempt_had_not_tracked_are_in_mlflow_after_the_next(
     few_digits: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     words = ["bench", "base-to-novel", "--profile", "paper", "--datasets", "digits", "--methods", "zeroshot"]

@@ -1,4 +1,4 @@
-"""Suites and sweeps on a cluster of three hosts while its parts are killed: the numbers of one run at a time.
+"""Suites and sweeps on a cluster of three hosts while its parts are killed: the same results as in one process.
 
 `PROCAP_FAULTS=FILE pytest -m slow tests/test_cluster_faults_slow.py` also notes what was done and seen, a line each.
 """
@@ -80,7 +80,7 @@ FAULTS = ("nothing", "worker", "node", "node replaced", "driver", "driver and no
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_whatever_is_killed_the_results_are_those_of_one_run_at_a_time(
+def test_after_any_fault_the_results_equal_those_of_one_process(
     name: str, fault: str, cluster: Site, alone: dict[str, Path], tmp_path: Path
 ) -> None:
     words = [*COMMANDS[name], *cluster.cluster, "--results", str(tmp_path)]
@@ -173,7 +173,7 @@ def test_two_sweeps_of_one_name_and_two_that_share_runs(cluster: Site, tmp_path:
     for command in refused:
         _, err = command.end(1)
         assert f"pid {first.process.pid} on" in err and err.count("error:") == 1, err
-        noted("sweep", "the same name typed again meanwhile", err.strip().splitlines()[-1])
+        noted("sweep", "the same name repeated meanwhile", err.strip().splitlines()[-1])
     first.end()
     second.end()
     trained = [run.train() for run in find_runs(tmp_path)]
@@ -287,7 +287,7 @@ def test_a_host_that_is_cut_off_loses_its_run_to_another(cluster: Site, alone: d
     )
 
 
-def test_a_command_whose_own_node_dies_says_so_and_goes_on_when_it_is_typed_again(
+def test_a_command_whose_own_node_dies_reports_it_and_resumes_when_repeated(
     cluster: Site, alone: dict[str, Path], tmp_path: Path
 ) -> None:
     if not cluster.nodes.hosts:
@@ -311,11 +311,11 @@ def test_a_command_whose_own_node_dies_says_so_and_goes_on_when_it_is_typed_agai
     noted(
         "suite",
         f"Ray on the host where the command was typed, at {at:.0f} s",
-        f"driver ends after {ended:.0f} s with exit code {code}: {err.splitlines()[-1]}; typed again: {seen}",
+        f"driver ends after {ended:.0f} s with exit code {code}: {err.splitlines()[-1]}; repeated: {seen}",
     )
 
 
-def test_without_storage_of_its_own_a_lost_head_ends_the_driver_and_typing_again_goes_on(
+def test_a_lost_head_without_redis_ends_the_driver_and_repeating_resumes(
     alone: dict[str, Path], tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
@@ -335,12 +335,12 @@ def test_without_storage_of_its_own_a_lost_head_ends_the_driver_and_typing_again
         again.end()
     seen = as_alone(results, alone["suite"])
     noted("suite", f"head at {at:.0f} s", f"driver ends after {ended:.0f} s with exit code 1, {before} runs done; "
-          f"typed again on new nodes: {seen}; {time.monotonic() - again.began:.0f} s")  # fmt: skip
+          f"repeated on new nodes: {seen}; {time.monotonic() - again.began:.0f} s")  # fmt: skip
 
 
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="takes redis-server")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_with_its_state_in_redis_a_head_comes_back_and_the_driver_goes_on(
+def test_a_head_with_its_state_in_redis_comes_back_and_the_driver_continues(
     name: str, alone: dict[str, Path], tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
@@ -384,5 +384,5 @@ def test_results_behind_a_url_survive_a_lost_node_and_a_lost_driver(alone: dict[
         noted(
             "suite, results in s3://",
             f"node at {at:.0f} s, driver at {killed:.0f} s",
-            f"{seen}; typed again {took:.0f} s",
+            f"{seen}; repeated {took:.0f} s",
         )

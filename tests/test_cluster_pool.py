@@ -1,4 +1,4 @@
-"""Jobs on real Ray nodes: equal to local ones, placed as groups or not at all, carried on after losses."""
+"""Runs on real Ray nodes: equal to local ones, placed as a whole or not at all, resumed after losses."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from shards.errors import DataError
 TARGETS = ("digits:base", "digits:novel")
 
 
-class Heard:
-    """Everything that a listener is told."""
+class Recorder:
+    """A listener that records its calls."""
 
     def __init__(self) -> None:
         self.began: list[int] = []
@@ -97,73 +97,73 @@ BROKEN = run(seed=3)
 
 
 @pytest.fixture(scope="module")
-def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Heard]:
+def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
     """Three runs and a broken one on two nodes with three CPUs."""
-    results, heard = tmp_path_factory.mktemp("there"), Heard()
+    results, recorder = tmp_path_factory.mktemp("there"), Recorder()
     where = places(data, results)
     with connect(Launcher(kind="ray", address=nodes.address), where) as found:
         assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)
-        launch([spec(BROKEN, ["shapes-sketch:all:train"]), *map(spec, RUNS)], where, found, heard)
-    return results, heard
+        launch([spec(BROKEN, ["shapes-sketch:all:train"]), *map(spec, RUNS)], where, found, recorder)
+    return results, recorder
 
 
-def test_runs_on_nodes_equal_local_ones(there: tuple[Path, Heard], data: Path, tmp_path: Path) -> None:
-    results, heard = there
-    here = Heard()
+def test_runs_on_nodes_equal_local_ones(there: tuple[Path, Recorder], data: Path, tmp_path: Path) -> None:
+    results, recorder = there
+    here = Recorder()
     launch([spec(one) for one in RUNS], places(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
     assert all(report.state == "done" for report in here.ends.values()), here.ends
-    assert sorted(heard.began) == list(range(4))
+    assert sorted(recorder.began) == list(range(4))
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
 
 
-def test_a_run_that_fails_stops_no_other(there: tuple[Path, Heard]) -> None:
-    results, heard = there
-    assert heard.ends[0].state == "failed" and "train" in heard.ends[0].why
-    assert "Traceback" not in heard.ends[0].why
-    assert [heard.ends[number].state for number in (1, 2, 3)] == ["done"] * 3
+def test_a_run_that_fails_stops_no_other(there: tuple[Path, Recorder]) -> None:
+    results, recorder = there
+    assert recorder.ends[0].state == "failed" and "train" in recorder.ends[0].why
+    assert "Traceback" not in recorder.ends[0].why
+    assert [recorder.ends[number].state for number in (1, 2, 3)] == ["done"] * 3
     assert not stray(results)
 
 
 @pytest.mark.slow
-def test_groups_never_hold_half_of_each_others_room(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+def test_groups_are_placed_as_a_whole_or_not_at_all(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     """Two runs of two processes each at once, on three CPUs: half-placed ones would wait for ever."""
     runs = [run(seed=seed) for seed in (1, 2)]
-    heard = Heard()
+    recorder = Recorder()
     there = places(data, tmp_path, timeout=60.0)
     with connect(Launcher(kind="ray", address=nodes.address, processes=2), there) as found:
         assert found.max_concurrent == 1
-        launch([spec(one, targets=()) for one in runs], there, replace(found, max_concurrent=2), heard)
-    assert {number: report.state for number, report in heard.ends.items()} == {0: "done", 1: "done"}
+        launch([spec(one, targets=()) for one in runs], there, replace(found, max_concurrent=2), recorder)
+    assert {number: report.state for number, report in recorder.ends.items()} == {0: "done", 1: "done"}
     for one in runs:
         training = RunFolder(tmp_path / one.path).train()
         assert training is not None and len(training.ranks) == 2
 
 
 @pytest.mark.slow
-def test_a_group_waits_for_a_run_that_somebody_else_holds(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    one, heard = run(), Heard()
+def test_a_group_waits_for_a_run_that_another_process_holds(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    one, recorder = run(), Recorder()
     there = places(data, tmp_path, timeout=60.0)
     with connect(Launcher(kind="ray", address=nodes.address, processes=2), there) as found:
         with RunFolder(tmp_path / one.path).locked():
-            group = threading.Thread(target=launch, args=([spec(one)], there, found, heard))
+            group = threading.Thread(target=launch, args=([spec(one)], there, found, recorder))
             group.start()
-            while not any(report.state == "waiting" for _, report in heard.reports):
-                assert group.is_alive(), heard.ends
+            while not any(report.state == "waiting" for _, report in recorder.reports):
+                assert group.is_alive(), recorder.ends
                 time.sleep(0.1)
         group.join()
-    assert f"pid {os.getpid()} on" in next(report.why for _, report in heard.reports if report.state == "waiting")
-    assert heard.began == [0] and heard.ends[0].state == "done"
+    assert f"pid {os.getpid()} on" in next(report.why for _, report in recorder.reports if report.state == "waiting")
+    assert recorder.began == [0] and recorder.ends[0].state == "done"
 
 
-def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     long = run("maple", epochs=4)
     task = spec(long)
     reference, results, saved = tmp_path / "reference", tmp_path / "there", tmp_path / "saved"
     there = places(data, results, checkpoint_seconds=0.0)
-    heard, done = Heard(), threading.Event()
+    recorder, done = Recorder(), threading.Event()
 
     def waits_once(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
-        """Where the run is trained: its first process goes no further than the first state, until it is killed."""
+        """On the node: the first process stops after its first checkpoint, until it is killed."""
         from runner.checkpointer import Checkpointer
 
         save = Checkpointer.save
@@ -178,25 +178,25 @@ def test_a_run_whose_process_is_killed_goes_on_to_the_same_bits(nodes: Nodes, da
         return [task]
 
     def kill() -> str:
-        """What came of it."""
+        """Kill the run's process after its first checkpoint."""
         while not saved.exists():
             if done.wait(0.02):
                 return "no state was seen before the end"
         lock = (results / long.path / ".lock").read_text()
         if (holder := re.search(r"pid (\d+)", lock)) is None:
-            return f"nobody to kill in {lock!r}"
+            return f"no process to kill in {lock!r}"
         os.kill(int(holder[1]), 9)
         return "killed"
 
     with connect(Launcher(kind="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
         said = killer.submit(kill)
         try:
-            run_trials({"number": 0}, waits_once, there, found, heard)
+            run_trials({"number": 0}, waits_once, there, found, recorder)
         finally:
             done.set()
     assert said.result() == "killed"
-    assert heard.began == [0, 0] and heard.ends[0].state == "done"
-    launch([task], places(data, reference), Capacity(Resources(), 1, ray=False), Heard())
+    assert recorder.began == [0, 0] and recorder.ends[0].state == "done"
+    launch([task], places(data, reference), Capacity(Resources(), 1, ray=False), Recorder())
     assert facts(results, long) == facts(reference, long)
     training = RunFolder(results / long.path).train()
     assert training is not None and training.resumed == 1
@@ -223,8 +223,8 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, da
             pass
 
 
-def test_what_a_run_gets_of_nodes_still_to_come_has_to_be_said(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    """By nodes without GPUs it would get none, and all runs of a node that comes would take the same one."""
+def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+    """Derived from nodes without GPUs they would be none, and all runs of a later node would share its first GPU."""
     asked, there = Launcher(kind="ray", address=nodes.address, autoscale=True), places(data, tmp_path)
     anywhere = replace(there, runtime=replace(there.runtime, device="auto"))
     with pytest.raises(UsageError, match=r"say --gpus 1 or --gpus 0$"), connect(asked, anywhere):
@@ -247,52 +247,52 @@ def test_what_a_run_gets_of_nodes_still_to_come_has_to_be_said(nodes: Nodes, dat
         ("cuda", 0, True, "cuda"),
     ],
 )
-def test_runs_without_a_gpu_of_theirs_leave_those_of_others_alone(
+def test_runs_without_a_gpu_use_the_cpu_and_ray_numbers_the_gpus(
     device: str, gpus: float, ray: bool, told: str, data: Path, tmp_path: Path
 ) -> None:
-    """And one that Ray shows a single GPU does not look for it by its number on the machine."""
+    """Ray shows a process one GPU, whatever its number on the machine."""
     asked = places(data, tmp_path)
     asked = replace(asked, runtime=replace(asked.runtime, device=device))
     assert Capacity(Resources(1, 1.0, gpus), 1, ray=ray).place(asked).runtime.device == told
 
 
-def test_runs_in_another_folder_find_the_file_that_was_named(data: Path, tmp_path: Path) -> None:
+def test_file_names_are_absolute_for_runs_in_another_folder(data: Path, tmp_path: Path) -> None:
     asked = places(data, tmp_path)
     asked = replace(asked, runtime=replace(asked.runtime, engine="deepspeed", deepspeed_json=Path("ds.json")))
     assert Capacity(Resources(), 1, ray=True).place(asked).runtime.deepspeed_json == Path("ds.json").absolute()
 
 
-def test_runs_wait_for_lost_nodes_and_not_for_ever(
+def test_runs_wait_for_lost_nodes_for_a_limited_time(
     nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("cluster.tune_runner.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
-    there, heard, share = places(data, tmp_path), Heard(), Resources(1, 3.0)
+    there, recorder, share = places(data, tmp_path), Recorder(), Resources(1, 3.0)
     with connect(Launcher(kind="ray", address=nodes.address), there):
         with pytest.raises(UserError, match=r"3 CPUs does not fit on the 2 nodes .* repeat the command to go on"):
-            launch([spec(run())], there, Capacity(share, 1, ray=True), heard)
+            launch([spec(run())], there, Capacity(share, 1, ray=True), recorder)
         patience = StallDetector(share, growing=True)
         for _ in range(3):
             patience.check([])
-    assert not heard.began
+    assert not recorder.began
     assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
 
 
-def test_a_run_stays_in_the_folder_of_its_node(
+def test_a_run_works_in_the_folder_where_its_node_was_started(
     nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Relative names, as in $PROCAP_HOME, mean there what they meant to who started it."""
+    """Relative names, as in $PROCAP_HOME, keep their meaning."""
 
     def where(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
         raise ValueError(f"in {os.getcwd()};")
 
-    heard, there = Heard(), places(data, tmp_path)
+    recorder, there = Recorder(), places(data, tmp_path)
     with connect(Launcher(kind="ray", address=nodes.address), there) as found:
-        run_trials({"number": 0}, where, there, found, heard)
-    assert f"in {os.getcwd()};" in heard.ends[0].why
+        run_trials({"number": 0}, where, there, found, recorder)
+    assert f"in {os.getcwd()};" in recorder.ends[0].why
 
 
-def test_one_gpu_by_its_number_is_all_that_a_ray_of_our_own_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_ray_sees_only_the_gpu_of_the_device_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
@@ -319,7 +319,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
         assert report.score == pytest.approx(sum(100 * c.correct / c.total for c in counts) / 2)
 
 
-def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data: Path, tmp_path: Path) -> None:
+def test_the_port_of_a_process_group_stays_reserved(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     import ray
 
     with connect(Launcher(kind="ray", address=nodes.address), places(data, tmp_path)):
@@ -332,12 +332,12 @@ def test_the_port_of_a_group_is_kept_until_it_is_listened_at(nodes: Nodes, data:
 
 @pytest.mark.slow
 def test_a_run_that_always_loses_its_process_is_started_five_times(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    heard, there = Heard(), places(data, tmp_path)
+    recorder, there = Recorder(), places(data, tmp_path)
     with connect(Launcher(kind="ray", address=nodes.address), there) as found:
-        run_trials({"number": 7}, lambda config, runtime: os._exit(1), there, found, heard)
-    assert heard.began == [7] * 5
-    assert heard.ends[7].state == "failed"
-    assert "given up after 5 attempts: the last one lost its process (The actor is dead because" in heard.ends[7].why
+        run_trials({"number": 7}, lambda config, runtime: os._exit(1), there, found, recorder)
+    assert recorder.began == [7] * 5
+    assert recorder.ends[7].state == "failed"
+    assert "given up after 5 attempts: the last one lost its process (The actor is dead because" in recorder.ends[7].why
 
 
 DIED = """The actor died unexpectedly before finishing this task.
@@ -364,7 +364,7 @@ RAISED = """\x1b[36mray::ImplicitFunc.train()\x1b[39m (pid=1, ip=10.0.0.2, repr=
         ([RAISED + "KeyError: " + "long " * 99], "failed with KeyError: long long"),
     ],
 )
-def test_why_a_run_is_given_up_is_the_last_thing_that_happened_to_it(errors: list[str], said: str) -> None:
+def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors: list[str], said: str) -> None:
     """As Ray Tune writes the errors of its attempts down."""
     text = "".join(f"Failure # {at} (occurred at 2026-01-01_00-00-0{at})\n{error}\n" for at, error in enumerate(errors))
     why = explain_failure(text)
@@ -381,10 +381,10 @@ def test_ranks_of_one_node_follow_each_other() -> None:
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in said} == {("10.0.0.2", "1")}
 
 
-def test_a_device_that_is_not_here_is_refused_at_once_and_left_to_the_nodes_of_a_cluster(
+def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(
     nodes: Nodes, data: Path, tmp_path: Path
 ) -> None:
-    """But for the number of a GPU: a process of Ray sees none but its own."""
+    """A numbered GPU is refused on a cluster: a process of Ray sees only its own."""
     there = places(data, tmp_path)
     there = replace(there, runtime=replace(there.runtime, device="cuda:99"))
     for at_once in (1, 2):
@@ -400,7 +400,7 @@ def test_a_device_that_is_not_here_is_refused_at_once_and_left_to_the_nodes_of_a
         assert found.max_concurrent == 3
 
 
-def test_who_has_one_machine_is_not_told_of_nodes_that_come(
+def test_autoscaling_is_suggested_for_clusters_only(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Node("a", "a", "a", 2, 0)
@@ -408,6 +408,6 @@ def test_who_has_one_machine_is_not_told_of_nodes_that_come(
         runs_held([machine], Resources(1, 4))
     monkeypatch.setattr("cluster.launcher.connected", lambda address, **of_our_own: nullcontext())
     monkeypatch.setattr("cluster.launcher.nodes", lambda: [machine])
-    there = connect(Launcher(cpus=4, at_once=2), places(data, tmp_path))
+    there = connect(Launcher(cpus=4, max_concurrent=2), places(data, tmp_path))
     with pytest.raises(UsageError, match=r"hold 0 such processes; ask for less$"), there:
         pass

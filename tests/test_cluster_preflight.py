@@ -1,4 +1,4 @@
-"""What is looked at on every node before the first run: what is wrong is found by name, and in one line."""
+"""The checks of every node before the first run, and the lines that name what is wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wants(data, tmp_path) -> Requirements:
 
 
 class Pair:
-    """The driver and one node, in this process; `there` are the changes of what the node is asked or has."""
+    """The driver and one node, both in this process."""
 
     def __init__(self, wants: Requirements) -> None:
         self.request = wants.to_request() | {"nonce": "0" * 32}
@@ -56,11 +56,11 @@ class Pair:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def no_waiting(monkeypatch):
     monkeypatch.setattr(node_probe, "SEEN_SECONDS", 0.0)
 
 
-def test_a_node_like_the_driver_is_fit(wants):
+def test_a_node_like_the_driver_has_no_problems(wants):
     assert Pair(wants).reasons() == []
 
 
@@ -71,7 +71,7 @@ def test_other_versions_and_other_code_are_named(wants):
     assert pair.reasons(code="f" * 16)[0].startswith("other files of the program than here")
 
 
-def test_results_elsewhere_are_found_by_a_file_that_is_not_seen(wants, tmp_path):
+def test_a_results_folder_that_is_not_shared_is_named(wants, tmp_path):
     pair = Pair(wants)
     (tmp_path / "own").mkdir()
     reasons = pair.reasons(results=str(tmp_path / "own"))
@@ -79,7 +79,7 @@ def test_results_elsewhere_are_found_by_a_file_that_is_not_seen(wants, tmp_path)
     assert os.listdir(tmp_path / "own") == [], "nothing is left in a place that is not ours"
 
 
-def test_results_that_a_node_sees_and_cannot_write_are_named(wants):
+def test_a_results_folder_that_a_node_cannot_write_to_is_named(wants):
     pair = Pair(wants)
     mark = Path(wants.results) / f".preflight-{'0' * 32}"
     (mark / NODE.identifier).mkdir()
@@ -105,7 +105,7 @@ def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
     assert pair.reasons(data=str(other)) == ["data: toy has other content than here"]
 
 
-def test_a_set_that_is_drawn_on_demand_need_not_be_there_where_it_can_be_written(wants, tmp_path):
+def test_a_built_in_data_set_may_be_missing_where_it_can_be_packed(wants, tmp_path):
     request = wants.to_request() | {
         "nonce": "0" * 32,
         "name": "driver",
@@ -127,14 +127,14 @@ def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
     assert pair.reasons() == [f"weights {file}: {file}: No such file or directory"]
 
 
-def test_gpus_that_ray_was_told_of_have_to_be_there(wants):
+def test_fewer_gpus_than_ray_was_started_with_are_named(wants):
     pair = Pair(wants)
     facts = probe_node(pair.request | {"name": NODE.identifier}) | {"gpus": "1"}
     assert list(find_problems(replace(NODE, gpus=2.0), facts, pair.here, pair.request)) == ["1 GPUs, Ray was told 2"]
 
 
-def test_a_node_where_nothing_of_this_is_installed_can_say_so(wants):
-    """With the standard library alone, as a bare node has it."""
+def test_a_node_without_this_program_can_be_probed(wants):
+    """With the standard library alone."""
     request = wants.to_request() | {"nonce": "0" * 32, "name": "bare", "files": ["/nowhere/clip.pt"]}
     code = f"exec(open({node_probe.__file__!r}).read()); import json; print(json.dumps(probe_node({request!r})))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
@@ -168,7 +168,7 @@ def nodes(data, tmp_path_factory) -> Iterator[Nodes]:
 
 
 @pytest.mark.slow
-def test_every_real_node_is_asked_and_nothing_is_left_behind(nodes, wants):
+def test_every_real_node_is_probed_and_no_file_is_left(nodes, wants):
     check_nodes(wants)
     assert os.listdir(wants.results) == []
 
@@ -274,7 +274,7 @@ def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, 
     check_nodes(wants)
 
 
-def test_weights_that_go_by_a_tag_are_looked_for_on_the_nodes_alone(wants, tmp_path, monkeypatch):
+def test_weights_with_a_tag_are_checked_on_the_nodes_only(wants, tmp_path, monkeypatch):
     """A driver on a head without GPUs computes nothing; mini, random weights and files need no tag."""
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))

@@ -1,4 +1,4 @@
-"""What a run gets of a cluster or of this machine, and how many of them fit at once."""
+"""Resources of a run on a cluster or this machine, and how many runs fit at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_parts_of_a_processor_fit_as_often_as_ray_places_them() -> None:
 
 
 def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray makes no part of what is left of two GPUs."""
+    """A fraction is always of one GPU."""
     monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 2)
     monkeypatch.setattr("cluster.launcher.cores_here", lambda: 64)
     monkeypatch.setattr("cluster.launcher.memory_here", lambda: 64 * RUN_BYTES)
@@ -73,7 +73,7 @@ def test_more_gpus_than_there_are_here_are_refused(
     assert local_capacity(Launcher(gpus=0), device).resources.gpus == 0
 
 
-def test_runs_of_many_processes_have_the_room_of_many() -> None:
+def test_runs_of_several_processes_need_several_cores() -> None:
     cores = len(os.sched_getaffinity(0))
     assert count_runs(device="cpu", processes=cores) == 1
     assert count_runs(max_concurrent=3, device="cpu", processes=cores) == 3
@@ -86,10 +86,10 @@ def test_runs_of_many_processes_have_the_room_of_many() -> None:
         ("9:cpu,memory:/docker/1f\n0::/\n", "memory/memory.limit_in_bytes"),
     ],
 )
-def test_runs_at_once_are_those_that_fit_in_the_memory_that_is_allowed(
+def test_concurrent_runs_fit_in_the_memory_limit(
     said: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 2 of a step in a job, and version 1 as a container sees it."""
+    """cgroup version 2 of a job step, and version 1 inside a container."""
     monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
     monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
@@ -111,10 +111,10 @@ def test_runs_at_once_are_those_that_fit_in_the_memory_that_is_allowed(
         ("9:cpu,cpuacct:/docker/1f\n", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}),
     ],
 )
-def test_runs_at_once_are_those_that_a_containers_share_of_the_cores_can_carry(
+def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(
     said: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three and a half processors by version 2, three by version 1; -1 is no limit."""
+    """3.5 processors in cgroup version 2, 3 in version 1; -1 is no limit."""
     monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
     monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
