@@ -1,4 +1,4 @@
-"""A cluster that faults happen to: three hosts, `procap` typed on one of them, and what is left in the results."""
+"""A cluster for fault tests: three hosts, `procap` started on one of them, and checks of the results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ the tests themselves run in the background of a shell, which ignores it."""
 
 @dataclass(frozen=True)
 class Held:
-    """A run that somebody is training: its folder and the process."""
+    """A run in training: its folder and the process."""
 
     run: RunFolder
     process: psutil.Process
@@ -55,13 +55,13 @@ class Held:
 
 @dataclass
 class Command:
-    """`procap ...` that was typed."""
+    """A running `procap` command."""
 
     process: subprocess.Popen[str]
     began: float = field(default_factory=time.monotonic)
 
     def end(self, *codes: int, seconds: float = RUNNING_SECONDS) -> tuple[str, str]:
-        """What it printed and what it said, when it has ended with one of `codes`, 0 where none is named."""
+        """Wait for its end with one of `codes` (default: 0); returns stdout and stderr."""
         out, err = self.process.communicate(timeout=seconds)
         allowed = codes or (0,)
         assert self.process.returncode in allowed, f"exit code {self.process.returncode}, not {allowed}: {err[-3000:]}"
@@ -70,7 +70,7 @@ class Command:
 
 @dataclass
 class Site:
-    """Nodes with one processor each; commands are typed on the second one, whose loss is never asked for."""
+    """Nodes with one processor each; commands run on the second one, which no test kills."""
 
     folder: Path
     nodes: Nodes
@@ -81,7 +81,7 @@ class Site:
     typed: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def procap(self, *words: str | Path, on: int = 1, **environment: str) -> Command:
-        """Type it on the host number `on`, with the nodes' environment and more."""
+        """Start it on the host number `on`, with the environment of the nodes and more."""
         command = [*PROCAP, *map(str, words)]
         if self.nodes.hosts:
             host = self.nodes.hosts[on]
@@ -98,7 +98,7 @@ class Site:
         return Command(process)
 
     def clear(self) -> None:
-        """End the commands that a test has not waited for."""
+        """Kill the commands that a test has not waited for."""
         for process in self.typed:
             process.kill()
             process.wait()
@@ -146,10 +146,10 @@ Found = TypeVar("Found")
 
 
 def until(what: Callable[[], Found], seconds: float = 600.0) -> Found:
-    """What it came to: asked once more, it may be over."""
+    """Poll until the condition is true, and return its value."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
     return found
 
@@ -190,7 +190,7 @@ def site(folder: Path, *, objects: bool = False, redis: bool = False) -> Iterato
 
 @contextmanager
 def redis_server(address: str) -> Iterator[str]:
-    """A Redis that keeps nothing on the disk, as host:port."""
+    """Run a Redis without persistence; yields host:port."""
     port = free_port()
     words = ["redis-server", "--bind", address, "--port", str(port), "--save", "", "--protected-mode", "no"]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
@@ -214,7 +214,7 @@ def facts(results: Path) -> dict[str, tuple[str, list[tuple[str, int, int]]]]:
 
 
 def stray(results: Path) -> list[str]:
-    """What only an unfinished run, a killed writer or a check of the nodes leaves."""
+    """Files that only an unfinished run, a killed writer or a preflight check leaves."""
     names = [path.relative_to(results).as_posix() for path in results.rglob("*") if "mlartifacts" not in path.parts]
     return [name for name in names if re.search(r"\.tmp$|/state(/|$)|progress\.json$|\.preflight", name)]
 

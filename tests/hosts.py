@@ -1,4 +1,4 @@
-"""Hosts as far as the network goes: namespaces of this machine, each with an address and a name of its own."""
+"""Network namespaces of this machine that stand for hosts, each with its own address and name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Host:
         return [*enter, f'hostname "$0" && {hide}exec "$@"', self.name, *map(str, words)]
 
     def cut(self) -> None:
-        """Nobody can reach this host any more, nor can it reach anybody; its processes live on."""
+        """Cut the host off the network in both directions; its processes live on."""
         _do("ip", "-n", self.name, "link", "set", "eth0", "down")
 
     def join(self) -> None:
@@ -39,7 +39,7 @@ class Host:
 
 
 def hosts_work() -> bool:
-    """Whether this machine lets us make hosts: it takes root, `ip` and `unshare`."""
+    """Whether network namespaces can be made here: that takes root, `ip` and `unshare`."""
     if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
         return False
     name = f"pc{os.getpid()}"
@@ -50,7 +50,7 @@ def hosts_work() -> bool:
 
 @contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts that see each other, this machine at `outside(hosts)`, and nothing else."""
+    """Make hosts that reach each other, this machine at `outside(hosts)`, and nothing else."""
     # Several at once, of this process or others, would answer each other on one network.
     number = next(each for each in range(4 * os.getpid(), 4 * os.getpid() + 4) if not (DEVICES / f"pc{each}").exists())
     bridge, network = f"pc{number}", f"10.{64 + number // 250 % 128}.{number % 250}"

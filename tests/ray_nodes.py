@@ -1,4 +1,4 @@
-"""Real Ray nodes on this machine: `ray start` as people type it, each node with processes of its own, to be killed."""
+"""Real Ray nodes on this machine, each a `ray start --block` whose processes can be killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = {
 
 
 def without_settings(home: Path) -> dict[str, str]:
-    """The environment of somebody who has set nothing of Ray, and has no token in `home`."""
+    """An environment without any setting of Ray, and without a token in `home`."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
 
 
@@ -49,7 +49,7 @@ class Node:
     host: Host | None = None
 
     def processes(self) -> list[psutil.Process]:
-        # The number of a process that was waited for may be somebody else's by now.
+        # The PID of a process that was waited for may be reused.
         if self.process.poll() is not None:
             return []
         with suppress(psutil.NoSuchProcess):
@@ -58,9 +58,9 @@ class Node:
         return []
 
     def kill(self) -> None:
-        """SIGKILL to all of it at once, as when the power goes."""
+        """Send SIGKILL to all its processes at once."""
         found = self.processes()
-        # Stopped first, so that nobody starts anything while the others die.
+        # Stopped first, so that none of them starts another while the rest dies.
         for how in (signal.SIGSTOP, signal.SIGKILL):
             for process in found:
                 with suppress(psutil.NoSuchProcess):
@@ -73,13 +73,13 @@ class Node:
 
 
 def _answers(port: int) -> bool:
-    """Whether somebody listens at a port of this machine."""
+    """Whether something listens at a port of this machine."""
     with closing(socket.socket()) as visitor:
         return visitor.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _gone(process: psutil.Process) -> bool:
-    """Dead, even where nobody has waited for it."""
+    """Whether it is dead, also as a zombie."""
     with suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_ZOMBIE
     return True
@@ -144,7 +144,7 @@ class Nodes:
             with suppress(RuntimeError):
                 return self._try_start(name, words(), cpus, environment, hidden)
             if not self.nodes:
-                # Nobody knows them yet, and somebody else may have them by now.
+                # Not used by other nodes yet; another process may have taken them.
                 self.port, self.dashboard_port = free_port(), free_port()
         return self._try_start(name, words(), cpus, environment, hidden)
 
