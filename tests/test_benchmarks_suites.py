@@ -74,7 +74,7 @@ def twice(options, method):
     return [Variant(method, key={"recipe": name}, recipe=name) for name in ("published", "procap")]
 
 SUITE = Suite(name="mine", title="what I want to know", methods=("zeroshot",), seeds=(1,), variants=twice,
-              sheets=base_to_novel_tables)
+              tables=base_to_novel_tables)
 """
 
 
@@ -151,7 +151,7 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path,
     assert (kept / "base-to-novel.md").read_text().splitlines()[0] == out.splitlines()[0]
     [collection] = read_collections(tmp_path / "results")
     assert collection.status == "finished" and set(collection.runs) == set(said["done"])
-    assert collection.figures["runs_finished"] == 2 and "hm/coop" in collection.figures
+    assert collection.metrics["runs_finished"] == 2 and "hm/coop" in collection.metrics
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results/base").rglob("*")}
     code, out, err = run(capsys, *words)
     assert code == 0 and "2 done already" in err
@@ -198,7 +198,7 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
     [path] = json.loads(out.splitlines()[-1])["failed"]
-    assert code == 3 and path.startswith("base/digits/coop") and "its results are not there" in err
+    assert code == 3 and path.startswith("base/digits/coop") and "its results are missing" in err
     assert CollectionFolder(tmp_path / "results/collections/suite/base-to-novel").collection().status == "failed"
 
 

@@ -155,11 +155,10 @@ def _some(tags: Sequence[str], most: int = 4) -> str:
 
 
 def _runs(results: str) -> Listing:
-    from benchmarks.cli.selection import pull_results
-    from benchmarks.results.frame import run_folders
+    from benchmarks.results.frame import find_results, run_folders
     from shards.urls import is_url
 
-    root = pull_results(results)
+    root = find_results(results)
     if not root.is_dir() and not is_url(results):
         kind = "a file" if root.exists() else "not there"
         raise UserError(f"the results folder {root} is {kind}; name another with --results, or train into it")

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.flags import OutputFlags, flat
-from benchmarks.cli.selection import pull_results
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, show, show_json
 from benchmarks.report.report import write_report
+from benchmarks.results.frame import find_results
 from procap.errors import UsageError
 from runner.environment import library_defaults
 from shards.home import data_root
@@ -59,7 +59,7 @@ def report(
     library_defaults()
     if tracking and not tracking.startswith(("http://", "https://")):
         raise UsageError(f"--tracking {tracking} has no pages to link: name a server, http://HOST:PORT")
-    root = pull_results(results)
+    root = find_results(results)
     # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
     out = out or (Path("report") if is_url(results) else None)
     page = write_report(

@@ -122,16 +122,6 @@ def runtime_config(
     )
 
 
-def pull_results(given: str) -> Path:
-    """The folder of the results that `--results` names; of a URL, with every document that is there."""
-    from runner.remote_results import RemoteResults, results_root
-    from shards.home import cache_home
-
-    folder, url = results_root(given, cache_home())
-    RemoteResults(url, folder).pull_all()
-    return folder
-
-
 def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
     """A predicate of recorded runs: whether the flags select a run. A flag that is not given selects all.
 

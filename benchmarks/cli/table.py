@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli.flags import OutputFlags, SelectionFlags, command_line, flat
-from benchmarks.cli.selection import pull_results, run_filter
+from benchmarks.cli.selection import run_filter
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quoted, show, show_json
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
-from benchmarks.results.frame import read_frame, run_folders
+from benchmarks.results.frame import find_results, read_frame, run_folders
 from benchmarks.tables.render import FORMATS, render, to_dict
 from procap.errors import UsageError, UserError, unknown_name
 
@@ -91,7 +91,7 @@ def table(
 def _plain_table(selection: SelectionFlags, results: str, form: str, output: OutputFlags) -> int:
     from benchmarks.tables.runs import run_tables
 
-    root = pull_results(results)
+    root = find_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
         listing = f"procap ls runs --results {quoted(results)}"
@@ -110,7 +110,7 @@ def _suite_tables(
     from runner.collection import COLLECTIONS, CollectionFolder
     from shards.home import data_root
 
-    root, data = pull_results(results), data_root(flags.data)
+    root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quoted(results)}")
     suite = suite_named(name)

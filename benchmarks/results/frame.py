@@ -69,12 +69,11 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
 
 def find_results(results: str | Path) -> Path:
     """The local folder of `results`; for a URL a copy of its documents, without weights."""
-    from runner.results_store import ResultsStore, results_root
-
+    from runner.remote_results import RemoteResults, results_root
     from shards.home import cache_home
 
     folder, url = results_root(str(results), cache_home())
-    ResultsStore(url, folder).pull_all()
+    RemoteResults(url, folder).pull_all()
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The profiles of data that the experiments can be done in: the paper's own, and a generated one that is everywhere."""
+"""Profiles: the data sets, backbone and recipes of the paper, and those of generated data that need no download."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PAPER = Profile(
 # The rates of `procap demo`, which says how they were found.
 MINI = Profile(
     "mini",
-    "in the generated profile",
+    "on generated data",
     ("shapes", "coloured-shapes", "textures", "petals", "tiles", "glyphs", "digits"),
     backbone="mini",
     general="shapes",
