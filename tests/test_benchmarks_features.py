@@ -70,7 +70,7 @@ def test_tables_leave_out_the_speed_of_cached_evaluations_and_say_so(tmp_path):
         mark_cached(tmp_path, config, f"shapes:{half}")
     [sheet] = run_tables(load(tmp_path))
     places = [place for place, column in enumerate(sheet.columns) if column.title.startswith("FPS")]
-    speeds = {line.labels[1]: [line.items[place] for place in places] for line in sheet.lines}
+    speeds = {row.labels[1]: [row.cells[place] for place in places] for row in sheet.rows}
     assert speeds["CoOp"] == [None, None] and all(speeds["MaPLe"])
     [note] = [note for note in sheet.notes if "from the cache" in note]
     assert "(CoOp)" in note and "procap eval --force" in note

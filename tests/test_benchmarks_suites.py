@@ -114,10 +114,10 @@ BROKEN = """
 from dataclasses import replace
 from benchmarks.suites.base_to_novel import SUITE as OURS
 
-def figures(done):
+def plots(done):
     return {"curve": lambda: 1 / 0}
 
-SUITE = replace(OURS, name="mine", methods=("zeroshot",), seeds=(1,), figures=figures)
+SUITE = replace(OURS, name="mine", methods=("zeroshot",), seeds=(1,), plots=plots)
 """
 
 
