@@ -12,9 +12,9 @@ import pytest
 import torch
 from ranked import run_ranks
 
-from benchmarks.studies.scaling.benchmark import Measured, estimates, main, split, ways_of
+from benchmarks.studies.scaling.benchmark import Measured, estimates, list_variants, main, split
 from benchmarks.studies.scaling.model import ETHERNET, H200, Links, Parts, counted_parts, pays_up_to, speedup, step_cost
-from benchmarks.studies.scaling.ranks import Group, Job, Steps, Way, ping
+from benchmarks.studies.scaling.ranks import Group, Job, Steps, Variant, ping
 from benchmarks.studies.scaling.report import draw, table
 from procap import parallel
 from procap.errors import UsageError, UserError
@@ -33,8 +33,8 @@ def test_without_messages_the_model_is_amdahls_law():
     assert step_cost(PARTS, AT_ONCE, 1).total == 10.0
     for ranks in (2, 4, 10):
         assert step_cost(PARTS, AT_ONCE, ranks).total == pytest.approx(9.0 / ranks + 1.0)
-        assert step_cost(PARTS, AT_ONCE, ranks, dealt=False).total == pytest.approx(6.0 / ranks + 3.0 + 1.0)
-    # The largest of shares that are not equal is what all wait for; fewer classes than processes are not dealt out.
+        assert step_cost(PARTS, AT_ONCE, ranks, sharded=False).total == pytest.approx(6.0 / ranks + 3.0 + 1.0)
+    # The largest of shares that are not equal is what all wait for; fewer classes than processes are not sharded.
     assert step_cost(PARTS, AT_ONCE, 3).text == pytest.approx(3.0 * 34 / 100)
     assert step_cost(PARTS, AT_ONCE, 128).text == 3.0
 
@@ -44,7 +44,7 @@ def test_messages_cost_what_rings_send_and_hops_take():
     near = step_cost(PARTS, links, 4)
     assert near.gather == pytest.approx(2 * (0.1 + 2 * 0.01) + 0.75 * (40 + 80) / 10)
     assert near.all_reduce == pytest.approx(0.1 + 2 * 2 * 0.01 + 2 * 0.75 * 200 / 10)
-    whole = step_cost(PARTS, links, 4, dealt=False)
+    whole = step_cost(PARTS, links, 4, sharded=False)
     assert whole.gather == pytest.approx(0.1 + 2 * 0.01 + 0.75 * 40 / 10)
     far = step_cost(PARTS, links, 16)
     assert far.all_reduce == pytest.approx(0.1 + 2 * (2 * 0.01 + 2 * 0.5) + 2 * 15 / 16 * 200 / 5)
@@ -84,13 +84,13 @@ JOB = Job("procap", 9, 4)
 
 
 def take_steps(folder: str) -> None:
-    """What a process of a group does, with classes dealt out and with all of them on each."""
+    """What a process of a group does, with classes sharded and with all of them on each."""
     ranks, found = ranks_from_environment(), {}
     with init_process_group(ranks, CPU) as group:
-        for dealt in (True, False):
-            parallel.SHARED_FROM = 1 if dealt else 1000
-            steps = Steps(JOB, Way("", ranks.size, dealt=dealt), group, load_mini())
-            found[f"dealt {dealt}"] = steps.look() | steps.take(2)
+        for sharded in (True, False):
+            parallel.SHARED_FROM = 1 if sharded else 1000
+            steps = Steps(JOB, Variant("", ranks.size, sharded=sharded), group, load_mini())
+            found[f"sharded {sharded}"] = steps.look() | steps.take(2)
             del steps
         found["ping"] = ping(group, 10)
     (Path(folder) / f"{ranks.rank}.json").write_text(json.dumps(found))
@@ -100,26 +100,26 @@ def take_steps(folder: str) -> None:
 def test_processes_take_the_step_of_one_and_say_what_they_send(tmp_path):
     ends = run_ranks(2, take_steps, str(tmp_path))
     assert [end.code for end in ends] == [0, 0], ends[0].err
-    steps = Steps(JOB, Way("alone"), ProcessGroup(ALONE), load_mini())
+    steps = Steps(JOB, Variant("alone"), ProcessGroup(ALONE), load_mini())
     alone = steps.look() | steps.take(1)
     assert alone["sent_bytes"] == alone["messages"] == alone["waited"] == 0
     width, learnables = load_mini().geometry.embed_dim, alone["learnables"]
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found["ping"] > 0
-        for dealt in (True, False):
-            look = found[f"dealt {dealt}"]
+        for sharded in (True, False):
+            look = found[f"sharded {sharded}"]
             assert look["loss"] == pytest.approx(alone["loss"], rel=1e-5)
             assert 0 < look["waited"] < look["seconds"]
             # Of two processes each sends half of what is gathered (9 classes are padded to 10), and its gradients once.
-            rows = JOB.batch // 2 + (5 if dealt else 0)
+            rows = JOB.batch // 2 + (5 if sharded else 0)
             assert look["sent_bytes"] == 4 * learnables + 4 * width * rows
-        assert found["dealt True"]["tensor_bytes"] < found["dealt False"]["tensor_bytes"] < alone["tensor_bytes"]
+        assert found["sharded True"]["tensor_bytes"] < found["sharded False"]["tensor_bytes"] < alone["tensor_bytes"]
 
 
 def test_a_process_that_is_gone_is_named_with_its_reason():
     with ExitStack() as stack:
-        group = Group(Way("one process"), "mini", "no-such-weights")
+        group = Group(Variant("one process"), "mini", "no-such-weights")
         stack.callback(group.close)
         with pytest.raises(UserError, match=r"process 0 of one process is gone: .*no-such-weights"):
             group.ask("clear")
@@ -151,8 +151,8 @@ def test_tables_and_figures_are_made_of_what_was_found(expected, tmp_path):
     job, parts = Job("maple", 51, 32), replace(PARTS, classes=51)
     looks = {"communication": 0.25, "sent_bytes": 5e6, "messages": 3, "tensor_bytes": 8e6, "process_bytes": 9e8}
     rows = [
-        Measured(job, way, [each, 2 * each], [each], speed, **looks, loss=1.0, expected=2.0)
-        for way, each, speed in zip(ways_of([2], ["ddp"]), (0.4, 0.25, 0.3), (1.0, 1.6, 1.33), strict=True)
+        Measured(job, variant, [each, 2 * each], [each], speed, **looks, loss=1.0, expected=2.0)
+        for variant, each, speed in zip(list_variants([2], ["ddp"]), (0.4, 0.25, 0.3), (1.0, 1.6, 1.33), strict=True)
     ]
     report = {
         "command": "python -m benchmarks.studies.scaling",
@@ -161,7 +161,7 @@ def test_tables_and_figures_are_made_of_what_was_found(expected, tmp_path):
         "cores": 2,
         "load_average": [0.5, 1.0],
         "backbone": "mini",
-        "rows": [row.plain() for row in rows],
+        "rows": [row.as_json() for row in rows],
         "parts": [{"job": asdict(job), **asdict(parts)}],
         "links": {"rate": 1e9, "start": 1e-4},
         "gpus": [asdict(gpu) for gpu in (H200, ETHERNET)],
@@ -182,16 +182,16 @@ def test_the_command_measures_and_writes(tmp_path, capsys, engine):
     assert main([*flags.split(), str(tmp_path)]) == 0
     out = capsys.readouterr().out
     report = json.loads(out.splitlines()[-1])
-    assert [row["way"]["processes"] for row in report["rows"]] == [1, 2, 2, *[2] * engine.count("deepspeed")]
+    assert [row["variant"]["processes"] for row in report["rows"]] == [1, 2, 2, *[2] * engine.count("deepspeed")]
     for row in report["rows"]:
         assert row["loss"] == pytest.approx(report["rows"][0]["loss"], rel=1e-5)
-        assert (row["communication"] is None) == (row["way"]["engine"] == "deepspeed")
+        assert (row["communication"] is None) == (row["variant"]["engine"] == "deepspeed")
     assert out.startswith((tmp_path / "scaling.md").read_text())
     assert json.loads((tmp_path / "scaling.json").read_text()) == report
 
 
 def test_flags_that_cannot_be_are_refused_in_one_line(capsys):
-    assert [way.name for way in ways_of([2], ["ddp", "deepspeed:2"])] == [
+    assert [variant.name for variant in list_variants([2], ["ddp", "deepspeed:2"])] == [
         "one process",
         "2 processes",
         "2 processes, all classes on each",
@@ -199,7 +199,7 @@ def test_flags_that_cannot_be_are_refused_in_one_line(capsys):
     ]
     for engine in ("horovod", "ddp:1", "deepspeed:3"):
         with pytest.raises(UsageError, match="--engine"):
-            ways_of([2], [engine])
+            list_variants([2], [engine])
     for flags in (["--batch", "5"], ["--processes", "1"], ["--classes", "1"], ["--methods", "zeroshot"]):
         assert main(flags) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Figures of the runtime benchmark: FPS and time as bars, step time against classes, accuracy against training time.
+"""Plots of the runtime benchmark: FPS and time as bars, step time against classes.
 
 Colours and markers are those of `benchmarks.plots`; reference mode is hatched and pale, fast mode full.
 """
@@ -26,11 +26,10 @@ PANELS = (
 
 
 def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Write every figure that the report has the numbers for, as PNG and PDF, and give the PNGs' paths."""
+    """Write the plots that the report has the numbers for, as PNG and PDF; gives the PNGs' paths."""
     drawings: dict[str, Callable[[dict[str, Any]], Figure | None]] = {
         "runtime-bars": bars,
         "runtime-classes": step_against_classes,
-        "runtime-accuracy": accuracy_against_time,
     }
     return save_plots(folder, {name: partial(draw, report) for name, draw in drawings.items()})
 
@@ -114,44 +113,6 @@ def step_against_classes(report: dict[str, Any]) -> Figure | None:
     figure.legend(
         [*handles, promise], [*titles, "fast by counting"], loc="outside lower center", ncols=3, frameon=False
     )
-    return figure
-
-
-def accuracy_against_time(report: dict[str, Any]) -> Figure | None:
-    """Accuracy over seconds of training; None where nothing was trained to the end."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in report["rows"] if row["accuracy"] is not None]
-    if not any(row["train_seconds"] for row in rows):
-        return None
-    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
-    figure = Figure(figsize=(4.4 * len(datasets), 3.6), layout="constrained")
-    panels: Any = figure.subplots(1, len(datasets), squeeze=False)[0]
-    for panel, dataset in zip(panels, datasets, strict=True):
-        for row in (row for row in rows if row["dataset"] == dataset):
-            fill = _fill(row)
-            seconds = row["train_seconds"] or 0.0
-            panel.scatter(
-                seconds,
-                row["accuracy"],
-                s=80,
-                marker=MARKERS[list(COLOURS).index(row["method"]) % len(MARKERS) if row["method"] in COLOURS else -1],
-                facecolor="white" if row["mode"] == "reference" else fill["color"],
-                edgecolor=fill["color"],
-                linewidths=1.6,
-                zorder=3,
-                label=_named(_kind(row)),
-            )
-        panel.set_title(dataset, loc="left", fontsize=10, color=INK)
-        panel.set_xlabel("training, s")
-        longest = max(row["train_seconds"] or 0.0 for row in rows)
-        panel.set_xlim(-0.05 * longest, 1.1 * longest)
-        panel.margins(y=0.2)
-        grid(panel, "both")
-    panels[0].set_ylabel("accuracy, %")
-    figure.suptitle(f"Accuracy against training time, {_subject(report)}", x=0.01, ha="left", color=INK, fontsize=12)
-    handles, titles = panels[0].get_legend_handles_labels()
-    figure.legend(handles, titles, loc="outside lower center", ncols=min(3, len(titles)), frameon=False)
     return figure
 
 

@@ -5,7 +5,7 @@
     python -m benchmarks.studies.scaling --engine ddp,deepspeed,deepspeed:2  beside DeepSpeed, at ZeRO stage 0 and 2
     python -m benchmarks.studies.scaling --backbone ViT-B/16 --random        full size; speed without weights
 
-Steps are those of `procap train`, over made-up images and class names, on CPUs, where messages go over gloo. In every
+Steps are those of `procap train`, over synthetic images and class names, on CPUs, where messages go over gloo. In every
 round each group of processes takes its steps once while the others sleep. Below what is measured stands a model of many
 GPUs (`model.py`): an estimate, not a measurement. With `--out FOLDER` tables, figures and numbers are written there.
 """
@@ -36,10 +36,10 @@ from benchmarks.studies.scaling.model import (
     pays_up_to,
     step_cost,
 )
-from benchmarks.studies.scaling.ranks import Group, Job, Way, started
+from benchmarks.studies.scaling.ranks import Group, Job, Variant, start_groups
 from procap.errors import UsageError, UserError
 
-ALONE = Way("one process")
+ALONE = Variant("one process")
 LOOK_SECONDS, LEAST_ROUNDS = 0.3, 3
 SMALL_PING = 256
 GPUS = (H200, A100, ETHERNET)
@@ -48,17 +48,17 @@ GPU_CLASSES, GPU_BATCHES, GPU_RANKS = (51, 500, 1000), (32, 256), (1, 2, 4, 8, 1
 
 @dataclass(frozen=True)
 class Measured:
-    """A step of a job, taken in one way.
+    """A step of a job, taken in one variant.
 
     seconds: of every round, by the slowest process; cpu: of the processor, by the process that used most.
     speedup: one process's seconds over these, median over the rounds.
     communication: share of a step in messages and waiting, mean of the processes; None where messages are not seen.
     sent_bytes, messages: of one process a step. tensor_bytes: alive at once in a step, process_bytes: the process's
-    peak in a step; both of the process that has most. expected: seconds by the model. loss: the same in all ways.
+    peak in a step; both of the process that has most. expected: seconds by the model. loss: the same in all variants.
     """
 
     job: Job
-    way: Way
+    variant: Variant
     seconds: list[float]
     cpu: list[float]
     speedup: float
@@ -74,20 +74,20 @@ class Measured:
     def median(self) -> float:
         return statistics.median(self.seconds)
 
-    def plain(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As JSON."""
         cpu = statistics.median(self.cpu)
         return {
             **asdict(self),
             "median": self.median,
             "cpu_median": cpu,
-            "efficiency": self.speedup / self.way.processes,
+            "efficiency": self.speedup / self.variant.processes,
         }
 
 
-def ways_of(processes: Sequence[int], engines: Sequence[str]) -> list[Way]:
-    """One process, and every way of several: engines are "ddp", "deepspeed" or "deepspeed:STAGE"."""
-    ways = [ALONE]
+def list_variants(processes: Sequence[int], engines: Sequence[str]) -> list[Variant]:
+    """One process, and every variant of several: engines are "ddp", "deepspeed" or "deepspeed:STAGE"."""
+    variants = [ALONE]
     for count in processes:
         if count < 2:
             raise UsageError(f"--processes {count}: one process is always there, name 2 or more")
@@ -97,16 +97,16 @@ def ways_of(processes: Sequence[int], engines: Sequence[str]) -> list[Way]:
                 raise UsageError(f"--engine {engine}: known are ddp, deepspeed, deepspeed:0, deepspeed:1, deepspeed:2")
             zero = int(stage) if stage else None
             label = f"{count} processes" + ("" if name == "ddp" else f", DeepSpeed, ZeRO {zero or 0}")
-            ways.append(Way(label, count, name, zero))
+            variants.append(Variant(label, count, name, zero))
             if name == "ddp":
-                ways.append(Way(f"{label}, all classes on each", count, name, dealt=False))
-    return ways
+                variants.append(Variant(f"{label}, all classes on each", count, name, sharded=False))
+    return variants
 
 
 def measure(
     groups: Sequence[Group], jobs: Sequence[Job], rounds: int, budget: float, tell: Callable[[str], None]
 ) -> tuple[list[Measured], dict[Job, Parts], Links]:
-    """Every job in every way; the first group is one process. Fewer rounds than asked for where time runs short."""
+    """Measure every job in every variant; the first group is one process. Fewer rounds where time runs short."""
     links = _links(groups)
     found: list[Measured] = []
     parts: dict[Job, Parts] = {}
@@ -115,7 +115,7 @@ def measure(
         left = budget - (time.perf_counter() - began)
         rows, parts[job] = _measure(groups, job, links, rounds, left / (len(jobs) - number))
         found += rows
-        shown = ", ".join(f"{row.way.name} {1e3 * row.median:.0f} ms" for row in rows)
+        shown = ", ".join(f"{row.variant.name} {1e3 * row.median:.0f} ms" for row in rows)
         tell(f"{job.method}, {job.classes} classes, batch {job.batch}: {shown}")
     return found, parts, links
 
@@ -151,7 +151,7 @@ def _measure(
     rows = [
         Measured(
             job=job,
-            way=group.way,
+            variant=group.variant,
             seconds=mine,
             cpu=used,
             speedup=statistics.median(one / own for one, own in zip(alone, mine, strict=True)),
@@ -161,7 +161,7 @@ def _measure(
             tensor_bytes=max(look["tensor_bytes"] for look in looks[group]),
             process_bytes=max(look["process_bytes"] for look in looks[group]),
             loss=looks[group][0]["loss"],
-            expected=step_cost(parts, links, group.way.processes, dealt=group.way.dealt).total,
+            expected=step_cost(parts, links, group.variant.processes, sharded=group.variant.sharded).total,
         )
         for group, mine, used, shares in zip(groups, seconds, cpu, waited, strict=False)
     ]
@@ -191,8 +191,8 @@ def split(
 
 def _links(groups: Sequence[Group]) -> Links:
     """How processes of this machine reach each other, from all-reduces of few and of many numbers by the first two."""
-    group = next(group for group in groups if group.way.processes > 1)
-    ranks, many = group.way.processes, 1_000_000
+    group = next(group for group in groups if group.variant.processes > 1)
+    ranks, many = group.variant.processes, 1_000_000
     few, more = (_slowest(group.ask("ping", size=size)) for size in (SMALL_PING, many))
     traffic = 2 * (ranks - 1) / ranks * 4 * (many - SMALL_PING)
     return Links(rate=traffic / max(1e-9, more - few), latency=0.0, start=few, per_host=1024)
@@ -234,7 +234,7 @@ def launched(method: str) -> int:
 
 
 def estimates(methods: Sequence[str], gpus: Sequence[Accelerator]) -> list[dict[str, Any]]:
-    """The model's word for every method, GPU, global batch and number of classes, at 1 to 64 GPUs."""
+    """The model's estimates for every method, GPU, global batch and number of classes, at 1 to 64 GPUs."""
     found = []
     for method in methods:
         launches = launched(method)
@@ -242,7 +242,7 @@ def estimates(methods: Sequence[str], gpus: Sequence[Accelerator]) -> list[dict[
             for gpu in gpus:
                 for batch in GPU_BATCHES:
                     parts = counted_parts(method, classes, batch, gpu, launches)
-                    # A global batch is dealt out evenly or not at all.
+                    # A global batch is sharded evenly or not at all.
                     counts = tuple(ranks for ranks in GPU_RANKS if batch % ranks == 0)
                     costs = {ranks: step_cost(parts, gpu.links, ranks) for ranks in counts}
                     found.append(
@@ -255,7 +255,7 @@ def estimates(methods: Sequence[str], gpus: Sequence[Accelerator]) -> list[dict[
                             "pays_up_to": pays_up_to(parts, gpu.links, counts),
                             "ranks": [
                                 {"ranks": ranks, "seconds": cost.total, "speedup": costs[1].total / cost.total}
-                                | {"whole_seconds": step_cost(parts, gpu.links, ranks, dealt=False).total}
+                                | {"whole_seconds": step_cost(parts, gpu.links, ranks, sharded=False).total}
                                 | {"recorded_seconds": step_cost(parts, gpu.links, ranks, recorded=True).total}
                                 | asdict(cost)
                                 for ranks, cost in costs.items()
@@ -305,22 +305,22 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     from runner.environment import environment
 
     methods, classes = parse_methods(flags.methods), parse_integers(flags.classes, "--classes", "51,500")
-    ways = ways_of(parse_integers(flags.processes, "--processes", "2,4"), split_names(flags.engine))
-    for way in ways:
-        if flags.batch < 2 or flags.batch % way.processes:
-            raise UsageError(f"--batch {flags.batch} does not divide evenly among {way.processes} processes")
-        if min(classes) < max(2, way.processes):
+    variants = list_variants(parse_integers(flags.processes, "--processes", "2,4"), split_names(flags.engine))
+    for variant in variants:
+        if flags.batch < 2 or flags.batch % variant.processes:
+            raise UsageError(f"--batch {flags.batch} does not divide evenly among {variant.processes} processes")
+        if min(classes) < max(2, variant.processes):
             raise UsageError(f"--classes {min(classes)}: at least as many as processes are needed, and two")
     if "zeroshot" in methods:
         raise UsageError("--methods zeroshot: it is not trained")
     load, began = os.getloadavg()[0], time.perf_counter()
     with ExitStack() as stack:
-        groups = started(ways, flags.backbone, "random" if flags.random else None, stack)
+        groups = start_groups(variants, flags.backbone, "random" if flags.random else None, stack)
         jobs = [Job(method, count, flags.batch) for method in methods for count in classes]
         rows, parts, links = measure(
             groups, jobs, flags.rounds, flags.budget, lambda line: print(line, file=sys.stderr, flush=True)
         )
-    given = [f"--{name} {value}" for name, value in vars(flags).items() if _told(name, value)]
+    given = [f"--{name} {value}" for name, value in vars(flags).items() if _is_changed(name, value)]
     return {
         "command": " ".join(["python -m benchmarks.studies.scaling", *given, *(["--random"] if flags.random else [])]),
         "note": flags.note,
@@ -329,7 +329,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
         "load_average": [round(load, 2), round(os.getloadavg()[0], 2)],
         "seconds": round(time.perf_counter() - began, 1),
         "backbone": flags.backbone,
-        "rows": [row.plain() for row in rows],
+        "rows": [row.as_json() for row in rows],
         "parts": [{"job": asdict(job), **asdict(found)} for job, found in parts.items()],
         "links": {"rate": links.rate, "start": links.start},
         "gpus": [asdict(gpu) for gpu in GPUS],
@@ -337,7 +337,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _told(name: str, value: Any) -> bool:
+def _is_changed(name: str, value: Any) -> bool:
     defaults = {"methods": "procap,maple", "classes": "51,500,1000", "batch": 32, "processes": "2", "engine": "ddp"}
     defaults |= {"backbone": "mini", "rounds": 9, "budget": 150.0}
     return name in defaults and value != defaults[name]

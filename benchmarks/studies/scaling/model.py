@@ -3,7 +3,7 @@
 step = max(image / W + text / W + every, floor) + gathers + all-reduce of the gradients
 
 - image, text: both towers, forward and backward. A process has B / W images, and C / W classes, rounded up; where
-  classes are not dealt out every process has all of them.
+  classes are not sharded every process has all of them.
 - every: what all processes do alike: refinement, heads, loss, optimizer.
 - floor: the least that a step's kernels take, of which no process is spared one: where Python launches them one by one,
   or where a recorded step is replayed. One process replays; steps of several have messages in them and are launched.
@@ -101,23 +101,23 @@ class Cost:
         return (self.gather + self.all_reduce) / self.total
 
 
-def step_cost(parts: Parts, links: Links, ranks: int, *, dealt: bool = True, recorded: bool = False) -> Cost:
+def step_cost(parts: Parts, links: Links, ranks: int, *, sharded: bool = True, recorded: bool = False) -> Cost:
     """A step of `parts` on `ranks` processes.
 
-    dealt: classes are dealt out, where there are enough of them. recorded: steps of several processes are replayed too.
+    sharded: classes are sharded, where there are enough of them. recorded: steps of several processes are replayed too.
     """
-    dealt = dealt and 1 < ranks <= parts.classes
+    sharded = sharded and 1 < ranks <= parts.classes
     image = parts.image / ranks
-    text = parts.text * math.ceil(parts.classes / ranks) / parts.classes if dealt else parts.text
-    gather = links.gather(parts.features, ranks) + (links.gather(parts.class_features, ranks) if dealt else 0.0)
+    text = parts.text * math.ceil(parts.classes / ranks) / parts.classes if sharded else parts.text
+    gather = links.gather(parts.features, ranks) + (links.gather(parts.class_features, ranks) if sharded else 0.0)
     floor = parts.replayed if recorded or ranks == 1 else parts.launched
     idle = max(0.0, floor - image - text - parts.every)
     return Cost(image, text, parts.every, idle, gather, links.all_reduce(parts.gradients, ranks))
 
 
-def speedup(parts: Parts, links: Links, ranks: int, *, dealt: bool = True) -> float:
+def speedup(parts: Parts, links: Links, ranks: int, *, sharded: bool = True) -> float:
     """How many times as fast a step is on `ranks` processes as on one."""
-    return step_cost(parts, links, 1).total / step_cost(parts, links, ranks, dealt=dealt).total
+    return step_cost(parts, links, 1).total / step_cost(parts, links, ranks, sharded=sharded).total
 
 
 def pays_up_to(parts: Parts, links: Links, counts: tuple[int, ...], least: float = 0.5) -> int:

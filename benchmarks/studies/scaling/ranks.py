@@ -1,4 +1,4 @@
-"""Groups of processes that take training steps when they are asked to, and sleep in between.
+"""Run groups of processes that take training steps on request and sleep in between.
 
 A group is started once and keeps its libraries, its frozen model and its connections. So groups of different sizes can
 take turns, round by round, and what else the machine does falls on all of them. A process of a group runs this file: a
@@ -40,19 +40,19 @@ PINGS = 10
 
 
 @dataclass(frozen=True)
-class Way:
-    """How steps are taken. dealt: classes are dealt out to the processes, otherwise each encodes all of them."""
+class Variant:
+    """How steps are taken. sharded: classes are sharded to the processes, otherwise each encodes all of them."""
 
     name: str
     processes: int = 1
     engine: str = "ddp"
     zero_stage: int | None = None
-    dealt: bool = True
+    sharded: bool = True
 
 
 @dataclass(frozen=True)
 class Job:
-    """The step to take: of a method on a global batch of made-up images and that many made-up classes."""
+    """The step to take: of a method on a global batch of synthetic images and that many synthetic classes."""
 
     method: str
     classes: int
@@ -60,29 +60,29 @@ class Job:
 
 
 class Group:
-    """The processes of a way, one thread each. Raises UserError when one of them is gone."""
+    """The processes of a variant, one thread each. Raises UserError when one of them is gone."""
 
-    def __init__(self, way: Way, backbone: str, pretrained: str | None) -> None:
-        self.way = way
-        setting = json.dumps({"way": asdict(way), "backbone": backbone, "pretrained": pretrained})
+    def __init__(self, variant: Variant, backbone: str, pretrained: str | None) -> None:
+        self.variant = variant
+        setting = json.dumps({"variant": asdict(variant), "backbone": backbone, "pretrained": pretrained})
         environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
         environ |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        environ |= {"WORLD_SIZE": str(way.processes), "LOCAL_WORLD_SIZE": str(way.processes)}
+        environ |= {"WORLD_SIZE": str(variant.processes), "LOCAL_WORLD_SIZE": str(variant.processes)}
         self._folder = tempfile.TemporaryDirectory(prefix="scaling-")
         self._processes = []
-        for rank in range(way.processes):
-            said = os.open(self._said(rank), os.O_WRONLY | os.O_CREAT)
+        for rank in range(variant.processes):
+            stderr = os.open(self._stderr_file(rank), os.O_WRONLY | os.O_CREAT)
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", MODULE, setting],
                     env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=said,
+                    stderr=stderr,
                     text=True,
                 )
             )
-            os.close(said)
+            os.close(stderr)
 
     def ask(self, request: str, job: Job | None = None, **details: Any) -> list[dict[str, Any]]:
         """What every process answers, in order of the ranks; they work on it at the same time."""
@@ -98,7 +98,7 @@ class Group:
             assert process.stdout is not None
             answer = process.stdout.readline()
             if not answer:
-                raise UserError(f"process {rank} of {self.way.name} is gone: {self._last_words(rank)}")
+                raise UserError(f"process {rank} of {self.variant.name} is gone: {self._last_words(rank)}")
             answers.append(json.loads(answer))
         return answers
 
@@ -118,20 +118,20 @@ class Group:
             process.stdout.close()
         self._folder.cleanup()
 
-    def _said(self, rank: int) -> Path:
+    def _stderr_file(self, rank: int) -> Path:
         return Path(self._folder.name) / str(rank)
 
     def _last_words(self, rank: int) -> str:
         self._processes[rank].wait(END_SECONDS)
-        lines = self._said(rank).read_text().strip().splitlines()
+        lines = self._stderr_file(rank).read_text().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._processes[rank].returncode}"
 
 
-def started(ways: Sequence[Way], backbone: str, pretrained: str | None, stack: ExitStack) -> list[Group]:
-    """A group for each of `ways`, all ready; `stack` closes them."""
+def start_groups(variants: Sequence[Variant], backbone: str, pretrained: str | None, stack: ExitStack) -> list[Group]:
+    """A group for each of `variants`, all ready; `stack` closes them."""
     groups = []
-    for way in ways:
-        groups.append(Group(way, backbone, pretrained))
+    for variant in variants:
+        groups.append(Group(variant, backbone, pretrained))
         stack.callback(groups[-1].close)
     for group in groups:
         group.ask("clear")
@@ -147,7 +147,7 @@ def _free_port() -> int:
 class Steps:
     """Steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
 
-    def __init__(self, job: Job, way: Way, group: ProcessGroup, clip: CLIP) -> None:
+    def __init__(self, job: Job, variant: Variant, group: ProcessGroup, clip: CLIP) -> None:
         from benchmarks.runtime.workload import synthetic_case
         from runner.config import RuntimeConfig
         from runner.engine import Batch
@@ -159,9 +159,9 @@ class Steps:
         method, images, labels = synthetic_case(clip, job.method, job.classes, job.batch)
         if group.size > 1:
             method.group = group
-        place = RuntimeConfig(Path(), Path(), "cpu", engine=way.engine, zero_stage=way.zero_stage)
+        place = RuntimeConfig(Path(), Path(), "cpu", engine=variant.engine, zero_stage=variant.zero_stage)
         config = run_config(job)
-        self.group, self.counted = group, way.engine == "ddp"
+        self.group, self.counted = group, variant.engine == "ddp"
         self.meter = Meter(clip.device, 0)
         self.engine = make_engine(method, config, place, group)
         self.engine.set_rate(0.0)
@@ -255,8 +255,8 @@ def ping(size: int) -> float:
     return (time.perf_counter() - began) / PINGS
 
 
-def serve(way: Way, clip: CLIP, group: ProcessGroup, requests: Any, answer: Any) -> None:
-    """Do what is asked for until there is nothing any more."""
+def serve(variant: Variant, clip: CLIP, group: ProcessGroup, requests: Any, answer: Any) -> None:
+    """Answer requests until the input ends."""
     steps: dict[Job, Steps] = {}
 
     def clear() -> None:
@@ -269,16 +269,16 @@ def serve(way: Way, clip: CLIP, group: ProcessGroup, requests: Any, answer: Any)
             ctypes.CDLL(None).malloc_trim(0)
 
     for line in requests:
-        asked = json.loads(line)
-        job = Job(**asked.pop("job")) if "job" in asked else None
-        match asked.pop("request"):
+        request = json.loads(line)
+        job = Job(**request.pop("job")) if "job" in request else None
+        match request.pop("request"):
             case "build" if job:
-                steps[job] = Steps(job, way, group, clip)
+                steps[job] = Steps(job, variant, group, clip)
                 answer(steps[job].look())
             case "step" if job:
-                answer(steps[job].take(**asked))
+                answer(steps[job].take(**request))
             case "ping":
-                answer({"seconds": ping(**asked)})
+                answer({"seconds": ping(**request)})
             case "clear":
                 clear()
                 answer({})
@@ -288,7 +288,7 @@ def serve(way: Way, clip: CLIP, group: ProcessGroup, requests: Any, answer: Any)
 def main() -> None:
     """Be one process of a group."""
     setting = json.loads(sys.argv[1])
-    way = Way(**setting["way"])
+    variant = Variant(**setting["variant"])
     # Libraries print; the answers have a place of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -303,7 +303,7 @@ def main() -> None:
     from runner.distributed.ranks import ranks_from_environment
 
     torch.set_num_threads(1)
-    parallel.SHARED_FROM = 1 if way.dealt else sys.maxsize
+    parallel.SHARED_FROM = 1 if variant.sharded else sys.maxsize
     ranks = ranks_from_environment()
 
     def answer(words: dict[str, Any]) -> None:
@@ -312,7 +312,7 @@ def main() -> None:
 
     clip = load_clip(setting["backbone"], setting["pretrained"])
     with init_process_group(ranks, torch.device("cpu"), WAIT_SECONDS) as group:
-        serve(way, clip, group, sys.stdin, answer)
+        serve(variant, clip, group, sys.stdin, answer)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots import FAINT, INK, MARKERS, grid, save_plots
+from benchmarks.plots import FAINT, INK, grid, save_plots
 from benchmarks.results.runtime import METHOD_TITLES
-from benchmarks.studies.scaling.model import Links, Parts, step_cost
 from benchmarks.tables.render import markdown_grid
 
 if TYPE_CHECKING:
@@ -20,10 +19,9 @@ STEPS_HEADERS = (
 )  # fmt: skip
 PARTS_HEADERS = ("method", "classes", "images ms", "classes ms", "every ms", "gradients MB")
 MOST_HEADERS = (
-    "GPUs", "batch", "classes", "one GPU", "dealt out", "in messages", "idle", "all classes on each", "recorded",
+    "GPUs", "batch", "classes", "one GPU", "sharded", "in messages", "idle", "all classes on each", "recorded",
     "pays up to",
 )  # fmt: skip
-CURVE_RANKS = (1, 2, 4, 8)
 LINE_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 
 
@@ -38,7 +36,7 @@ def _measured(report: dict[str, Any]) -> list[str]:
     counts = sorted({str(len(row["seconds"])) for row in rows}, key=int)
     rounds = " to ".join(dict.fromkeys((counts[0], counts[-1])))
     notes = [
-        "- several processes: each has its share of the images and, unless said otherwise, of the classes.",
+        "- several processes: each has its share of the images and, unless noted, of the classes.",
         "- speed-up: milliseconds of one process over these, median over the rounds; efficiency: by the number of "
         "processes. CPU ms: of the processor, by the process that used most; they leave out waiting, also for a core.",
         "- model: the speed-up that the parts below and this machine's messages let expect.",
@@ -48,8 +46,8 @@ def _measured(report: dict[str, Any]) -> list[str]:
     ]
     return [
         "# A training step on several processes",
-        f"Steps on {report['backbone']} with a global batch of {rows[0]['job']['batch']} made-up images; processes of "
-        f"one thread each, gloo, {machine['cpu']['name']}, {report['cores']} cores, torch "
+        f"Steps on {report['backbone']} with a global batch of {rows[0]['job']['batch']} synthetic images; processes "
+        f"of one thread each, gloo, {machine['cpu']['name']}, {report['cores']} cores, torch "
         f"{machine['packages']['torch']}; medians of {rounds} interleaved rounds.\n"
         f"Load of the machine before and after: {before:.1f} and {after:.1f}.{' ' if report['note'] else ''}"
         f"{report['note']}",
@@ -64,16 +62,16 @@ def _measured(report: dict[str, Any]) -> list[str]:
 
 
 def _steps_table(rows: list[dict[str, Any]]) -> str:
-    alone = {_job(row): row["expected"] for row in rows if row["way"]["processes"] == 1}
+    alone = {_job(row): row["expected"] for row in rows if row["variant"]["processes"] == 1}
     return markdown_grid(STEPS_HEADERS, [_step(row, alone[_job(row)]) for row in rows], left=2)
 
 
 def _step(row: dict[str, Any], alone: float) -> list[str]:
     seen = row["communication"]
-    several = row["way"]["processes"] > 1
+    several = row["variant"]["processes"] > 1
     return [
         _title(row["job"]["method"]),
-        row["way"]["name"],
+        row["variant"]["name"],
         f"{row['job']['classes']:,}",
         f"{1e3 * row['median']:.0f}",
         f"{1e3 * min(row['seconds']):.0f}-{1e3 * max(row['seconds']):.0f}",
@@ -114,14 +112,14 @@ def _expected(report: dict[str, Any]) -> list[str]:
         "Steps of one GPU are recorded and replayed, those of several are launched one by one.",
         "- gradients are float32, all-reduced in a ring after the backward pass: the learnables lie before both "
         "towers, so nothing of it hides. AdamW and the refinement's weights go through memory on every GPU.",
-        "- images arrive in time; all GPUs are equally fast; the class-independent prefix is dealt out like the rest.",
+        "- images arrive in time; all GPUs are equally fast; the class-independent prefix is sharded like the rest.",
     ]
     return [
         "## Up to 64 GPUs: a model, not a measurement",
         "No number below was measured. `benchmarks/studies/scaling/model.py` computes them from the operations counted "
         "for ViT-B/16 (`benchmarks.runtime.flops`), with these assumptions:",
         "\n".join(assumptions),
-        f"Milliseconds of a step and speed-up over one GPU, {first['name']}, classes dealt out:",
+        f"Milliseconds of a step and speed-up over one GPU, {first['name']}, classes sharded:",
         _ranks_table(estimates, first["name"]),
         "`-`: the global batch does not divide. pays up to: the most GPUs of which half is still turned into speed.",
         f"{_title(method)} at the most GPUs that the batch allows, ms of a step; recorded: if steps of "
@@ -160,79 +158,44 @@ def _most(one: dict[str, Any]) -> list[str]:
 
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the figure as PNG and PDF, and give the PNG's path."""
-    return save_plots(folder, {"scaling": lambda: speedups(report)})
+    """Write the plot as PNG and PDF; gives the PNG's path."""
+    return save_plots(folder, {"scaling": lambda: plot_speedups(report)})
 
 
-def speedups(report: dict[str, Any]) -> Figure:
-    """Speed-up against processes: measured here for every method, and the model's word for many GPUs."""
+def plot_speedups(report: dict[str, Any]) -> Figure:
+    """Speed-up against processes: measured for every method, and the model of many GPUs by batch."""
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(row["job"]["method"] for row in report["rows"]))
     batches = sorted({one["batch"] for one in report["estimates"]})
+    gpu = report["gpus"][0]["name"]
+    classes = {row["job"]["classes"] for row in report["rows"]} | {e["parts"]["classes"] for e in report["estimates"]}
+    # One colour per number of classes, in all panels.
+    colours = dict(zip(sorted(classes), LINE_COLOURS * len(classes), strict=False))
     figure = Figure(figsize=(3.5 * (len(methods) + len(batches)), 4.0), layout="constrained")
     panels: Any = figure.subplots(1, len(methods) + len(batches), squeeze=False)[0]
-    # One colour per number of classes, in all panels.
-    classes = {row["job"]["classes"] for row in report["rows"]} | {e["parts"]["classes"] for e in report["estimates"]}
-    colours = dict(zip(sorted(classes), LINE_COLOURS * len(classes), strict=False))
     for panel, method in zip(panels, methods, strict=False):
-        _measured_panel(panel, report, method, colours)
+        for row in report["rows"]:
+            variant, count = row["variant"], row["job"]["classes"]
+            if row["job"]["method"] == method and variant["engine"] == "ddp":
+                face = colours[count] if variant["sharded"] else "white"
+                panel.plot(variant["processes"], row["speedup"], "o", color=colours[count], markerfacecolor=face)
+        _frame(panel, [1, 2, 4], f"{_title(method)}, {report['backbone']}, measured", "processes of one thread")
     for panel, batch in zip(panels[len(methods) :], batches, strict=True):
-        _model_panel(panel, report, methods[0], batch, colours)
+        for one in report["estimates"]:
+            if (one["method"], one["batch"], one["gpu"]) == (methods[0], batch, gpu):
+                ranks = [cost["ranks"] for cost in one["ranks"]]
+                colour, alone = colours[one["parts"]["classes"]], one["ranks"][0]["seconds"]
+                for key, dashes in (("seconds", "-"), ("whole_seconds", ":"), ("recorded_seconds", "-.")):
+                    panel.plot(ranks, [alone / cost[key] for cost in one["ranks"]], dashes, color=colour)
+        _frame(panel, ranks, f"{_title(methods[0])}, batch {batch}, model of {gpu}", "GPUs")
     panels[0].set_ylabel("speed-up over one")
-    panels[0].plot([], [], "o", color=INK, label="measured, classes dealt out")
-    panels[0].plot([], [], "o", color=INK, markerfacecolor="white", label="measured, all classes on each")
-    panels[0].plot([], [], "-", color=INK, label="model, classes dealt out")
-    panels[0].plot([], [], ":", color=INK, label="model, all classes on each")
-    panels[0].plot([], [], "-.", color=INK, label="model, steps of several replayed")
-    panels[0].plot([], [], "--", color=FAINT, linewidth=1, label="no loss")
+    for style, label in (("o", "measured"), ("-", "model"), (":", "all classes on each"), ("-.", "steps replayed")):
+        panels[0].plot([], [], style, color=INK, label=label)
     for count, colour in colours.items():
         panels[0].plot([], [], "s", color=colour, label=f"{count:,} classes")
-    handles, titles = panels[0].get_legend_handles_labels()
-    figure.legend(handles, titles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    figure.suptitle(
-        f"A training step on several processes: {report['backbone']} measured on CPUs, ViT-B/16 on GPUs by a model",
-        x=0.01,
-        ha="left",
-        color=INK,
-        fontsize=12,
-    )
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     return figure
-
-
-def _measured_panel(panel: Axes, report: dict[str, Any], method: str, colours: dict[int, str]) -> None:
-    links = Links(report["links"]["rate"], 0.0, report["links"]["start"], per_host=1024)
-    most = max(row["way"]["processes"] for row in report["rows"])
-    ranks = [count for count in CURVE_RANKS if count <= max(4, most)]
-    for one in report["parts"]:
-        if one["job"]["method"] != method:
-            continue
-        parts = Parts(**{name: value for name, value in one.items() if name != "job"})
-        for dealt, dashes in ((True, "-"), (False, ":")):
-            alone = step_cost(parts, links, 1).total
-            values = [alone / step_cost(parts, links, count, dealt=dealt).total for count in ranks]
-            panel.plot(ranks, values, dashes, color=colours[one["classes"]], linewidth=1.4)
-    for row in report["rows"]:
-        way, count = row["way"], row["job"]["classes"]
-        if row["job"]["method"] == method and way["engine"] == "ddp":
-            face = colours[count] if way["dealt"] else "white"
-            panel.plot(way["processes"], row["speedup"], "o", color=colours[count], markerfacecolor=face, zorder=4)
-    _frame(panel, ranks, f"{_title(method)}, {report['backbone']}, measured", "processes of one thread")
-
-
-def _model_panel(panel: Axes, report: dict[str, Any], method: str, batch: int, colours: dict[int, str]) -> None:
-    name = report["gpus"][0]["name"]
-    found = [e for e in report["estimates"] if (e["method"], e["batch"], e["gpu"]) == (method, batch, name)]
-    for place, one in enumerate(found):
-        ranks = [cost["ranks"] for cost in one["ranks"]]
-        colour, alone = colours[one["parts"]["classes"]], one["ranks"][0]["seconds"]
-        marker = MARKERS[place % len(MARKERS)]
-        panel.plot(ranks, [cost["speedup"] for cost in one["ranks"]], "-", color=colour, marker=marker, markersize=3)
-        for key, dashes in (("whole_seconds", ":"), ("recorded_seconds", "-.")):
-            panel.plot(ranks, [alone / cost[key] for cost in one["ranks"]], dashes, color=colour, linewidth=1.2)
-    widest = max((one["ranks"][-1]["ranks"] for one in found), default=1)
-    ticks = [ranks for ranks in (1, 2, 4, 8, 16, 32, 64) if ranks <= widest]
-    _frame(panel, ticks, f"{_title(method)}, batch {batch}, model of {name}", "GPUs")
 
 
 def _frame(panel: Axes, ranks: list[int], title: str, unit: str) -> None:
