@@ -283,14 +283,14 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
 
     for sheet in sheets():
         assert [column.title for column in sheet.columns][:2] == ["≈ training s", "FPS encoder"]
-        assert all(line.items[0] for line in sheet.rows) and any("≈" in note for note in sheet.notes)
+        assert all(line.cells[0] for line in sheet.rows) and any("≈" in note for note in sheet.notes)
         assert not [place for place in sheet.marks() if place[1] == 0]
     speed, ratios = sheets([("maple", "reference"), ("maple", "fast"), ("procap", "reference")])
     assert [column.title for column in speed.columns][:2] == ["training s", "≈ training s"]
-    given = {line.labels[1:]: [item is not None for item in line.items[:2]] for line in speed.lines}
+    given = {line.labels[1:]: [item is not None for item in line.cells[:2]] for line in speed.rows}
     assert given.pop(("ProCAP", "fast")) == [False, True] and list(given.values()) == [[True, False]] * 3
     assert {place[1] for place in speed.marks()} >= {0} and not [place for place in speed.marks() if place[1] == 1]
-    assert [[item is not None for item in line.items[:2]] for line in ratios.rows] == [[True, False], [False, True]]
+    assert [[item is not None for item in line.cells[:2]] for line in ratios.rows] == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize(

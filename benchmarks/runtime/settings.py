@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runner.config import RunConfig, RuntimeConfig
 
 SHOTS, SEED, TRAIN_BATCH, TEST_BATCH = 16, 1, 32, 100
-METHODS, MODES = "zeroshot,maple,procap", "reference,fast"
+DEFAULT_METHODS, DEFAULT_MODES = "zeroshot,maple,procap", "reference,fast"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}}
 """The paper's MaPLe-style has as many tokens as ProCAP, and its recipe."""
 SCALING = ((10, 50, 200), (4, 32))
@@ -76,12 +76,12 @@ class Settings:
 class Flags:
     """The flags of `procap bench runtime`; lists are comma lists."""
 
-    methods: Annotated[str, typer.Option(metavar="A,B", help="methods to compare")] = METHODS
+    methods: Annotated[str, typer.Option(metavar="A,B", help="methods to compare")] = DEFAULT_METHODS
     datasets: Annotated[
         str,
         typer.Option(metavar="A,B", help="data sets; photographs-102: made-up images, as many as 16-shot Flowers102"),
     ] = ""
-    modes: Annotated[str, typer.Option(metavar="A,B", help="reference works as public code does")] = MODES
+    modes: Annotated[str, typer.Option(metavar="A,B", help="reference works as public code does")] = DEFAULT_MODES
     precision: Annotated[str, typer.Option(metavar="fp32,bf16", help="one or both [default: fp32]")] = ""
     backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: mini]")] = ""
     pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
