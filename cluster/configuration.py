@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.run import Halving, RunSpec
-from cluster.space import Domain, Values, round_value, to_tune
+from cluster.space import Domain, Values, round_value
 from procap.errors import UsageError, UserError
 from runner.collection import COLLECTION_NAME
 from runner.config import plan_run
@@ -267,17 +268,29 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
 
 
 def draw(settings: SweepSettings, count: int) -> list[Values]:
-    """Examples of what is searched: the first combinations of a grid, else random draws by Tune's domains."""
+    """Examples of what is searched: the first combinations of a grid, else random values of each domain.
+
+    Ray stays unimported: it reads the environment once, which is set up when it is connected.
+    """
     if settings.search == "grid":
         return list(itertools.islice(settings.grid(), count))
-    domains = {field: to_tune(domain) for field, domain in settings.domains.items()}
-    import numpy
-
-    generator = numpy.random.default_rng(settings.search_seed)
+    generator = random.Random(settings.search_seed)
     return [
-        {field: _plain(settings.domains[field], one.sample(random_state=generator)) for field, one in domains.items()}
+        {field: round_value(domain, _sample(domain, generator)) for field, domain in settings.domains.items()}
         for _ in range(count)
     ]
+
+
+def _sample(domain: Domain, generator: random.Random) -> Any:
+    if isinstance(domain, list):
+        return generator.choice(domain)
+    ((kind, (low, high, *step)),) = domain.items()
+    if kind == "randint":
+        return generator.randrange(int(low), int(high))
+    if kind == "loguniform":
+        return min(max(math.exp(generator.uniform(math.log(low), math.log(high))), low), high)
+    value = generator.uniform(low, high)
+    return min(low + round((value - low) / step[0]) * step[0], high) if step else value
 
 
 def check_values(settings: SweepSettings, data: Path | None) -> None:

@@ -96,7 +96,8 @@ def test_a_grid_on_two_nodes_has_the_bits_and_counts_of_a_local_one(cluster, dat
     "words",
     [
         "sweep --seeds 1,2 --name a --param lr=0.002,0.1 --scheduler asha --epochs 2 --max-concurrent 2",
-        "sweep --seeds 1 --name h --param lr=0.1 --hours 1 --epochs 1 --max-concurrent 1",
+        "sweep --seeds 1 --name h --param lr=loguniform(1e-4,1) --hours 0.02 --epochs 1 --max-concurrent 1",
+        "sweep --seeds 1 --name t --param lr=loguniform(1e-4,1) --search tpe --trials 1 --epochs 1",
         "bench base-to-novel --seeds 1,2 --epochs 1 --max-concurrent 2",
     ],
 )
