@@ -40,7 +40,7 @@ def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
     done = made(tmp_path, DEPTHS, datasets=SETS)
     axes = halves_plots.halves_plots(done)["hm-radar"]().axes[0]
     drawn = {line.get_label(): list(line.get_ydata())[:-1] for line in axes.lines}
-    table = {line.labels: line.cells[2].mean for line in sheet_of(done, "depths").lines}
+    table = {line.labels: line.cells[2].mean for line in sheet_of(done, "depths").rows}
     assert set(drawn) == {f"{name} (depth {depth})" for name in ("MaPLe", "ProCAP") for depth in (1, 9)}
     for title, heights in drawn.items():
         assert heights == pytest.approx([table[name, title] for name in SETS])
@@ -76,7 +76,7 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
 
     suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), variants=variants, published="base_to_novel")
     done = made(tmp_path, suite, PAPER, datasets=("dtd",))
-    lines = [line for line in sheet_of(done, "base-to-novel").lines if line.source == "ours"]
+    lines = [line for line in sheet_of(done, "base-to-novel").rows if line.source == "ours"]
     assert [line.labels[1] for line in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
     assert [line.cells[0].published is None for line in lines] == [False, True]
     assert {check.method for check in collect_checks(done)} == {"ProCAP"} and len(collect_checks(done)) == 3
@@ -85,7 +85,7 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
 @pytest.mark.parametrize("change", [{"overrides": {"epochs": 5}}, {"shots": (4,)}])
 def test_nothing_is_called_reproduced_that_does_not_compare(tmp_path, change):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), **change)
-    labels = {line.labels[1] for line in sheet_of(done, "base-to-novel").lines if line.source == "ours"}
+    labels = {line.labels[1] for line in sheet_of(done, "base-to-novel").rows if line.source == "ours"}
     assert labels == {"ProCAP"}
 
 
@@ -135,9 +135,9 @@ def test_a_data_set_may_be_called_average(tmp_path):
     done = made(tmp_path, "base-to-novel", datasets=("tiles", "digits"), methods=("zeroshot",), seeds=(1,))
     named = {"digits": "average", "tiles": "tiles"}
     entries = tuple(replace(entry, dataset=named[entry.dataset]) for entry in done.runs)
-    scores = {(path, target.replace("digits", "average")): score for (path, target), score in done.scores.items()}
+    frame = done.frame.replace({"digits": "average"}).assign(target=done.frame.target.str.replace("digits", "average"))
     options = replace(done.options, datasets=("tiles", "average"))
-    renamed = replace(done, runs=entries, scores=scores, options=options)
+    renamed = replace(done, runs=entries, frame=frame, options=options)
     sheet = base_to_novel_tables(renamed)[1]
     assert [(line.labels[0], line.average) for line in sheet.rows] == [
         ("tiles", False), ("average", False), ("Average", True)
@@ -179,7 +179,7 @@ def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
     assert found == ["cross-dataset-comparison-from-tiles", "cross-dataset-comparison-from-petals"]
     targets = {target.split(":")[0] for entry in done.runs for target in entry.spec.targets}
     for name in found:
-        [line] = sheets[name].lines
+        [line] = sheets[name].rows
         assert line.labels[1] == f"{len(targets) - 1} ({len(targets) - 1})"
     assert len({sheet.title for sheet in sheets.values()}) == len(sheets)
 

@@ -155,14 +155,10 @@ def test_published_values_stand_in_for_methods_that_did_not_run_in_the_paper_s_w
 def test_training_curves_are_the_mean_losses_and_have_no_line_for_what_trains_nothing(halves):
     panels = {axes.get_title(loc="left"): lines_of(axes) for axes in halves.figure("learning-curves").axes}
     assert set(panels) == set(SETS)
-    scores = {score.config.path: score for score in halves.done.scores.values()}
+    runs = halves.done.frame.drop_duplicates("path")
     for name, lines in panels.items():
         assert set(lines) == {"MaPLe", "ProCAP"}
-        own = [
-            [epoch.terms["ce"] for epoch in score.training.epochs]
-            for score in scores.values()
-            if (score.config.dataset, score.config.method) == (name, "procap")
-        ]
+        own = runs[(runs.dataset == name) & (runs.method == "procap")].losses
         assert lines["ProCAP"] == near([mean(column) for column in zip(*own, strict=True)])
 
 

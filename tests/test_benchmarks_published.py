@@ -354,9 +354,9 @@ def test_a_wrong_cell_in_ten_draws_of_the_main_table_is_found(tmp_path):
 
 def test_the_sheet_says_what_was_checked_and_what_could_not_be():
     sheet, done = audit_table(), audit()
-    assert len(sheet.lines) == len(done.findings) and {line.source for line in sheet.lines} == {"published"}
-    assert sheet.lines[0].labels == ("base-to-novel", "MPCLe, FGVCAircraft, HM") and not sheet.marks()
-    first = [sheet.value(0, column) for column in range(5)]
+    assert len(sheet.rows) == len(done.findings) and {line.source for line in sheet.rows} == {"published"}
+    assert sheet.rows[0].labels == ("base-to-novel", "MPCLe, FGVCAircraft, HM") and not sheet.marks()
+    first = [sheet.metric(0, column) for column in range(5)]
     assert [f"{value.mean:.3f}" for value in first if value] == ["41.570", "39.950", "39.945", "39.955", "1.620"]
     notes = "\n".join(sheet.notes)
     assert f"{len(done.checks)} checks" in notes and f"{len(done.findings)} find" in notes and "±0.005" in notes

@@ -296,19 +296,19 @@ def test_what_does_not_compare_has_no_difference_and_a_best_of_its_own(tmp_path,
 
 def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
     transfer = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
-    [line] = [line for line in sheet_of(transfer, "cross-dataset").lines if line.source == "ours"]
+    [line] = [line for line in sheet_of(transfer, "cross-dataset").rows if line.source == "ours"]
     assert (line.cells[0].published, line.cells[-2].published) == (72.14, 70.02)
     ablation = made(tmp_path, "ablation", PAPER)
-    ours = {line.labels[0]: line for line in sheet_of(ablation, "ablation").lines if line.source == "ours"}
+    ours = {line.labels[0]: line for line in sheet_of(ablation, "ablation").rows if line.source == "ours"}
     assert [item.published for item in ours["w/o KL, reproduced"].cells] == [72.88, 90.12, 97.05, 77.55, 84.40]
     shown = {sheet.name: sheet for sheet in published_tables()}
-    assert shown["published-domain-generalization"].lines[-1].cells[-1] == Metric(60.58)
+    assert shown["published-domain-generalization"].rows[-1].cells[-1] == Metric(60.58)
 
 
 def test_a_published_variant_without_any_figure_of_these_data_sets_is_no_line(tmp_path):
     for sets, lines in ((("ucf101",), 0), (("ucf101", "dtd"), 7)):
         done = made(tmp_path, "ablation", PAPER, datasets=sets)
-        assert sum(line.source == "published" for line in sheet_of(done, "ablation").lines) == lines
+        assert sum(line.source == "published" for line in sheet_of(done, "ablation").rows) == lines
 
 
 def test_a_recipe_that_varies_within_a_method_names_it_once(tmp_path):
@@ -362,8 +362,8 @@ def test_every_figure_says_its_n_where_seeds_differ():
         assert text.count("(n=") == 4 and "(n=...) says of how many a figure is" in text, "three figures and the legend"
     assert UNEVEN.marks() == {(3, 0): "best", (0, 0): "second", (0, 1): "best", (1, 1): "second"}
     assert "(n=" not in render(SAMPLE, "md") + render(SAMPLE, "latex")
-    whole = replace(UNEVEN.lines[1], items=(Metric(72.0, seeds=(1,)), None, None))
-    uneven = replace(UNEVEN, lines=(UNEVEN.lines[0], whole, *UNEVEN.lines[2:]))
+    whole = replace(UNEVEN.rows[1], cells=(Metric(72.0, seeds=(1,)), None, None))
+    uneven = replace(UNEVEN, rows=(UNEVEN.rows[0], whole, *UNEVEN.rows[2:]))
     assert not any(column == 0 for _, column in uneven.marks()), "neither of ours nor of theirs"
 
 

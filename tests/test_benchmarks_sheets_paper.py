@@ -22,7 +22,7 @@ from runner.results import RunFolder, write_json
 def test_every_other_line_says_what_our_procap_is_ahead_by(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd", "eurosat"), methods=("maple", "procap"), seeds=(1,))
     sheet = sheet_of(done, "base-to-novel")
-    assert [column.title for column in sheet.columns] == ["Base", "Novel", "HM", "Lead"]
+    assert [column.title for column in sheet.columns] == ["Base", "Novel", "HM", "Δ vs ProCAP"]
     hm = {line.labels: line.cells[2].mean for line in sheet.rows}
     seen = 0
     for line in sheet.rows:
@@ -42,11 +42,11 @@ def test_a_lead_that_would_make_a_page_too_wide_is_for_programs_alone(tmp_path):
     sheet = sheet_of(done, "cross-dataset")
     own, theirs = sheet.rows[-1].cells[-2].mean, sheet.rows[0].cells[-2].mean
     assert sheet.rows[0].cells[-1].mean == pytest.approx(own - theirs)
-    assert "Lead" in render(sheet, "csv").splitlines()[0].split(",")
-    assert "Lead" not in next(line for line in render(sheet, "md").splitlines() if line.startswith("|"))
+    assert "Δ vs ProCAP" in render(sheet, "csv").splitlines()[0].split(",")
+    assert "Δ vs ProCAP" not in next(line for line in render(sheet, "md").splitlines() if line.startswith("|"))
     done = made(tmp_path, "domain-generalization", PAPER, methods=("procap",), seeds=(1,))
     shifts = sheet_of(done, "domain-generalization")
-    assert "Lead" in next(line for line in render(shifts, "md").splitlines() if line.startswith("|"))
+    assert "Δ vs ProCAP" in next(line for line in render(shifts, "md").splitlines() if line.startswith("|"))
 
 
 def test_a_method_in_procaps_recipe_is_called_so_and_not_ranked_among_published_ones(tmp_path):
@@ -59,10 +59,10 @@ def test_a_method_in_procaps_recipe_is_called_so_and_not_ranked_among_published_
     assert set(lines) == {"MaPLe (ProCAP's recipe)", "ProCAP, reproduced"}
     assert [line.cells[0].published is None for line in lines.values()] == [True, False]
     speed = sheet_of(done, "base-to-novel-speed")
-    assert any("MaPLe (ProCAP's recipe)" in line.labels for line in speed.lines)
+    assert any("MaPLe (ProCAP's recipe)" in line.labels for line in speed.rows)
     assert not speed.marks(), "runs side by side, or on several machines, are no race"
     generated = made(tmp_path / "mini", "base-to-novel", **{**chosen, "datasets": ("shapes",)})
-    names = {line.labels[1] for line in sheet_of(generated, "base-to-novel").lines}
+    names = {line.labels[1] for line in sheet_of(generated, "base-to-novel").rows}
     assert names == {"MaPLe", "ProCAP"}, "there it is everybody's recipe"
 
 

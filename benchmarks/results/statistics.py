@@ -223,16 +223,16 @@ def sign_flip_p(differences: Sequence[float], generator: np.random.Generator) ->
     from scipy.stats import permutation_test
 
     values = round_differences(differences)
-    # Integers, because sums of the same floats in another order differ in their last digits.
-    counts = np.rint(values[values != 0] * 1e9).astype(np.int64)
-    if len(counts) < 2:
+    values = values[values != 0]
+    if len(values) < 2:
         return 1.0
 
-    def statistic(x: NDArray[np.int64], axis: int = -1) -> NDArray[np.int64]:
-        return np.abs(x.sum(axis=axis))
+    def statistic(x: Floats, axis: int = -1) -> Floats:
+        # Sums of the same numbers in another order differ in their last digits.
+        return np.round(np.abs(x.sum(axis=axis)), 6)
 
     found = permutation_test(
-        (counts,),
+        (values,),
         statistic,
         permutation_type="samples",
         vectorized=True,
