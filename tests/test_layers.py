@@ -28,7 +28,6 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 
 STILL_UPWARD = {
     ("benchmarks.report", "benchmarks.cli"),
-    ("benchmarks.results", "benchmarks.tables"),
     ("benchmarks.sweeps", "benchmarks.cli"),
 }
 """Upward imports that are still there, (importing package, imported package): to be emptied."""
