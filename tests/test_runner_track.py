@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,8 +24,6 @@ from runner.tracking import background
 from runner.tracking.background import BackgroundExporter, Tracker
 from runner.tracking.export import PARENT_TAG, Summary, sync
 from runner.tracking.store import Destination, Store, open_store
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -404,60 +400,49 @@ def test_a_store_whose_creator_is_killed_is_created_anew(tmp_path: Path) -> None
     assert not list(tmp_path.glob(f"{begun.name}*"))
 
 
-# Four processes, forked after the imports, export to a store that none of them finds made.
-TOGETHER = """
-import os, socket, sys
-from pathlib import Path
-import mlflow.store.tracking.sqlalchemy_store, mlflow.tracking
-from runner.config import RuntimeConfig
-from runner.results import RunFolder
-from runner.tracking.background import Tracker
-from runner.tracking.record import read_run
+def export_and_exit(results: Path, folders: list[RunFolder], start: int) -> None:
+    """What each of several processes does as soon as the pipe `start` is closed; none asks the network."""
+    look_up = socket.getaddrinfo
 
-look_up = socket.getaddrinfo
-def local_only(host, *rest, **more):
-    assert host in (None, "localhost", "127.0.0.1", "::1"), f"asked the network for {host}"
-    return look_up(host, *rest, **more)
-socket.getaddrinfo = local_only
+    def local_only(host: str | None, *rest: object, **more: object) -> object:
+        assert host in (None, "localhost", "127.0.0.1", "::1"), f"asked the network for {host}"
+        return look_up(host, *rest, **more)  # type: ignore[arg-type]
 
-results, processes, runs = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-runtime = RuntimeConfig(data=results, results=results)
-read_run(RunFolder(Path(runs[0]))).name()
-go, start = os.pipe()
-children = []
-for number in range(processes):
-    child = os.fork()
-    if child == 0:
-        os.close(start)
-        os.read(go, 1)
-        for run in runs[number::processes]:
-            Tracker(RunFolder(Path(run)), runtime).close()
-        sys.exit(0)
-    children.append(child)
-os.close(start)
-codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-assert codes == [0] * processes, codes
-"""
+    try:
+        socket.getaddrinfo = local_only  # type: ignore[assignment]
+        runtime = RuntimeConfig(data=results, results=results)
+        os.read(start, 1)
+        for folder in folders:
+            Tracker(folder, runtime).update()
+        background.exporter_for(runtime).flush()
+        os._exit(0)
+    finally:
+        os._exit(1)
 
 
 @pytest.mark.parametrize("processes", [4, pytest.param(16, marks=pytest.mark.slow)])
-def test_processes_exporting_at_once_lose_and_double_nothing(processes: int, tmp_path: Path) -> None:
+def test_processes_exporting_at_once_lose_and_double_nothing(
+    processes: int, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a store that none of them finds made."""
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in range(1, 2 * processes + 1)]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "DO_NOT", "CI"))}
-    done = subprocess.run(
-        [sys.executable, "-c", TOGETHER, str(tmp_path), str(processes), *(str(folder.path) for folder in folders)],
-        env={**clean, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    store = open_store(Destination.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"))
+    start, go = os.pipe()
+    children = []
+    for number in range(processes):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.close(go)
+            export_and_exit(tmp_path, folders[number::processes], start)
+    os.close(go)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * processes
+    made = open_store(Destination.choose(tmp_path))
+    assert len(made.client.search_runs([made.experiment_id])) == len(folders)
     for folder in folders:
-        (run,) = runs_of(store, folder)
-        assert run.info.status == "FINISHED" and len(points(store, run.info.run_id, "loss")) == 5
-        assert_no_duplicates(store, run.info.run_id)
+        (run,) = runs_of(made, folder)
+        assert run.info.status == "FINISHED" and len(points(made, run.info.run_id, "loss")) == 5
+        assert_no_duplicates(made, run.info.run_id)
     names = tuple(folder.path.relative_to(tmp_path).as_posix() for folder in folders[:3])
     write_collection(tmp_path, Collection(kind="suite", name="all", runs=names))
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    assert len(sync(tmp_path, uri).sent) == 4 and sync(tmp_path, uri).sent == []
+    assert len(sync(tmp_path).sent) == 4 and sync(tmp_path).sent == []
