@@ -120,13 +120,13 @@ SEND = """
 import sys
 from pathlib import Path
 from runner.config import RuntimeConfig
-from runner.results import RunFolder
 from runner.tracking import store
-from runner.tracking.background import Tracker
+from runner.tracking.background import exporter_for
 store.CONNECT_SECONDS = 60.0
 results = Path(sys.argv[1])
-for run in sys.argv[3:]:
-    Tracker(RunFolder(results / run), RuntimeConfig(data=results, results=results, tracking_uri=sys.argv[2])).update()
+exporter = exporter_for(RuntimeConfig(data=results, results=results, tracking_uri=sys.argv[2]))
+exporter.post(*sys.argv[3:])
+exporter.flush()
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -270,23 +271,23 @@ def _differing_params(params: Sequence[Mapping[str, str]]) -> list[str]:
     shared = set.intersection(*map(set, params)) if params else set()
     values = {name: {one[name] for one in params} for name in shared}
     pairs = {name: {(one.get("method"), one[name]) for one in params} for name in shared}
-    methods = len({one.get("method") for one in params})
-    names = [name for name in sorted(shared) if len(values[name]) > 1]
-    rest = [name for name in names if name not in ("method", "dataset", "seed") and len(pairs[name]) > methods]
-    return [*(name for name in ("method", "dataset") if name in names), *rest, *(["seed"] if "seed" in names else [])]
+    first = [name for name in ("method", "dataset") if len(values.get(name, ())) > 1]
+    last = [name for name in ("seed",) if len(values.get(name, ())) > 1]
+    methods = max(1, len(values.get("method", ())))
+    rest = (name for name in sorted(shared) if len(values[name]) > 1 and len(pairs[name]) > methods)
+    return [*first, *(name for name in rest if name not in (*first, *last)), *last]
 
 
 def check_port(port: int) -> None:
     """Raise UserError when `port` cannot be bound or something listens there."""
-    with closing(socket.socket()) as client, closing(socket.socket()) as probe:
-        listening = client.connect_ex((HOST, port)) == 0
+    with closing(socket.socket()) as probe:
         # As the server will bind: a port that a stopped server has just left is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-            reason = "another program listens there" if listening else ""
+            reason = ""
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = "another program listens there" if error.errno == errno.EADDRINUSE else str(error)
     if reason:
         raise UserError(f"port {port} on {HOST} cannot be used: {reason}; try --port {port % 65535 + 1}")
 
