@@ -1,4 +1,4 @@
-"""A folder that is written whole or not at all, in the place of an older one of its kind."""
+"""Replace a folder as a whole."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from procap.errors import UsageError, UserError
 
 HEAD = 2000
-"""Characters of a page in which its mark stands."""
+"""Characters of a page that contain its mark."""
 
 
 def check_replaceable(folder: Path, mark: str) -> None:
-    """Raise UsageError unless `folder` is absent, empty or an old report: its page has `mark` at its beginning."""
+    """Raise UsageError unless `folder` is absent, empty, or an old report: its page has `mark` near its beginning."""
     page = folder / "index.html"
     if folder.is_dir() and any(folder.iterdir()):
         head = page.read_text(encoding="utf-8", errors="replace")[:HEAD] if page.is_file() else ""
@@ -26,7 +26,7 @@ def check_replaceable(folder: Path, mark: str) -> None:
 
 
 def replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write into a new folder, then put it in the place of `folder`. Raises UserError where it cannot."""
+    """Let `fill` write into a new folder, then rename it to `folder`. Raises UserError if that is not possible."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
@@ -36,7 +36,7 @@ def replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
             if folder.exists():
                 os.replace(folder, fresh.with_suffix(".old"))
                 os.replace(fresh, folder)
-                # Also what one left that was killed here.
+                # Includes folders left by a process that was killed at this point.
                 for replaced in folder.parent.glob(f".{folder.name}.*.old"):
                     shutil.rmtree(replaced, ignore_errors=True)
             else:

@@ -1,90 +1,41 @@
-"""`procap report`: what there is of every suite, on one page, from result files alone."""
+"""Write the report of a results folder: every suite on one HTML page, computed from the result files alone."""
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.console.output import note, plural
-from benchmarks.report.figures import Picture, drawn, left_in
+from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
 from benchmarks.report.folder import check_replaceable, replace_folder
-from benchmarks.report.links import Link, links
-from benchmarks.report.links import command as ui_command
+from benchmarks.report.found import STATES, FoundSuite, find_suites, merge_unfinished
+from benchmarks.report.links import find_links
+from benchmarks.report.model import Block, Gap, Picture, Problem, Report, Section
 from benchmarks.report.page import GENERATOR, write_page
-from benchmarks.report.read import STATES, Found, Run, Trouble, read_suites
-from benchmarks.report.suite import caveats, command, description, facts, state
-from benchmarks.report.work import all_extras, all_runs, cost_lines, day, machines_table, suites_table, versions
+from benchmarks.report.pictures import draw_plots, load_pictures
+from benchmarks.report.work import describe_cost, list_versions, machines_table, read_work, suites_table
 from benchmarks.tables.table import Table
 from procap.errors import UserError
 from shards.errors import DataError
 
-Made = TypeVar("Made")
+T = TypeVar("T")
+MAIN_SUITE, MAIN_PLOT = "base-to-novel", "radar"
+"""What the page begins with: the first table of this suite and its plot of that name; else those of the first suite."""
+STATUS = {
+    "running": "Its command is running, or was killed.",
+    "failed": "Its last command ended with failures.",
+    "interrupted": "Its last command was interrupted.",
+}
 
 
 @dataclass(frozen=True)
-class Block:
-    """Tables and figures under one heading. leads: its first table is never folded."""
-
-    title: str
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
-    text: str = ""
-    leads: bool = False
-
-
-@dataclass(frozen=True)
-class Part:
-    """What the page has of one suite."""
-
-    name: str
-    title: str
-    text: str
-    paper: str
-    command: str
-    ui: str
-    short: str
-    state: str
-    facts: Sequence[tuple[str, str]]
-    links: Sequence[Link]
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """What of a suite failed or is missing, and what goes on with it."""
-
-    name: str
-    state: str
-    status: str
-    command: str
-    summary: str
-    runs: Sequence[dict[str, str]]
-
-
-@dataclass(frozen=True)
-class Report:
-    """All that goes into the page, in its order. bad: something failed, is missing or could not be made."""
-
-    title: str
-    lead: str
-    bad: bool
-    state_title: str
-    state_lines: Sequence[str]
-    troubles: Sequence[Trouble]
-    gaps: Sequence[Gap]
-    caveats: Sequence[str]
-    cost: Sequence[str]
-    work: Sequence[Table]
-    made_with: Sequence[tuple[str, str]]
-    parts: Sequence[Part]
-    footer: str
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the results are, and how a person calls that place and its data on the command line."""
+class ReportOptions:
+    """shown: the results folder as commands in the page name it. The rest: flags of `procap report`."""
 
     results: Path
     shown: str
@@ -94,24 +45,23 @@ class Place:
 
 
 @dataclass
-class Maker:
-    """Makes what can be made, and keeps what could not be."""
+class Attempts:
+    """Makes the parts of the page, and collects those that fail: one broken part must not cost the whole page."""
 
-    troubles: list[Trouble] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
-    def attempt(self, where: str, what: str, make: Callable[[], list[Made]]) -> list[Made]:
-        """What `make` gives; nothing, and a line at the top of the page, where it fails."""
+    def make(self, where: str, what: str, make: Callable[[], list[T]]) -> list[T]:
+        """The result of `make`, or an empty list and a problem."""
         try:
             return make()
         except Exception as error:
-            self.failed(where, what, error)
+            self.add(where, what, error)
             return []
 
-    def failed(self, where: str, what: str, error: Exception) -> None:
-        # One broken part, or a suite of somebody else, must not take the page with it; it is named at its top.
-        plain = isinstance(error, UserError | DataError | OSError)
-        said = str(error) if plain else f"internal error: {type(error).__name__}: {error}"
-        self.troubles.append(Trouble(where, f"{what}: {said}"))
+    def add(self, where: str, what: str, error: Exception) -> None:
+        is_expected = isinstance(error, UserError | DataError | OSError)
+        text = str(error) if is_expected else f"internal error: {type(error).__name__}: {error}"
+        self.problems.append(Problem(where, f"{what}: {text}"))
 
 
 def write_report(
@@ -124,141 +74,144 @@ def write_report(
     wanted: Sequence[str] = (),
     shown: str = "",
 ) -> Path:
-    """Write the report of `results` to the folder `out` (default: report in `results`) and give its page.
+    """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
-    An old report there is replaced whole; what is missing in the new one is told to people. wanted: suites, default
-    every one; shown: what people call `results`; the rest as the flags of `procap report`.
-    Raises UserError where there is no suite to show or nothing can be written, UsageError where `out` is something else
+    An old report there is replaced as a whole. wanted: suites, all by default. shown: the results folder or URL as
+    commands in the page name it. The rest: flags of `procap report`.
+    Raises UserError if there is no suite to show or nothing can be written, UsageError if `out` holds something else
     than a report.
     """
-    place = Place(results, shown or str(results), data, tracking, price)
     target = out or results / "report"
     check_replaceable(target, mark=f'content="{GENERATOR}"')
-    report = build_report(place, wanted)
+    report = build_report(ReportOptions(results, shown or str(results), data, tracking, price), wanted)
     replace_folder(target, lambda folder: write_page(report, folder))
-    for trouble in report.troubles:
-        note(f"{trouble.where}: {trouble.what}")
+    for problem in report.problems:
+        note(f"{problem.where}: {problem.what}")
     if report.gaps:
-        note(" ".join(report.state_lines))
+        note(report.state)
     return target / "index.html"
 
 
-def build_report(place: Place, wanted: Sequence[str] = ()) -> Report:
-    """What goes into the page. Raises UserError where no suite was begun below the results."""
-    found, troubles = read_suites(place.results, place.data, wanted)
-    if not found and not troubles:
+def build_report(options: ReportOptions, wanted: Sequence[str] = ()) -> Report:
+    """The contents of the page. Raises UserError if no suite was started below the results."""
+    suites, problems = find_suites(options.results, options.data, wanted)
+    if not suites and not problems:
         raise UserError(
-            f"no suite was begun in {place.shown}; `procap bench all --results {place.shown}` does them all"
+            f"no suite was started in {options.shown}; run them all: procap bench all --results {options.shown}"
         )
-    whole = not troubles
-    maker = Maker(troubles)
-    parts = [_part(one, place, maker) for one in found]
-    gaps = [_gap(one, place) for one in found if one.unfinished or one.collection.status != "finished"]
-    runs, extras = all_runs(found), all_extras(found)
+    state = _describe_runs(suites, all_read=not problems)
+    attempts = Attempts(problems)
+    sections = [_make_section(one, options, attempts) for one in suites]
+    headline, sections = split_headline(sections)
+    work = read_work(suites)
     return Report(
         title="ProCAP Bench: report",
-        lead=_lead(found, runs),
-        bad=bool(gaps or maker.troubles),
-        state_title="What failed or is missing" if gaps or maker.troubles else "Nothing failed, nothing is missing",
-        state_lines=[_state_line(runs, whole=whole)] if found else [],
-        troubles=maker.troubles,
-        gaps=gaps,
-        caveats=caveats(found),
-        cost=cost_lines(runs, extras, place.price),
-        work=[suites_table(found), machines_table(runs, extras)] if runs or extras else [],
-        made_with=versions(runs, extras),
-        parts=parts,
-        footer=f"Made by {GENERATOR} from the result files in {place.shown}; the same files give the same page.",
+        lead=_describe_dates(suites),
+        state=state,
+        headline=headline,
+        sections=sections,
+        problems=attempts.problems,
+        gaps=[_make_gap(one, options) for one in suites if one.unfinished or one.collection.status != "finished"],
+        caveats=list_caveats(suites),
+        cost=describe_cost(work, options.price),
+        work=[suites_table(suites, work), machines_table(work)]
+        if any(one.paths for one in suites) or len(work)
+        else [],
+        versions=list_versions(work),
+        footer=f"Made by {GENERATOR} from the result files in {options.shown}; the same files give the same page.",
     )
 
 
-def _lead(found: Sequence[Found], runs: Sequence[Run]) -> str:
-    days = [day(moment) for one in found for moment in (one.collection.started, one.collection.ended) if moment]
-    between = f", {min(days)} to {max(days)}" if days and min(days) != max(days) else f", {days[0]}" if days else ""
-    return f"{plural(len(found), 'suite')}, {plural(len(runs), 'run')}{between}."
+def split_headline(sections: Sequence[Section]) -> tuple[Block | None, list[Section]]:
+    """The main table and plot, and the sections without them."""
+    shown = [one for one in sections if one.blocks and one.blocks[0].tables]
+    main = next((one for one in shown if one.name == MAIN_SUITE), shown[0] if shown else None)
+    if main is None:
+        return None, list(sections)
+    table, *tables = main.blocks[0].tables
+    pictures = [picture for block in main.blocks for picture in block.pictures]
+    plot = next((one for one in pictures if MAIN_PLOT in one.name), pictures[0] if pictures else None)
+    blocks = [replace(main.blocks[0], tables=tables), *main.blocks[1:]]
+    blocks = [replace(block, pictures=[one for one in block.pictures if one is not plot]) for block in blocks]
+    rest = replace(main, blocks=[block for block in blocks if block.tables or block.pictures], leads=True)
+    headline = Block(main.name, [table], [plot] if plot else [])
+    return headline, [rest if one is main else one for one in sections]
 
 
-def _state_line(runs: Sequence[Run], *, whole: bool) -> str:
-    """How far the runs are. whole: every suite could be read; of the others nobody knows what was planned."""
-    counts = {name: sum(run.state == name for run in runs) for name in STATES}
-    unfinished = sum(counts.values())
-    if not unfinished:
-        counted = f"{plural(len(runs), 'run')} and {plural(sum(len(run.evaluations) for run in runs), 'evaluation')}"
-        return f"All {counted} that were planned{'' if whole else ' in the suites that could be read'} are here."
-    said = "; ".join(f"{count} {STATES[name]}" for name, count in counts.items() if count)
-    return f"{unfinished} of {plural(len(runs), 'run')}: {said}."
+def _describe_dates(suites: Sequence[FoundSuite]) -> str:
+    """Number of suites and runs, and the days between which they ran, in UTC."""
+    runs = len({path for one in suites for path in one.paths})
+    moments = [moment for one in suites for moment in (one.collection.started, one.collection.ended) if moment]
+    days = sorted({datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d") for moment in moments})
+    between = f", {days[0]} to {days[-1]}" if len(days) > 1 else f", {days[0]}" if days else ""
+    return f"{plural(len(suites), 'suite')}, {plural(runs, 'run')}{between}."
 
 
-def _gap(found: Found, place: Place) -> Gap:
-    status = {
-        "running": "Its command goes on, or was killed.",
-        "failed": "Its last command ended with failures.",
-        "interrupted": "Its last command was stopped.",
-    }.get(found.collection.status, "")
-    runs = [{"path": run.path, "words": _words(run)} for run in found.unfinished]
-    return Gap(
-        found.suite.name,
-        state(found),
-        status,
-        command(found, place.shown, place.data),
-        f"{plural(len(runs), 'run')}, by name",
-        runs,
-    )
+def _describe_runs(suites: Sequence[FoundSuite], *, all_read: bool) -> str:
+    """How many runs are finished. all_read: whether all suites could be read; the plans of others are unknown."""
+    if not suites:
+        return "No suite could be read."
+    runs = plural(len({path for one in suites for path in one.paths}), "run")
+    if unfinished := merge_unfinished(suites):
+        counts = Counter(run.state for run in unfinished)
+        listed = "; ".join(f"{counts[state]} {STATES[state]}" for state in STATES if counts[state])
+        return f"{len(unfinished)} of {runs} unfinished: {listed}."
+    evaluations = len({job for one in suites for job in one.results.planned})
+    where = "" if all_read else " in the suites that could be read"
+    return f"All {runs} and {plural(evaluations, 'evaluation')} that were planned{where} are finished."
 
 
-def _words(run: Run) -> str:
-    """What is wrong with a run."""
-    text = STATES[run.state] + (f" ({', '.join(run.absent)})" if run.state == "not evaluated" else "")
-    return f"{text}: {run.why}" if run.why else text
+def _make_gap(one: FoundSuite, options: ReportOptions) -> Gap:
+    runs = [(run.path, run.description) for run in one.unfinished]
+    status = STATUS.get(one.collection.status, "")
+    return Gap(one.name, describe_state(one), status, _continue_command(one, options), runs)
 
 
-def _part(found: Found, place: Place, maker: Maker) -> Part:
-    name = found.suite.name
-    tables = maker.attempt(name, "its tables", lambda: list(found.suite.tables(found.done)))
-    tables = [table for table in tables if not table.compares]
-    comparisons = [table for table in tables if table.compares]
-    pictures = maker.attempt(name, "its figures", lambda: _pictures(found, maker))
-    beside = any(line.source == "published" for table in tables for line in table.rows)
-    published = [] if beside else maker.attempt(name, "its published table", lambda: _published(found))
+def _continue_command(one: FoundSuite, options: ReportOptions) -> str:
+    """The command that continues the suite with its recorded options."""
+    return one.suite.command(replace(one.options, data=options.data), options.shown)
+
+
+def _make_section(one: FoundSuite, options: ReportOptions, attempts: Attempts) -> Section:
+    every = attempts.make(one.name, "its tables", lambda: list(one.suite.tables(one.results)))
+    tables = [table for table in every if not table.compares]
+    has_published = any(row.source == "published" for table in tables for row in table.rows)
+    published = [] if has_published else attempts.make(one.name, "its published table", lambda: _published_tables(one))
+    pictures = attempts.make(one.name, "its plots", lambda: _make_pictures(one, attempts))
+    text = "On the paper's own data sets: not comparable with the results above."
     blocks = [
         Block("Results", tables, leads=True),
-        Block("Figures", pictures=pictures),
-        Block("Is it better, or is it luck?", comparisons, leads=True),
-        Block(
-            "What the paper prints",
-            published,
-            text="Of the paper's own data sets: these figures are there to be read, not to be compared with ours.",
-        ),
+        Block("Plots", pictures=pictures),
+        Block("Better, or luck?", [table for table in every if table.compares], leads=True),
+        Block("What the paper reports", published, text=text),
     ]
-    text, paper = description(found)
-    unfinished = len(found.unfinished)
-    return Part(
-        name=name,
-        title=name,
+    text, paper = describe_suite(one)
+    ui = shlex.join(["procap", "ui", "--results", options.shown, "--suite", one.name])
+    return Section(
+        name=one.name,
         text=text,
         paper=paper,
-        command=command(found, place.shown, place.data),
-        ui=ui_command(found, place.shown) if found.done.runs else "",
-        short=f"{plural(unfinished, 'run')} open" if unfinished else "",
-        state=state(found),
-        facts=maker.attempt(name, "how it was run", lambda: facts(found)),
-        links=maker.attempt(name, "its links", lambda: links(found, place.results, place.tracking)),
+        command=_continue_command(one, options),
+        ui=ui if one.paths else "",
+        short=f"{len(one.unfinished)} open" if one.unfinished else "",
+        facts=attempts.make(one.name, "how it was run", lambda: list_facts(one)),
+        links=attempts.make(
+            one.name, "its links", lambda: find_links(one.collection, options.results, options.tracking)
+        ),
         blocks=[block for block in blocks if block.tables or block.pictures],
     )
 
 
-def _pictures(found: Found, maker: Maker) -> list[Picture]:
-    def failed(name: str, error: Exception) -> None:
-        maker.failed(found.suite.name, f"the figure {name}", error)
+def _make_pictures(one: FoundSuite, attempts: Attempts) -> list[Picture]:
+    def on_error(name: str, error: Exception) -> None:
+        attempts.add(one.name, f"the picture {name}", error)
 
-    made: list[Picture] = []
-    if found.suite.plots and len(found.done.frame):
-        made = drawn(found.suite.plots(found.done), failed)
-    return made + left_in(found, failed)
+    plots = one.suite.plots(one.results) if one.suite.plots and len(one.results.frame) else {}
+    return draw_plots(plots, on_error) + load_pictures(one.results, on_error)
 
 
-def _published(found: Found) -> list[Table]:
-    """The paper's table of the suite, where it does not stand in the same table as ours."""
+def _published_tables(one: FoundSuite) -> list[Table]:
+    """The paper's table of the suite."""
     from benchmarks.tables.published import published_tables
 
-    return [table for table in published_tables() if table.name == f"published-{found.suite.name}"]
+    return [table for table in published_tables() if table.name == f"published-{one.name}"]

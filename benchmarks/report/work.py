@@ -1,6 +1,7 @@
-"""What ran, on what, how long and at what cost, as tables, from what every result file recorded of its making.
+"""Tables of what ran, on which machines, for how long and at what cost.
 
-A run that several suites share counts once in all sums over suites.
+Everything is computed from one frame with a row per training, evaluation and further job of a suite. A run that several
+suites share counts once in all sums over suites.
 """
 
 from __future__ import annotations
@@ -8,183 +9,183 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import plural
-from benchmarks.report.read import STATES, Found, Run
+from benchmarks.report.found import FoundSuite, merge_unfinished
 from benchmarks.results.metrics import Metric
 from benchmarks.results.pictures import read_pictures
 from benchmarks.tables.runtime import newest_measurement
-from benchmarks.tables.table import Column, Row, Table
-from runner.results import EvalResult, TrainResult
+from benchmarks.tables.table import Cell, Column, Row, Table
+from procap.errors import UserError
+from runner.config import Target
+from runner.results import EvalResult, RunFolder, TrainResult
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HOUR = 3600.0
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Seconds of processes: gpu of those that had one, cpu of the others, unmetered of GPUs whose power is not known.
+def read_work(suites: Iterable[FoundSuite]) -> pd.DataFrame:
+    """One row per suite and training (`kind` train), evaluation (eval) and further job (other: runtime, pictures).
 
-    joules: what the others drew.
+    Trained runs count before they are evaluated; methods that train nothing have no training.
+
+    Columns: suite, kind, path, target; seconds of the job, and its number of processes (evaluations do not record
+    theirs and count as one); gpu, whether it ran on one, and the mean watts of its GPUs, NaN where not measured;
+    machine and environment.
     """
+    import pandas as pd
 
-    gpu: float = 0.0
-    cpu: float = 0.0
-    joules: float = 0.0
-    unmetered: float = 0.0
-
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(*(mine + theirs for mine, theirs in zip(_all(self), _all(other), strict=True)))
-
-    @property
-    def seconds(self) -> float:
-        return self.gpu + self.cpu
+    columns = ["suite", "kind", "path", "target", "seconds", "processes", "gpu", "watts", "machine", "environment"]
+    records = [record for one in suites for record in _read_jobs(one)]
+    return pd.DataFrame(records, columns=columns)
 
 
-def _all(spent: Spent) -> tuple[float, float, float, float]:
-    return spent.gpu, spent.cpu, spent.joules, spent.unmetered
+def _read_jobs(one: FoundSuite) -> list[dict[str, Any]]:
+    records = []
+    evaluated = one.results.frame.groupby("path").target.unique().to_dict()
+    for path in one.paths:
+        folder = RunFolder(one.results.results / path)
+        # Unreadable files are listed as problems of their run.
+        with suppress(UserError):
+            training = folder.train()
+            if training and training.steps:
+                records.append(_make_record(one, "train", path, "", training, max(1, len(training.ranks))))
+        for target in evaluated.get(path, ()):
+            with suppress(UserError):
+                evaluation = folder.evaluation(Target.recorded(target))
+                assert evaluation is not None
+                records.append(_make_record(one, "eval", path, target, evaluation, 1))
+    # A suite without runs measures runtime.
+    other = read_pictures(one.results) if one.results.runs else newest_measurement(one.results) or {}
+    if "seconds" in other:
+        environment = other.get("environment") or {}
+        records.append(_describe_job(one, "other", one.name, "", other["seconds"], 1, math.nan, environment))
+    return records
 
 
-def spent_on(result: TrainResult | EvalResult) -> Spent:
-    """Every process of a training counts for the whole of it; an evaluation does not record how many it had."""
-    processes = max(1, len(result.ranks)) if isinstance(result, TrainResult) else 1
-    seconds = result.seconds * processes
-    if not result.environment.get("gpu"):
-        return Spent(cpu=seconds)
-    watts = result.use.gpu_watts
-    return Spent(gpu=seconds, joules=(watts or 0.0) * seconds, unmetered=seconds if watts is None else 0.0)
+def _make_record(
+    one: FoundSuite, kind: str, path: str, target: str, result: TrainResult | EvalResult, processes: int
+) -> dict[str, Any]:
+    watts = math.nan if result.use.gpu_watts is None else result.use.gpu_watts
+    return _describe_job(one, kind, path, target, result.seconds, processes, watts, result.environment)
 
 
-def all_runs(found: Iterable[Found]) -> list[Run]:
-    """Every run once, with the evaluations of all suites, and as far as it is in the suite that lacks most of it."""
-    merged: dict[str, Run] = {}
-    for run in (run for one in found for run in one.runs):
-        merged[run.path] = merged[run.path].with_targets_of(run) if run.path in merged else run
-    return list(merged.values())
+def _describe_job(
+    one: FoundSuite,
+    kind: str,
+    path: str,
+    target: str,
+    seconds: float,
+    processes: int,
+    watts: float,
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    return {
+        "suite": one.name,
+        "kind": kind,
+        "path": path,
+        "target": target,
+        "seconds": seconds,
+        "processes": processes,
+        "gpu": bool(environment.get("gpu")),
+        "watts": watts,
+        "machine": describe_machine(environment),
+        "environment": environment,
+    }
 
 
-@dataclass(frozen=True)
-class Extra:
-    """What a suite did besides its runs, such as a contest or pictures, in one process."""
-
-    seconds: float
-    environment: Mapping[str, Any]
-
-    @property
-    def spent(self) -> Spent:
-        gpu = self.environment.get("gpu")
-        return Spent(gpu=self.seconds, unmetered=self.seconds) if gpu else Spent(cpu=self.seconds)
+def drop_shared(work: pd.DataFrame) -> pd.DataFrame:
+    """The jobs of all suites, each once."""
+    return work.drop_duplicates(["kind", "path", "target"])
 
 
-def extra_of(one: Found) -> Extra | None:
-    """As the contest or the record of the pictures has it; None where neither says how long it took."""
-    # What has no runs is measured by a contest.
-    made = read_pictures(one.done) if one.done.runs else newest_measurement(one.done) or {}
-    return Extra(made["seconds"], made.get("environment", {})) if "seconds" in made else None
+def describe_machine(environment: Mapping[str, Any]) -> str:
+    """GPU and processor, as a result recorded them."""
+    cpu = environment.get("cpu") or {}
+    threads = f", {plural(cpu['threads'], 'thread')}" if cpu.get("threads") else ""
+    processor = f"{cpu['name']} ({plural(cpu['cores'], 'core')}{threads})" if cpu.get("name") else "not recorded"
+    return f"{environment['gpu']}, {processor}" if environment.get("gpu") else processor
 
 
-def all_extras(found: Iterable[Found]) -> list[Extra]:
-    """Of every suite that has one."""
-    return [extra for extra in map(extra_of, found) if extra]
-
-
-def besides(found: Iterable[Found]) -> float | None:
-    """Seconds of what these suites did besides their runs, None where they did nothing."""
-    extras = all_extras(found)
-    return sum(extra.seconds for extra in extras) if extras else None
-
-
-def trained(runs: Iterable[Run]) -> list[TrainResult]:
-    """The trainings; methods that train nothing have none."""
-    return [run.training for run in runs if run.training and run.training.steps]
-
-
-@dataclass(frozen=True)
-class WorkRow:
-    """A line of the table of suites. besides: seconds of what is no run; clocked: from begin to end."""
-
-    name: str
-    runs: Sequence[Run]
-    besides: float | None
-    clocked: float | None
-
-    @property
-    def seconds(self) -> tuple[float | None, ...]:
-        """Of training, of evaluation, besides, and from begin to end."""
-        training = sum(result.seconds for result in trained(self.runs))
-        evaluation = sum(result.seconds for run in self.runs for result in run.evaluations)
-        return training, evaluation, self.besides, self.clocked
-
-
-def suites_table(found: Sequence[Found]) -> Table:
-    """A line per suite and one for all: how much of it there is and how long it took."""
-    rows = [WorkRow(one.suite.name, one.runs, besides([one]), own_clock(one, found)) for one in found]
-    if len(found) > 1:
-        rows.append(WorkRow("All, shared runs once", all_runs(found), besides(found), clock(found)))
+def suites_table(suites: Sequence[FoundSuite], work: pd.DataFrame) -> Table:
+    """One row per suite and one for all: number of runs and evaluations, and how long they took."""
+    parts = [
+        (one.name, one.paths, one.unfinished, work[work.suite == one.name], _own_clock(one, suites)) for one in suites
+    ]
+    if len(suites) > 1:
+        paths = list(dict.fromkeys(path for one in suites for path in one.paths))
+        merged = tuple(merge_unfinished(suites))
+        parts.append(("All, shared runs once", paths, merged, drop_shared(work), _clock(suites)))
+    counts = [
+        (len(paths), len(paths) - len(unfinished), int((jobs.kind == "eval").sum()))
+        for _, paths, unfinished, jobs, _ in parts
+    ]
     times = [
-        Clock.of(seconds or 0.0 for seconds in column) for column in zip(*(row.seconds for row in rows), strict=True)
+        _time_column("Training", [_seconds(jobs, "train") or 0.0 for *_, jobs, _ in parts]),
+        _time_column("Evaluation", [_seconds(jobs, "eval") or 0.0 for *_, jobs, _ in parts]),
+        _time_column("Other", [_seconds(jobs, "other") for *_, jobs, _ in parts]),
+        _time_column("Begin to end", [clock for *_, clock in parts]),
     ]
-    lines = [
-        Row(
-            (row.name,),
-            (
-                Metric(len(row.runs)),
-                Metric(sum(run.state not in STATES for run in row.runs)),
-                Metric(sum(len(run.evaluations) for run in row.runs)),
-                *(one.value(seconds) for one, seconds in zip(times, row.seconds, strict=True)),
-            ),
-            average=place == len(found),
-        )
-        for place, row in enumerate(rows)
+    rows = [
+        Row((name,), (*map(Metric, numbers), *(cells[place] for _, cells in times)), average=place == len(suites))
+        for place, ((name, *_), numbers) in enumerate(zip(parts, counts, strict=True))
     ]
-    titles = ("Training", "Evaluation", "Besides", "Begin to end")
     columns = (
         *(Column(title, "", 0) for title in ("Runs", "Finished", "Evaluations")),
-        *(one.column(title) for one, title in zip(times, titles, strict=True)),
+        *(column for column, _ in times),
     )
     notes = (
-        "Training: in steps and checkpoints, summed over runs, without loading, tracking and work that was lost and "
-        "repeated. Evaluation: class features, warm-up and all images. Besides: what is no run, such as a contest of "
-        "speed and pictures.",
-        "Begin to end: the clock between the first command and the end of the last one, with whatever lay between "
-        "them; of a suite only where no other suite was at work meanwhile, as all are in one command.",
+        "Training: steps and checkpoints, summed over runs, without loading, tracking, and work that was lost and "
+        "repeated. Evaluation: class features, warm-up and all images. Other: jobs that are not runs, such as the "
+        "runtime comparison and the qualitative pictures.",
+        "Begin to end: wall-clock time from the start of the first command to the end of the last one, pauses between "
+        "them included; given for a suite only if no other suite ran meanwhile, as all do in `procap bench all`.",
     )
-    return Table(
-        "report-suites",
-        "Suites, their runs, and how long they took",
-        ("Suite",),
-        columns,
-        tuple(lines),
-        notes,
-        wide=True,
-    )
+    title = "Suites, their runs, and how long they took"
+    return Table("report-suites", title, ("Suite",), columns, tuple(rows), notes, wide=True)
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The unit in which the times of a column are said: hours, minutes or seconds."""
+def machines_table(work: pd.DataFrame) -> Table:
+    """One row per kind of machine."""
+    machines = list(drop_shared(work).groupby("machine"))
+    trained, evaluated = ([jobs[jobs.kind == kind] for _, jobs in machines] for kind in ("train", "eval"))
+    counts = Column("Trainings", "", 0), [Metric(len(jobs)) for jobs in trained]
+    processes = [Metric(0 if jobs.empty else int(jobs.processes.max())) for jobs in trained]
+    columns: list[tuple[Column, Sequence[Cell]]] = [
+        counts,
+        _time_column("Training", [_seconds(jobs, "train") or 0.0 for _, jobs in machines]),
+        (Column("Most processes", "", 0), processes),
+        (Column("Evaluations", "", 0), [Metric(len(jobs)) for jobs in evaluated]),
+        _time_column("Evaluation", [_seconds(jobs, "eval") or 0.0 for _, jobs in machines]),
+        _time_column("Other", [_seconds(jobs, "other") for _, jobs in machines]),
+    ]
+    rows = [Row((str(name),), tuple(cells[i] for _, cells in columns)) for i, (name, _) in enumerate(machines)]
+    notes = ("Most processes: of one training. Methods that train nothing have no training.",)
+    titles = tuple(column for column, _ in columns)
+    return Table("report-machines", "Machines", ("Machine",), titles, tuple(rows), notes, wide=True)
 
-    unit: str
-    seconds: float
 
-    @classmethod
-    def of(cls, times: Iterable[float]) -> Clock:
-        longest = max(times, default=0.0)
-        return cls("h", HOUR) if longest >= 3 * HOUR else cls("min", 60.0) if longest >= 180 else cls("s", 1.0)
-
-    def column(self, title: str) -> Column:
-        return Column(f"{title}, {self.unit}", "", 1)
-
-    def value(self, seconds: float | None) -> Metric | None:
-        return None if seconds is None else Metric(seconds / self.seconds)
+def _seconds(jobs: pd.DataFrame, kind: str) -> float | None:
+    """Seconds of all jobs of a kind; None without any."""
+    own = jobs[jobs.kind == kind].seconds
+    return float(own.sum()) if len(own) else None
 
 
-def clock(found: Iterable[Found]) -> float | None:
-    """Seconds in which any of the suites was at work, None while one goes on or was killed."""
+def _time_column(title: str, seconds: Sequence[float | None]) -> tuple[Column, list[Cell]]:
+    """A column of times, in the unit that fits the longest of them."""
+    longest = max((one for one in seconds if one is not None), default=0.0)
+    unit, size = ("h", HOUR) if longest >= 3 * HOUR else ("min", 60.0) if longest >= 180 else ("s", 1.0)
+    return Column(f"{title}, {unit}", "", 1), [None if one is None else Metric(one / size) for one in seconds]
+
+
+def _clock(suites: Iterable[FoundSuite]) -> float | None:
+    """Seconds in which at least one of the suites was running; None while one is, or if it was killed."""
     total, until = 0, 0
-    for one in sorted((one.collection for one in found), key=lambda one: one.started):
+    for one in sorted((one.collection for one in suites), key=lambda one: one.started):
         if one.ended is None:
             return None
         total += max(0, one.ended - max(one.started, until))
@@ -192,118 +193,48 @@ def clock(found: Iterable[Found]) -> float | None:
     return total / 1000
 
 
-def own_clock(one: Found, found: Iterable[Found]) -> float | None:
-    """Seconds of the suite's commands together, None where another suite was at work meanwhile."""
-    spans = [(each.collection.started, each.collection.ended or math.inf) for each in found if each is not one]
+def _own_clock(one: FoundSuite, suites: Iterable[FoundSuite]) -> float | None:
+    """Seconds from begin to end of a suite; None if another suite ran meanwhile."""
+    spans = [(each.collection.started, each.collection.ended or math.inf) for each in suites if each is not one]
     started, ended = one.collection.started, one.collection.ended or math.inf
-    return clock([one]) if all(until <= started or ended <= since for since, until in spans) else None
+    return _clock([one]) if all(until <= started or ended <= since for since, until in spans) else None
 
 
-def machine(environment: Mapping[str, Any]) -> str:
-    """What a result was made on, in words."""
-    cpu = environment.get("cpu") or {}
-    threads = f", {plural(cpu['threads'], 'thread')}" if cpu.get("threads") else ""
-    processor = f"{cpu['name']} ({plural(cpu['cores'], 'core')}{threads})" if cpu.get("name") else "not recorded"
-    return f"{environment['gpu']}, {processor}" if environment.get("gpu") else processor
+def describe_cost(work: pd.DataFrame, price: float | None = None) -> list[str]:
+    """What everything cost, in sentences. price: of an hour of a GPU, or of a machine without one."""
+    jobs = drop_shared(work)
+    hours = jobs.seconds * jobs.processes / HOUR
+    gpu, cpu, metered = hours[jobs.gpu].sum(), hours[~jobs.gpu].sum(), hours[jobs.gpu & jobs.watts.notna()].sum()
+    parts = [f"{gpu:.2f} GPU-hours"] if gpu else []
+    if cpu or not gpu:
+        parts.append(f"{cpu:.2f} machine-hours without a GPU")
+    found = [f"Training, evaluation and other jobs took {' and '.join(parts)}, counting every process of a training."]
+    if metered:
+        of = "" if metered == gpu else f" in the {metered:.2f} GPU-hours where it was measured"
+        found.append(f"The GPUs drew {(hours * jobs.watts)[jobs.gpu].sum() / 1000:.2f} kWh{of}.")
+    if price is not None:
+        found.append(f"At {price:g} an hour, of a GPU or a machine, that is {hours.sum() * price:.2f}.")
+    return found
 
 
-def machines_table(runs: Sequence[Run], extras: Sequence[Extra]) -> Table:
-    """A line per kind of machine."""
-    trainings: dict[str, list[TrainResult]] = {}
-    evaluations: dict[str, list[EvalResult]] = {}
-    others: dict[str, float] = {}
-    for training in trained(runs):
-        trainings.setdefault(machine(training.environment), []).append(training)
-    for evaluation in (result for run in runs for result in run.evaluations):
-        evaluations.setdefault(machine(evaluation.environment), []).append(evaluation)
-    for extra in extras:
-        others[machine(extra.environment)] = others.get(machine(extra.environment), 0.0) + extra.seconds
-    names = sorted({*trainings, *evaluations, *others})
-    training_seconds = [sum(result.seconds for result in trainings.get(name, ())) for name in names]
-    evaluation_seconds = [sum(result.seconds for result in evaluations.get(name, ())) for name in names]
-    times = Clock.of(training_seconds), Clock.of(evaluation_seconds), Clock.of(others.values())
-    lines = [
-        Row(
-            (name,),
-            (
-                Metric(len(trainings.get(name, ()))),
-                times[0].value(trained_for),
-                Metric(max((len(result.ranks) or 1 for result in trainings.get(name, ())), default=0)),
-                Metric(len(evaluations.get(name, ()))),
-                times[1].value(evaluated_for),
-                times[2].value(others.get(name)),
-            ),
-        )
-        for name, trained_for, evaluated_for in zip(names, training_seconds, evaluation_seconds, strict=True)
-    ]
-    columns = (
-        Column("Trainings", "", 0),
-        times[0].column("Training"),
-        Column("Most processes", "", 0),
-        Column("Evaluations", "", 0),
-        times[1].column("Evaluation"),
-        times[2].column("Besides"),
-    )
-    notes = ("Most processes: of one training. Methods that train nothing have no training.",)
-    return Table("report-machines", "Machines", ("Machine",), columns, tuple(lines), notes, wide=True)
-
-
-def environments(runs: Iterable[Run], extras: Sequence[Extra]) -> list[Mapping[str, Any]]:
-    """Of everything that was trained, evaluated or done besides."""
-    results = [*extras, *(result for run in runs for result in (run.training, *run.evaluations) if result is not None)]
-    return [result.environment for result in results if result.environment]
-
-
-def versions(runs: Iterable[Run], extras: Sequence[Extra]) -> list[tuple[str, str]]:
-    """Which versions of what, and which states of the source, made the results; how many, where there are several."""
+def list_versions(work: pd.DataFrame) -> list[tuple[str, str]]:
+    """System, CUDA, source and library versions of all results; with counts where they differ."""
     counts: dict[str, Counter[str]] = {}
-    for one in environments(runs, extras):
+    for one in filter(None, drop_shared(work).environment):
         packages = one.get("packages") or {}
+        git = one.get("git")
+        source = f"commit {git['commit'][:12]}{' with changes' * git['dirty']}" if git else "an installed copy"
         named = {"System": one.get("platform"), "CUDA": one.get("cuda"), "Python": one.get("python"), **packages}
-        for name, version in {**named, "Source": _commit(one.get("git"))}.items():
+        for name, version in {**named, "Source": source}.items():
             if version:
                 counts.setdefault(name, Counter())[str(version)] += 1
-    words = {name: _counted(found) for name, found in counts.items()}
+    texts = {
+        name: next(iter(found))
+        if len(found) == 1
+        else " / ".join(f"{version} ({plural(count, 'result')})" for version, count in sorted(found.items()))
+        for name, found in counts.items()
+    }
     own = ("System", "CUDA", "Source")
-    libraries = ", ".join(f"{name} {found}" for name, found in words.items() if name not in own)
-    rows = [(name, words[name]) for name in own if name in words]
+    libraries = ", ".join(f"{name} {text}" for name, text in texts.items() if name not in own)
+    rows = [(name, texts[name]) for name in own if name in texts]
     return [*rows, ("Versions", libraries)] if libraries else rows
-
-
-def _commit(git: Mapping[str, Any] | None) -> str:
-    return f"commit {git['commit'][:12]}{' with changes' if git['dirty'] else ''}" if git else "an installed copy"
-
-
-def _counted(found: Counter[str]) -> str:
-    if len(found) == 1:
-        return next(iter(found))
-    return " / ".join(f"{name} ({plural(count, 'result')})" for name, count in sorted(found.items()))
-
-
-def cost_lines(runs: Sequence[Run], extras: Sequence[Extra], price: float | None = None) -> list[str]:
-    """What everything cost, in sentences."""
-    spent = sum((spent_on(result) for result in trained(runs)), Spent())
-    spent += sum((spent_on(result) for run in runs for result in run.evaluations), Spent())
-    spent += sum((extra.spent for extra in extras), Spent())
-    lines = []
-    if spent.gpu:
-        lines.append(f"{spent.gpu / HOUR:.2f} GPU-hours")
-    if spent.cpu or not spent.gpu:
-        lines.append(f"{spent.cpu / HOUR:.2f} machine-hours without a GPU")
-    hours = " and ".join(lines)
-    said = [f"Training, evaluation and what was done besides took {hours}, every process of a training counted."]
-    if spent.joules:
-        part = (
-            ""
-            if not spent.unmetered
-            else f" of the {(spent.gpu - spent.unmetered) / HOUR:.2f} GPU-hours it was measured in"
-        )
-        said.append(f"The GPUs drew {spent.joules / HOUR / 1000:.2f} kWh{part}.")
-    if price is not None:
-        said.append(f"At {price:g} an hour, of a GPU or a machine, that is {spent.seconds / HOUR * price:.2f}.")
-    return said
-
-
-def day(milliseconds: int) -> str:
-    """A day of the clock, in UTC."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d")

@@ -1,4 +1,4 @@
-"""Render a table as Markdown, CSV, LaTeX or JSON, and write the files of many; HTML is in `benchmarks.tables.html`."""
+"""Render a table as Markdown, CSV, LaTeX, HTML or JSON, and write the files of many."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results.metrics import Metric
+from benchmarks.tables.html import to_html
 from benchmarks.tables.latex import to_latex
 from benchmarks.tables.table import Cell, Mark, Row, Table
 from benchmarks.tables.text import explain_marks, format_cell, format_labels, list_headers
@@ -121,6 +122,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "md": to_markdown,
     "csv": to_csv,
     "latex": to_latex,
+    "html": to_html,
     "json": to_json,
 }
 
