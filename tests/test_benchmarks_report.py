@@ -1,4 +1,4 @@
-"""`procap report`: one page that needs nothing but itself, says first what is missing, and shows every figure."""
+"""`procap report`: one page without external resources that begins with the results and names everything missing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.qualitative.words import picture_words
+from benchmarks.report.describe import describe_recipes, list_caveats, list_facts
+from benchmarks.report.found import find_suites
+from benchmarks.report.model import Report
 from benchmarks.report.page import write_page
-from benchmarks.report.read import read_suites
-from benchmarks.report.report import Place, Report, build_report, write_report
-from benchmarks.report.suite import caveats, facts, recipes
+from benchmarks.report.report import ReportOptions, build_report, write_report
 from benchmarks.results.metrics import Metric
-from benchmarks.suites import suite_named
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UsageError, UserError
 from runner.collection import read_collections, write_collection
@@ -67,7 +67,7 @@ def tree(page: Path) -> Node:
     return Page(page.read_text()).root
 
 
-def test_the_page_needs_nothing_but_itself(tree: Node, page: Path) -> None:
+def test_the_page_loads_nothing(tree: Node, page: Path) -> None:
     assert not tree.all("link", "iframe", "object", "embed", "base", "form")
     for node in tree.all("script", "img", "a", "source", "video"):
         for name in ("src", "href"):
@@ -79,7 +79,7 @@ def test_the_page_needs_nothing_but_itself(tree: Node, page: Path) -> None:
     assert not [node for node in every(tree) if any(name.startswith("on") for name in node.attributes)]
 
 
-def test_names_are_unique_and_links_lead_somewhere(tree: Node, page: Path) -> None:
+def test_ids_are_unique_and_links_resolve(tree: Node, page: Path) -> None:
     ids = Counter(node.attributes["id"] for node in every(tree) if "id" in node.attributes)
     assert ids and set(ids.values()) == {1}, [name for name, count in ids.items() if count > 1]
     for link in tree.all("a"):
@@ -93,7 +93,7 @@ def test_names_are_unique_and_links_lead_somewhere(tree: Node, page: Path) -> No
             assert node.attributes.get(name, next(iter(ids))) in ids
 
 
-def test_everybody_can_read_it(tree: Node) -> None:
+def test_headings_images_and_tables_are_accessible(tree: Node) -> None:
     assert tree.all("html")[0].attributes["lang"] == "en"
     assert tree.all("img") and all(len(image.attributes["alt"]) > 10 for image in tree.all("img"))
     levels = [int(node.tag[1]) for node in tree.all("h1", "h2", "h3", "h4")]
@@ -107,17 +107,16 @@ def test_everybody_can_read_it(tree: Node) -> None:
         assert len(widths) == 1, widths
 
 
-def test_every_figure_of_every_table_is_in_the_page(tree: Node, results: Path) -> None:
-    """What the suites' own tables say, found again at its place."""
+def test_every_cell_of_every_table_is_in_the_page(tree: Node, results: Path) -> None:
     shown = tables(tree)
-    found, _ = read_suites(results)
-    sheets = [sheet for one in found for sheet in one.suite.tables(one.done)]
-    assert {sheet.name for sheet in sheets} >= {"base-to-novel", "ablation"}
-    for sheet in sheets:
-        rows = [row.all("td") for row in shown[sheet.title].all("tr") if row.all("td")]
-        assert len(rows) == len(sheet.rows)
-        for line, row in zip(sheet.rows, rows, strict=True):
-            for item, column, cell in zip(line.cells, sheet.columns, row, strict=True):
+    found, _ = find_suites(results)
+    every_table = [table for one in found for table in one.suite.tables(one.results)]
+    assert {table.name for table in every_table} >= {"base-to-novel", "ablation"}
+    for table in every_table:
+        rows = [row.all("td") for row in shown[table.title].all("tr") if row.all("td")]
+        assert len(rows) == len(table.rows)
+        for line, row in zip(table.rows, rows, strict=True):
+            for item, column, cell in zip(line.cells, table.columns, row, strict=True):
                 text = words_of(cell)
                 if isinstance(item, Metric):
                     assert text.startswith(f"{item.mean:.{column.digits}f}".replace("-", "−"))
@@ -126,13 +125,13 @@ def test_every_figure_of_every_table_is_in_the_page(tree: Node, results: Path) -
 
 
 def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -> None:
-    found, _ = read_suites(results)
-    sheets = [sheet for one in found for sheet in one.suite.tables(one.done)]
+    found, _ = find_suites(results)
+    every_table = [table for one in found for table in one.suite.tables(one.results)]
     shown = tables(tree)
     kinds = Counter()
-    for sheet in sheets:
-        rows = [row.all("td") for row in shown[sheet.title].all("tr") if row.all("td")]
-        marks = sheet.marks()
+    for table in every_table:
+        rows = [row.all("td") for row in shown[table.title].all("tr") if row.all("td")]
+        marks = table.marks()
         for number, row in enumerate(rows):
             for place, cell in enumerate(row):
                 tags = {node.tag for node in cell.all("strong", "u")}
@@ -146,10 +145,10 @@ def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -
 def test_texts_that_are_numbers_are_sorted_by_value(tmp_path: Path) -> None:
     texts = ("-2.5", "13,500", "+1.0", "900", "none", "-10.0")
     lines = tuple(Row((f"line {number}",), (text,)) for number, text in enumerate(texts))
-    sheet = Table("sorted", "Sorted", ("Line",), (Column("Change"),), lines)
-    nothing = dict.fromkeys(("state_lines", "troubles", "gaps", "caveats", "cost", "made_with", "parts"), ())
-    words = dict.fromkeys(("title", "lead", "state_title", "footer"), "")
-    write_page(Report(bad=False, work=[sheet], **words, **nothing), tmp_path)  # type: ignore[arg-type]
+    table = Table("sorted", "Sorted", ("Line",), (Column("Change"),), lines)
+    nothing = dict.fromkeys(("sections", "problems", "gaps", "caveats", "cost", "versions"), ())
+    texts = dict.fromkeys(("title", "lead", "state", "footer"), "")
+    write_page(Report(headline=None, work=[table], **texts, **nothing), tmp_path)  # type: ignore[arg-type]
 
     page = tmp_path / "index.html"
     press = "document.querySelectorAll('.sortable thead button')[1].click()"
@@ -178,15 +177,34 @@ def test_a_figure_says_its_n_where_seeds_differ(tmp_path: Path) -> None:
     assert not any("(n=" in words_of(table) for table in shown.values() if table is not compared)
 
 
-def test_what_failed_or_is_missing_stands_before_everything_else(page: Path, results: Path) -> None:
-    top = page.read_text().split("<nav")[0]
-    entries = suite_named("base-to-novel").plan(read_suites(results)[0][0].options)
-    for number, words in ((3, "failed: no room"), (4, "never begun"), (5, "cannot be read")):
-        row = next(line for line in top.splitlines() if entries[number].path in line)
-        assert words in row
-    assert "3 of 13 runs" in top and "1 failed" in top and "1 broken" in top and "1 missing" in top
-    assert "Generated data (all suites)" in top and "Quick schedules (all suites)" in top
-    assert "<h3>ablation" not in top
+def section(text: str, name: str) -> str:
+    """The text of a section of the page, without markup."""
+    [node] = [node for node in every(Page(text).root) if node.attributes.get("id") == name]
+    return words_of(node)
+
+
+def test_the_page_begins_with_its_results_and_ends_with_the_machines(page: Path, tree: Node) -> None:
+    ids = [node.attributes["id"] for node in tree.all("section")]
+    assert ids == ["results", "suite-base-to-novel", "suite-ablation", "missing", "caveats", "method", "work"]
+    [headline] = [node for node in tree.all("section") if node.attributes["id"] == "results"]
+    assert [node.attributes["id"] for node in every(headline) if node.tag == "figure"] == ["figure-hm-bars"], "two sets"
+    assert "Table 1. Base-to-novel generalisation, on average over 2 data sets" in words_of(headline)
+    assert len(headline.all("table")) == 1
+    linked = [link.attributes["href"][1:] for link in tree.all("nav")[0].all("a")]
+    assert linked == ids
+
+
+def test_what_failed_or_is_missing_is_summed_up_at_the_top_and_listed_by_run(page: Path, results: Path) -> None:
+    text = page.read_text()
+    notice = words_of(Page(text).root.all("header")[0])
+    assert "3 of 13 runs unfinished: 1 failed; 1 with a file that cannot be read; 1 not started." in notice
+    assert "generated data, quick schedules" in notice
+    runs = find_suites(results)[0][0].results.runs
+    for number, reason in ((3, "failed: no room"), (4, "not started"), (5, "cannot be read")):
+        row = next(line for line in text.splitlines() if f"<li>{runs[number].path} " in line)
+        assert reason in row
+    assert "ablation" not in section(text, "missing")
+    assert "Generated data (all suites)" in section(text, "caveats")
 
 
 def test_the_command_at_the_top_is_the_plan_again(
@@ -199,7 +217,7 @@ def test_the_command_at_the_top_is_the_plan_again(
     assert main(words) == 0
     planned = next(json.loads(line) for line in capsys.readouterr().out.splitlines() if line[:1] in ("{", "["))
     runs = {run["run"] for run in (planned["runs"] if isinstance(planned, dict) else planned)}
-    assert runs == {entry.path for entry in read_suites(results)[0][0].done.runs}
+    assert runs == {entry.path for entry in find_suites(results)[0][0].results.runs}
 
 
 def test_the_same_files_give_the_same_page(page: Path, results: Path, tmp_path: Path) -> None:
@@ -226,7 +244,7 @@ def broken(done):
     raise RuntimeError(name_of_nothing)
 
 SUITE = Suite(name="own", title="my own", methods=("zeroshot",), seeds=(1,), datasets={{"mini": ("digits",)}},
-              sheets=tables, figures=broken)
+              tables=tables, plots=broken)
 """
 
 
@@ -243,11 +261,10 @@ def test_hostile_names_stay_text_and_a_suite_of_ones_own_has_its_place(tmp_path:
     assert row.all("th")[0].text() == f'{HOSTILE}" onload="x' and row.all("th")[1].text() == "&amp;"
     written = [path.resolve().relative_to((root / "report").resolve()) for path in (root / "report").rglob("*.tex")]
     assert written and all(path.parent == Path("tables") for path in written)
-    top = text.split("<nav")[0]
-    assert "its figures" in top and "NameError" in top
+    problems = section(text, "missing")
+    assert "its plots" in problems and "NameError" in problems
     assert f"procap bench {file} --profile mini --quick" in tree.text()
-    unnamed = write_report(root, tmp_path / "unnamed").read_text().split("<nav")[0]
-    assert "procap report FILE.py" in unnamed
+    assert "procap report FILE.py" in section(write_report(root, tmp_path / "unnamed").read_text(), "missing")
 
 
 def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -> None:
@@ -268,22 +285,19 @@ def test_an_old_report_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -
     assert (own / "index.html").read_text() == "<html>my thesis</html>"
 
 
-def test_all_is_said_to_be_here_of_suites_that_could_be_read(tmp_path: Path) -> None:
+def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path: Path) -> None:
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     put_entry(root, entries[0])
-    assert build_report(Place(root, "results")).state_lines == [
-        "All 1 run and 2 evaluations that were planned are here."
-    ]
+    options = ReportOptions(root, "results")
+    assert build_report(options).state == "All 1 run and 2 evaluations that were planned are finished."
     broken = root / "collections/suite/duration/collection.json"
     broken.parent.mkdir(parents=True)
     broken.write_text("[]")
-    assert build_report(Place(root, "results")).state_lines == [
-        "All 1 run and 2 evaluations that were planned in the suites that could be read are here."
-    ]
-    only = tmp_path / "only"
-    shutil.copytree(root / "collections/suite/duration", only / "collections/suite/duration")
-    assert build_report(Place(only, "only")).state_lines == []
+    state = "All 1 run and 2 evaluations that were planned in the suites that could be read are finished."
+    assert build_report(options).state == state
+    shutil.rmtree(root / "collections/suite/ablation")
+    assert build_report(options).state == "No suite could be read."
 
 
 def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: Path) -> None:
@@ -291,10 +305,11 @@ def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: P
     _, entries = begin(root, "cross-dataset", datasets=("tiles", "petals"), methods=("coop", "procap"), seeds=(1,))
     for entry in entries:
         put_entry(root, entry)
-    [part] = build_report(Place(root, "results")).parts
-    found = {block.title: [sheet.name for sheet in block.sheets] for block in part.blocks if block.sheets}
-    assert found["Results"] == ["cross-dataset", "cross-dataset-from-petals"]
-    assert found["Is it better, or is it luck?"] == [
+    report = build_report(ReportOptions(root, "results"))
+    assert report.headline and [table.name for table in report.headline.tables] == ["cross-dataset"]
+    found = {block.title: [table.name for table in block.tables] for block in report.sections[0].blocks}
+    assert found["Results"] == ["cross-dataset-from-petals"]
+    assert found["Better, or luck?"] == [
         "cross-dataset-comparison-from-tiles",
         "cross-dataset-comparison-from-petals",
     ]
@@ -325,8 +340,8 @@ def test_the_recipe_says_first_what_was_changed_for_all_and_then_for_each(tmp_pa
         ("published", "each method's own, as published", False),
     ):
         begin(tmp_path / recipe, "base-to-novel", datasets=("tiles",), methods=("maple", "procap"), recipe=recipe)
-        ((found,), _) = read_suites(tmp_path / recipe)
-        (said,) = recipes(found)
+        ((found,), _) = find_suites(tmp_path / recipe)
+        (said,) = describe_recipes(found)
         begins, _, changes = said.partition(", but ")
         alone = [one for one in changes.split("; ") if ": " in one]
         shared = [one for one in changes.split("; ") if ": " not in one]
@@ -337,8 +352,8 @@ def test_the_recipe_says_first_what_was_changed_for_all_and_then_for_each(tmp_pa
 
 def test_the_recipe_of_shortened_trainings_is_that_of_whole_ones(tmp_path: Path) -> None:
     begin(tmp_path, "duration", datasets=("tiles",))
-    ((found,), _) = read_suites(tmp_path)
-    assert "epochs 2 instead of 50" in recipes(found)[0]
+    ((found,), _) = find_suites(tmp_path)
+    assert "epochs 2 instead of 50" in describe_recipes(found)[0]
 
 
 def test_results_of_some_images_only_are_said_at_the_top(tmp_path: Path) -> None:
@@ -347,7 +362,8 @@ def test_results_of_some_images_only_are_said_at_the_top(tmp_path: Path) -> None
     config = put_entry(root, entries[0])
     put_score(root, config, entries[0].spec.targets[0], 30, 40, of=200)
     text = write_report(root).read_text()
-    assert "Limited: 1 evaluation looked at the first images" in text.split("<nav")[0]
+    assert "limited evaluations (†)" in words_of(Page(text).root.all("header")[0])
+    assert "Limited: 1 evaluation used the first images" in section(text, "caveats")
     assert "75.00 †" in {words_of(cell) for cell in Page(text).root.all("td")}
 
 
@@ -375,8 +391,7 @@ def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path: Path) 
     assert shown.size == (1600, 450)
     assert (page.parent / "figures/predictions.png").read_bytes() == (folder / "predictions.png").read_bytes()
     (folder / "predictions.png").write_bytes(b"no picture")
-    top = write_report(root).read_text().split("<nav")[0]
-    assert "the figure predictions.png" in top
+    assert "the picture predictions.png" in section(write_report(root).read_text(), "missing")
 
 
 def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_page(tmp_path: Path) -> None:
@@ -396,7 +411,7 @@ def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_
 
     runs = [entry.path for entry in entries]
     assert shown(runs) == ["what predictions shows"]
-    assert "the figure gone.png" in (root / "report/index.html").read_text().split("<nav")[0]
+    assert "the picture gone.png" in section((root / "report/index.html").read_text(), "missing")
     assert shown(runs[1:]) == shown(runs[::-1]) == []
 
 
@@ -405,9 +420,9 @@ def test_what_was_chosen_of_an_older_collection_is_read_from_its_runs(tmp_path: 
     options, entries = begin(root, "base-to-novel", datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
     file = root / "collections/suite/base-to-novel/collection.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "settings": {}}))
-    (found,), troubles = read_suites(root)
-    assert not troubles and found.guessed and found.options == options
-    assert [run.path for run in found.runs] == [entry.path for entry in entries]
+    (found,), problems = find_suites(root)
+    assert not problems and found.guessed and found.options == options
+    assert found.paths == [entry.path for entry in entries]
 
 
 def test_what_another_command_planned_alone_is_no_further_run(tmp_path: Path) -> None:
@@ -418,9 +433,9 @@ def test_what_another_command_planned_alone_is_no_further_run(tmp_path: Path) ->
     (collection,) = read_collections(tmp_path)
     settings = collection.settings | {"methods": ["coop"]}
     write_collection(tmp_path, collection.model_copy(update={"settings": settings}))
-    ((found,), _) = read_suites(tmp_path)
-    assert [run.path for run in found.runs] == [own.path] and found.further == (trained.path,)
-    assert any("has 1 further run made with other flags" in said for said in caveats([found]))
+    ((found,), _) = find_suites(tmp_path)
+    assert found.paths == [own.path] and found.further == (trained.path,)
+    assert any("has 1 further run made with other flags" in one.text for one in list_caveats([found]))
 
 
 @pytest.mark.parametrize(
@@ -437,27 +452,25 @@ def test_settings_have_names_for_people_and_stand_there_once(
     tmp_path: Path, name: str, label: str, values: str
 ) -> None:
     begin(tmp_path, name)
-    ((found,), _) = read_suites(tmp_path)
-    said = dict(facts(found))
-    assert values in said[label] and len(said) == len(facts(found))
+    ((found,), _) = find_suites(tmp_path)
+    said = dict(list_facts(found))
+    assert values in said[label] and len(said) == len(list_facts(found))
     assert all(term[:1].isupper() and "_" not in term and term != "Shots" for term in said)
 
 
-def test_without_a_suite_there_is_nothing_to_report(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    with pytest.raises(UserError, match="no suite was begun"):
-        write_report(tmp_path / "results")
-    with pytest.raises(UsageError, match="did you mean ablation"):
-        write_report(tmp_path / "results", wanted=["abalation"])
-
-
-def test_a_suite_without_any_run_done_is_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suites_without_results_are_on_the_page_and_none_at_all_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "results"
+    root.mkdir()
+    with pytest.raises(UserError, match="no suite was started"):
+        write_report(root)
+    with pytest.raises(UsageError, match="did you mean ablation"):
+        write_report(root, wanted=["abalation"])
     begin(root, "few-shot")
     (root / "collections/suite/duration").mkdir(parents=True)
     (root / "collections/suite/duration/collection.json").write_text("[]")
     assert main(["report", "--results", str(root)]) == 0
     text = Path(capsys.readouterr().out.strip()).read_text()
-    top = text.split("<nav")[0]
-    assert "40 of 40 runs: 40 never begun" in top
-    assert "duration" in top and "collection.json cannot be read" in top
+    assert "40 of 40 runs unfinished: 40 not started." in words_of(Page(text).root.all("header")[0])
+    assert "duration" in section(text, "missing") and "collection.json cannot be read" in section(text, "missing")

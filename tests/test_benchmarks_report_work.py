@@ -8,9 +8,8 @@ from pathlib import Path
 from made_results import put_config, put_score
 from report_pages import Page, begin, put_entry, tables, words_of
 
-from benchmarks.report.read import read_suites
+from benchmarks.report.found import find_suites, merge_unfinished
 from benchmarks.report.report import write_report
-from benchmarks.report.work import all_runs
 from runner.collection import Collection, write_collection
 from runner.results import RankUse, RunFolder, Use, write_json
 
@@ -72,14 +71,14 @@ def test_a_run_of_several_suites_is_counted_as_the_worst_that_it_is(tmp_path: Pa
     config = put_config(root, entries[0].spec.config)
     for target in entries[0].spec.targets:
         put_score(root, config, target, 150, 200)
-    found, _ = read_suites(root)
-    assert [run.state for one in found for run in one.runs] == ["finished", "not evaluated"]
-    for order in (found, found[::-1]):
-        (merged,) = all_runs(order)
-        assert merged.state == "not evaluated" and merged.absent == found[1].runs[0].absent
-        assert len(merged.evaluations) == len(entries[0].spec.targets)
-    top = write_report(root).read_text().split("<nav")[0]
-    assert "1 of 1 run: 1 trained, with evaluations missing." in top
+    found, _ = find_suites(root)
+    assert [[run.state for run in one.unfinished] for one in found] == [[], ["not evaluated"]]
+    assert merge_unfinished(found) == merge_unfinished(found[::-1]) == list(found[1].unfinished)
+    text = write_report(root).read_text()
+    assert "1 of 1 run unfinished: 1 trained, with evaluations missing." in text
+    rows = tables(Page(text).root)["Suites, their runs, and how long they took"].all("tr")
+    evaluations = len(entries[0].spec.targets)
+    assert [words_of(row.all("td")[2]) for row in rows[1:]] == [str(evaluations), "0", str(evaluations)]
 
 
 def test_gpus_count_with_every_process_and_draw_power(tmp_path: Path) -> None:
