@@ -20,8 +20,6 @@ from shards.fewshot import (
     evaluation_labels,
     evaluation_split,
     load_few_shot,
-    parse_classes,
-    select_images,
     select_labels,
 )
 from shards.manifest import lines_digest
@@ -277,13 +275,3 @@ def test_a_test_only_set_has_no_halves_and_nothing_to_train_on(tmp_path):
         evaluation_split(shards, "base")
     with pytest.raises(DataUsageError, match="no images to train on"):
         load_few_shot(shards, 16, 1)
-
-
-def test_new_is_another_word_for_novel(toy):
-    assert parse_classes("new") == "novel"
-    assert load_few_shot(toy, 2, 1, "new").train.paths == load_few_shot(toy, 2, 1, "novel").train.paths
-
-
-def test_select_drops_other_classes(toy):
-    train = toy.split("train")
-    assert set(select_images(train, range(len(train)), [4, 2]).labels.tolist()) <= {0, 1}

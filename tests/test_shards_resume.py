@@ -278,14 +278,3 @@ def test_every_reader_sees_the_same_images_in_the_same_order(counts, per_shard, 
                     cls, side, image = (data for _, data in sample)
                     plain.append((json.loads(side)["path"], int(cls), image))
             assert plain == ours
-
-
-def test_image_library_is_not_needed_to_open(tmp_path):
-    """Opening a set must not wait for imports; only decoding needs Pillow."""
-    pack_source(toy_source(), tmp_path)
-    code = (
-        "import sys; from pathlib import Path; from shards.reader import open_dataset\n"
-        f"split = open_dataset(Path({str(tmp_path)!r}), 'toy').split('test'); split.paths\n"
-        "assert not {'PIL', 'torch'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env=SAME_PATH)

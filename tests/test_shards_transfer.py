@@ -77,23 +77,6 @@ def test_an_error_is_raised_at_its_turn(ahead, broken):
     assert seen == list(range(broken))
 
 
-def test_stop_iteration_inside_the_work_is_an_error_and_not_the_end():
-    with pytest.raises(RuntimeError):
-        list(early([1], lambda item: next(iter(())), 1))
-
-
-def test_what_is_wrapped_is_closed_with_it():
-    for left_after in (1, 3, 5):
-        watched = Watched(5)
-        stream = to_device(watched, CPU)
-        for _ in range(left_after):
-            next(stream)
-        stream.close()
-        assert watched.closed
-    watched = Watched(2)
-    assert len(list(to_device(watched, CPU))) == 2 and watched.closed
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 @pytest.mark.parametrize("pinned", [False, True])

@@ -73,7 +73,7 @@ class RuntimeFlags:
         str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
     ] = ""
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="read shards of a URL from start to end and store none of them")
+        bool, typer.Option("--no-cache", help="evaluate, or train on all images, without storing shards of a URL")
     ] = False
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results"
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto"
