@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from shards.errors import DataError
 
@@ -35,7 +36,7 @@ def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], work
     context = multiprocessing.get_context("spawn")
     # Workers end when this process closes its end of the pipe, or when it is gone.
     reader, writer = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(workers, context, initializer=_end_with, initargs=(reader,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(reader,))
     pending: deque[Future[Result]] = deque()
     try:
         for task in tasks:
@@ -66,7 +67,9 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with(pipe: Connection) -> None:
+def _start_worker(pipe: Connection) -> None:
+    # Tasks pack and decode images. webdataset works without torch, whose import takes ten times as long as all else.
+    cast(dict[str, Any], sys.modules).setdefault("torch", None)
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel
