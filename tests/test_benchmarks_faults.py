@@ -10,7 +10,7 @@ import time
 import pytest
 
 from benchmarks.studies.faults import campaign as faults
-from benchmarks.studies.faults.checks import Watcher, compared, litter, overdue
+from benchmarks.studies.faults.checks import Watcher, compare, count_overdue, list_leftovers
 from benchmarks.studies.faults.ranks import STAGES, Attempt, Signs
 from runner.results import write_json
 from shards.manifest import write_text
@@ -18,14 +18,14 @@ from shards.manifest import write_text
 
 @pytest.fixture(scope="module")
 def finished(few_digits, tmp_path_factory):
-    """A run that nobody killed."""
-    job = faults.job_of("maple", few_digits, tmp_path_factory.mktemp("undisturbed"))
-    faults.undisturbed(job)
+    """A run without kills."""
+    job = faults.make_job("maple", few_digits, tmp_path_factory.mktemp("undisturbed"))
+    faults.run_undisturbed(job)
     return job
 
 
 @pytest.mark.slow
-def test_runs_of_three_seeds_end_as_if_nobody_had_been_killed(tmp_path, capsys, monkeypatch):
+def test_runs_of_three_seeds_end_as_without_kills(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(faults, "EPOCHS", 2)
     monkeypatch.setattr(faults, "METHODS", ("maple",))
     out = tmp_path / "faults.json"
@@ -43,14 +43,14 @@ def test_runs_of_three_seeds_end_as_if_nobody_had_been_killed(tmp_path, capsys, 
 
 def copied(job, folder):
     """The same run in another folder."""
-    other = faults.job_of("maple", job.data, folder)
+    other = faults.make_job("maple", job.data, folder)
     shutil.copytree(job.results, folder)
     return other
 
 
 def test_the_same_results_are_found_to_be_the_same(finished, tmp_path):
     wrong: list[str] = []
-    found = compared(finished, copied(finished, tmp_path / "same"), wrong)
+    found = compare(finished, copied(finished, tmp_path / "same"), wrong)
     assert (found.terms, found.weights, found.counts, wrong) == (0, 0, 0, [])
 
 
@@ -67,7 +67,7 @@ def test_every_kind_of_difference_is_found(finished, tmp_path):
     folder.state.mkdir()
     write_text(folder.state / "x", "")
     wrong: list[str] = []
-    compared(finished, job, wrong)
+    compare(finished, job, wrong)
     for part in ("steps: 7", "fewshot: ", "a loss term is off", "1 counts of right", "state/x was left over"):
         assert sum(part in line for line in wrong) == 1, wrong
     assert len(wrong) == 5
@@ -77,9 +77,9 @@ def test_a_file_that_cannot_be_read_or_a_lock_that_is_held_is_found(finished, tm
     job, wrong = copied(finished, tmp_path / "broken"), []
     watcher = Watcher(job, wrong)
     watcher.look()
-    assert wrong == [] and litter(job) == []
+    assert wrong == [] and list_leftovers(job) == []
     with job.folder.locked():
-        assert litter(job) == [f"{job.folder.path} is still held"]
+        assert list_leftovers(job) == [f"{job.folder.path} is still held"]
     job.folder.checkpoint_file.write_bytes(b"cut")
     job.folder.state.mkdir()
     watcher.look(at_once=True)
@@ -88,14 +88,14 @@ def test_a_file_that_cannot_be_read_or_a_lock_that_is_held_is_found(finished, tm
 
 
 def test_steps_that_were_done_although_a_state_was_due_are_found(few_digits, tmp_path):
-    job = faults.job_of("maple", few_digits, tmp_path)
-    assert overdue(job, Signs([0], [0.0, time.time() + 9])) == 0
+    job = faults.make_job("maple", few_digits, tmp_path)
+    assert count_overdue(job, Signs([0], [0.0, time.time() + 9])) == 0
     job.folder.path.mkdir(parents=True)
     write_text(job.folder.progress_file, "")
     began = job.folder.progress_file.stat().st_mtime
     in_time, late = [began + 0.9 * job.every] * 4, [began + 1.1 * job.every] * 5
-    assert overdue(job, Signs([0], [0.0, *in_time, *late[:3]])) == 0
-    assert overdue(job, Signs([0], [0.0, *in_time, *late])) == 2
+    assert count_overdue(job, Signs([0], [0.0, *in_time, *late[:3]])) == 0
+    assert count_overdue(job, Signs([0], [0.0, *in_time, *late])) == 2
 
 
 def test_a_rank_that_hangs_is_found_and_ended(finished, tmp_path):
@@ -108,7 +108,7 @@ def test_a_rank_that_hangs_is_found_and_ended(finished, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [["--seeds", "0"], ["--processes", "3"], ["--seeds", "many"]])
-def test_campaigns_that_kill_nobody_are_refused(wrong, capsys):
+def test_unusable_flags_are_refused(wrong, capsys):
     with pytest.raises(SystemExit) as stop:
         faults.main(wrong)
     assert stop.value.code == 2 and "seeds" in capsys.readouterr().err

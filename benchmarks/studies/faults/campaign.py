@@ -1,4 +1,4 @@
-"""Kill ranks of trainings with SIGKILL at random moments, go on until they finish, and compare with no kill at all.
+"""Kill ranks of trainings with SIGKILL at random moments, repeat until they finish, and compare with no kill.
 
     python -m benchmarks.studies.faults                       30 seeds, two ranks each; a few minutes on two cores
     python -m benchmarks.studies.faults --seeds 3 --json      a short form, as the test suite has it
@@ -27,7 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import show, show_json
-from benchmarks.studies.faults.checks import TERMS, WEIGHTS, Difference, Watcher, compared, newest_state, overdue
+from benchmarks.studies.faults.checks import (
+    TERMS,
+    WEIGHTS,
+    Difference,
+    Watcher,
+    compare,
+    count_overdue,
+    find_newest_state,
+)
 from benchmarks.studies.faults.ranks import (
     EVALUATING,
     FINISHING,
@@ -69,7 +77,7 @@ class Kill:
 
 
 @dataclass
-class Story:
+class SeedResult:
     """What happened under one seed."""
 
     seed: int
@@ -84,7 +92,7 @@ class Story:
     seconds: float = 0.0
 
 
-def config_of(method: str) -> RunConfig:
+def make_config(method: str) -> RunConfig:
     """A training of some 20 steps at the method's own recipe but for its length and batch; SGD, since AdamW turns a
     gradient that is nearly zero into a whole step of either sign, which rounding decides."""
     overrides = {"epochs": EPOCHS, "batch_size": 4, "optimizer": "sgd", "lr": 0.002, "warmup": "none"}
@@ -101,16 +109,16 @@ def pack_digits(root: Path) -> None:
     pack_source(replace(source, counts={"train": 120, "val": 40, "test": 60}), root)
 
 
-def job_of(method: str, data: Path, results: Path) -> Job:
+def make_job(method: str, data: Path, results: Path) -> Job:
     targets = (Target("digits", "base"), Target("digits", "novel"))
-    return Job(config_of(method), targets, data, results, EPOCHS * STEPS_PER_EPOCH, STATE_SECONDS, TIMEOUT_SECONDS)
+    return Job(make_config(method), targets, data, results, EPOCHS * STEPS_PER_EPOCH, STATE_SECONDS, TIMEOUT_SECONDS)
 
 
-def undisturbed(job: Job) -> None:
-    """The run that all others are compared with: one process that nobody kills."""
+def run_undisturbed(job: Job) -> None:
+    """Do the run that all others are compared with: one process without kills."""
     with Attempt(job, 1) as attempt:
         if not attempt.wait(300.0, lambda: None) or attempt.code(0) != 0:
-            sys.exit(f"the undisturbed run failed: {attempt.said(0)}")
+            sys.exit(f"the undisturbed run failed: {attempt.stderr(0)}")
 
 
 class Campaign:
@@ -119,7 +127,7 @@ class Campaign:
     def __init__(self, seed: int, job: Job, processes: int) -> None:
         self.job, self.processes = job, processes
         self.draw = random.Random(f"faults {seed}")
-        self.story = Story(seed, job.config.method)
+        self.story = SeedResult(seed, job.config.method)
         self.watcher = Watcher(job, self.story.wrong)
         self.stages = [KILLABLE[seed % len(KILLABLE)]]
         if self.draw.random() < 0.5:
@@ -127,7 +135,7 @@ class Campaign:
         # Steps that were done and are not yet known to be kept.
         self._reached = 0
 
-    def run(self, reference: Job) -> Story:
+    def run(self, reference: Job) -> SeedResult:
         began, story = time.monotonic(), self.story
         for stage in self.stages:
             self._attempt(stage)
@@ -138,16 +146,16 @@ class Campaign:
                 story.wrong.append(f"does not finish: {story.unasked[-1]}")
                 break
         else:
-            story.difference = compared(reference, self.job, story.wrong)
+            story.difference = compare(reference, self.job, story.wrong)
         story.looks, story.seconds = self.watcher.looks, time.monotonic() - began
         return story
 
     def _attempt(self, stage: int | None) -> bool:
-        """Repeat the command; whether it finished."""
+        """Repeat the command; gives whether it finished."""
         story, draw = self.story, self.draw
         size = self.processes if not story.sizes else draw.choice(SIZES)
         story.sizes.append(size)
-        kept = newest_state(self.job.folder)
+        kept = find_newest_state(self.job.folder)
         with Attempt(self.job, size) as attempt:
             killed = None if stage is None else self._strike(attempt, stage)
             terminated, began = killed is not None and draw.random() < 0.5, time.monotonic()
@@ -160,13 +168,13 @@ class Campaign:
             self.watcher.look(at_once=True)
             self._follow_up(attempt, kept)
             codes = [attempt.code(rank) for rank in range(size)]
-            said = [attempt.said(rank) for rank in range(size)]
+            said = [attempt.stderr(rank) for rank in range(size)]
             if killed is not None:
                 rank, hit = killed
-                lost = self._reached - newest_state(self.job.folder) if hit <= WRITING else 0
+                lost = self._reached - find_newest_state(self.job.folder) if hit <= WRITING else 0
                 story.kills.append(Kill(STAGES[hit], rank, size, terminated, seconds, max(lost, 0)))
                 others = [(codes[r], said[r]) for r in range(size) if r != rank]
-                story.wrong += [_shown(STAGES[hit], end) for end in others if _unclear(end, terminated)]
+                story.wrong += [_describe_end(STAGES[hit], end) for end in others if _is_unclear(end, terminated)]
                 return False
         if any(codes):
             story.unasked += [text.strip() for text in said if text.strip()] or [f"exit codes {codes}"]
@@ -193,7 +201,7 @@ class Campaign:
         return rank, attempt.stage(rank)
 
     def _follow_up(self, attempt: Attempt, kept: int) -> None:
-        """What an attempt made of the state it found, and whether it saved its own in time."""
+        """Check which state an attempt resumed from, and whether it saved its own in time."""
         story, job = self.story, self.job
         resumed = attempt.signs.resumed_from()
         if resumed is None:
@@ -202,12 +210,12 @@ class Campaign:
             story.wrong.append(f"went on from step {resumed}, the newest state was of step {kept}")
         story.repeated += max(self._reached - resumed, 0)
         self._reached = attempt.signs.reached()
-        late = overdue(job, attempt.signs)
+        late = count_overdue(job, attempt.signs)
         if late:
             story.wrong.append(f"{late} steps were done after a state was due")
 
 
-def _unclear(end: tuple[int | None, str], terminated: bool) -> bool:
+def _is_unclear(end: tuple[int | None, str], terminated: bool) -> bool:
     """Whether a rank that was not killed ended in another way than with one line that says why."""
     code, said = end
     if "internal error" in said or "Traceback" in said or said.count("\n") > 1:
@@ -218,8 +226,8 @@ def _unclear(end: tuple[int | None, str], terminated: bool) -> bool:
     return not (code == 0 or (code == 1 and ("gone without a word" in said or "did not get to" in said)))
 
 
-def _shown(stage: str, end: tuple[int | None, str]) -> str:
-    """Such an end in one line: what a rank said may be pages of frames."""
+def _describe_end(stage: str, end: tuple[int | None, str]) -> str:
+    """An unclear end in one line: a rank may print pages of frames."""
     code, said = end
     lines = said.strip().splitlines() or [""]
     return f"after a kill during {stage} a rank ended with {code} and {len(lines)} lines, the last: {lines[-1]}"
@@ -236,13 +244,13 @@ def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False)
         data = folder / "data"
         pack_digits(data)
         methods = METHODS[:seeds]
-        references = {method: job_of(method, data, folder / "undisturbed") for method in methods}
+        references = {method: make_job(method, data, folder / "undisturbed") for method in methods}
         for job in references.values():
-            undisturbed(job)
+            run_undisturbed(job)
         stories = []
         for seed in range(seeds):
             method = methods[seed % len(methods)]
-            job = job_of(method, data, folder / f"seed-{seed}")
+            job = make_job(method, data, folder / f"seed-{seed}")
             stories.append(Campaign(seed, job, processes).run(references[method]))
             killed = sum(len(story.kills) for story in stories)
             display.update(len(stories), kills=killed, wrong=sum(len(story.wrong) for story in stories))

@@ -1,4 +1,4 @@
-"""What must hold of a run whose ranks were killed: always readable, little lost, the same results, nothing left."""
+"""Check a run whose ranks were killed: always readable, little lost, the same results, nothing left over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Difference:
 
 
 class Watcher:
-    """Reads all result files of a run again and again, as somebody who looks at them meanwhile."""
+    """Reads all result files of a run again and again while it is trained."""
 
     def __init__(self, job: Job, wrong: list[str]) -> None:
         self.job, self.looks = job, 0
@@ -44,7 +44,7 @@ class Watcher:
         self._last = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Read everything, unless that was done a moment ago; what cannot be read is wrong."""
+        """Read everything, unless that was done a moment ago; an unreadable file is noted."""
         if not at_once and time.monotonic() - self._last < LOOK_SECONDS:
             return
         folder = self.job.folder
@@ -54,14 +54,14 @@ class Watcher:
             if (done := folder.train()) is not None:
                 read_prompts(folder.checkpoint_file, done.checkpoint_sha256)
             folder.evaluations()
-            newest_state(folder)
+            find_newest_state(folder)
         except (UserError, ValueError) as error:
             if str(error) not in self._wrong:
                 self._wrong.append(str(error))
         self.looks, self._last = self.looks + 1, time.monotonic()
 
 
-def newest_state(folder: RunFolder) -> int:
+def find_newest_state(folder: RunFolder) -> int:
     """The step of the newest state, 0 without one. Raises ValueError for a file that is not what its name says."""
     newest = 0
     for path in folder.state.glob("step-*"):
@@ -73,7 +73,7 @@ def newest_state(folder: RunFolder) -> int:
     return newest
 
 
-def overdue(job: Job, signs: Signs) -> int:
+def count_overdue(job: Job, signs: Signs) -> int:
     """Steps of an attempt that were done although a state was long due, beyond those that agreeing on it takes."""
     written = [job.folder.progress_file, *job.folder.state.glob("step-*")]
     moments = []
@@ -86,7 +86,7 @@ def overdue(job: Job, signs: Signs) -> int:
     return max(late - LATE_STEPS, 0)
 
 
-def compared(reference: Job, job: Job, wrong: list[str]) -> Difference:
+def compare(reference: Job, job: Job, wrong: list[str]) -> Difference:
     """Compare a finished run with the undisturbed one, and note what may not differ and what may not lie there."""
     wanted, found = _results(reference), _results(job)
     for name in ("steps", "images", "fewshot", "backbone_digest", "manifest_digest"):
@@ -99,15 +99,15 @@ def compared(reference: Job, job: Job, wrong: list[str]) -> Difference:
         wrong.append(f"a weight is off by {difference.weights:.1e}")
     if difference.counts:
         wrong.append(f"{difference.counts} counts of right images differ")
-    wrong += litter(job)
+    wrong += list_leftovers(job)
     return difference
 
 
-def litter(job: Job) -> list[str]:
+def list_leftovers(job: Job) -> list[str]:
     """What a finished run leaves besides its results, and a lock that is still held."""
     folder = job.folder
     for partial in (folder.path / "eval").glob(".*.tmp"):
-        # It could be somebody's for a minute and is then removed by whoever comes by; that minute is skipped here.
+        # A partial file is removed once it is a minute old; its age is set here instead of waiting.
         os.utime(partial, (0, 0))
         folder.tidy()
     files = [folder.config_file, folder.train_file, folder.checkpoint_file, folder.path / ".lock"]

@@ -1,7 +1,7 @@
-"""The ranks of a training as processes of their own, which are watched from outside and killed at a chosen moment.
+"""Run the ranks of a training as processes that are watched from outside and killed at a chosen moment.
 
 A process that imports torch costs seconds, one that is forked nothing: a server of `multiprocessing` imports once and
-forks every rank. What a rank is doing it says in shared memory, which a kill leaves readable.
+forks every rank. A rank writes its stage into shared memory, which a kill leaves readable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_L
 
 @dataclass(frozen=True)
 class Job:
-    """What all ranks do: train `config` and count on `targets`; a command of which every part can be repeated.
+    """The work of all ranks: train `config` and evaluate on `targets`; every part can be repeated.
 
     every: seconds between states. timeout: seconds that ranks wait for each other.
     """
@@ -68,7 +68,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Signs:
-    """Shared memory. stages: what each rank says it is doing; ticks: when each step was done, 0.0 for never."""
+    """Shared memory. stages: the present stage of each rank; ticks: when each step was done, 0.0 for never."""
 
     stages: Any
     ticks: Any
@@ -90,7 +90,7 @@ class Attempt:
 
     def __enter__(self) -> Attempt:
         context = _context()
-        self._said = TemporaryDirectory(prefix="ranks-")
+        self._folder = TemporaryDirectory(prefix="ranks-")
         self.signs = Signs(context.RawArray("i", self.size), context.RawArray("d", self.job.steps + 1))
         port = _free_port()
         self._processes = [
@@ -105,7 +105,7 @@ class Attempt:
     def __exit__(self, *error: object) -> None:
         for rank in self.alive():
             self.signal(rank, signal.SIGKILL)
-        self._said.cleanup()
+        self._folder.cleanup()
 
     def alive(self) -> list[int]:
         return [rank for rank, process in enumerate(self._processes) if process.exitcode is None]
@@ -133,26 +133,26 @@ class Attempt:
         """The exit code, negative for a signal, None while the rank works."""
         return self._processes[rank].exitcode
 
-    def said(self, rank: int) -> str:
+    def stderr(self, rank: int) -> str:
         file = self._file(rank)
         return file.read_text() if file.exists() else ""
 
     def stage(self, rank: int) -> int:
-        """What a rank is doing right now, of `STAGES`."""
-        said: int = self.signs.stages[rank]
-        if said != LOADING:
-            return said
+        """The present stage of a rank, an index of `STAGES`."""
+        stage: int = self.signs.stages[rank]
+        if stage != LOADING:
+            return stage
         reached = self.signs.reached()
         if reached and any(self.job.folder.state.glob(".*.tmp")):
             return WRITING
         return FINISHING if reached == self.job.steps else STEPS if reached else LOADING
 
     def _file(self, rank: int) -> Path:
-        return Path(self._said.name) / f"{rank}.txt"
+        return Path(self._folder.name) / f"{rank}.txt"
 
 
 def _work(job: Job, rank: int, size: int, port: int, output: str, signs: Signs) -> None:
-    """What each rank runs; like the command line it ends with one line where something fails."""
+    """Run one rank; like the command line it ends with one line where something fails."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -189,7 +189,7 @@ def _train_and_count(job: Job, rank: int, signs: Signs) -> None:
 
 @contextmanager
 def _ticking(signs: Signs) -> Iterator[None]:
-    """Every step that is booked is written into `signs`."""
+    """Write the time of every counted step into `signs`."""
     from runner.checkpoint import TrainState
 
     count = TrainState.count
@@ -204,7 +204,7 @@ def _ticking(signs: Signs) -> Iterator[None]:
 
 @functools.cache
 def _context() -> ForkServerContext:
-    """Where ranks come from: a server that starts now and ends with this process."""
+    """The server that ranks are forked from; it starts now and ends with this process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["torch._dynamo", "runner.train", "runner.evaluate", "runner.distributed.process_group", __name__]

@@ -1,4 +1,4 @@
-"""The report of a campaign of kills for people."""
+"""Format the report of a campaign of kills as Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADERS = (
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report for people, in Markdown."""
+    """The report as Markdown."""
     stories = report["seeds"]
     cpu = report["environment"]["cpu"]
     parts = [
@@ -83,7 +83,7 @@ def _notes(report: dict[str, Any]) -> str:
         "  ranks, drawn at random.",
         f"- Ranks wait {report['timeout_seconds']:g} s for each other at most; that is what a rank that dies before",
         "  all have met costs the others where no launcher ends them.",
-        "- Compared with one process that nobody kills: few-shot picks, steps, images, learning rates and counts of",
+        "- Compared with one process without kills: few-shot picks, steps, images, learning rates and counts of",
         f"  every class exactly; loss terms within {report['tolerance']['terms']:g}, weights within "
         f"{report['tolerance']['weights']:g}.",
     ]
