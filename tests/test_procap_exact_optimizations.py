@@ -176,7 +176,7 @@ def training(method: Any, size: int) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("name, options", METHODS)
-def test_every_method_trains_and_classifies_as_the_plain_way(tiny_clip, tiny_space, name, options):
+def test_every_method_trains_and_classifies_as_the_reference(tiny_clip, tiny_space, name, options):
     method = build_method(name, tiny_clip, tiny_space, options, seeded(1))
     plain_loss, plain_grads = training(reference.with_plain_encoders(method), 32)
     images = torch.randn(2, 3, 32, 32, generator=seeded(8))
@@ -235,7 +235,7 @@ def text_work(clip: CLIP, ids: Tensor, optimizations: ExactOptimizations, learne
     return left[0] // unit, left[1] // unit
 
 
-def test_each_saving_leaves_the_rows_it_says(counted):
+def test_each_optimization_leaves_the_rows_it_documents(counted):
     """A row costs 12 units a block: 3 for queries, keys and values, 1 for the output, 8 for the MLP."""
     clip, ids, lengths = counted
     count, longest, shared = len(lengths), max(lengths), 3

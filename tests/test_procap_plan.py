@@ -65,7 +65,7 @@ def test_vision_tower_equals_reference(clip, seed):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_text_tower_equals_reference_with_savings_and_in_full(clip, seed):
+def test_text_tower_equals_reference_with_and_without_optimizations(clip, seed):
     chance = random.Random(seed)
     ids = clip.tokenize([f"X X X X {chance.choice(WORDS)}." for _ in range(3)])
     # Six rows hold the start token, four placeholders and a word: no operation may overwrite an end token.

@@ -276,7 +276,7 @@ def test_one_process_without_a_group_trains_too(finished, clip, tiny_space):
     agree({"terms": trained(engine), **engine.tensors()}, found(finished, "single"), ROUNDING)
 
 
-def test_what_is_wrong_is_said_and_nothing_else(finished):
+def test_errors_are_the_only_output(finished):
     assert "not finite" in (finished / "not-finite.txt").read_text()
     assert "reduce_bucket_size" in (finished / "refusal.txt").read_text()
     assert (finished / "said.txt").read_text() == ""
@@ -289,7 +289,7 @@ def test_four_processes_hand_a_state_to_one(tmp_path, clip, tiny_space):
     goes_on_alone(tmp_path / "results", clip, tiny_space)
 
 
-def test_without_deepspeed_one_line_says_so(monkeypatch, clip, tiny_space):
+def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_space):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(UserError, match=r"needs the package deepspeed.*--engine ddp"):
         DeepSpeedEngine(method_on(clip, tiny_space), planned(), deepspeed_config(planned(), 1))

@@ -296,7 +296,7 @@ def test_a_folder_that_turns_readonly_ends_all_with_one_line_and_loses_nothing(c
     assert_same(straight, results, few_digits)
 
 
-def test_a_loss_that_is_not_finite_is_said_once_and_ends_all(command, tmp_path):
+def test_a_loss_that_is_not_finite_is_reported_once_and_ends_all(command, tmp_path):
     ends = run_ranks(2, procap, command(tmp_path, lr="1e30"), 0.0)
     assert codes(ends) == [1, 1]
     (line,) = told(ends)

@@ -120,7 +120,7 @@ def test_one_computation_serves_all_methods_that_prompt_the_text_alone(plan, wit
 
 
 @pytest.mark.parametrize("method", PROMPTED)
-def test_prompts_in_the_image_tower_keep_away_from_it(plan, runtime, answer, decoded, method):
+def test_methods_with_prompts_in_the_image_tower_use_no_stored_features(plan, runtime, answer, decoded, method):
     answer(plan("zeroshot"), ALL, runtime)
     [file] = files(runtime)
     before = file.read_bytes()
@@ -147,7 +147,7 @@ def test_the_classifier_decides_and_a_plug_in_that_looks_at_images_itself_is_lef
     assert not reads_plain_features(lambda images: images, tiny_clip)
 
 
-def test_halves_and_limits_share_what_is_known(plan, without, runtime, answer, decoded):
+def test_halves_and_limits_share_stored_features(plan, without, runtime, answer, decoded):
     config = plan("coop")
     base, _ = answer(config, BASE, runtime)
     few, _ = answer(config, ALL, dataclasses.replace(runtime, limit=20))
@@ -163,7 +163,7 @@ def test_halves_and_limits_share_what_is_known(plan, without, runtime, answer, d
     assert result.per_class == plain.per_class
 
 
-def test_filling_of_shared_streams_is_never_remembered(plan, without, runtime, answer, monkeypatch):
+def test_padding_is_never_stored(plan, without, runtime, answer, monkeypatch):
     def of_seven_processes(*args: object, **options: object) -> Iterator[tuple[torch.Tensor, ...]]:
         for rank in range(7):
             yield from evaluation_batches(*args, **options | {"rank": rank, "world_size": 7})  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ def test_filling_of_shared_streams_is_never_remembered(plan, without, runtime, a
     assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
 
 
-def test_force_computes_again_and_replaces_what_was_kept(plan, without, runtime, answer, decoded, tiny_geometry):
+def test_force_computes_again_and_replaces_stored_features(plan, without, runtime, answer, decoded, tiny_geometry):
     config, wide = plan("zeroshot"), tiny_geometry.embed_dim
     answer(config, BASE, runtime)
     [file] = files(runtime)
@@ -196,7 +196,7 @@ def test_force_computes_again_and_replaces_what_was_kept(plan, without, runtime,
     assert torch.equal(right, wanted) and file.read_bytes() == sound
 
 
-def test_what_was_encoded_before_a_broken_image_is_kept(plan, runtime, answer, monkeypatch):
+def test_features_encoded_before_a_broken_image_are_stored(plan, runtime, answer, monkeypatch):
     image = Split.image
 
     def broken(split: Split, i: int):
@@ -230,7 +230,7 @@ def test_on_a_gpu_kept_features_give_the_same_answers_and_those_of_a_cpu_are_not
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(FeatureKey)])
-def test_whatever_decides_the_numbers_has_a_file_of_its_own(field):
+def test_everything_that_changes_features_has_a_file_of_its_own(field):
     assert dataclasses.replace(KEY, **{field: "other"}).file != KEY.file
     assert dataclasses.replace(KEY).file == KEY.file
 
@@ -296,7 +296,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, damage):
+def test_a_damaged_file_is_replaced_with_a_warning(tmp_path, damage):
     file = put(tmp_path, [1, 2, 3]).path
     sound = file.read_bytes()
     file.write_bytes(damage(sound))
@@ -319,7 +319,7 @@ def test_features_that_are_not_finite_are_never_kept(tmp_path):
     assert FeatureStore(tmp_path, KEY).contains(np.arange(3)).tolist() == [True, False, False]
 
 
-def test_a_folder_that_cannot_be_written_costs_a_note(plan, runtime, answer):
+def test_a_read_only_folder_is_a_warning(plan, runtime, answer):
     assert runtime.features
     runtime.features.write_text("a file in its runtime")
     with pytest.warns(UserWarning, match="not kept") as notes:

@@ -60,9 +60,7 @@ def only_the_first_speaks(ends: list[Ended]) -> Ended:
     return first
 
 
-def test_runs_of_one_command_are_trained_and_evaluated_together_and_spoken_of_once(
-    few_digits, tiny_checkpoint, tmp_path, monkeypatch, capsys
-):
+def test_ranks_train_and_evaluate_together_and_print_once(few_digits, tiny_checkpoint, tmp_path, monkeypatch, capsys):
     """Only the first host gets a results folder; one process alone counts the same on what was trained there."""
     chosen = [*QUICK, "--methods", "zeroshot,coop", "--epochs", "1"]
     chosen += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits)]
@@ -111,7 +109,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("size", "line", "code", "words"), WRONG, ids=[line for _, line, _, _ in WRONG])
-def test_what_is_wrong_for_all_processes_is_said_once(few_digits, tiny_checkpoint, tmp_path, size, line, code, words):
+def test_an_error_of_all_ranks_is_reported_once(few_digits, tiny_checkpoint, tmp_path, size, line, code, words):
     command, *given = line.split()
     flags = [*QUICK, "--data", str(few_digits), "--backbone", str(tiny_checkpoint)] if "--methods" in given else []
     ends = launch(size, tmp_path, command, *flags, *given)

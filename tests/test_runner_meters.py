@@ -250,7 +250,7 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
     assert "a remark [5]" in shown
 
 
-def test_how_long_something_may_take_is_said_as_exactly_as_a_guess_deserves():
+def test_estimated_durations_have_few_digits():
     seconds = (3.2, 89.4, 204, 599, 4800, 7200, 172_000, 3e5)
     assert [format_duration(one) for one in seconds] == [
         "3 s", "89 s", "3.4 min", "10 min", "80 min", "2.0 h", "47.8 h", "3.5 days",

@@ -43,7 +43,7 @@ def test_a_run_as_published_is_called_by_its_method_data_classes_and_seed(method
         ({"picks": "0123456789abcdef"}, "picks 0123456789abcdef"),
     ],
 )
-def test_what_is_not_as_published_follows(changes: dict[str, Any], said: str) -> None:
+def test_changes_from_the_published_run_follow(changes: dict[str, Any], said: str) -> None:
     assert run_name(planned(**changes)) == f"coop · digits · base · seed 1 · {said}"
 
 

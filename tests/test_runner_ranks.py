@@ -152,7 +152,7 @@ def work_together(folder: str) -> None:
 
 
 @pytest.mark.parametrize("size", (2, 4))
-def test_processes_compute_and_decide_what_one_does(size: int, tmp_path: Path) -> None:
+def test_several_ranks_compute_and_decide_as_one(size: int, tmp_path: Path) -> None:
     for end in run_ranks(size, work_together, str(tmp_path)):
         assert (end.code, end.out, end.err) == (0, "done\n", "")
 
@@ -252,14 +252,14 @@ def finish() -> None:
     assert not threads_of_groups()
 
 
-def test_a_run_that_ended_well_says_nothing_and_exits_with_zero() -> None:
+def test_a_successful_run_prints_nothing_and_exits_with_zero() -> None:
     with ExitStack() as stack:
         # An interpreter's end takes a second: not all need to be seen to it, since no threads are left that disturb it.
         for processes in [stack.enter_context(Processes(2, finish, to_the_end=again < 2)) for again in range(5)]:
             assert [(end.code, end.err) for end in processes.wait()] == [(0, "")] * 2
 
 
-def test_all_ranks_end_with_the_reason_of_the_one_that_failed() -> None:
+def test_all_ranks_end_with_the_error_of_the_rank_that_failed() -> None:
     said = {"error": "no space left on /results", "bug": "ZeroDivisionError: by zero", "interrupt": "interrupted"}
     # Rank 0 keeps the store in which the reason is read.
     cases = [("error", 2, 4), ("error", 0, 4), ("bug", 1, 2), ("interrupt", 1, 2)]
@@ -301,7 +301,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None:
+def test_the_first_error_counts_and_a_later_interrupt_does_not() -> None:
     store, ranks = torch.distributed.HashStore(), [Ranks(rank, 3, rank, 3) for rank in range(3)]
     stores = [ErrorStore(store, one) for one in ranks]
     stores[2].report("disk full")
@@ -318,7 +318,7 @@ def test_the_first_reason_counts_and_a_stop_that_follows_it_is_not_one() -> None
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_rank_that_fails_stays_until_the_others_know_why() -> None:
+def test_a_failing_rank_waits_until_the_others_have_read_its_error() -> None:
     store, late = torch.distributed.HashStore(), list[ErrorStore]()
 
     def come_late() -> None:
@@ -344,7 +344,7 @@ def come_alone(timeout: float, absent: int) -> None:
         raise AssertionError("somebody else came")
 
 
-def test_ranks_that_do_not_meet_say_where_they_waited() -> None:
+def test_ranks_that_do_not_connect_name_the_address() -> None:
     with Processes(2, come_alone, 1, 0) as apart, Processes(2, come_alone, 1, 1) as other:
         for processes, rank in ((apart, 1), (other, 0)):
             code, said = processes.code(rank), processes.said(rank, "err")
@@ -367,7 +367,7 @@ TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
-def test_ranks_are_what_the_launcher_announced() -> None:
+def test_ranks_are_read_from_the_environment() -> None:
     assert ranks_from_environment({}) == ALONE
     assert ranks_from_environment(TORCHRUN | MASTER) == Ranks(5, 8, 1, 4)
     deepspeed = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
@@ -387,7 +387,7 @@ def test_ranks_are_what_the_launcher_announced() -> None:
         ({"MASTER_PORT": ""}, "but not MASTER_PORT"),
     ),
 )
-def test_absurd_announcements_are_refused_in_one_line(change: dict[str, str], words: str) -> None:
+def test_contradictory_environment_variables_are_refused_in_one_line(change: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
         ranks_from_environment(TORCHRUN | MASTER | change)
     assert "\n" not in str(refused.value)

@@ -159,7 +159,7 @@ def test_libraries_are_kept_offline_unless_the_user_says_otherwise(monkeypatch):
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-def test_a_disk_without_locks_holds_nobody_up(tmp_path, monkeypatch):
+def test_a_disk_without_locks_blocks_no_run(tmp_path, monkeypatch):
     """As some network disks are; a run there is kept apart by whoever hands it out."""
     import errno
     import fcntl

@@ -168,7 +168,9 @@ def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[Run
 
 
 @pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), pytest.param("sgd", (5,), marks=pytest.mark.slow)])
-def test_killed_at_any_moment_it_ends_with_the_same_bits(forge, configs, straight, few_digits, tmp_path, name, kills):
+def test_a_run_killed_at_any_moment_ends_with_the_same_bits(
+    forge, configs, straight, few_digits, tmp_path, name, kills
+):
     config = configs[name]
     undisturbed, wanted = straight(name)
     assert wanted.steps == STEPS
@@ -192,7 +194,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_bits(forge, configs, straigh
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_asked_to_stop_it_saves_the_step_and_goes_on_from_there(forge, configs, straight, tmp_path, number):
+def test_a_signal_saves_the_step_and_the_run_resumes_from_it(forge, configs, straight, tmp_path, number):
     config = configs["sgd"]
     folder = RunFolder(tmp_path / config.path)
     # Nothing is saved at this pace, so the state that is found is the signal's.
@@ -241,7 +243,7 @@ def test_other_data_than_at_the_start_is_refused(stopped, few_digits, tmp_path):
     assert sorted(folder.state.iterdir()) == states
 
 
-def test_a_broken_newest_state_costs_a_step_and_changes_nothing(stopped, straight, few_digits, tmp_path, caplog):
+def test_a_broken_newest_state_costs_a_step_and_changes_no_bit(stopped, straight, few_digits, tmp_path, caplog):
     config, folder = stopped
     newest = max(folder.state.glob("step-*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:100])

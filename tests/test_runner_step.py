@@ -104,7 +104,7 @@ def test_a_batch_of_another_size_is_run_as_it_is(tiny_clip, tiny_space):
     assert graphs.replayed == 6
 
 
-def test_what_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
+def test_a_step_that_cannot_be_captured_runs_eagerly_with_a_warning(tiny_clip, tiny_space, caplog):
     plain = training(tiny_clip, tiny_space, "coop")
     refused = training(tiny_clip, tiny_space, "coop", Again(refuses=1))
     refused[2].capture(batch_of(refused[0], 99))
@@ -124,7 +124,7 @@ def test_replayed_evaluation_handles_the_short_last_batch_and_keeps_what_it_gave
         assert torch.equal(logits, classify(images))
 
 
-def test_an_evaluation_that_cannot_be_recorded_is_run_and_said(tiny_clip, tiny_space, caplog):
+def test_an_evaluation_that_cannot_be_captured_runs_eagerly_with_a_warning(tiny_clip, tiny_space, caplog):
     classify = build_method("coop", tiny_clip, tiny_space, {}, seeded(1)).classifier()
     images = torch.randn(2, 3, 32, 32, generator=seeded(2))
     assert torch.equal(GraphedFunction(classify, Again(refuses=0))(images), classify(images))

@@ -55,7 +55,7 @@ def seconds_of_training(result: TrainResult) -> float:
     return sum(seconds for name, seconds in result.phases.items() if name not in APART)
 
 
-def test_what_training_says_of_itself(finished, runtime):
+def test_train_json_describes_the_training(finished, runtime):
     config, result = finished
     assert (result.steps, result.images) == (4, 20)
     assert [log.lr for log in result.epochs] == [learning_rate(config.recipe, epoch) for epoch in range(2)]
@@ -84,7 +84,7 @@ def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
     assert file.stat().st_mtime_ns == before
 
 
-def test_what_a_kill_left_of_a_finished_run_is_cleared_away(plan, runtime, tmp_path, monkeypatch):
+def test_leftovers_of_a_killed_finished_run_are_removed(plan, runtime, tmp_path, monkeypatch):
     config, runtime = plan(seed=4), dataclasses.replace(runtime, results=tmp_path, checkpoint_seconds=0.0)
 
     def killed(folder):
@@ -106,7 +106,7 @@ def test_what_a_kill_left_of_a_finished_run_is_cleared_away(plan, runtime, tmp_p
 
 
 @pytest.mark.parametrize(("epochs", "warned"), [(1, True), (2, False)])
-def test_a_schedule_that_never_leaves_its_warm_up_is_said(plan, runtime, tmp_path, capsys, epochs, warned):
+def test_a_schedule_that_never_leaves_its_warm_up_is_reported(plan, runtime, tmp_path, capsys, epochs, warned):
     train(plan(overrides={"epochs": epochs}), dataclasses.replace(runtime, results=tmp_path, quiet=False))
     out, err = capsys.readouterr()
     assert out == ""
@@ -286,7 +286,7 @@ def test_other_content_of_another_target_is_counted_anew_only_with_force(finishe
     assert evaluate(config, target, there) == again
 
 
-def test_missing_data_is_said_in_one_line_and_leaves_no_run_behind(plan, runtime, tmp_path):
+def test_missing_data_is_reported_in_one_line_and_leaves_no_run_behind(plan, runtime, tmp_path):
     with pytest.raises(DataError, match="procap data pack digits"):
         train(plan(), RuntimeConfig(tmp_path / "none", tmp_path, device="cpu", tracking_uri="off", quiet=True))
     assert not list(Path(tmp_path).rglob("*.json"))

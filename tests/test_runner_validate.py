@@ -106,7 +106,7 @@ def test_a_run_that_is_paused_after_every_epoch_ends_with_the_same_bits(config, 
 
 
 @pytest.mark.parametrize("method", SMALL)
-def test_who_watches_changes_no_bit_of_any_method(method, tiny_checkpoint, runtime, tmp_path):
+def test_callbacks_change_no_bit_of_any_method(method, tiny_checkpoint, runtime, tmp_path):
     config = planned(str(tiny_checkpoint), method, overrides={"epochs": 2})
     alone = replace(runtime, results=tmp_path / "alone")
     train(config, alone)
@@ -131,13 +131,13 @@ def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, s
     assert len({count.correct for count in counts if count.target == str(BASE)}) > 1
 
 
-def test_nobody_chooses_on_a_test_split():
+def test_validation_on_a_test_split_is_refused():
     for split in ("test", "all"):
         with pytest.raises(UsageError, match=rf"digits:novel:{split} is no target to choose by: name its val or train"):
             Validation((BASE, Target("digits", "novel", split)))
 
 
-def test_counting_is_no_part_of_the_seconds_and_rates_of_a_training(config, runtime, monkeypatch):
+def test_validation_does_not_count_in_seconds_and_rates_of_a_training(config, runtime, monkeypatch):
     plain = runner.validate.Validator.validate
     spent: list[float] = []
 
@@ -161,7 +161,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("error", [Stop, SystemExit, KeyboardInterrupt])
-def test_a_watcher_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config, straight, runtime, error):
+def test_a_callback_that_raises_leaves_the_state_of_that_epoch_and_no_lock(config, straight, runtime, error):
     folder = folder_of(config, runtime)
 
     def end(record: EpochRecord) -> None:
@@ -221,7 +221,7 @@ def test_counts_of_weights_that_are_lost_are_replaced(config, straight, runtime)
     assert folder.validation() == straight.validation()
 
 
-def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, straight, runtime):
+def test_missing_counts_of_the_last_epoch_are_added_on_resume(config, straight, runtime):
     folder = folder_of(config, runtime)
     train(config, runtime, until=1, callbacks=Callbacks(HALVES))
     train(config, runtime, until=2)
@@ -232,7 +232,7 @@ def test_what_was_not_counted_of_the_epoch_that_has_ended_is_filled_in(config, s
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def test_every_epoch_is_told_once_over_pauses_wherever_states_were_saved(config, runtime, monkeypatch):
+def test_the_callback_gets_every_epoch_once_over_pauses(config, runtime, monkeypatch):
     # Due at every step and never at the end of an epoch: the state of its last step does not know yet that it ended.
     monkeypatch.setattr(
         runner.checkpointer.Checkpointer, "is_due", lambda checkpointer, seconds, *, epoch_end=False: not epoch_end
@@ -243,7 +243,7 @@ def test_every_epoch_is_told_once_over_pauses_wherever_states_were_saved(config,
     assert told == [0, 1, 2, 3]
 
 
-def test_the_last_epoch_is_told_once_when_only_the_end_is_missing(config, straight, runtime, monkeypatch):
+def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(config, straight, runtime, monkeypatch):
     folder = folder_of(config, runtime)
     told: list[EpochRecord] = []
 
@@ -258,7 +258,7 @@ def test_the_last_epoch_is_told_once_when_only_the_end_is_missing(config, straig
     assert folder.validation() == straight.validation()[-2:]
 
 
-def test_a_run_that_is_there_already_is_not_loaded_again(config, runtime, monkeypatch):
+def test_a_paused_run_is_not_loaded_again(config, runtime, monkeypatch):
     train(config, runtime, until=3, callbacks=Callbacks(HALVES))
 
     def loads(*arguments: object) -> None:
@@ -275,7 +275,7 @@ def test_a_run_that_is_there_already_is_not_loaded_again(config, runtime, monkey
     assert isinstance(again, Progress) and len(again.epochs) == 1
 
 
-def test_asked_to_stop_while_it_counts_it_saves_and_counts_later(config, straight, runtime, monkeypatch):
+def test_a_signal_during_validation_saves_and_validates_later(config, straight, runtime, monkeypatch):
     folder, plain = folder_of(config, runtime), runner.validate.to_device
 
     def signalled(*arguments: Any, **more: Any) -> Any:
@@ -334,7 +334,7 @@ def train_until_the_watcher_stops(data: str, results: str, checkpoint: str) -> N
         train(planned(checkpoint), runtime, group=group, callbacks=Callbacks(HALVES, stop if ranks.first else None))
 
 
-def test_a_watcher_that_raises_ends_all_processes_of_a_run(few_digits, tiny_checkpoint, tmp_path):
+def test_a_callback_that_raises_ends_all_ranks(few_digits, tiny_checkpoint, tmp_path):
     results = tmp_path / "results"
     ends = run_ranks(2, train_until_the_watcher_stops, str(few_digits), str(results), str(tiny_checkpoint))
     assert [end.code for end in ends] == [1, 1]
