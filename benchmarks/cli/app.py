@@ -148,9 +148,9 @@ def run(argv: list[str] | None = None) -> int:
         message, exit_code = explain(error)
         message += unforced(arguments) if exit_code > 128 else ""
         tell_launcher(f"procap: {message}")
-        spoken = getattr(error, "spoken", None)
+        printed = getattr(error, "printed_elsewhere", None)
         # Before the process group exists, all processes of a machine run into the same errors.
-        if speaks_here() if spoken is None else not spoken:
+        if speaks_here() if printed is None else not printed:
             if verbose:
                 traceback.print_exc()
             print(f"procap: {message}", file=sys.stderr)
