@@ -1,12 +1,14 @@
-"""The paper: its suites, tables, figures and report, the measurements of speed, and the command line of it all.
+"""The paper: its suites, tables, plots and report, and the command line.
 
-cli, command_line, commands    what people type, and what each command does
-suites, bench                  the experiments by name, and how they are chosen, planned and finished
-scores, tables, sheets         figures from result files, and tables as Markdown, CSV, LaTeX and JSON
-significance, published        is it better, is it what the paper printed
-figures, qualitative, report   what people look at
-sweeps, tracking               searches as they are asked for and shown, MLflow's pages
-cost, cluster_simulation       what runs will take, here and on clusters that nobody has yet
-runtime, scaling, faults       measured: speed, processes, kills; also loader, cpu_settings and cross_attention
-train_mini                     how the embedded CLIP was made
+console      terminal output, errors, text of flags
+results      one table of all results, statistics, published numbers
+tables       tables, as Markdown, CSV, LaTeX, HTML and JSON
+plots        plots of results
+suites       the experiments by name: their runs, tables and plots
+sweeps       files, tables and plots of hyperparameter sweeps
+runtime      speed beside the public MaPLe code
+qualitative  predictions, attention and prompts
+report       one HTML page of every suite
+cli          one file per command of `procap`
+studies      measurements of this program itself, run by hand and not shipped
 """

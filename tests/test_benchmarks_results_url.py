@@ -10,7 +10,7 @@ from test_cluster_sweep import sweep_settings
 from benchmarks.cli import bench as bench_command
 from benchmarks.cli import execution, main
 from benchmarks.cli.flags import EngineFlags, RuntimeFlags
-from benchmarks.sweeps.table import make_commands
+from benchmarks.cli.sweep_settings import make_commands
 from cluster.launcher import launch
 from cluster.sweep import Sweep
 from runner.stop_signals import Interrupted

@@ -26,14 +26,6 @@ INSIDE = {
 HEAVY = {"ray", "mlflow", "deepspeed", "matplotlib", "optuna", "sklearn", "scipy", "pandas"}
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
-STILL_UPWARD = {
-    ("benchmarks.report", "benchmarks.cli"),
-    ("benchmarks.sweeps", "benchmarks.cli"),
-}
-"""Upward imports that are still there, (importing package, imported package): to be emptied."""
-STILL_IN_CYCLES = {"procap", "shards", "runner", "benchmarks"}
-"""Packages in which some modules still import each other: to be emptied."""
-
 
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -75,10 +67,6 @@ def imported_modules(name: str) -> set[str]:
         if module in MODULES and module != name:
             found.add(module)
     return found
-
-
-def folder(module: str) -> str:
-    return ".".join(module.split(".")[:2])
 
 
 def layer(module: str) -> tuple[int, int]:
@@ -140,16 +128,12 @@ def test_modules_import_lower_layers_only() -> None:
     assert len(FILES) > 200
     found = {(name, other) for name in MODULES for other in imported_modules(name) if not is_allowed(name, other)}
     found |= {(name, ".") for name, path in MODULES.items() if "." in {module for module, _, _ in imports(parse(path))}}
-    new = [f"{a} -> {b}" for a, b in sorted(found) if (folder(a), folder(b)) not in STILL_UPWARD]
-    assert not new, "\n".join(new)
+    assert not found, "\n".join(f"{a} -> {b}" for a, b in sorted(found))
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
     found = cycles({name: imported_modules(name) for name in MODULES})
-    new = [
-        " <> ".join(group) for group in found if not STILL_IN_CYCLES.issuperset(name.split(".")[0] for name in group)
-    ]
-    assert not new, "\n".join(new)
+    assert not found, "\n".join(" <> ".join(group) for group in found)
 
 
 def test_every_folder_of_benchmarks_has_a_layer() -> None:

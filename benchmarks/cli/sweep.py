@@ -85,9 +85,9 @@ def sweep(
         return sweep(context=context, **merge_file(context, file, typed_names(context)) | {"file": None})
     from benchmarks.cli.data_few_shot import store_file
     from benchmarks.cli.selection import runtime_config
+    from benchmarks.cli.sweep_settings import make_settings
     from benchmarks.console.packing import ensure_packed
     from benchmarks.suites.checks import check_engine
-    from benchmarks.sweeps.settings import make_settings
     from cluster.configuration import SweepFolder, check_values, draw, make_runs
     from procap.errors import UsageError
     from runner.environment import library_defaults, resolve_device
@@ -202,6 +202,7 @@ def _requirements(settings: SweepSettings, paths: StoragePaths) -> Any:
 
 def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, output: OutputFlags) -> None:
     """Write summary and plot; print the table, the best configurations and the commands that train and test them."""
+    from benchmarks.cli.sweep_settings import make_commands
     from benchmarks.console.output import note, plural, show, show_json
     from benchmarks.sweeps import table
     from benchmarks.sweeps.figure import draw_sweep
@@ -212,7 +213,7 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
     commands = [
         line
         for one in table.find_winners(settings, found)
-        for line in table.make_commands(settings, one.values, runtime, engine)
+        for line in make_commands(settings, one.values, runtime, engine)
     ]
     document = table.summarize(settings, found, commands)
     write_json(searched.folder.path / "summary.json", document)

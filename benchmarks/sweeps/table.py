@@ -1,18 +1,14 @@
-"""Tables and summary of a sweep, and the commands that train and test its best configuration."""
+"""Tables and summary of a sweep."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, command_line
 from benchmarks.console.output import columns
 from cluster.configuration import Configuration, SweepSettings
 from cluster.space import Values
-from cluster.submit import find_secret
-from shards.urls import redact
 
 SHOWN = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
 
@@ -90,57 +86,6 @@ def method_of(settings: SweepSettings, values: Values) -> str:
     return str(values.get("method", settings.methods[0]))
 
 
-def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, parallel: EngineFlags) -> list[str]:
-    """The commands that train a configuration with all seeds and test it.
-
-    A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
-    """
-    method = method_of(settings, values)
-    changes, options = dict(settings.overrides), dict(settings.options.get(method, {}))
-    for field, value in values.items():
-        group, _, name = field.partition(".")
-        if name:
-            (changes if group == "recipe" else options)[name] = value
-    flags = {name: changes.pop(name) for name in ("epochs", "batch_size", "lr") if name in changes}
-    shots = values.get("shots", settings.shots)
-    datasets = [values["dataset"]] if "dataset" in values else settings.datasets
-    pretrained = values.get("pretrained", settings.pretrained)
-    chosen = {name: values.get(name, getattr(settings, name)) for name in ("backbone", "precision", "recipe")}
-    selection = SelectionFlags(
-        methods=method,
-        datasets=",".join(map(str, datasets)),
-        seeds=",".join(map(str, settings.seeds)),
-        shots="" if shots == 16 else str(shots or "full"),
-        classes="" if settings.classes == "base" else settings.classes,
-        backbone="" if chosen["backbone"] == "mini" else chosen["backbone"],
-        pretrained=pretrained or "",
-        precision="" if chosen["precision"] == "fp32" else chosen["precision"],
-    )
-    training = RecipeFlags(
-        recipe="" if chosen["recipe"] == "published" else chosen["recipe"],
-        option=[f"{name}={_format_option(value)}" for name, value in options.items()] or None,
-        recipe_field=[f"{name}={_format_option(value)}" for name, value in changes.items()] or None,
-        few_shot_samples=settings.few_shot_samples,
-        **flags,
-    )
-    place = replace(
-        place,
-        data=_without_password(place.data),
-        results=_without_password(place.results),
-        tracking=_without_password(place.tracking),
-    )
-    tested = replace(place, timeout=RuntimeFlags().timeout)
-    return [
-        f"procap train {command_line(selection, training, place, parallel)}".rstrip(),
-        f"procap eval {command_line(selection, training, tested)}".rstrip(),
-    ]
-
-
-def _without_password(text: str) -> str:
-    """Without its password: what is printed is also written to a file that others read."""
-    return redact(text) if find_secret(text) else text
-
-
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
     """The document of `--json` and summary.json."""
     first = find_best(settings, configurations)
@@ -170,16 +115,6 @@ def _format_score(one: Configuration) -> str:
     if one.score is None:
         return "-"
     return f"{one.score:.2f}" if one.spread is None else f"{one.score:.2f} ± {one.spread:.2f}"
-
-
-def _format_option(value: Any) -> str:
-    """As it follows `=` on the command line: a text without quotes, unless it would be read as JSON."""
-    if isinstance(value, str):
-        try:
-            json.loads(value)
-        except json.JSONDecodeError:
-            return value
-    return json.dumps(value)
 
 
 def _format_value(value: Any) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.cli.flags import RecipeFlags, SelectionFlags, SweepFlags
+from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags, command_line
 from benchmarks.cli.selection import recipe_changes
 from benchmarks.console.parse import (
     parse_datasets,
@@ -16,10 +18,13 @@ from benchmarks.console.parse import (
     parse_shot_count,
     split_names,
 )
+from benchmarks.sweeps.table import method_of
 from cluster.configuration import METRICS, Search, SweepSettings
-from cluster.space import Domain, parse_param
+from cluster.space import Domain, Values, parse_param
+from cluster.submit import find_secret
 from procap.errors import UsageError, unknown_name
 from runner.config import explain_validation_error
+from shards.urls import redact
 
 MOST_LISTED = 100_000
 """Configurations of a grid."""
@@ -191,3 +196,64 @@ def _check(settings: SweepSettings) -> None:
         raise UsageError(
             f"--search {settings.search} has nothing to choose: give --param, as in --param 'lr=loguniform(1e-5,1e-2)'"
         )
+
+
+def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, parallel: EngineFlags) -> list[str]:
+    """The commands that train a configuration with all seeds and test it.
+
+    A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
+    """
+    method = method_of(settings, values)
+    changes, options = dict(settings.overrides), dict(settings.options.get(method, {}))
+    for field, value in values.items():
+        group, _, name = field.partition(".")
+        if name:
+            (changes if group == "recipe" else options)[name] = value
+    flags = {name: changes.pop(name) for name in ("epochs", "batch_size", "lr") if name in changes}
+    shots = values.get("shots", settings.shots)
+    datasets = [values["dataset"]] if "dataset" in values else settings.datasets
+    pretrained = values.get("pretrained", settings.pretrained)
+    chosen = {name: values.get(name, getattr(settings, name)) for name in ("backbone", "precision", "recipe")}
+    selection = SelectionFlags(
+        methods=method,
+        datasets=",".join(map(str, datasets)),
+        seeds=",".join(map(str, settings.seeds)),
+        shots="" if shots == 16 else str(shots or "full"),
+        classes="" if settings.classes == "base" else settings.classes,
+        backbone="" if chosen["backbone"] == "mini" else chosen["backbone"],
+        pretrained=pretrained or "",
+        precision="" if chosen["precision"] == "fp32" else chosen["precision"],
+    )
+    training = RecipeFlags(
+        recipe="" if chosen["recipe"] == "published" else chosen["recipe"],
+        option=[f"{name}={_format_option(value)}" for name, value in options.items()] or None,
+        recipe_field=[f"{name}={_format_option(value)}" for name, value in changes.items()] or None,
+        few_shot_samples=settings.few_shot_samples,
+        **flags,
+    )
+    place = replace(
+        place,
+        data=_without_password(place.data),
+        results=_without_password(place.results),
+        tracking=_without_password(place.tracking),
+    )
+    tested = replace(place, timeout=RuntimeFlags().timeout)
+    return [
+        f"procap train {command_line(selection, training, place, parallel)}".rstrip(),
+        f"procap eval {command_line(selection, training, tested)}".rstrip(),
+    ]
+
+
+def _without_password(text: str) -> str:
+    """Without its password: what is printed is also written to a file that others read."""
+    return redact(text) if find_secret(text) else text
+
+
+def _format_option(value: Any) -> str:
+    """As it follows `=` on the command line: a text without quotes, unless it would be read as JSON."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return json.dumps(value)
