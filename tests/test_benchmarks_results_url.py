@@ -47,6 +47,7 @@ def test_the_record_of_an_interrupted_suite_is_uploaded(at, there, monkeypatch, 
     assert collection["status"] == "interrupted" and len(collection["runs"]) == 1
 
 
+@pytest.mark.slow
 def test_the_record_of_an_interrupted_sweep_is_uploaded(at, there, monkeypatch, capsys):
     monkeypatch.setattr(Sweep, "run", and_interrupted(Sweep.run))
     asked = ("--name", "s", "--methods", "zeroshot", "--param", "shots=1,2")

@@ -292,6 +292,7 @@ def test_a_run_works_in_the_folder_where_its_node_was_started(
     assert f"in {os.getcwd()};" in recorder.ends[0].why
 
 
+@pytest.mark.slow
 def test_a_local_ray_sees_only_the_gpu_of_the_device_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

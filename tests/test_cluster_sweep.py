@@ -259,6 +259,7 @@ def test_a_file_that_cannot_be_read_fails_its_configuration_alone(searched, wher
     assert str(broken) in str(failed["failures"])
 
 
+@pytest.mark.slow
 def test_configurations_that_are_the_same_runs_train_them_once(
     local_ray, few_digits, tiny_checkpoint, tmp_path
 ) -> None:
