@@ -45,7 +45,7 @@ def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, capsys):
     *shown, last = captured.out.splitlines()
     document = json.loads(last)
     assert document["suite"] == "base-to-novel" and not document["failed"]
-    titles = [line["labels"][-1] for line in document["sheets"][0]["lines"]]
+    titles = [line["labels"][-1] for line in document["tables"][0]["rows"]]
     assert titles == ["CLIP (zero-shot)", "CoOp", "MaPLe", "ProCAP"]
     text = "\n".join(shown)
     assert "†" in text and "not the published recipes" in text

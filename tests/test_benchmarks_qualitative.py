@@ -79,7 +79,7 @@ def pair(done, run, place) -> Qualitative:
     for method in PAIR:
         run(method)
     entries = tuple(entry for entry in done.runs if entry.variant.method in PAIR)
-    return make_pictures(dataclasses.replace(done, entries=entries), place)
+    return make_pictures(dataclasses.replace(done, runs=entries), place)
 
 
 def matrices() -> list[np.ndarray]:
@@ -168,7 +168,7 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
         methods: tuple(entry for entry in done.runs if entry.variant.method in methods)
         for methods in (PAIR, ("procap",))
     }
-    both, one = (dataclasses.replace(done, entries=chosen) for chosen in entries.values())
+    both, one = (dataclasses.replace(done, runs=chosen) for chosen in entries.values())
     names = [sheet.name for sheet in qualitative_tables(both)]
     assert names == ["qualitative", "qualitative-agreement"]
     assert qualitative_tables(one) == [] and read_pictures(one) == {}
@@ -181,7 +181,7 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
         == [f"{name}.png" for name in made.record["pictures"]]
     )
     (words,) = qualitative_tables(elsewhere)
-    assert {line.labels[0] for line in words.lines} == {"ProCAP"}
+    assert {line.labels[0] for line in words.rows} == {"ProCAP"}
     assert qualitative_tables(dataclasses.replace(both, results=tmp_path)) == []
     folder = tmp_path / "collections/suite/qualitative"
     assert {file.stem for file in remove_other_plots(elsewhere, ())} == {"predictions", "eigencam"}
@@ -263,7 +263,7 @@ def test_dollars_in_the_name_of_a_class_are_no_formula():
 def test_what_is_said_of_the_pictures_is_what_they_show(done, pair, tmp_path):
     """The note of the table, where methods disagree somewhere and where they never do."""
     entries = tuple(entry for entry in done.runs if entry.variant.method in PAIR)
-    elsewhere = dataclasses.replace(done, entries=entries, results=tmp_path)
+    elsewhere = dataclasses.replace(done, runs=entries, results=tmp_path)
     file = tmp_path / "collections/suite/qualitative/pictures.json"
     file.parent.mkdir(parents=True)
     never = {"only MaPLe right": 0, "only ProCAP right": 0, "both right": 20, "both wrong": 40}

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+import re
 import shutil
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,6 +15,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
+from golden_results import write_results
 from made_results import put_halves, put_run, put_score
 from toy_shards import toy_source
 
@@ -356,3 +358,19 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         [sheet] = json.loads(capsys.readouterr().out)["tables"]
         found = {(items["Method name"], labels[0]) for labels, items in items_of(sheet).items()}
         assert found - {("coop", "Average")} == expected
+
+
+def test_the_frame_has_the_documented_columns_and_the_runs_of_a_suite(frozen_results):
+    every, suite = load(frozen_results), load(frozen_results, "ablation")
+    assert set(every.columns) <= set(re.findall(r"[a-z_]+", load.__doc__ or ""))
+    assert (every.accuracy == 100 * every.correct / every.total).all()
+    assert set(suite.path) < set(every.path) and set(suite.method) == {"maple", "procap"}
+    with pytest.raises(UserError, match="no suite nothing"):
+        load(frozen_results, "nothing")
+
+
+@pytest.fixture(scope="module")
+def frozen_results(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("frozen")
+    write_results(folder)
+    return folder

@@ -161,6 +161,8 @@ def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     frame = pd.DataFrame(list(records), columns=[name for name in COLUMNS if name != "variant"])
+    # Without any row all columns would be objects, which is no mask.
+    frame = frame.astype({"limited": bool, "correct": int, "total": int, "accuracy": float, "fps": float})
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
     return frame
 
