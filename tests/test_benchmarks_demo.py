@@ -35,7 +35,7 @@ def files(root: Path) -> dict[str, bytes]:
 def accuracies(out: Path) -> list[tuple]:
     """The table without its last columns, which are speeds."""
     table = json.loads((out / "results/collections/suite/base-to-novel/base-to-novel.json").read_text())
-    return [(line["labels"], line["items"][:3]) for line in table["lines"]]
+    return [(line["labels"], line["cells"][:3]) for line in table["rows"]]
 
 
 def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, capsys):
