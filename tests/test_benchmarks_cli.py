@@ -16,6 +16,7 @@ from made_results import put_halves, put_run
 from started import started
 
 from benchmarks.cli import main
+from benchmarks.cli.app import COMMANDS, DATA_COMMANDS
 from benchmarks.console.errors import unforced
 from procap.weights.loading import procap_home
 from runner.results import RunFolder
@@ -67,6 +68,13 @@ def test_help_answers_at_once_without_heavy_libraries():
     code, modules, loaded = eval(done.stdout.strip().splitlines()[-1])
     assert (code, loaded) == (0, [])
     assert modules < 300
+
+
+def test_summaries_of_commands_fit_their_column(capsys):
+    for words, commands in (((), COMMANDS), (("data",), DATA_COMMANDS)):
+        _, out, _ = run(capsys, *words, "--help")
+        for name, (_, summary) in commands.items():
+            assert len(summary) <= 60 and f"{name} " in out and f" {summary}\n" in out
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def files(root: Path) -> dict[str, bytes]:
 def accuracies(out: Path) -> list[tuple]:
     """The table without its last columns, which are speeds."""
     table = json.loads((out / "results/collections/suite/base-to-novel/base-to-novel.json").read_text())
-    return [(line["labels"], line["cells"][:3]) for line in table["rows"]]
+    return [(row["labels"], row["cells"][:3]) for row in table["rows"]]
 
 
 def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, capsys):
@@ -45,7 +45,7 @@ def test_quick_demo_is_a_suite_and_repeats_nothing(tmp_path, capsys):
     *shown, last = captured.out.splitlines()
     document = json.loads(last)
     assert document["suite"] == "base-to-novel" and not document["failed"]
-    titles = [line["labels"][-1] for line in document["tables"][0]["rows"]]
+    titles = [row["labels"][-1] for row in document["tables"][0]["rows"]]
     assert titles == ["CLIP (zero-shot)", "CoOp", "MaPLe", "ProCAP"]
     text = "\n".join(shown)
     assert "†" in text and "not the published recipes" in text
