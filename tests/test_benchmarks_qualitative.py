@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from benchmarks.plots import image_of
-from benchmarks.qualitative.figures import Picture, draw_eigencam, draw_predictions
-from benchmarks.qualitative.picks import kinds_of, pick_images
 from benchmarks.qualitative.pictures import Qualitative, compare, make_pictures, make_qualitative
+from benchmarks.qualitative.plots import Picture, draw_eigencam, draw_predictions
 from benchmarks.qualitative.prompts import LearnedPrompts, NoPrompts, learned_prompts, prompts_record, random_prompts
+from benchmarks.qualitative.samples import count_kinds, select_images
 from benchmarks.results.pictures import read_pictures
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
@@ -94,7 +94,7 @@ def test_picked_are_the_first_of_every_kind_and_of_kinds_as_many_as_there_are(co
     for right in matrices():
         columns = [tuple(column) for column in right.T.tolist()]
         mixed = [place for place, column in enumerate(columns) if len(set(column)) > 1]
-        picks = pick_images(right, count)
+        picks = select_images(right, count)
         assert all(pick.right == columns[pick.place] for pick in picks)
         if not mixed:
             assert [pick.place for pick in picks] == list(range(min(count, len(columns))))
@@ -111,10 +111,10 @@ def test_picked_are_the_first_of_every_kind_and_of_kinds_as_many_as_there_are(co
 
 def test_every_image_is_counted_in_one_kind():
     right = np.array([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 1, 1]], bool)
-    assert kinds_of(right, ["A", "B"]) == {"only A right": 1, "only B right": 2, "both right": 2, "both wrong": 1}
+    assert count_kinds(right, ["A", "B"]) == {"only A right": 1, "only B right": 2, "both right": 2, "both wrong": 1}
     for right in matrices():
-        assert sum(kinds_of(right, ["A", "B", "C"][: len(right)]).values()) == right.shape[1]
-    assert kinds_of(np.ones((2, 3), bool), ["A", "B"])["only A right"] == 0
+        assert sum(count_kinds(right, ["A", "B", "C"][: len(right)]).values()) == right.shape[1]
+    assert count_kinds(np.ones((2, 3), bool), ["A", "B"])["only A right"] == 0
 
 
 def test_the_record_counts_what_an_evaluation_counts(pair, run, place):
@@ -160,6 +160,9 @@ def test_the_pictures_and_the_record_are_there(pair, place):
     for picture in pair.pictures:
         assert min(Image.open(picture).size) > 300
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert pair.record["seconds"] > 0 and pair.record["environment"]["cpu"]["name"]
+    assert "MaPLe, ProCAP" in pair.record["pictures"]["predictions"]["alt"]
+    assert "digits" in pair.record["pictures"]["predictions"]["caption"]
 
 
 def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_prompts_alone(done, pair, place, tmp_path):
@@ -181,18 +184,11 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
         == [f"{name}.png" for name in made.record["pictures"]]
     )
     (words,) = qualitative_tables(elsewhere)
-    assert {line.labels[0] for line in words.rows} == {"ProCAP"}
+    assert {row.labels[0] for row in words.rows} == {"ProCAP"}
     assert qualitative_tables(dataclasses.replace(both, results=tmp_path)) == []
     folder = tmp_path / "collections/suite/qualitative"
     assert {file.stem for file in remove_other_plots(elsewhere, ())} == {"predictions", "eigencam"}
     assert {file.name for file in folder.iterdir()} >= {"prompts.png", "prompts.pdf", "pictures.json"}
-
-
-def test_the_record_says_what_the_pictures_took_and_show(pair):
-    assert pair.record["seconds"] > 0 and pair.record["environment"]["cpu"]["name"]
-    words = pair.record["pictures"]
-    assert list(words) == ["predictions", "eigencam", "prompts"]
-    assert "MaPLe, ProCAP" in words["predictions"]["alt"] and "digits" in words["predictions"]["caption"]
 
 
 def test_runs_in_memory_say_the_same_as_runs_on_the_disk(pair, run, place):

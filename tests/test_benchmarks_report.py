@@ -20,7 +20,7 @@ from PIL import Image
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
-from benchmarks.qualitative.words import picture_words
+from benchmarks.qualitative.pictures import describe_pictures
 from benchmarks.report.describe import describe_recipes, list_caveats, list_facts
 from benchmarks.report.found import find_suites
 from benchmarks.report.model import Report
@@ -382,7 +382,7 @@ def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path: Path) 
         "eigencam": {"tokens": "patches", "sign": "so", "range": "0 to 1"},
         "prompts": {"order": "as they are", "methods": []},
     }
-    record = {"runs": [entries[0].path], "pictures": {"predictions": picture_words(shown)["predictions"]}}
+    record = {"runs": [entries[0].path], "pictures": {"predictions": describe_pictures(shown)["predictions"]}}
     (folder / "pictures.json").write_text(json.dumps(record))
     page = write_report(root)
     (image,) = Page(page.read_text()).root.all("img")

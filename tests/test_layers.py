@@ -153,7 +153,7 @@ def test_the_rules_catch_what_they_should() -> None:
     assert not is_allowed("shards.pack", "procap.clip") and not is_allowed("runner.train", "cluster.launcher")
     assert is_allowed("runner.train", "shards.pack") and is_allowed("benchmarks.cli.demo", "cluster.launcher")
     assert not is_allowed("benchmarks.tables.plain", "benchmarks.suites.suite")
-    assert not is_allowed("benchmarks.runtime.case", "benchmarks.qualitative.words")
+    assert not is_allowed("benchmarks.runtime.case", "benchmarks.qualitative.prompts")
     assert not is_allowed("benchmarks.cli.demo", "benchmarks.studies.loader")
     assert is_allowed("benchmarks.studies.loader", "benchmarks.cli.demo")
     assert [name for name, *_ in imports(ast.parse("from .site import nodes"))] == ["."]

@@ -1,1 +1,1 @@
-"""Pictures of what methods answer, where their image towers look, and what their prompts have become."""
+"""Pictures of predictions, attention maps and learned prompts."""

@@ -1,11 +1,11 @@
-"""What people look at: where methods disagree, what their image towers look at, and what their prompts have become.
+"""Make the qualitative pictures: predictions where methods disagree, attention maps, and learned prompts.
 
     predictions.png/.pdf   images that some methods get right and others do not, with every answer
     eigencam.png/.pdf      EigenCAM of the same images under the prompts of every method
     prompts.png/.pdf       learned text prompts as heat maps, beside random ones
-    pictures.json          which images, why these, every answer and figure that the pictures are made of
+    pictures.json          which images, how they were selected, and every answer and number in the pictures
 
-Of one method alone there are the prompts and the record: nothing disagrees with it.
+With a single method there are only the prompts and the record.
 
 Shapes: M methods, N images of the target, S image size.
 """
@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 
 from benchmarks.console.output import note
 from benchmarks.plots import save_plots
-from benchmarks.qualitative.figures import CAM_LOOK, Picture, draw_eigencam, draw_predictions, draw_prompts
-from benchmarks.qualitative.picks import PICK_RULE, Pick, kind_of, kinds_of, pick_images
+from benchmarks.qualitative.plots import CAM_LOOK, Picture, draw_eigencam, draw_predictions, draw_prompts
 from benchmarks.qualitative.prompts import LearnedPrompts, learned_prompts, prompts_record, random_prompts
-from benchmarks.qualitative.words import picture_words
+from benchmarks.qualitative.samples import SELECTION_RULE, Sample, count_kinds, describe_kind, select_images
 from benchmarks.results.pictures import FILE, planned_paths
 from benchmarks.results.published.tables import display_name
 from procap.classifier import Classifier
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Qualitative:
-    """What was made: pictures (PNG; the PDFs lie beside them), the record's file, and what is in it."""
+    """The pictures (PNG; the PDFs lie beside them), and the record with its file."""
 
     pictures: tuple[Path, ...]
     file: Path
@@ -63,7 +62,7 @@ class Qualitative:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How runs answer a target. what: the data set and its images, in words; record: all of it as plain JSON."""
+    """Predictions of several runs on a target. what: its data set and images, in words. record: all of it as JSON."""
 
     what: str
     pictures: tuple[Picture, ...]
@@ -71,8 +70,8 @@ class Comparison:
     record: Mapping[str, Any]
 
 
-def make_pictures(done: SuiteResults, place: RuntimeConfig) -> Qualitative:
-    """The pictures of a suite, in its folder: of its first data set, with the prompts of its last; its first seed."""
+def make_pictures(done: SuiteResults, runtime: RuntimeConfig) -> Qualitative:
+    """Make the pictures of a suite in its folder: images of its first data set, prompts of its last, the first seed."""
     first, last = done.datasets[0], done.datasets[-1]
     runs: dict[str, dict[str, TrainedRun | RunConfig]] = {first: {}, last: {}}
     for entry in done.runs:
@@ -80,13 +79,13 @@ def make_pictures(done: SuiteResults, place: RuntimeConfig) -> Qualitative:
             runs[entry.dataset][entry.variant.name] = entry.spec.config
     [target, *_] = done.suite.targets(done.options, first)
     prompts = runs[last] if last != first else None
-    return make_qualitative(runs[first], target, place, done.folder, prompts=prompts, planned=planned_paths(done))
+    return make_qualitative(runs[first], target, runtime, done.folder, prompts=prompts, planned=planned_paths(done))
 
 
 def make_qualitative(
     trained: Mapping[str, TrainedRun | RunConfig],
     dataset: str | Target,
-    place: RuntimeConfig,
+    runtime: RuntimeConfig,
     folder: Path,
     images: int = 8,
     *,
@@ -100,30 +99,30 @@ def make_qualitative(
     prompts: the runs whose text prompts are shown, the same ones by default; those without learned prompts are named
         in the record and left out.
     planned: the runs that the record names as those of the plan.
-    `place.limit` keeps the first images of the target, and the pictures say so. Draws no random number but the values
+    `runtime.limit` keeps the first images of the target, and the pictures say so. Draws no random number but the values
     of the random prompts.
     Raises UsageError for no image, UserError for a run that is not finished or was trained on other content than
-    `place.data` holds, DataError for an image that cannot be read.
+    `runtime.data` holds, DataError for an image that cannot be read.
     """
     began = time.perf_counter()
-    runs = _loaded(trained, place)
-    target = Target.parse(dataset, place.data) if isinstance(dataset, str) else dataset
+    runs = _load_runs(trained, runtime)
+    target = Target.parse(dataset, runtime.data) if isinstance(dataset, str) else dataset
     drawings: dict[str, Any] = {}
     record: dict[str, Any] = {}
     if len(runs) > 1:
-        found = compare(runs, target, place, images)
+        found = compare(runs, target, runtime, images)
         record |= found.record
         drawings["predictions"] = partial(draw_predictions, found.pictures, found.counts, found.what)
         drawings["eigencam"] = partial(draw_eigencam, found.pictures, display_name(target.dataset))
     else:
-        note("one method alone: pictures of predictions and attention are left out, as nothing disagrees with it")
-    shown = [learned_prompts(*one) for one in (runs if prompts is None else _loaded(prompts, place)).items()]
+        note("one method alone: pictures of predictions and attention are left out")
+    shown = [learned_prompts(*one) for one in (runs if prompts is None else _load_runs(prompts, runtime)).items()]
     learned = [one for one in shown if isinstance(one, LearnedPrompts)]
     start = random_prompts(learned)
     record["prompts"] = prompts_record(start, shown)
     drawings["prompts"] = lambda: None if start is None else draw_prompts(start, learned)
     written = save_plots(folder, drawings)
-    words = picture_words(record)
+    words = describe_pictures(record)
     record |= {
         "runs": list(planned),
         "pictures": {picture.stem: words[picture.stem] for picture in written},
@@ -134,27 +133,27 @@ def make_qualitative(
     return Qualitative(tuple(written), folder / FILE, record)
 
 
-def compare(runs: Mapping[str, TrainedRun], target: Target, place: RuntimeConfig, images: int = 8) -> Comparison:
+def compare(runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, images: int = 8) -> Comparison:
     """What every run, by title, answers on `target`, and the maps of at most `images` images.
 
     Raises as above, and UsageError for fewer than two runs.
     """
     if len(runs) < 2:
-        raise UsageError("pictures of where methods disagree need two methods at least")
+        raise UsageError("pictures of where methods disagree need at least two methods")
     if images < 1:
         raise UsageError(f"images = {images}: show at least one")
     for run in runs.values():
         if run.config.dataset == target.dataset:
             what, digest = f"{run.config.path} was trained", run.training.manifest_digest
-            check_content(what, target.dataset, digest, place.data, "train")
-    shards = open_dataset(place.data, target.dataset)
+            check_content(what, target.dataset, digest, runtime.data, "train")
+    shards = open_dataset(runtime.data, target.dataset)
     selection = evaluation_split(shards, target.classes, target.split)
-    wanted = min(len(selection.images), place.limit or len(selection.images))
-    looks = {title: _Look(run, shards, selection) for title, run in runs.items()}
-    answers = {title: look.answers(wanted, place) for title, look in looks.items()}
+    wanted = min(len(selection.images), runtime.limit or len(selection.images))
+    viewers = {title: _Viewer(run, shards, selection) for title, run in runs.items()}
+    answers = {title: viewer.predict(wanted, runtime) for title, viewer in viewers.items()}
     right = np.stack([given == selection.images.labels[:wanted] for given in answers.values()])
-    picks, counts = pick_images(right, images), kinds_of(right, list(runs))
-    pictures = tuple(_picture(pick, selection, looks, answers) for pick in picks)
+    samples, counts = select_images(right, images), count_kinds(right, list(runs))
+    pictures = tuple(_make_picture(sample, selection, viewers, answers) for sample in samples)
     seen = f"{wanted:,} test images" if target.split == "test" else f"{wanted:,} images of the {target.split} split"
     record = {
         "target": str(target),
@@ -167,13 +166,16 @@ def compare(runs: Mapping[str, TrainedRun], target: Target, place: RuntimeConfig
                 "run": run.config.path,
                 "checkpoint_sha256": run.training.checkpoint_sha256,
                 "correct": int(row.sum()),
-                "prompts_in_image_tower": bool(looks[title].classifier.image_plan),
+                "prompts_in_image_tower": bool(viewers[title].classifier.image_plan),
             }
             for (title, run), row in zip(runs.items(), right, strict=True)
         ],
         "agreement": counts,
-        "pick_rule": PICK_RULE,
-        "picks": [_picked(pick, selection, picture, looks) for pick, picture in zip(picks, pictures, strict=True)],
+        "pick_rule": SELECTION_RULE,
+        "picks": [
+            _record_sample(sample, selection, picture, viewers)
+            for sample, picture in zip(samples, pictures, strict=True)
+        ],
         "eigencam": {
             "tokens": "patches after the last block, prompts and class token left out, float32 for every method",
             "sign": SIGN_RULE,
@@ -185,8 +187,8 @@ def compare(runs: Mapping[str, TrainedRun], target: Target, place: RuntimeConfig
     return Comparison(f"{display_name(target.dataset)}, {part}", pictures, counts, record)
 
 
-class _Look:
-    """A run on the images of a target."""
+class _Viewer:
+    """Predictions, maps and pixels of one run on a target."""
 
     def __init__(self, run: TrainedRun, shards: ShardSet, selection: Selection) -> None:
         self.run, self.selection, clip = run, selection, run.clip
@@ -195,11 +197,11 @@ class _Look:
             self.classifier: Classifier = run.method.classifier(space)
         self.transform: EvalTransform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
 
-    def answers(self, wanted: int, place: RuntimeConfig) -> NDArray[np.int64]:
+    def predict(self, wanted: int, runtime: RuntimeConfig) -> NDArray[np.int64]:
         """The class [N] of each of the first `wanted` images, in the batches of an evaluation."""
         config, device = self.run.config, self.run.clip.device
         batch, images = config.recipe.test_batch_size, self.selection.images.subset(range(wanted))
-        batches = evaluation_batches(images, self.transform, batch, num_decoders(place.workers, device))
+        batches = evaluation_batches(images, self.transform, batch, num_decoders(runtime.workers, device))
         found, alone = Predictions(), ProcessGroup(ALONE)
         with fitting_threads(self.run.clip, min(batch, wanted), "eval"), autocast(config, device):
             for pixels, _, places in to_device(batches, device, moved=(0,)):
@@ -219,36 +221,77 @@ class _Look:
         return np.asarray(self.transform.crop(self.selection.images.image(place)))
 
 
-def _picture(
-    pick: Pick, selection: Selection, looks: Mapping[str, _Look], answers: Mapping[str, NDArray[np.int64]]
+def _make_picture(
+    sample: Sample, selection: Selection, viewers: Mapping[str, _Viewer], answers: Mapping[str, NDArray[np.int64]]
 ) -> Picture:
     names = [name.replace("_", " ") for name in selection.classnames]
-    maps = {title: look.map(pick.place) for title, look in looks.items()}
+    maps = {title: viewer.map(sample.place) for title, viewer in viewers.items()}
     return Picture(
-        pixels=next(iter(looks.values())).pixels(pick.place),
-        kind=kind_of(pick.right, list(looks)),
-        truth=names[selection.images.labels[pick.place]],
-        answers={title: names[given[pick.place]] for title, given in answers.items()},
-        right=dict(zip(looks, pick.right, strict=True)),
+        pixels=next(iter(viewers.values())).pixels(sample.place),
+        kind=describe_kind(sample.right, list(viewers)),
+        truth=names[selection.images.labels[sample.place]],
+        answers={title: names[given[sample.place]] for title, given in answers.items()},
+        right=dict(zip(viewers, sample.right, strict=True)),
         maps={title: grid for title, (grid, _) in maps.items()},
         shares={title: share for title, (_, share) in maps.items()},
     )
 
 
-def _picked(pick: Pick, selection: Selection, picture: Picture, looks: Mapping[str, _Look]) -> dict[str, Any]:
+def _record_sample(
+    sample: Sample, selection: Selection, picture: Picture, viewers: Mapping[str, _Viewer]
+) -> dict[str, Any]:
     return {
-        "place": pick.place,
-        "position": int(selection.images.positions[pick.place]),
-        "path": selection.images.paths[pick.place],
+        "place": sample.place,
+        "position": int(selection.images.positions[sample.place]),
+        "path": selection.images.paths[sample.place],
         "kind": picture.kind,
         "class": picture.truth,
         "answers": dict(picture.answers),
         "right": dict(picture.right),
         "eigencam": {
-            title: {"share_of_variance": picture.shares[title], "map": picture.maps[title].tolist()} for title in looks
+            title: {"share_of_variance": picture.shares[title], "map": picture.maps[title].tolist()}
+            for title in viewers
         },
     }
 
 
-def _loaded(runs: Mapping[str, TrainedRun | RunConfig], place: RuntimeConfig) -> dict[str, TrainedRun]:
-    return {title: load_trained(run, place) if isinstance(run, RunConfig) else run for title, run in runs.items()}
+def _load_runs(runs: Mapping[str, TrainedRun | RunConfig], runtime: RuntimeConfig) -> dict[str, TrainedRun]:
+    return {title: load_trained(run, runtime) if isinstance(run, RunConfig) else run for title, run in runs.items()}
+
+
+def describe_pictures(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """`caption` and `alt` of every picture in the record, by name."""
+    return (_describe_samples(record) if "picks" in record else {}) | {"prompts": _describe_prompts(record["prompts"])}
+
+
+def _describe_samples(record: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    target, maps = record["target"].partition(":")[0], record["eigencam"]
+    titles = ", ".join(method["title"] for method in record["methods"])
+    answers = [
+        f"{pick['class']}: "
+        + ", ".join(
+            f"{title} right" if pick["right"][title] else f"{title} says {answer}"
+            for title, answer in pick["answers"].items()
+        )
+        for pick in record["picks"]
+    ]
+    return {
+        "predictions": {
+            "caption": f"Predictions on {target}. Chosen: {record['pick_rule']}.",
+            "alt": f"Test images with the true class and the answers of {titles}. {'. '.join(answers)}",
+        },
+        "eigencam": {
+            "caption": f"EigenCAM of the same images: first principal component of {maps['tokens']}; {maps['sign']}; "
+            f"{maps['range']}.",
+            "alt": f"The same test images, each beside a map of where {titles} look, laid over it",
+        },
+    }
+
+
+def _describe_prompts(prompts: Mapping[str, Any]) -> dict[str, str]:
+    titles = ", ".join(method["title"] for method in prompts["methods"])
+    return {
+        "caption": f"Learned text prompts of the first layer beside random ones; {prompts['order']}.",
+        "alt": "Heat maps of text prompts, a row per token and a column per dimension, at random, before and after "
+        f"training: {titles}",
+    }

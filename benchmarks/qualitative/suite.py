@@ -1,4 +1,4 @@
-"""What people look at: predictions side by side, EigenCAM maps, learned prompts as heat maps with their nearest words.
+"""Predictions side by side, EigenCAM maps, and learned prompts as heat maps with their nearest words.
 
     procap bench qualitative --data DATA
 

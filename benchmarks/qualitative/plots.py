@@ -1,7 +1,7 @@
-"""The qualitative pictures: answers side by side, EigenCAM overlays, prompts as heat maps.
+"""Draw the qualitative pictures: predictions side by side, EigenCAM overlays, prompts as heat maps.
 
-Pages are laid out in inches, so that text keeps its size whatever is shown. Right and wrong are told by a tick and a
-cross as well as by colour.
+Pages are laid out in inches, so that text keeps its size. Right and wrong are marked by a tick and a cross as well as
+by colour.
 
 Shapes: S image size, P prompt tokens, D text width.
 """
@@ -57,7 +57,7 @@ class Picture:
 
 
 class Page:
-    """A figure whose places are inches from its top left corner."""
+    """A figure with coordinates in inches from its top left corner."""
 
     def __init__(self, height: float, width: float = WIDTH) -> None:
         from matplotlib.figure import Figure
@@ -121,10 +121,7 @@ def draw_predictions(pictures: Sequence[Picture], counts: Mapping[str, int], wha
 
 
 def _blocks(pictures: Sequence[Picture]) -> list[tuple[str, list[Picture]]]:
-    """The images of each kind; all in one without a name where there are many kinds, or none that methods disagree on.
-
-    Images that were not picked by their kinds are in the order of the split.
-    """
+    """The images of each kind; one unnamed block for more than two methods, or if they never disagree."""
     if len(pictures[0].answers) > 2 or not _disagree(pictures):
         return [("", list(pictures))]
     return [(kind, list(group)) for kind, group in groupby(pictures, key=lambda picture: picture.kind)]
@@ -142,13 +139,13 @@ def _shown(count: int, shown: Sequence[Picture]) -> str:
 
 def _caption(picture: Picture, room: int) -> list[tuple[str, str, str]]:
     """Lines of at most `room` letters with their colours and weights: the class, then an answer per method."""
-    lines = [(words, INK, "bold") for words in _wrapped(picture.truth, room - 3, 2)]
+    lines = [(words, INK, "bold") for words in _wrap(picture.truth, room - 3, 2)]
     for title, answer in picture.answers.items():
         right = picture.right[title]
         colour = RIGHT if right else WRONG
-        # An answer that is right is the class above: to repeat it would only make it harder to see.
-        told = f"{TICK if right else CROSS} {title}" + ("" if right else f": {answer}")
-        lines += [(words, colour, "normal") for words in _wrapped(told, room, 3, indent="\N{EM SPACE}")]
+        # A right answer is the class above, so it is not repeated.
+        prediction = f"{TICK if right else CROSS} {title}" + ("" if right else f": {answer}")
+        lines += [(words, colour, "normal") for words in _wrap(prediction, room, 3, indent="\N{EM SPACE}")]
     return lines
 
 
@@ -163,7 +160,7 @@ def draw_eigencam(pictures: Sequence[Picture], what: str) -> Figure:
     left, bar = max(0.62, 0.16 + 0.058 * max(map(len, titles))), 0.5
     side = min(1.1, (WIDTH - left - bar - MARGIN - (across - 1) * 0.05) / across)
     rows = ["image", *titles]
-    names = [_wrapped(picture.truth, int(side / 0.052), 4) for picture in pictures]
+    names = [_wrap(picture.truth, int(side / 0.052), 4) for picture in pictures]
     blocks = _blocks(pictures)
     top = (0.74 if any(kind for kind, _ in blocks) else 0.5) + 0.1 * max(map(len, names))
     page = Page(top + len(rows) * (side + 0.05) + 0.04)
@@ -284,7 +281,7 @@ def _smooth(pixels: NDArray[np.uint8], side: float) -> str:
     return "bicubic" if pixels.shape[0] < 150 * side else "antialiased"
 
 
-def _wrapped(words: str, room: int, most: int, indent: str = "") -> list[str]:
+def _wrap(words: str, room: int, most: int, indent: str = "") -> list[str]:
     """At most `most` lines of at most `room` letters; what does not fit ends in an ellipsis."""
     how: dict[str, Any] = {"max_lines": most, "placeholder": " …", "break_on_hyphens": False}
     return textwrap.wrap(words, room, subsequent_indent=indent, **how)
