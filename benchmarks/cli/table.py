@@ -66,7 +66,7 @@ def table(
         str, typer.Argument(metavar="SUITE", help="a suite or `published` [default: one table of all runs]")
     ] = "",
     results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
-    form: Annotated[str, typer.Option("--format", metavar="md|csv|latex|json", help="of the tables")] = "md",
+    form: Annotated[str, typer.Option("--format", metavar="md|csv|latex|html|json", help="of the tables")] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
 

@@ -1,1 +1,1 @@
-"""The report: one page of every table and figure that there is."""
+"""The report: every table and plot of a results folder on one HTML page."""
