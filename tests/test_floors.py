@@ -1,1 +1,0 @@
-"""Replaced by test_layers.py."""
