@@ -23,7 +23,7 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.tables import latex
 from benchmarks.tables.published import published_tables
-from benchmarks.tables.render import FORMATS, render, to_dict, write_tables
+from benchmarks.tables.render import SUFFIXES, render, to_dict, write_tables
 from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
 
@@ -469,7 +469,7 @@ def test_json_has_full_precision_and_the_values_of_seeds(tmp_path):
 def test_files_are_written_in_every_format(tmp_path):
     written = write_tables([SAMPLE], tmp_path)
     assert [file.name for file in written] == ["sample.md", "sample.csv", "sample.tex", "sample.json"]
-    for file, form in zip(written, FORMATS, strict=True):
+    for file, form in zip(written, SUFFIXES, strict=True):
         if form != "json":
             assert file.read_text() == render(SAMPLE, form) + "\n"
     assert json.loads(written[-1].read_text()) == to_dict(SAMPLE)

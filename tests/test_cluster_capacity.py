@@ -21,8 +21,8 @@ def count_runs(device: str = "auto", **flags: float) -> int:
 
 def test_one_gpu_by_its_number_holds_what_one_gpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 4)
-    monkeypatch.setattr("cluster.launcher.cores_here", lambda: 64)
-    monkeypatch.setattr("cluster.launcher.memory_here", lambda: 64 * RUN_BYTES)
+    monkeypatch.setattr("cluster.launcher.available_cores", lambda: 64)
+    monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     assert [count_runs(device=device) for device in ("cuda", "cuda:1")] == [4, 1]
     assert count_runs(device="cuda:1", gpus=0.5) == 2
     with pytest.raises(UsageError, match="--gpus 2: --device cuda:1 is one; at most 1 would work"):
@@ -48,8 +48,8 @@ def test_parts_of_a_processor_fit_as_often_as_ray_places_them() -> None:
 def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fraction is always of one GPU."""
     monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 2)
-    monkeypatch.setattr("cluster.launcher.cores_here", lambda: 64)
-    monkeypatch.setattr("cluster.launcher.memory_here", lambda: 64 * RUN_BYTES)
+    monkeypatch.setattr("cluster.launcher.available_cores", lambda: 64)
+    monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     for part, fit in ((0.1, 20), (0.2, 10), (0.3333, 6), (0.6, 2), (1, 2), (2, 1)):
         assert runs_held([Node("a", "a", "a", 64, 2)], Resources(1, 1.0, part)) == fit
         assert count_runs(gpus=part) == fit
@@ -118,7 +118,7 @@ def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(
     monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
     monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr("cluster.launcher.memory_here", lambda: 64 * RUN_BYTES)
+    monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     (tmp_path / "cgroup").write_text(said)
     assert count_runs(device="cpu") == 64
     for file, text in files.items():

@@ -88,10 +88,10 @@ def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch,
     upload = RemoteResults._upload
     away = [True]
 
-    def broken(self: RemoteResults, folder: str, only: str = "") -> None:
+    def broken(self: RemoteResults, folder: str) -> None:
         if away[0]:
             raise Unreachable("s3://results cannot be reached; try again later")
-        upload(self, folder, only)
+        upload(self, folder)
 
     monkeypatch.setattr(RemoteResults, "_upload", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
