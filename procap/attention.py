@@ -37,17 +37,17 @@ class AttentionPattern:
     prefix_queries: bool = True
 
     def apply(self, q: Tensor, kv: Tensor, heads: int) -> Tensor:
-        """Attention of queries [N, Q, D] to keys and values [N, L, 2 D]; gives [N, Q, D]."""
+        """Compute attention of queries [N, Q, D] to keys and values [N, L, 2 D]; returns [N, Q, D]."""
         if self.groups == 1:
             return attend(q, kv, heads, self.mask, self.causal)
         assert self.mask is not None
         count, ahead = len(q), self.prefix if self.prefix_queries else 0
-        # Split, not sliced: a slice's gradient is a whole tensor of zeros with that slice in it.
+        # `split` instead of slices: the gradient of a slice is a full-size tensor that is zero elsewhere.
         shared, own = kv.split([self.prefix, kv.shape[1] - self.prefix], dim=1)
         first, queries = q.split([ahead, q.shape[1] - ahead], dim=1)
         own = own.unflatten(1, (self.groups, -1))
         if self.prefix:
-            # Fused kernels want the keys of a sequence in one piece; this copy is a hundredth of a linear layer's work.
+            # Fused kernels need contiguous keys per sequence; the copy costs about 1 % of a linear layer.
             own = torch.cat([shared[:, None].expand(-1, self.groups, -1, -1), own], dim=2)
         mask = self.mask if count == 1 else self.mask.repeat(count, 1, 1, 1)
         queries = queries.unflatten(1, (self.groups, -1)).flatten(0, 1)
@@ -64,7 +64,7 @@ CAUSAL = AttentionPattern(causal=True)
 
 
 def attend(q: Tensor, kv: Tensor, heads: int, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Multi-head attention of q [N, Q, D] to kv [N, L, 2 D], gives [N, Q, D]."""
+    """Compute multi-head attention of q [N, Q, D] to kv [N, L, 2 D]; returns [N, Q, D]."""
     k, v = kv.chunk(2, dim=-1)
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     mask = None if mask is None else mask.to(q.dtype)
@@ -72,9 +72,9 @@ def attend(q: Tensor, kv: Tensor, heads: int, mask: Tensor | None = None, causal
 
 
 def on_live_rows(function: RowMap, x: Tensor, live: slice | None) -> Tensor:
-    """`function`, which works on rows independently, with a graph through the rows `live` alone (None: all).
+    """Apply the row-wise `function` to `x` [N, L, D], recording a graph for the rows `live` only (None: all rows).
 
-    Right where the other rows of `x` depend on nothing that is learned.
+    Gradients are correct only if the other rows of `x` depend on nothing that is learned.
     """
     if live is None or not x.requires_grad:
         return function(x)
@@ -84,7 +84,7 @@ def on_live_rows(function: RowMap, x: Tensor, live: slice | None) -> Tensor:
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm computed in float32 whatever autocast or the weights' precision say."""
+    """LayerNorm computed in float32, regardless of autocast and of the weights' precision."""
 
     def forward(self, input: Tensor) -> Tensor:
         weight, bias = self.weight.float(), self.bias.float()
@@ -112,19 +112,19 @@ class MLP(nn.Sequential):
         super().__init__(OrderedDict(c_fc=nn.Linear(width, hidden), gelu=gelu, c_proj=nn.Linear(hidden, width)))
 
     def folded(self, x: Tensor) -> Tensor:
-        """The same with QuickGELU's scalings done by the products and by the sum with the bias.
+        """Compute `forward` with QuickGELU's scalings folded into the matrix products and the bias addition.
 
-        One pass over the widest states of a block is left, where x * sigmoid(s x) takes three, and of that width the
-        backward pass keeps one tensor instead of two.
+        One elementwise pass over the hidden states remains (x * sigmoid(s x) takes three), and the backward pass keeps
+        one tensor of that width instead of two.
         """
         if not isinstance(self.gelu, QuickGELU):
             return self(x)
         slope, rows = self.gelu.SLOPE, x.flatten(0, -2)
-        # The bias is scaled by itself: with a factor for it a GPU's product would not take it along.
+        # The bias is scaled separately: with `beta` != 1 a GPU's matrix product cannot fuse the addition of the bias.
         scaled = torch.addmm(slope * self.c_fc.bias, rows, self.c_fc.weight.t(), alpha=slope)
         narrow = F.linear(F.silu(scaled), self.c_proj.weight)
-        # Scaled behind the product and not in it: the gradient is scaled where it is narrow, too. Viewed first: from a
-        # scaled sum right behind a product, torch.compile of 2.11 loses the scale.
+        # Scaled after the product instead of inside it, so that the backward pass scales the narrow tensor as well.
+        # `view_as` comes first because torch.compile of 2.11 drops the scale of a sum directly after a product.
         return torch.add(self.c_proj.bias.to(narrow.dtype), narrow.view_as(x), alpha=1 / slope)
 
 
@@ -167,9 +167,11 @@ class Block(nn.Module):
         read: RowMap | None = None,
         folded: bool = False,
     ) -> Tensor:
-        """States [N, L, D] to those of all rows, or of the rows that `read` picks, which `pattern` then is about.
+        """Compute the block's output [N, L, D], or [N, Q, D] for the rows that `read` selects.
 
-        live: the only rows of `x` that depend on something learned; None: all may. folded: the MLP in fewer passes.
+        pattern: the attention of the rows that are computed.
+        live: the only rows of `x` that depend on something learned; None: all may.
+        folded: compute the MLP in fewer passes (`MLP.folded`).
         """
         if read is None:
             qkv = on_live_rows(self.before_attention, x, live)
@@ -181,11 +183,11 @@ class Block(nn.Module):
         return self.after_attention(x, pattern.apply(q, kv, self.attn.heads), folded)
 
     def before_attention(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [N, L, 3 D] of states [N, L, D]; row by row, as `after_attention`."""
+        """Compute queries, keys and values [N, L, 3 D] of states [N, L, D]; row-wise, as is `after_attention`."""
         return self.attn.queries_keys_values(self.ln_1(x))
 
     def after_attention(self, x: Tensor, mixed: Tensor, folded: bool = False) -> Tensor:
-        """The block's states of rows x [N, L, D] whose attention gave `mixed`."""
+        """Compute the block's output from its input x [N, L, D] and the result `mixed` [N, L, D] of attention."""
         x = x + self.attn.out_proj(mixed)
         rows = self.ln_2(x)
         return x + (self.mlp.folded(rows) if folded else self.mlp(rows))

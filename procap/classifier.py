@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def unit(features: Tensor) -> Tensor:
-    """Rows of `features` [..., E] at length one, in float32; no epsilon, as in CLIP."""
+    """Scale rows of `features` [..., E] to length one, in float32; no epsilon, as in CLIP."""
     features = features.float()
     return features / features.norm(dim=-1, keepdim=True)
 
 
 def cosine_logits(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
-    """`scale * cos(image, text)` for encoder outputs `image` [B, E] and `text` [C, E]; [B, C] in float32.
+    """Compute `scale * cos(image, text)` of image features [B, E] and text features [C, E]; [B, C] in float32.
 
-    Autocast is left aside: at CLIP's scale of 100 the eight bits of bfloat16 would move logits by whole tenths.
+    Autocast is disabled: at CLIP's scale of 100 bfloat16 would round logits near 25 to steps of 0.125.
     """
     with torch.autocast(image.device.type, enabled=False):
         return scale.float() * unit(image) @ unit(text).t()
@@ -53,6 +53,6 @@ class Classifier:
             return self.logits(self.clip.encode_image(images, self.image_plan))
 
     def logits(self, features: Tensor) -> Tensor:
-        """Logits [B, C] of image features [B, E] that `clip.encode_image(images, image_plan)` gave."""
+        """Compute logits [B, C] of image features [B, E] that `clip.encode_image(images, image_plan)` returned."""
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * unit(features) @ self.class_features.t()

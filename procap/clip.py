@@ -50,7 +50,7 @@ class CLIP(nn.Module):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], geometry: Geometry, **about: object) -> CLIP:
-        """A CLIP with the weights of `state` (CustomTextCLIP names), as float32; ValueError names what does not fit."""
+        """Build a float32 CLIP from `state` (CustomTextCLIP names); ValueError names what does not fit."""
         # Without storage first: no default initialisation runs, and the global random state stays untouched.
         with torch.device("meta"):
             clip = cls(geometry, **about)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ class CLIP(nn.Module):
 
     @classmethod
     def random(cls, geometry: Geometry, seed: int = 0, **about: object) -> CLIP:
-        """A CLIP with random weights, scaled as CLIP's own initialisation, from `seed` alone."""
+        """Build a CLIP with random weights, scaled as CLIP's own initialisation, from `seed` alone."""
         with torch.device("meta"):
             shapes = cls(geometry).state_dict()
         generator = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ class CLIP(nn.Module):
         return cls.from_state(state, geometry, **about)
 
     def train(self, mode: bool = True) -> CLIP:
-        """Stays in evaluation mode: a frozen model inside a module that is switched to training must not change."""
+        """Stay in evaluation mode: a frozen model inside a module that is switched to training must not change."""
         return super().train(False)
 
     @property
@@ -78,17 +78,17 @@ class CLIP(nn.Module):
         return self.logit_scale.device
 
     def with_optimizations(self, optimizations: ExactOptimizations) -> CLIP:
-        """The same model, weights and device shared, under other `optimizations`."""
+        """Return a CLIP that shares the model, weights and device but runs with other `optimizations`."""
         twin = copy.copy(self)
         twin.optimizations = optimizations
         return twin
 
     def encode_image(self, images: Tensor, plan: Plan = ()) -> Tensor:
-        """Features [B, E] of images [B, 3, H, W], not normalised."""
+        """Encode images [B, 3, H, W] to features [B, E], not normalised."""
         return self.visual(images, plan, self.optimizations).features
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = ()) -> Tensor:
-        """Features [C, E] of token ids [C, T], not normalised; [S, C, E] under a plan with S token sets.
+        """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.
 
         prompts: a `PromptSet`, where the same ones are encoded again and again, is laid out once and not at every call.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
@@ -96,17 +96,17 @@ class CLIP(nn.Module):
         return self.text(prompts, plan, self.optimizations).features
 
     def token_embedding(self, ids: Tensor) -> Tensor:
-        """Word embeddings [..., D] of token ids [...], without positions."""
+        """Look up word embeddings [..., D] of token ids [...], without positions."""
         return self.text.token_embedding(ids)
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """Token ids [C, context_length] on this model's device; UserError names a text that is too long."""
+        """Tokenize texts to ids [C, context_length] on this model's device; UserError names a text that is too long."""
         from procap.tokenizer import tokenize
 
         return tokenize(texts, self.geometry.context_length).to(self.device)
 
     def digest(self) -> str:
-        """Sixteen hexadecimal digits of a SHA-256 over the geometry and every weight."""
+        """Return sixteen hexadecimal digits of a SHA-256 over the geometry and every weight."""
         sha = hashlib.sha256(repr(self.geometry).encode())
         for name, weight in sorted(self.state_dict().items()):
             sha.update(name.encode())
@@ -115,12 +115,12 @@ class CLIP(nn.Module):
 
 
 def trim(ids: Tensor) -> Tensor:
-    """`ids` [C, T] without the columns behind the last end-of-text token of the batch."""
+    """Cut the columns of `ids` [C, T] after the last end-of-text token of the batch."""
     return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
 
 
 def describe_differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """How the names and shapes of `found` differ from those of `wanted`, the first few in words."""
+    """Describe how the names and shapes of `found` differ from those of `wanted`; lists the first few."""
     missing = [name for name in wanted if name not in found]
     extra = [name for name in found if name not in wanted]
     shapes = [

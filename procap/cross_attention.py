@@ -55,7 +55,7 @@ class CrossAttention(nn.Module):
         return self.norm_output(updated) if self.norm == "post" else updated
 
     def attend(self, x: Tensor, y: Tensor) -> Tensor:
-        """Multi-head attention of queries from x to keys and values from y, [P, Dq]."""
+        """Compute multi-head attention of queries from x to keys and values from y, [P, Dq]."""
         # With a batch of one, for fused kernels take four dimensions only.
         q, k, v = (
             projected.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None]

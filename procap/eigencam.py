@@ -31,10 +31,9 @@ class EigenCAM(NamedTuple):
 
 
 def image_maps(clip: CLIP, images: Tensor, plan: Plan = ()) -> EigenCAM:
-    """EigenCAM of images [B, 3, H, W] under the prompts of `plan`, turned by `SIGN_RULE`.
+    """Compute EigenCAM of images [B, 3, H, W] under the prompts of `plan`, with the sign chosen by `SIGN_RULE`.
 
-    Were each map turned by its own class token, two methods whose maps agree but for a little would now and then be
-    shown with opposite signs, which looks like the largest difference there can be.
+    If each map took its sign from its own class token, two nearly equal maps could be shown with opposite signs.
     """
     with torch.inference_mode():
         plain = eigencam(*last_tokens(clip, images))
@@ -42,7 +41,7 @@ def image_maps(clip: CLIP, images: Tensor, plan: Plan = ()) -> EigenCAM:
 
 
 def last_tokens(clip: CLIP, images: Tensor, plan: Plan = ()) -> tuple[Tensor, Tensor]:
-    """What the last block gives: patch tokens [B, N, D], row by row from the top left, and the class token [B, D].
+    """Return the last block's output: patch tokens [B, N, D], row by row from the top left, and class token [B, D].
 
     Tokens that `plan` appends or inserts are left out.
     """
@@ -52,20 +51,20 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = ()) -> tuple[Tensor, Te
     for op, rows in zip(plan, output.rows, strict=True):
         if op.mode != "replace":
             kept[rows] = False
-    # Wherever prompts go, the tower's own rows keep their order: the class token, then the patches.
+    # Inserted prompts do not reorder the tower's own rows: the class token comes first, then the patches.
     own = kept.nonzero().flatten().to(output.tokens.device)
     return output.tokens[:, own[1:]], output.tokens[:, own[0]]
 
 
 def eigencam(patches: Tensor, class_token: Tensor, like: Tensor | None = None) -> EigenCAM:
-    """The map of patch tokens [B, N, D]: their places along the direction in which those of one image differ most.
+    """Project the patch tokens [B, N, D] of each image on their first principal component, as a map.
 
-    Tokens are centred per image, projected on their first principal component, and brought to 0..1. A component has no
-    sign of its own: it is turned to correlate positively with the map `like` [B, grid, grid]; where there is none, or
-    a flat one, so that the class token [B, D], which the feature is read from, lies on the positive side of the
-    patches' mean. High thus means "like the class token along this direction", not "object". Equal patches give zeros.
-    Float64 on the CPU, image by image, whatever the batch and the device.
-    Raises ValueError where the patches are no square.
+    Tokens are centred per image, projected, and scaled to 0..1. The sign of a component is arbitrary: it is chosen so
+    that the map correlates positively with `like` [B, grid, grid]. If there is no such map, or a flat one, the class
+    token [B, D] gets the positive side of the patches' mean: a high value then means "similar to the class token along
+    this direction", not "object". Equal patches give zeros.
+    Computed in float64 on the CPU, image by image, so that neither batch nor device changes the result.
+    Raises ValueError if N is not a square number.
     """
     batch, count, _ = patches.shape
     grid = math.isqrt(count)
@@ -83,7 +82,7 @@ def _map(tokens: Tensor, towards: Tensor, like: Tensor) -> tuple[Tensor, Tensor]
     mean = tokens.mean(dim=0)
     centred = tokens - mean
     size = centred.square().sum()
-    # Centring equal tokens leaves rounding, about 1e-16 of their size, and its direction means nothing.
+    # Centring equal tokens leaves only rounding errors (relative size 1e-16), whose direction is meaningless.
     if size <= 1e-24 * tokens.square().sum():
         return torch.zeros(len(tokens), dtype=tokens.dtype), size.new_zeros(())
     direction = _first_component(centred)
@@ -98,6 +97,6 @@ def _first_component(centred: Tensor) -> Tensor:
     """The first right singular vector [D] of centred tokens [N, D], with either sign."""
     if len(centred) >= centred.shape[1]:
         return torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
-    # Of the two Gram matrices the smaller one: ViT-B/16 has 196 patches and a width of 768.
+    # Decompose the smaller of the two Gram matrices: ViT-B/16 has 196 patches and a width of 768.
     direction = centred.T @ torch.linalg.eigh(centred @ centred.T).eigenvectors[:, -1]
     return direction / direction.norm()

@@ -21,7 +21,7 @@ class UsageError(UserError):
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str]) -> UsageError:
-    """A `UsageError` for `name`, naming the nearest of `choices` first and then all of them."""
+    """Make a `UsageError` for `name` that lists the nearest of `choices` first and then all of them."""
     known = sorted(choices)
     plain = {choice.lower(): choice for choice in known}
     near = [plain[match] for match in difflib.get_close_matches(name.lower(), plain, n=3, cutoff=0.5)]

@@ -1,4 +1,4 @@
-"""Initial values that are drawn from a given generator, never from torch's global random state."""
+"""Draw initial values from a given generator, never from torch's global random state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 def normal(shape: Sequence[int], generator: torch.Generator, std: float = 0.02) -> Tensor:
-    """A draw of N(0, std^2) from `generator`."""
+    """Draw a tensor of N(0, std^2) from `generator`."""
     return std * torch.randn(tuple(shape), generator=generator)
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator, bias: bool = True) -> nn.Linear:
-    """A linear layer with torch's default initialisation, drawn from `generator` and not from the global state."""
+    """Build a linear layer with torch's default initialisation, drawn from `generator` alone."""
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)
     with torch.no_grad():
         for parameter in layer.parameters():

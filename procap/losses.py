@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tensor) -> Tensor:
-    """The symmetric supervised InfoNCE term of ProCAP (its section on the loss), a scalar.
+    """Compute the symmetric supervised InfoNCE term of ProCAP (its section on the loss), a scalar.
 
     image: [B, H] and text: [C, H], both of unit length; labels: [B] int64 in 0..C-1; log_temperature: log of tau_p.
 
@@ -34,7 +34,7 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
 
 
 def kl_to_standard_normal(mu: Tensor, logvar: Tensor) -> Tensor:
-    """KL(N(mu, exp(logvar)) || N(0, 1)) summed over every element of `mu` and `logvar` (same shape), a scalar.
+    """Sum KL(N(mu, exp(logvar)) || N(0, 1)) over every element of `mu` and `logvar` (same shape); a scalar.
 
     Pass the log-variance that is sampled from, that is, after clamping.
     """
@@ -44,6 +44,6 @@ def kl_to_standard_normal(mu: Tensor, logvar: Tensor) -> Tensor:
 
 
 def l2(mu: Tensor) -> Tensor:
-    """Sum over all tokens of the squared norm of `mu` [..., P, D], a scalar."""
+    """Sum the squared norm of `mu` [..., P, D] over all tokens; a scalar."""
     with torch.autocast(mu.device.type, enabled=False):
         return mu.float().square().sum()

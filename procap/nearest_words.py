@@ -34,7 +34,7 @@ WORD_END = "</w>"
 
 @dataclass(frozen=True)
 class Near:
-    """A word and how near it is: its cosine, or its Euclidean distance."""
+    """A word and its distance: a cosine, or a Euclidean distance."""
 
     word: str
     token: int
@@ -51,7 +51,7 @@ class Words:
 
     @classmethod
     def of(cls, clip: CLIP) -> Words:
-        """Those of `clip` that `WORD_RULE` keeps."""
+        """Collect the words of `clip` that `WORD_RULE` keeps."""
         table = clip.text.token_embedding.weight.detach().cpu().float()
         alone = _unshared(table)
         chosen = {token: text for token, text in vocabulary().items() if token < len(table) and alone[token]}
@@ -59,7 +59,7 @@ class Words:
         return cls(ids, tuple(chosen.values()), table[ids].double())
 
     def nearest(self, tokens: Tensor, count: int = 5, measure: Measure = "cosine") -> list[list[Near]]:
-        """The `count` nearest words to each of `tokens` [P, D], nearest first; of equally near ones the lower id."""
+        """Find the `count` nearest words to each of `tokens` [P, D], nearest first; ties go to the lower id."""
         given = tokens.detach().cpu().double()
         if measure == "cosine":
             values = F.normalize(given, dim=-1) @ F.normalize(self.embeddings, dim=-1).T
@@ -74,7 +74,7 @@ class Words:
 
 @lru_cache(maxsize=1)
 def vocabulary() -> dict[int, str]:
-    """Token id and text of every word of CLIP's vocabulary, by `WORD_RULE` as far as no weights are needed."""
+    """List token id and text of the words of CLIP's vocabulary, by the parts of `WORD_RULE` that need no weights."""
     tokenizer = simple_tokenizer()
     words = {}
     for token, symbols in sorted(tokenizer.decoder.items()):
@@ -90,7 +90,7 @@ def vocabulary() -> dict[int, str]:
 
 
 def first_text_tokens(method: Method) -> Tensor | None:
-    """The learned tokens [P, D] that the method puts into the input of the text tower, before positions are added.
+    """Return the learned tokens [P, D] in the input of the text tower, before positions are added.
 
     Of ProCAP these are the means after the first level of cross-attention. None where nothing is learned there, where
     every class has tokens of its own, and where several operations put them there.
@@ -113,7 +113,7 @@ def first_text_tokens(method: Method) -> Tensor | None:
 
 
 def text_means(method: Method) -> Tensor | None:
-    """The means [P, D] of a method's Gaussian text tokens, before anything refines them; else `first_text_tokens`.
+    """Return the means [P, D] of a method's Gaussian text tokens before refinement; else `first_text_tokens`.
 
     A method holds such means as `text_mu` [S, P, D], the first set first.
     """

@@ -1,8 +1,8 @@
-"""Class prompts side by side without padding, the rows that they share computed once.
+"""Pack class prompts side by side without padding, and compute the rows that they share once.
 
-A tower's text batch becomes one sequence [S, L, D]: first the prefix, that is the leading rows that are equal in all
-prompts under a plan, then the prompts' own rows, whole prompts filling G groups of nearly equal size. Linear layers see
-nothing but those rows; attention is one call over the groups under a mask that keeps prompts apart.
+A tower's text batch becomes one sequence [S, L, D]: first the prefix (the leading rows that are equal in all prompts
+under a plan), then the remaining rows of every prompt, with whole prompts dealt to G groups of nearly equal size.
+Linear layers run on these rows only; attention is one call over the groups with a mask that separates prompts.
 
 Shapes: C prompts, T token ids per prompt, S token sets, L packed rows, G groups, Q prompts in a group, D width.
 """
@@ -20,16 +20,17 @@ from procap.attention import AttentionPattern, RowMap
 from procap.plan import INPUT, Plan, TokenOp, live_rows
 
 GROUP_ROWS = 64
-"""Rows of a group, about: more would spend work on masked scores, fewer leave tiles of a fused kernel half empty."""
+"""Approximate rows of a group: more waste work on masked scores, fewer leave tiles of a fused kernel half empty."""
 
 
 @dataclass(frozen=True)
 class Placement:
     """Where the tokens of one operation go: prefix rows from `start`, then rows `at` of single prompts.
 
-    shared: how many tokens go into the prefix, from the operation's first.
-    at, source: rows [M] of the sequence and the places [M] in the operation's tokens, laid out as [rows x P].
-    rows: the smallest slice of the sequence that holds all of them.
+    shared: how many of the operation's tokens, counted from the first, go into the prefix.
+    at, source: row `at[m]` of the sequence receives token `source[m]` of the operation, whose tokens are flattened to
+        [C x P]; both [M].
+    rows: the smallest slice of the sequence that holds all these rows.
     """
 
     start: int
@@ -42,12 +43,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything about a packed batch but its states; fixed for a set of prompts and a form of plan.
+    """Everything about a packed batch except its states; fixed for a set of prompts and the shapes of a plan.
 
-    ids, positions: [L] token ids before, position numbers after the operations on the input.
-    placements: by the operation's place in the plan.
-    patterns: of every block; ends_pattern: of the last one where only the end rows ask.
-    ends: [G x Q] rows whose states are read; slots: [C] each prompt's place among them.
+    ids, positions: [L] token ids before the operations on the input, and position numbers after them.
+    placements: by the operation's index in the plan.
+    patterns: of every block. ends_pattern: of the last block if its only queries are the end rows.
+    ends: [G x Q] rows of the end-of-text tokens, which are read out. slots: [C] each prompt's index in `ends`.
     rows: L at the last block.
     """
 
@@ -70,7 +71,7 @@ class PackedSequence:
     live: slice | None = None
 
     def apply(self, plan: Plan, layer: int) -> PackedSequence:
-        """The sequence after the operations of `plan` at `layer`, in the order of the plan."""
+        """Apply the operations of `plan` at `layer`, in the order of the plan."""
         sequence = self
         for index, op in enumerate(plan):
             if op.layer == layer:
@@ -78,15 +79,15 @@ class PackedSequence:
         return sequence
 
     def with_states(self, x: Tensor, live: slice | None = None) -> PackedSequence:
-        """The same layout over other states."""
+        """Replace the states and keep the layout."""
         return replace(self, x=x, live=live)
 
     def pattern(self, layer: int) -> AttentionPattern:
-        """Which rows attend to which in a block."""
+        """Return which rows attend to which in block `layer`."""
         return self.layout.patterns[layer]
 
     def reading(self) -> tuple[AttentionPattern, RowMap]:
-        """The end rows [S, G x Q, D], and which rows they attend to."""
+        """Return the attention pattern of the end rows, and a function that selects these rows [S, G x Q, D]."""
         return self.layout.ends_pattern, lambda x: x.index_select(1, self.layout.ends)
 
     def _apply(self, op: TokenOp, place: Placement) -> PackedSequence:
@@ -105,9 +106,11 @@ class PackedSequence:
 
 
 class PromptSet:
-    """Tokenized prompts, ids [C, T], with what their layout depends on, copied from the device once.
+    """Tokenized prompts, ids [C, T], and the facts that their layout depends on, copied from the device once.
 
-    columns: rows that an operation may address, to the last end-of-text token; of a part, that of the whole.
+    lengths: tokens of each prompt, up to and including the end-of-text token.
+    columns: rows that an operation may address: up to the last end-of-text token of the set that a part belongs to.
+    same: whether a column holds the same id in all prompts.
     """
 
     def __init__(self, ids: Tensor, columns: int | None = None) -> None:
@@ -123,7 +126,7 @@ class PromptSet:
         return len(self.lengths)
 
     def part(self, start: int, stop: int) -> PromptSet:
-        """Some of the prompts."""
+        """Return the prompts start..stop-1; a part is made once and reused."""
         if (start, stop) == (0, len(self)):
             return self
         if (start, stop) not in self._parts:
@@ -132,11 +135,11 @@ class PromptSet:
         return self._parts[start, stop]
 
     def layout(self, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool) -> Layout | None:
-        """How the prompts are packed under `plan`; None for a plan that packing does not cover."""
+        """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover."""
         form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan)
         key = (form, layers, context, trim, pack, prefix)
         if key not in self._layouts:
-            # Kept for training too, where a tensor made in inference mode could not be used.
+            # The layout is reused in training, where tensors created in inference mode cannot be used.
             with torch.inference_mode(False):
                 self._layouts[key] = _lay_out(self, plan, layers, context, trim, pack, prefix)
         return self._layouts[key]
@@ -163,6 +166,7 @@ def _lay_out(
         for c in group:
             first[c], at = at, at + own[c]
 
+    # `ahead` counts the prefix rows, which insertions make longer; `aheads` holds it for every layer.
     device, ahead = prompts.ids.device, shared
     placements: dict[int, Placement] = {}
     patterns = []
@@ -182,7 +186,7 @@ def _lay_out(
         p = aheads[layer]
         patterns.append(AttentionPattern(mask=masks[p].to(device), groups=len(groups), prefix=p if many else 0))
 
-    # The end row of every prompt; a group of fewer prompts than another reads its first one twice.
+    # The end row of every prompt. Groups with fewer prompts are padded with the end row of their first prompt.
     most = max(map(len, groups))
     ends = torch.zeros(len(groups), most, dtype=torch.long)
     slots = torch.zeros(len(own), dtype=torch.long)
@@ -244,7 +248,7 @@ def _shared_columns(prompts: PromptSet, ordered: Sequence[TokenOp], columns: int
 
 
 def fill_groups(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """The numbers of `sizes` dealt to `count` groups (fewer if some stay empty), longest first into the emptiest."""
+    """Deal the indices of `sizes` to at most `count` groups of similar total: the largest first, into the emptiest."""
     heap = [(0, number) for number in range(count)]
     groups: list[list[int]] = [[] for _ in range(count)]
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
@@ -263,7 +267,7 @@ def _place(op: TokenOp, ahead: int, first: Sequence[int], own: Sequence[int], de
     at, source = [], []
     for row in range(op.start + shared, end):
         for c, (start, length) in enumerate(zip(first, own, strict=True)):
-            # A prompt that ends before this row has no such row: nothing behind its end could be seen.
+            # A prompt that ends before this row does not have it: rows after its end token would never be attended to.
             if row - ahead < length:
                 at.append(ahead + start + row - ahead)
                 source.append((c * count if op.tokens.dim() == 3 else 0) + row - op.start)
@@ -287,7 +291,7 @@ def _owners(groups: Sequence[Sequence[int]], own: Sequence[int], size: int) -> t
 
 
 def _mask(owner: Tensor, order: Tensor, ahead: int, groups: int) -> Tensor:
-    """The mask of a pattern: zero where a row may look, minus infinity elsewhere."""
+    """Return the mask of a pattern: zero where a row attends, minus infinity elsewhere."""
     allowed = (owner[:, :, None] == owner[:, None, :]) & (order[:, None] >= order[None, :])
     allowed = torch.nn.functional.pad(allowed, (ahead, 0), value=True)
     if groups == 1:

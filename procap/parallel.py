@@ -27,11 +27,12 @@ uneven. A GPU launches as many kernels for half the classes: it gains at more cl
 
 
 class ProcessGroup(Protocol):
-    """What a method needs of `runner.distributed.collectives.ProcessGroup`.
+    """The part of `runner.distributed.collectives.ProcessGroup` that methods need.
 
-    The gradient of a gathered tensor is the same in every process, since all compute the same loss from it. A gather's
-    backward pass takes this process's rows of it times W: averaged over the processes, the gradients of what came
-    before the gather are then sums over all rows, and those of what comes after are what every process has.
+    The gradient of a gathered tensor is the same in every process, since all compute the same loss from it. The
+    backward pass of a gather returns this process's rows of this gradient, multiplied by W. After DDP has averaged over
+    the processes, parameters before the gather then have the sum over all rows, and parameters after it have the
+    gradient that every process computed.
     """
 
     @property
@@ -41,14 +42,14 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def gather_interleaved(self, rows: Tensor) -> Tensor:
-        """[N, ...] of every process to [W N, ...]: row i of process r becomes row i W + r."""
+        """Gather [N, ...] of every process to [W N, ...]: row i of process r becomes row i W + r."""
 
     def gather_uneven(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """[counts[rank], ...] of every process to [sum of counts, ...], in the order of the processes."""
+        """Gather [counts[rank], ...] of every process to [sum of counts, ...], in the order of the processes."""
 
 
 def gather_batch(group: ProcessGroup | None, rows: Tensor) -> Tensor:
-    """Rows [B / W, ...] of this process's images to those of the global batch [B, ...], in its order."""
+    """Gather rows [B / W, ...] of this process's images to those of the global batch [B, ...], in its order."""
     return rows if group is None else group.gather_interleaved(rows)
 
 
@@ -66,5 +67,5 @@ class ClassShares:
         return group is not None and classes >= max(SHARED_FROM, group.size)
 
     def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
-        """This process's prompts and the plan for them."""
+        """Return this process's prompts and the plan for them."""
         return prompts.part(*self.mine), for_prompts(plan, *self.mine)

@@ -46,7 +46,7 @@ Plan = tuple[TokenOp, ...]
 
 
 def for_prompts(plan: Plan, start: int, stop: int) -> Plan:
-    """`plan` for the rows start..stop-1 of the tower's batch alone."""
+    """Restrict `plan` to the rows start..stop-1 of the tower's batch."""
     return tuple(
         replace(op, tokens=op.tokens[start:stop]) if op.tokens.dim() == 3 and len(op.tokens) > 1 else op for op in plan
     )
@@ -70,10 +70,11 @@ def apply_op(x: Tensor, op: TokenOp) -> Tensor:
 
 
 def live_rows(x: Tensor, live: slice | None, op: TokenOp, rows: slice, grown: int = 0) -> slice | None:
-    """The rows that depend on something learned after `op` has put its tokens into `rows` of a sequence `x`.
+    """Return the rows that depend on learned values after `op` has put its tokens into `rows` of the sequence `x`.
 
-    live: those before; None: none where `x` has no gradient, else all, before and after. The answer may hold rows
-    between two sets of tokens that depend on nothing. grown: by how many rows the sequence has grown at `rows.start`.
+    live: these rows before `op`. None, here and as the result, means no row if `x` has no gradient, else every row.
+    grown: how many rows `op` has inserted at `rows.start`.
+    The result is one slice, so it may include frozen rows between two sets of learned tokens.
     """
     learned = op.tokens.requires_grad
     if live is None:
@@ -102,7 +103,7 @@ class TokenSequence:
     live: slice | None = None
 
     def apply(self, plan: Plan, layer: int) -> TokenSequence:
-        """The sequence after the operations of `plan` at `layer`, in the order of the plan."""
+        """Apply the operations of `plan` at `layer`, in the order of the plan."""
         sequence = self
         for index, op in enumerate(plan):
             if op.layer == layer:
@@ -110,15 +111,15 @@ class TokenSequence:
         return sequence
 
     def with_states(self, x: Tensor, live: slice | None = None) -> TokenSequence:
-        """The same bookkeeping over other states."""
+        """Replace the states and keep the bookkeeping."""
         return replace(self, x=x, live=live)
 
     def pattern(self, layer: int) -> AttentionPattern:
-        """Which rows attend to which in a block."""
+        """Return which rows attend to which in block `layer`."""
         return CAUSAL if self.causal else FULL
 
     def reading(self) -> tuple[AttentionPattern, RowMap]:
-        """The row that is read out, and which rows it attends to."""
+        """Return the attention pattern of the row that is read out, and a function that selects this row."""
         row = self.read_out
         if isinstance(row, int):
             if self.causal:
@@ -130,7 +131,7 @@ class TokenSequence:
         return AttentionPattern(mask=mask[:, None, None]), lambda x: x[batch, row][:, None]
 
     def in_plan_order(self) -> tuple[slice, ...]:
-        """The slice of every operation, once all have been applied."""
+        """Return the slice of every operation's tokens; call it after all operations have been applied."""
         return tuple(self.rows[index] for index in range(len(self.rows)))
 
     def _apply(self, index: int, op: TokenOp) -> TokenSequence:

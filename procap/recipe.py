@@ -49,7 +49,7 @@ class Recipe(BaseModel):
 
 
 def learning_rate(recipe: Recipe, epoch: int) -> float:
-    """The learning rate of `epoch` (0-based).
+    """Compute the learning rate of `epoch` (0-based).
 
     Warm-up epochs first, then a cosine towards zero over `recipe.epochs` whose clock starts after the warm-up, so that
     it never arrives: the schedule of Dassl, which the published numbers of CoOp, CoCoOp, MaPLe and ProCAP rest on.

@@ -1,4 +1,4 @@
-"""A plain implementation, as an oracle for the fast one: every prompt in full, everything recomputed for every batch.
+"""A plain implementation to test the fast one against: full prompts, and everything recomputed for every batch.
 
 Written from the papers and independently of `procap.clip`'s forward: attention is an explicit softmax, sequences are
 Python lists of rows, nothing is truncated, cached or fused. Slow on purpose; `plain` lets a whole method run over it.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def encode_image(clip: CLIP, images: Tensor, plan: Plan = ()) -> Tensor:
-    """Image features [B, E] of images [B, 3, H, W], not normalised (Dosovitskiy et al. 2021; Radford et al. 2021)."""
+    """Encode images [B, 3, H, W] to features [B, E], not normalised (Dosovitskiy et al. 2021; Radford et al. 2021)."""
     tower, patch = clip.visual, clip.geometry.patch_size
     patches = F.unfold(images, kernel_size=patch, stride=patch).transpose(1, 2) @ tower.conv1.weight.flatten(1).T
     states = [tower.class_embedding.expand(len(images), -1), *patches.unbind(dim=1)]
@@ -39,7 +39,7 @@ def encode_image(clip: CLIP, images: Tensor, plan: Plan = ()) -> Tensor:
 
 
 def encode_text(clip: CLIP, ids: Tensor, plan: Plan = ()) -> Tensor:
-    """Text features [C, E] of token ids [C, T], padded to the whole context, not normalised."""
+    """Encode token ids [C, T], padded to the whole context, to features [C, E], not normalised."""
     tower, context = clip.text, clip.geometry.context_length
     ids = F.pad(ids, (0, context - ids.shape[1]))
     rows = list(enumerate(tower.token_embedding.weight[ids].unbind(dim=1)))
@@ -52,12 +52,12 @@ def encode_text(clip: CLIP, ids: Tensor, plan: Plan = ()) -> Tensor:
 
 
 def reference_logits(method: Method, images: Tensor, space: LabelSpace | None = None) -> Tensor:
-    """Logits [B, C] of `method` with prompts, class features and images all encoded anew by the plain encoders."""
+    """Compute logits [B, C] of `method`, encoding prompts, classes and images with the plain encoders."""
     return with_plain_encoders(method).classifier(space)(images)
 
 
 def with_plain_encoders(method: Method) -> Method:
-    """`method` with the same parameters over the plain encoders; what it trains, `method` learns."""
+    """Return `method` over the plain encoders; both share their parameters, so training one trains the other."""
     return method.with_clip(cast(CLIP, PlainCLIP(method.clip)))
 
 
@@ -74,7 +74,7 @@ class PlainCLIP:
         return encode_image(self._clip, images, plan)
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = ()) -> Tensor:
-        """The whole context is always encoded, token sets one after another."""
+        """Encode the whole context, one token set after another."""
         ids = prompts if isinstance(prompts, Tensor) else prompts.ids
         sets = [op for op in plan if op.tokens.dim() == 4]
         if not sets:
@@ -87,7 +87,7 @@ class PlainCLIP:
 
 
 Row = tuple[int, Tensor]
-"""The place of a row in the sequence before any operation, -1 for an added one, and its states [N, D]."""
+"""A row's index in the sequence before any operation (-1 for an added row), and its states [N, D]."""
 
 
 def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:

@@ -26,7 +26,7 @@ def text_bank(
     templates: Sequence[str],
     average: Literal["normalise-first", "average-first"] = "normalise-first",
 ) -> Tensor:
-    """Text features [C, E] of every class, averaged over `templates`, normalised, float32, without gradient.
+    """Compute text features [C, E] of every class, averaged over `templates`, normalised, float32, without gradient.
 
     average: "normalise-first" is CLIP's own ensemble (Radford et al. 2021, section 3.1.4): templates count the same.
         "average-first" is what PromptSRC's public code does: long features weigh more.
@@ -48,5 +48,5 @@ def text_bank(
 
 @torch.no_grad()
 def image_features(clip: CLIP, images: Tensor) -> Tensor:
-    """Vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
+    """Compute vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
     return F.normalize(clip.encode_image(images).float(), dim=-1)

@@ -28,9 +28,9 @@ class LabelSpace:
             raise ValueError("a label space needs at least one class name")
 
     def names(self) -> tuple[str, ...]:
-        """Class names as prompts use them."""
+        """Return the class names as prompts use them."""
         return tuple(name.replace("_", " ") for name in self.classnames)
 
     def prompts(self, template: str | None = None) -> list[str]:
-        """One filled template per class (the data set's own unless another is given)."""
+        """Fill one template per class (the data set's own unless another is given)."""
         return [(template or self.template).format(name) for name in self.names()]

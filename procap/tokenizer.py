@@ -20,7 +20,7 @@ from procap.errors import UserError
 
 @lru_cache(maxsize=1)
 def simple_tokenizer() -> Any:
-    """open_clip's `SimpleTokenizer`; UserError where open_clip is not installed."""
+    """Return open_clip's `SimpleTokenizer`; UserError if open_clip is not installed."""
     package = importlib.util.find_spec("open_clip")
     if package is None or package.origin is None:
         raise UserError("CLIP's tokenizer comes with open_clip, which is not installed: pip install open_clip_torch")
@@ -35,12 +35,12 @@ def simple_tokenizer() -> Any:
 
 
 def encode(text: str) -> list[int]:
-    """The token ids of `text` between the start and the end token, without either."""
+    """Return the token ids of `text` without the start and the end token."""
     return simple_tokenizer().encode(text)
 
 
 def tokenize(texts: Sequence[str], context_length: int = 77) -> Tensor:
-    """Token ids [C, T]: start, the text's tokens, end, zeros. UserError names a text too long; nothing is cut."""
+    """Tokenize texts to ids [C, T]: start, the text's tokens, end, zeros. UserError for a text that is too long."""
     tokenizer = simple_tokenizer()
     ids = torch.zeros(len(texts), context_length, dtype=torch.long)
     for row, text in zip(ids, texts, strict=True):

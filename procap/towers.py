@@ -1,4 +1,4 @@
-"""The two frozen towers with one seam, a plan of token operations (`procap.plan`).
+"""The two frozen towers, which methods change only through a plan of token operations (`procap.plan`).
 
 State-dict names are those of open_clip's CustomTextCLIP. With an empty plan the towers are CLIP's own encoders (Radford
 et al. 2021, section 2.4).
@@ -29,11 +29,11 @@ EXACT = ExactOptimizations()
 
 
 AnySequence = TypeVar("AnySequence", TokenSequence, PackedSequence)
-"""A batch on its way through a tower: padded, or packed."""
+"""A batch between two blocks of a tower: padded, or packed."""
 
 
 class TowerOutput(NamedTuple):
-    """What a tower gives.
+    """The output of a tower.
 
     features: [N, E], not normalised; of text under S token sets [S, C, E].
     tokens: final states [N, L, D] of every row, before the tower's last LayerNorm; None unless asked for.
@@ -61,7 +61,7 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.resblocks):
             sequence = sequence.apply(plan, layer)
             live = sequence.live if optimizations.frozen_rows else None
-            # The rows between two operations count as learned; where that is most of them, there is nothing to gain.
+            # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
             if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
                 live = None
             if layer == last and optimizations.last_rows:
@@ -114,9 +114,9 @@ class VisionTower(nn.Module):
         )
 
     def embed(self, images: Tensor, folded: bool = True) -> Tensor:
-        """Patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
+        """Embed the patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
 
-        folded: as one product, which is faster by itself and gives the rows in the tower's order.
+        folded: compute it as one matrix product, which is faster and gives the rows without a transposition.
         """
         weight, size = self.conv1.weight, self.conv1.kernel_size[0]
         images = images.to(weight.dtype)
@@ -163,7 +163,7 @@ class TextTower(nn.Module):
         return TowerOutput(self._in_chunks(prompts, plan, optimizations), None, ())
 
     def rows(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations = EXACT) -> int:
-        """The rows that blocks compute for one token set, chunks left aside."""
+        """Count the rows that blocks compute for one token set, without regard to chunks."""
         layout = self._layout(prompts, plan, optimizations)
         if layout is not None:
             return layout.rows
@@ -176,7 +176,7 @@ class TextTower(nn.Module):
         return prompts.layout(plan, layers, context, optimizations.trim, optimizations.pack, optimizations.prefix)
 
     def _in_chunks(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
-        """Features [C, E], or [S, C, E] where the plan holds token sets."""
+        """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""
         sets = max((len(op.tokens) for op in plan if op.tokens.dim() == 4), default=0)
         limit, rows = optimizations.chunk_rows, self.rows(prompts, plan, optimizations)
         if limit is None or rows * max(sets, 1) <= limit:
@@ -235,7 +235,7 @@ class TextTower(nn.Module):
         context = self.positional_embedding.shape[0]
         if sequence.x.shape[1] <= context:
             return sequence.x
-        # Insertion pushed padding beyond the last position: padding may go, words and inserted tokens may not.
+        # Insertion has pushed rows beyond the last position: padding is cut, words and inserted tokens must not be.
         needed = max(
             [int(torch.as_tensor(sequence.read_out).max()) + 1, *(rows.stop for rows in sequence.rows.values())]
         )
@@ -245,7 +245,7 @@ class TextTower(nn.Module):
 
 
 def _part_of(tokens: Tensor, sets: slice, prompts: slice) -> Tensor:
-    """An operation's tokens for some of the sets and prompts."""
+    """Select an operation's tokens for some of the sets and prompts."""
     return tokens[sets] if tokens.dim() == 4 else tokens[prompts] if tokens.dim() == 3 else tokens
 
 
@@ -254,6 +254,6 @@ def _one_set(tokens: Tensor, number: int) -> Tensor:
 
 
 def project(states: Tensor, projection: Tensor) -> Tensor:
-    """Joint features of read-out states, outside autocast: bfloat16 logits at temperature 1/100 step by 0.125."""
+    """Project read-out states to joint features, outside autocast: bfloat16 rounds logits near 25 to steps of 0.125."""
     with torch.autocast(states.device.type, enabled=False):
         return states.to(projection.dtype) @ projection

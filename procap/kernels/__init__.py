@@ -1,1 +1,1 @@
-"""Faster ways to compute what `procap.reference` computes plainly: fused cross-attention, compiled blocks."""
+"""Faster versions of what `procap.reference` computes plainly: fused cross-attention and compiled blocks."""

@@ -1,4 +1,4 @@
-"""The row-wise parts of the towers' blocks by torch.compile: norms, biases, activations and residuals fused.
+"""Compile the row-wise parts of the towers' blocks with torch.compile: norms, biases, activations and residuals.
 
 Only what works on rows one by one is compiled, and for any number of rows, so that a handful of programs serves both
 towers at every number of classes and images; attention keeps its own fused kernels. The numbers are those of the plain

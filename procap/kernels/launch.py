@@ -2,10 +2,10 @@
 
     v' = v + MHA_v(LN(v), LN(t))        t' = t + MHA_t(LN(t), LN(z)),  z = W_p v
 
-With few tokens this is bound by reading the weights, and by launches. A launch ends only where whole rows must be there
-before anything goes on: z before its norm and keys, all heads before the output projection; backward the gradients of
-the heads before the projections', and those before the norms, of which z's comes before W_p. It needs triton: only
-`procap.kernels.refinement` imports this file, and only where it runs.
+With few tokens the time goes to reading the weights and to launches, so there are as few launches as possible. A new
+launch starts only if the next operation needs whole rows: in the forward pass after z (for its norm and keys) and after
+all heads (for the output projection); in the backward pass after the gradients of the heads and after those of the
+projections. The file needs triton: only `procap.kernels.refinement` imports it, inside the functions that launch.
 
 Shapes: P prompt tokens, Dv and Dt widths of vision and text, D of a direction's queries, E of its keys and values,
 I inner width = heads x W; N outputs and K inputs of a linear layer.
@@ -45,7 +45,7 @@ class Direction(NamedTuple):
 def forward(
     v: Tensor, t: Tensor, projection: Sequence[Tensor], vision: Direction, text: Direction, heads: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One level [P, Dv], [P, Dt] up; also z [P, Dt] and the inner rows [8, P, I] (q, k, v, o of each direction)."""
+    """Compute one level: new v and t, z [P, Dt], and the inner rows [8, P, I] (q, k, v, o of each direction)."""
     tokens, inner = len(v), len(vision.query)
     z = v.new_empty((tokens, t.shape[1]), dtype=torch.float32)
     rows = v.new_empty((8, tokens, inner), dtype=torch.float32)
@@ -70,7 +70,7 @@ def forward(
     )
     shape, h2 = _heads_shape(tokens, inner, heads), next_power_of_2(heads)
     all_heads = h2 * shape["W2"]
-    # Four rows of a tile share the weights in registers; a tile of all keys leaves room for fewer.
+    # Up to four rows of a tile share the weights in registers; fewer if the tile of all keys fills the registers.
     block, r = _fit(8, all_heads), min(shape["P2"], 4, _fit(4, shape["P2"] * all_heads))
     widths = v.shape[1], t.shape[1]
     grid = (cdiv(max(widths), block), 2)
@@ -82,7 +82,7 @@ def backward(
     gradients: tuple[Tensor, Tensor], v: Tensor, t: Tensor, z: Tensor, rows: Tensor,
     projection: Sequence[Tensor], vision: Direction, text: Direction, heads: int, eps: float,
 ) -> tuple[Tensor, Tensor, list[Tensor], Direction, Direction]:  # fmt: skip
-    """Gradients of v, t, W_p and both directions' parameters from those of a level's outputs and what it kept."""
+    """Compute the gradients of v, t, W_p and both directions' parameters from those of a level's outputs."""
     g_v, g_t = gradients
     (tokens, v_width), t_width, inner = v.shape, t.shape[1], len(vision.query)
     q_v, k_v, v_v, o_v, q_t, k_t, v_t, o_t = rows.unbind()
@@ -99,7 +99,7 @@ def backward(
 
     new_projection = [torch.empty_like(p) for p in projection]
     new_vision, new_text = (_empty_like(direction) for direction in (vision, text))
-    # Gradients of what the linear layers read: a norm's output, or the rows themselves.
+    # Gradients of the linear layers' inputs: a norm's output, or the rows themselves.
     r_qv = torch.empty_like(v, dtype=torch.float32)
     r_kv, r_vv, r_qt, r_kt, r_vt = z.new_empty((5, *z.shape)).unbind()
     norm_q, norm_o = (vision.query_scale, vision.query_shift), (vision.other_scale, vision.other_shift)
@@ -115,7 +115,7 @@ def backward(
         (g_t, o_t, None, None, text.output, None, new_text.output, new_text.output_bias),
     )
     shapes = tuple(_linear_shape(job[4]) for job in project_jobs)
-    # 32 bytes are what one memory access brings at least; rows share what registers are left.
+    # 32 bytes are the smallest memory access; the remaining registers are divided among rows.
     block = 32 // v.element_size()
     r = min(next_power_of_2(tokens), 32 // block)
     grid = (cdiv(max(shape[1] for shape in shapes), block), len(shapes))

@@ -1,10 +1,10 @@
-"""One level of ProCAP's cross-attention, both directions: eager by default, in fused kernels where they measure faster.
+"""One level of ProCAP's cross-attention, both directions: eager, or in fused kernels if they measure faster.
 
 The eager implementation is the reference; `tests/test_procap_triton.py` compares the kernels' values and gradients with
-it. They are used on a CUDA device alone, for shapes they cover, and only where they are faster: both are timed there,
-once per process and shape, launched one by one and as a CUDA graph, which saves the launches that make eager slow.
-PROCAP_FUSED=off keeps everything eager, PROCAP_FUSED=on takes the kernels wherever they can run, unmeasured.
-Under autocast the kernels stay in float32, where eager rounds its products to bfloat16. They have no second derivative.
+it. The kernels are used only on CUDA, for supported shapes, and only if they are faster: both implementations are timed
+once per process and shape, eagerly launched and as a CUDA graph (a graph saves the launches that make eager slow).
+PROCAP_FUSED=off keeps everything eager; PROCAP_FUSED=on uses the kernels for all supported shapes without timing.
+Under autocast the kernels stay in float32, while eager products are in bfloat16. They have no second derivative.
 
 Shapes: P prompt tokens, Dv vision width, Dt text width, I inner width (H heads).
 """
@@ -38,7 +38,7 @@ WIDEST = 2048
 def refine_level(
     v: Tensor, t: Tensor, projection: nn.Linear, vision: nn.Module, text: nn.Module
 ) -> tuple[Tensor, Tensor]:
-    """Tokens v [P, Dv] and t [P, Dt] one level up; both directions read the level below."""
+    """Compute the next level of tokens v [P, Dv] and t [P, Dt]; both directions read the current level."""
     to_v, to_t = cast(CrossAttention, vision), cast(CrossAttention, text)
     fused = can_fuse(v, t, projection, to_v, to_t) and is_fused_faster(
         v.device.index, v.dtype, len(v), v.shape[1], t.shape[1], to_v.heads, to_v.query.out_features, to_v.norm,
@@ -57,7 +57,7 @@ def eager_level(
 def fused_level(
     v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention, text: CrossAttention
 ) -> tuple[Tensor, Tensor]:
-    """The same by the kernels; a LayerNorm behind the residual stays torch's own, one kernel a direction."""
+    """Compute a level with the kernels; a LayerNorm after the residual runs in torch, one kernel per direction."""
     new_v, new_t, _, _ = level_op(
         v.contiguous(), t.contiguous(), [projection.weight, projection.bias],
         parameters(vision), parameters(text), vision.heads, norm_epsilon(vision),
@@ -68,7 +68,7 @@ def fused_level(
 
 
 def parameters(attention: CrossAttention) -> list[Tensor]:
-    """In the order of `procap.kernels.launch.Direction`."""
+    """List the parameters in the order of `procap.kernels.launch.Direction`."""
     a = attention
     tensors = [a.query.weight, a.query.bias, a.key.weight, a.value.weight, a.value.bias, a.output.weight, a.output.bias]
     if a.norm == "pre":
@@ -83,12 +83,12 @@ def norm_epsilon(attention: CrossAttention) -> float:
 # --- the operator -----------------------------------------------------------------------------------------------------
 
 
-# Operators, not a plain autograd.Function: torch.compile takes them as they are, and CUDA graphs record them.
+# Custom operators instead of an autograd.Function: torch.compile does not trace into them.
 @library.custom_op("procap::cross_attention_level", mutates_args=())
 def level_op(
     v: Tensor, t: Tensor, projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """v' and t'; and for the backward pass z = W_p v [P, Dt] and the inner rows [8, P, I]."""
+    """Compute v' and t', and for the backward pass z = W_p v [P, Dt] and the inner rows [8, P, I]."""
     from procap.kernels.launch import Direction, forward
 
     return forward(v, t, projection, Direction(*vision), Direction(*text), heads, eps)
@@ -109,7 +109,7 @@ def level_backward_op(
     g_v: Tensor, g_t: Tensor, v: Tensor, t: Tensor, z: Tensor, rows: Tensor,
     projection: list[Tensor], vision: list[Tensor], text: list[Tensor], heads: int, eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Gradients of v, t and all parameters, in the order of the inputs."""
+    """Compute the gradients of v, t and all parameters, in the order of the inputs."""
     from procap.kernels.launch import Direction, backward
 
     dv, dt, projections, *directions = backward(
@@ -148,7 +148,7 @@ level_op.register_autograd(_backward, setup_context=_keep)
 
 
 class Timings(NamedTuple):
-    """Milliseconds of one level forward and backward, infinite where it did not run."""
+    """Milliseconds of one level forward and backward; infinite if it did not run."""
 
     eager: float
     fused: float
@@ -166,7 +166,7 @@ def can_fuse(v: Tensor, t: Tensor, projection: nn.Linear, vision: CrossAttention
     if max(v.shape[1], t.shape[1], vision.query.out_features) > WIDEST or vision.heads != text.heads:
         return False
     weights = [projection.weight, projection.bias, *parameters(vision), *parameters(text)]
-    # Empty: sharded parameters are gathered around calls of their modules, which the kernels go past.
+    # Sharded parameters are empty here: they are gathered when their module is called, but the kernels do not call it.
     usable = (x.numel() and x.is_contiguous() and x.dtype == v.dtype and x.device == v.device for x in weights)
     return t.dtype == v.dtype and all(usable)
 
@@ -175,7 +175,7 @@ def is_fused_faster(
     device: int, dtype: torch.dtype, tokens: int, vision_width: int, text_width: int, heads: int, inner: int, norm: str,
     autocast: torch.dtype | None, graphed: bool,
 ) -> bool:  # fmt: skip
-    """Whether the kernels are to run a level of this shape; `graphed` where launches cost nothing on the host."""
+    """Whether to run a level of this shape with the kernels; `graphed`: launches cost nothing on the host."""
     mode = os.environ.get("PROCAP_FUSED", "auto")
     if mode == "off" or importlib.util.find_spec("triton") is None:
         return False
@@ -184,20 +184,20 @@ def is_fused_faster(
     key = (device, dtype, tokens, vision_width, text_width, heads, inner, norm, autocast)
     if key not in _measured:
         if torch.cuda.is_current_stream_capturing():
-            # Nothing can be timed inside a capture; the steps that warm up before it have done so.
+            # Timing is impossible during a capture; normally the warm-up steps before it have already timed the shape.
             return False
         _measured[key] = time_level(*key)
     timings = _measured[key]
     return timings.fused_graph < timings.eager_graph if graphed else timings.fused < timings.eager
 
 
-# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: the choice is made while a
-# graph is made, by ordinary code.
+# The attribute that torch.compiler.assume_constant_result sets, without importing the whole compiler: Dynamo then calls
+# this function while it traces and uses the result as a constant.
 is_fused_faster._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def get_timings() -> dict[tuple[Any, ...], Timings]:
-    """What was timed in this process so far, by shape."""
+    """Return what was timed in this process so far, by shape."""
     return dict(_measured)
 
 
@@ -223,8 +223,8 @@ def time_level(
         inputs = [*tokens_in, *(p for module in modules for p in module.parameters())]
 
         def step(level: Callable[..., tuple[Tensor, Tensor]]) -> None:
-            # Casts are kept until the outermost autocast ends, which is the caller's: without its cache every run makes
-            # its own, as steps do, and no capture meets a node of the graph that another stream made.
+            # Autocast caches casts until the caller's outermost autocast ends. Without the cache every run casts again,
+            # as training steps do, and a capture never meets an autograd node that was created on another stream.
             with torch.autocast("cuda", autocast, enabled=autocast is not None, cache_enabled=False):
                 v, t = level(*tokens_in, *modules)
             torch.autograd.grad((v, t), inputs, (v.detach(), t.detach()))
@@ -237,7 +237,7 @@ def time_level(
 
         steps = eager, fused
         plain = [time_milliseconds(each) for each in steps]
-        # What failed outright is not tried in a capture, which it would leave broken.
+        # A step that already failed is not captured: a failing capture can leave the stream in a broken state.
         graphs = [
             time_milliseconds(capture_graph(each) if ms < math.inf else None)
             for each, ms in zip(steps, plain, strict=True)
@@ -246,7 +246,7 @@ def time_level(
 
 
 def time_milliseconds(step: Callable[[], object] | None, repeats: int = 20, rounds: int = 5) -> float:
-    """Median over rounds of the time per step on the clock, launches included; infinite where it cannot run."""
+    """Measure the wall-clock time per step, launches included: median over rounds, infinite if the step fails."""
     if step is None:
         return math.inf
     times = []
@@ -258,7 +258,7 @@ def time_milliseconds(step: Callable[[], object] | None, repeats: int = 20, roun
                 step()
             torch.cuda.synchronize()
             times.append(1e3 * (time.perf_counter() - start) / repeats)
-    # Triton's own errors are no RuntimeErrors; whatever it is, eager still runs.
+    # Triton's own errors are not RuntimeErrors; after any of them the eager implementation still works.
     except Exception as error:
         log.warning("cross-attention: %s does not run here: %s", getattr(step, "__name__", "a graph"), error)
         return math.inf
@@ -266,10 +266,10 @@ def time_milliseconds(step: Callable[[], object] | None, repeats: int = 20, roun
 
 
 def capture_graph(step: Callable[[], object]) -> Callable[[], object] | None:
-    """The step as a CUDA graph, or None where it cannot be captured."""
+    """Capture the step as a CUDA graph; None if it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
-        # Warmed up on a side stream, as captures ask for.
+        # Captures require a warm-up on a side stream.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

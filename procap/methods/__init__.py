@@ -43,13 +43,13 @@ class MethodSpec:
 
 
 def method_paths() -> dict[str, str]:
-    """Name and `module:class` of every method, ours first; a plug-in never takes one of our names."""
+    """List name and `module:class` of every method, ours first; a plug-in never replaces one of our names."""
     plugins = {point.name: point.value for point in entry_points(group=GROUP)}
     return METHODS | {name: path for name, path in plugins.items() if name not in METHODS}
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method; UsageError for an unknown name or a plug-in that cannot be used."""
+    """Import the class of a method; UsageError for an unknown name or a plug-in that cannot be used."""
     from procap.methods.method import Method
 
     # Looking through everything that is installed takes longer than the rest of planning a run.
@@ -71,7 +71,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def method_specs() -> list[MethodSpec]:
-    """Every method with its one-line summary; for a plug-in that cannot be loaded, with the error instead."""
+    """List every method with its one-line summary, or with the error of a plug-in that cannot be loaded."""
     specs = []
     for name, path in method_paths().items():
         try:
@@ -83,7 +83,7 @@ def method_specs() -> list[MethodSpec]:
 
 
 def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
-    """The method's options with defaults filled in; UsageError names the first wrong field and what would work."""
+    """Fill in the defaults of the method's options; UsageError names the first wrong field and what would work."""
     from pydantic import ValidationError
 
     model = method_class(name).Options
@@ -102,7 +102,7 @@ def method_options(name: str, options: Mapping[str, Any]) -> BaseModel:
 def build_method(
     name: str, clip: CLIP, space: LabelSpace, options: Mapping[str, Any], seed_generator: torch.Generator
 ) -> Method:
-    """A method at its initial values, on the device of `clip`; the values come from `seed_generator` (CPU) alone.
+    """Build a method at its initial values, on the device of `clip`, from `seed_generator` (CPU) alone.
 
     Raises UsageError for an unknown name or option, or one that does not fit the towers; UserError for a class name
     whose prompt is too long.

@@ -48,13 +48,13 @@ class CoCoOp(Method):
         return Recipe(optimizer="sgd", lr=0.002, epochs=10, batch_size=1)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """[SOS] context <class name> . [EOS]."""
+        """Tokenize "[SOS] context <class name> . [EOS]" for every class."""
         names = space.names()
         free = " ".join([PLACEHOLDER] * self.options.n_ctx)
         return ClassPrompts(tokenize_classes(self.clip, names, [f"{free} {name}." for name in names]))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        """The unshifted context; `conditional_logits` adds each image's shift."""
+        """Build the plans with the unshifted context; `conditional_logits` adds each image's shift."""
         return (), (TokenOp(INPUT, "replace", self.context, start=1),)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ class CoCoOp(Method):
 
 
 class CoCoOpClassifier(Classifier):
-    """Encodes every class anew for every image; nothing but the weights and the tokenized names can be kept."""
+    """A classifier that encodes every class again for every image, because each image shifts the context."""
 
     depends_on_image = True
 
@@ -87,7 +87,7 @@ class CoCoOpClassifier(Classifier):
 def conditional_logits(
     clip: CLIP, image: Tensor, prompts: PromptSet, context: Tensor, meta_net: nn.Module, scale: Tensor
 ) -> Tensor:
-    """Logits [B, C] of image features [B, E] against the classes of `prompts` under each image's own context."""
+    """Compute logits [B, C] of image features [B, E] against `prompts` under each image's own context."""
     image = unit(image)
     shifted = context + meta_net(image)[:, None]
     text = unit(clip.encode_text(prompts, (TokenOp(INPUT, "replace", shifted[:, None], start=1),)))

@@ -73,12 +73,12 @@ class CoOp(Method):
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Few-shot learning starts 16 tokens at random; every other task 4 from "a photo of a"."""
+        """Start 16 tokens at random for few-shot learning, and 4 from "a photo of a" for every other task."""
         check_task(task)
         return {"n_ctx": 16, "ctx_init": ""} if task == "few-shot" else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """[SOS] context <class name> . [EOS], with the context moved for the positions "middle" and "front"."""
+        """Tokenize "[SOS] context <class name> . [EOS]"; positions "middle" and "front" move the context."""
         if self.options.csc and space.classnames != self.space.classnames:
             raise UsageError("coop with csc = true has learned one context per class: it knows no other class names")
         n_ctx = self.options.n_ctx
@@ -98,7 +98,7 @@ class CoOp(Method):
 
 
 def move_names(ids: Tensor, lengths: Tensor, n_ctx: int, before: int) -> Tensor:
-    """`ids` [C, T] with each class name (`lengths` [C, 1] tokens) moved in front of all but `before` context tokens."""
+    """Move each class name (`lengths` [C, 1] tokens) in `ids` [C, T] before all but `before` context tokens."""
     row = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
     first = 1 + before
     in_name = (row >= first) & (row < first + lengths)

@@ -105,7 +105,7 @@ class MaPLe(Method):
         return tokens[:n_ctx].clone()
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """[SOS] context <rest of the phrase> <class name> . [EOS]; the data set's template plays no part."""
+        """Tokenize "[SOS] context <rest of the phrase> <class name> . [EOS]"; the data set's template is not used."""
         names = space.names()
         return ClassPrompts(tokenize_classes(self.clip, names, [f"{self._phrase()} {name}." for name in names]))
 
@@ -120,5 +120,5 @@ class MaPLe(Method):
 
 
 def round_to_half(tokens: Tensor) -> Tensor:
-    """The values that survive fp16, in the tensor's own precision; the gradient is rounded likewise."""
+    """Round values and gradient to fp16, and keep the tensor's own precision."""
     return tokens.half().to(tokens.dtype)

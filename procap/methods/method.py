@@ -1,7 +1,7 @@
 """The base class of all methods: what training and inference call.
 
 A method supplies learnable parameters, the text of its class prompts and, once per step, the token operations (`plans`)
-for both frozen towers. Loss and classifier follow from these; a method with more to say overrides them.
+for both frozen towers. Loss and classifier follow from these; a method with another loss or classifier overrides them.
 
 Shapes: B images, C classes, E joint embedding.
 """
@@ -30,7 +30,7 @@ TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
 """The tasks that published recipes distinguish."""
 
 Noise = tuple[Tensor, ...]
-"""Everything random in one training step, drawn before it; () where nothing is."""
+"""All random tensors of one training step, drawn before it; () for a deterministic method."""
 
 STRICT = ConfigDict(frozen=True, extra="forbid")
 """Configuration of every `Options`: a value never changes, an unknown field is refused."""
@@ -48,7 +48,7 @@ class Method(nn.Module):
     class_slots: Tensor | None
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
-        """Parameters start from `generator` (CPU) alone.
+        """Initialise the parameters from `generator` (on the CPU) alone.
 
         Raises UsageError for options that do not fit the towers, UserError naming a class whose prompt is too long.
         """
@@ -67,7 +67,7 @@ class Method(nn.Module):
         return self._held[0]
 
     def with_clip(self, clip: CLIP) -> Self:
-        """The same method with the same parameters over `clip`, such as the model under other optimizations."""
+        """Return the same method, sharing its parameters, over `clip`, such as the model under other optimizations."""
         twin = copy.copy(self)
         twin._held = (clip,)
         return twin
@@ -81,36 +81,37 @@ class Method(nn.Module):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """The method's own published recipe for one of `TASKS`."""
+        """Return the method's own published recipe for one of `TASKS`."""
         raise NotImplementedError
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Options of the published recipe for `task` where they differ from the defaults."""
+        """Return the options of the published recipe for `task` that differ from the defaults."""
         check_task(task)
         return {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """The tokenized prompts of `space`, at the full context length; reads `clip` and `options` only."""
+        """Tokenize the prompts of `space` at the full context length; reads `clip` and `options` only."""
         raise NotImplementedError
 
     def draw(self, generator: torch.Generator) -> Noise:
-        """The noise of one step, on the CPU, so that a seed means the same on every device; for `loss` on this device.
+        """Draw the noise of one step on the CPU, so that a seed gives the same noise on every device.
 
-        Drawn apart from the step, which then does the same work every time and can be recorded once and replayed.
+        `loss` gets it on the method's device. The draw is separate from the step, so that the step does the same work
+        every time and can be captured once as a CUDA graph and replayed.
         """
         return ()
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        """Image plan and text plan of the current weights; `noise` is None in inference: nothing is random then."""
+        """Build image plan and text plan from the current weights; `noise` is None in inference."""
         raise NotImplementedError
 
     def scale(self) -> Tensor:
-        """What cosines are multiplied with: CLIP's own frozen temperature, inverted."""
+        """Return the factor of the cosines: CLIP's own frozen temperature, inverted."""
         return self.clip.logit_scale.exp()
 
     def features(self, images: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Image features [B, E] of the global batch and class features [C, E] of one training step, not normalised."""
+        """Compute image features [B, E] of the global batch and class features [C, E] of a step, not normalised."""
         prompts = self.prompts
         image_plan, text_plan = self.plans(prompts, noise)
         image = gather_batch(self.group, self.clip.encode_image(images, image_plan))
@@ -123,7 +124,7 @@ class Method(nn.Module):
         return self.group.gather_uneven(self.clip.encode_text(*shares.select(prompts, plan)), shares.counts)
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """Weighted terms whose sum is trained on, "ce" first, from `draw`'s noise.
+        """Compute the weighted loss terms, "ce" first, whose sum is minimised; `noise` is what `draw` returned.
 
         images [B, 3, H, W], labels [B] int64. Each rank of a group gets its images of the global batch, the labels
         of all of it, and the same noise; all ranks return the same terms.
@@ -132,7 +133,7 @@ class Method(nn.Module):
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
-        """A snapshot for inference on the classes of `space` (those trained on by default); needs no retraining.
+        """Make a snapshot for inference on the classes of `space` (default: those trained on); needs no retraining.
 
         Raises UserError naming a class whose prompt is too long.
         """
@@ -144,6 +145,6 @@ class Method(nn.Module):
 
 
 def check_task(task: str) -> None:
-    """An unknown name's UsageError for a task that no published recipe speaks of."""
+    """Raise UsageError for a task that is not one of `TASKS`."""
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)

@@ -51,7 +51,7 @@ PROCAP_RECIPE = Recipe(
 """The paper's training recipe for every data set but EuroSAT, which adds colour jitter and rotations."""
 
 EUROSAT_JITTER, EUROSAT_ROTATION = 0.2, 10.0
-"""Our figures for the paper's "mild colour jitter and small rotations" (strength, degrees)."""
+"""Our values for the paper's "mild colour jitter and small rotations" (strength, degrees)."""
 
 
 class ProCAPOptions(BaseModel):
@@ -164,17 +164,17 @@ class ProCAP(Method):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """The paper's recipe, for every task; EuroSAT adds mild colour jitter and small rotations."""
+        """Return the paper's recipe, for every task; EuroSAT adds mild colour jitter and small rotations."""
         check_task(task)
         if dataset.lower() == "eurosat":
             return PROCAP_RECIPE.model_copy(update={"colour_jitter": EUROSAT_JITTER, "rotation": EUROSAT_ROTATION})
         return PROCAP_RECIPE
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """[SOS] tokens <class name and the template's words after it> . [EOS], or the other reading.
+        """Tokenize "[SOS] tokens <class name and the template's words after it> . [EOS]", or the whole template.
 
         The template is the first of `init_templates`, or of the data set `space` itself; its words before the class
-        name live on in the learned tokens only.
+        name only initialise the learned tokens.
         """
         template = self._templates(space)[0]
         if self.options.class_prompt == "maple":
@@ -184,7 +184,7 @@ class ProCAP(Method):
         return ClassPrompts(tokenize_classes(self.clip, space.names(), texts))
 
     def draw(self, generator: torch.Generator) -> Noise:
-        """Standard normal values for the vision and the text token sets, [S, P, D] each."""
+        """Draw standard normal values for the vision and the text token sets, [S, P, D] each."""
         if not self.options.gaussian:
             return ()
         return tuple(torch.randn(mu.shape, generator=generator) for mu in (self.vision_mu, self.text_mu))
@@ -193,7 +193,7 @@ class ProCAP(Method):
         return deep_plans(self.clip, *self.refine(*self.tokens(noise)))
 
     def tokens(self, noise: Noise | None) -> tuple[Tensor, Tensor]:
-        """Vision and text token sets [S, P, D]: samples made with `noise`, or the means where it is None."""
+        """Return vision and text token sets [S, P, D]: samples made with `noise`, or the means if it is None."""
         if noise is None or not self.options.gaussian:
             return self.vision_mu, self.text_mu
         vision, text = noise
@@ -203,7 +203,7 @@ class ProCAP(Method):
         )
 
     def refine(self, vision: Tensor, text: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """The tokens V_1..V_K [P, Dv] and T_1..T_K [P, Dt] that the K prompted layers get, from the sets [S, P, D]."""
+        """Compute the tokens [P, Dv] and [P, Dt] of each of the K prompted layers from the token sets [S, P, D]."""
         independent = self.options.deep_tokens == "independent"
         v, t = vision[0], text[0]
         levels = []
@@ -211,7 +211,7 @@ class ProCAP(Method):
             if independent:
                 v, t = vision[level], text[level]
             if self.options.cross_attention:
-                # One assignment: both directions read the level below, neither the other's update of this one.
+                # One assignment: both directions read the previous level, not the other's update of this level.
                 v, t = refine_level(v, t, self.vision_to_text, self.vision_attention[level], self.text_attention[level])
             levels.append((v, t))
         return [v for v, _ in levels], [t for _, t in levels]
@@ -220,7 +220,7 @@ class ProCAP(Method):
         return self.logit_scale.exp() if self.options.learn_logit_scale else super().scale()
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """L_CE + lambda L_NCE + beta L_KL + gamma L_2, each term already weighted; absent where switched off."""
+        """Compute L_CE + lambda L_NCE + beta L_KL + gamma L_2: terms already weighted, absent if switched off."""
         o = self.options
         image, text = self.features(images, noise)
         terms = {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
@@ -256,18 +256,18 @@ class ProCAP(Method):
 
 
 def contrastive_head(width: int, options: ProCAPOptions, generator: torch.Generator) -> nn.Sequential:
-    """An InfoNCE head: E to E to H, on features as the towers give them, not normalised."""
+    """Build an InfoNCE head, E to E to H, for features that are not normalised."""
     activation = nn.GELU() if options.nce_activation == "gelu" else nn.ReLU()
     return nn.Sequential(linear(width, width, generator), activation, linear(width, options.nce_width, generator))
 
 
 def sample(mu: Tensor, logvar: Tensor, eps: Tensor) -> Tensor:
-    """mu + sigma * eps, all [S, P, D]."""
+    """Compute mu + sigma * eps, all [S, P, D]."""
     return mu + torch.exp(logvar / 2) * eps
 
 
 def split_templates(text: str) -> tuple[str, ...]:
-    """The templates of a `||`-separated string, without full stops; one without {} ends in the class name.
+    """Split a `||`-separated string into templates without full stops; one without {} ends in the class name.
 
     Raises ValueError (for an options model) for an empty template or one with several {}.
     """

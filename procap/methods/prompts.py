@@ -1,4 +1,4 @@
-"""Prompt tokens: how they start, what text surrounds them, and in which rows of the towers they go.
+"""Prompt tokens: their initial values, the text around them, and their rows in the towers.
 
 Shapes: C classes, P prompt tokens, T token ids per prompt, K prompted layers, D width (Dt text, Dv vision).
 """
@@ -21,11 +21,11 @@ from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
 
 PLACEHOLDER = "X"
-"""A word of exactly one token that keeps a learned token's row free."""
+"""A word of exactly one token, which reserves the row of a learned token."""
 
 
 class ContextOptions(BaseModel):
-    """What every method with CoOp's context lets the user choose."""
+    """The options of every method with CoOp's context."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class ClassPrompts:
 
 
 def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> Tensor:
-    """Token ids [C, T] of `texts`; UserError names the class whose prompt is too long."""
+    """Tokenize `texts` to ids [C, T]; UserError names the class whose prompt is too long."""
     try:
         return clip.tokenize(texts)
     except UserError:
@@ -76,7 +76,7 @@ def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> 
 
 
 def context_op(clip: CLIP, prompts: ClassPrompts, context: Tensor) -> TokenOp:
-    """The operation that puts `context` [P, Dt] or [C, P, Dt] into its rows of the text input."""
+    """Build the operation that puts `context` [P, Dt] or [C, P, Dt] into its rows of the text input."""
     if prompts.slots is None:
         return TokenOp(INPUT, "replace", context, start=1)
     words = clip.token_embedding(prompts.ids[:, 1 : prompts.last_slot + 1])
@@ -85,10 +85,11 @@ def context_op(clip: CLIP, prompts: ClassPrompts, context: Tensor) -> TokenOp:
 
 
 def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> tuple[Plan, Plan]:
-    """Image and text plan of K layers of prompts, tokens [P, Dv] and [P, Dt] per layer, in MaPLe's slots.
+    """Build image and text plan for K layers of prompts, tokens [P, Dv] and [P, Dt] per layer, in MaPLe's rows.
 
-    Vision: behind the patches, after their positions and before `ln_pre`; text: right after the start token, before the
-    positions. The blocks 1..K-1 get their own tokens in the same rows; from block K on the rows flow on unreplaced.
+    Vision tokens follow the patches; they are added after the positional embedding and before `ln_pre`. Text tokens
+    follow the start token and are added before the positional embedding. Blocks 1..K-1 replace the same rows by tokens
+    of their own; from block K on the rows are not replaced any more.
     """
     behind = clip.visual.num_tokens
     image_plan = [TokenOp(INPUT, "append", vision[0])]
@@ -98,7 +99,7 @@ def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> 
 
 
 def check_depth(clip: CLIP, depth: int) -> None:
-    """UsageError when more layers are to be prompted than a tower has."""
+    """Raise UsageError if more layers are to be prompted than a tower has."""
     for tower, layers in (("text", clip.geometry.text_layers), ("vision", clip.geometry.vision_layers)):
         if depth > layers:
             raise UsageError(
@@ -107,13 +108,13 @@ def check_depth(clip: CLIP, depth: int) -> None:
 
 
 def phrase_tokens(clip: CLIP, phrase: str) -> Tensor:
-    """Embeddings [P, Dt] of the tokens of `phrase`, none for an empty one."""
+    """Embed the tokens of `phrase` as [P, Dt]; an empty phrase has none."""
     ids = clip.tokenize([phrase])[0]
     return clip.token_embedding(ids[1 : int(ids.argmax())]).detach().clone()
 
 
 def initial_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Generator) -> Tensor:
-    """CoOp's start [P, Dt]: the embeddings of `phrase`, or N(0, 0.02^2) where it is empty.
+    """Return CoOp's initial context [P, Dt]: the embeddings of `phrase`, or N(0, 0.02^2) if it is empty.
 
     Raises UsageError for a word of several tokens.
     """
@@ -127,5 +128,5 @@ def initial_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Genera
 
 
 def words_of(phrase: str) -> list[str]:
-    """The words of a phrase, in which underscores count as spaces."""
+    """Split a phrase into words; underscores count as spaces."""
     return phrase.replace("_", " ").split()

@@ -50,7 +50,7 @@ class ZeroShot(Method):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """No training at all: zero epochs."""
+        """Return a recipe of zero epochs: there is nothing to train."""
         check_task(task)
         return Recipe(lr=1e-3, epochs=0, batch_size=32)
 
@@ -61,7 +61,7 @@ class ZeroShot(Method):
         return (), ()
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
-        """The cross-entropy as a number to look at; it has no gradient."""
+        """Compute the cross-entropy for display; it has no gradient."""
         return {"ce": F.cross_entropy(self.classifier()(images), labels)}
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:

@@ -48,7 +48,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Read a checkpoint file. Raises UserError, one line, for whatever is not a ViT CLIP's weights."""
+    """Read a checkpoint file. Raises UserError, one line, for a file that does not hold a ViT CLIP's weights."""
     check_file(path)
     metadata: dict[str, str] = {}
     if path.suffix == ".safetensors":
@@ -99,7 +99,7 @@ def _layers(state: dict[str, Tensor], tower: str) -> int:
 
 
 def check_file(path: Path) -> None:
-    """Raises UserError for what is no file with something in it."""
+    """Raise UserError if the path is not a file with content."""
     if path.is_dir():
         inside = sorted(file.name for file in path.iterdir() if file.suffix in SUFFIXES)
         hint = f"name one of its files: {', '.join(inside[:5])}" if inside else "it holds no weights file"

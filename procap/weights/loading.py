@@ -24,7 +24,7 @@ COMPARED = ("image_size", "patch_size", "vision_width", "vision_layers", "text_w
 
 
 def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 0) -> CLIP:
-    """A frozen CLIP, float32, on the CPU.
+    """Load a frozen CLIP, float32, on the CPU.
 
     name: "mini" (embedded), an architecture of open_clip ("ViT-B-16", also written "ViT-B/16"), or a checkpoint's path.
     pretrained: a tag of that architecture (default "openai" where there is one), a checkpoint's path, or "random".
@@ -50,7 +50,7 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
 
 
 def weights_file(name: str, pretrained: str | None = None) -> Path | None:
-    """The file that `load_clip` would read; None where it needs none.
+    """Return the file that `load_clip` would read, or None if it needs none.
 
     Raises UserError where weights are not on this machine, naming where they were looked for, UsageError for a name
     that is unknown. What is in the file is not looked at.
@@ -69,7 +69,7 @@ def weights_file(name: str, pretrained: str | None = None) -> Path | None:
 
 
 def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
-    """One spelling of backbone and weights for all that `load_clip` reads alike; nothing is imported or checked.
+    """Map all spellings of backbone and weights that `load_clip` treats alike to one; imports and checks nothing.
 
     A backbone's own weights, those it has when none are named, are None; the path of a file is absolute.
     """
@@ -86,7 +86,7 @@ def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str |
 
 
 def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
-    """(name, weight tags, note) of everything that `load_clip` takes by name."""
+    """List (name, weight tags, note) of everything that `load_clip` accepts by name."""
     rows: list[tuple[str, tuple[str, ...], str]] = [("mini", ("embedded",), "tiny, inside the package, works offline")]
     for name in supported_architectures():
         g = _geometry(_config(name))
@@ -96,14 +96,14 @@ def list_backbones() -> list[tuple[str, tuple[str, ...], str]]:
 
 
 def supported_architectures() -> list[str]:
-    """The architectures of open_clip whose two towers are plain CLIP transformers."""
+    """List the architectures of open_clip whose two towers are plain CLIP transformers."""
     import open_clip
 
     return [name for name in open_clip.list_models() if _obstacle(_config(name)) is None]
 
 
 def procap_home() -> Path:
-    """The cache folder: $PROCAP_HOME, else $XDG_CACHE_HOME/procap, else ~/.cache/procap."""
+    """Return the cache folder: $PROCAP_HOME, else $XDG_CACHE_HOME/procap, else ~/.cache/procap."""
     if home := os.environ.get("PROCAP_HOME"):
         return Path(home).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "procap"

@@ -22,7 +22,7 @@ VOCABULARY = 49408
 
 
 def load_mini(path: Path | None = None) -> CLIP:
-    """The embedded model, or another of its format. Raises UserError for a file that is not in that format."""
+    """Load the embedded model, or another of its format. Raises UserError for a file that is not in that format."""
     source = path or EMBEDDED
     weights = read_weights(source)
     rows = weights.state.pop("token_rows", None)
@@ -38,7 +38,7 @@ def load_mini(path: Path | None = None) -> CLIP:
 
 
 def expand_vocabulary(table: Tensor, rows: Tensor, vocabulary: int = VOCABULARY) -> Tensor:
-    """Stored rows [R, D] to the full table [V, D], float32; rows that are not stored get the mean of those that are."""
+    """Expand stored rows [R, D] to the full table [V, D], float32; rows that are not stored get the stored mean."""
     stored = table.float()
     if len(rows) != len(stored) or not 0 <= int(rows.min()) <= int(rows.max()) < vocabulary:
         raise UserError(f"mini's token_rows do not match its embedding: {len(rows)} row numbers for {len(stored)} rows")

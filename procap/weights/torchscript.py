@@ -1,4 +1,4 @@
-"""Tensors out of a TorchScript archive, without running what is inside.
+"""Read the tensors of a TorchScript archive without running its code.
 
 OpenAI published CLIP as TorchScript. `torch.jit.load` would compile and run the archive's code; the weights lie in it
 as a pickle of nested module records and raw storages, and reading those needs only a dozen harmless constructors.
@@ -47,7 +47,7 @@ def is_torchscript(path: Path) -> bool:
 
 
 def read_torchscript(path: Path) -> dict[str, Tensor]:
-    """Every tensor of the archived module by its dotted name.
+    """Read every tensor of the archived module, by its dotted name.
 
     Raises UserError for an archive that is broken or asks for anything but tensors.
     """
