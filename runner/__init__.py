@@ -1,1 +1,1 @@
-"""One run: its configuration, training, evaluation, checkpoints, meters, tracking and results."""
+"""Carry out one run: configuration, training, evaluation, checkpoints, meters, tracking and results."""

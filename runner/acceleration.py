@@ -21,7 +21,7 @@ NAMES = ("compile", "graphs", "images")
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Which accelerations are on.
+    """The accelerations that are switched on.
 
     compile: the towers' blocks by torch.compile, whose results are cached on disk for later runs.
     graphs: training steps and evaluated batches captured as CUDA graphs and replayed.

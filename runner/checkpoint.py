@@ -1,4 +1,4 @@
-"""Checkpoints of learned tensors, and states that an interrupted run resumes from; safetensors, never pickles."""
+"""Write and read checkpoints of learned tensors and the states that a run resumes from: safetensors, no pickles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATE_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps of the states in a folder, intact or not."""
+    """List the steps of the saved states in a folder, intact or not."""
     return [int(match[1]) for path in folder.glob("step-*") if (match := STATE_NAME.fullmatch(path.name))]
 
 
@@ -57,17 +57,17 @@ class CheckpointCard(BaseModel):
 
 
 def save_prompts(path: Path, method: nn.Module, card: CheckpointCard) -> str:
-    """Write the method's learned tensors and `card`; gives the file's SHA-256. Equal trainings write equal bytes."""
+    """Write the learned tensors and `card`; returns the file's SHA-256. Equal trainings write equal bytes."""
     return write_bytes(path, _pack(_tensors(method), card.model_dump(mode="json")))
 
 
 def read_prompts(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
-    """The tensors and the card of a checkpoint. Raises UserError for a missing, altered, broken or foreign file."""
+    """Read tensors and card of a checkpoint. Raises UserError for a missing, altered, broken or foreign file."""
     return unpack_prompts(prompts_bytes(path, sha256), path)
 
 
 def prompts_bytes(path: Path, sha256: str | None = None) -> bytes:
-    """A checkpoint as it is on the disk. Raises UserError where it is missing or was altered."""
+    """Read the bytes of a checkpoint. Raises UserError if it is missing or was altered."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -80,7 +80,7 @@ def prompts_bytes(path: Path, sha256: str | None = None) -> bytes:
 
 
 def unpack_prompts(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
-    """The tensors and the card in a checkpoint's bytes. Raises UserError naming `path` where they are no checkpoint."""
+    """Decode tensors and card of a checkpoint's bytes. Raises UserError naming `path` if they are no checkpoint."""
     try:
         tensors, plain = _unpack(data)
         return tensors, CheckpointCard.model_validate(plain)
@@ -90,7 +90,7 @@ def unpack_prompts(data: bytes, path: Path) -> tuple[dict[str, Tensor], Checkpoi
 
 
 def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Fill every learnable of `method`; names and shapes must agree exactly. Raises UserError naming what differs."""
+    """Load every learned tensor of `method`. Raises UserError naming tensors that are missing or differ in shape."""
     own = method.state_dict()
     missing, foreign = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     reshaped = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
@@ -106,7 +106,7 @@ def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) ->
 
 @dataclass
 class TrainState:
-    """Everything that determines how a training continues, besides parameters and optimizer."""
+    """Everything that determines how a training continues, except parameters and optimizer."""
 
     epoch: int = 0
     step: int = 0
@@ -141,7 +141,7 @@ class TrainState:
 class StateFiles:
     """The saved states of one run: the last two, each named by its step and its hash.
 
-    identity: what must be equal when a run resumes (config hash, digests of data and backbone).
+    identity: facts that must be equal when a run resumes (config hash, digests of data and backbone).
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ class StateFiles:
         return path
 
     def newest(self) -> tuple[bytes, Path] | None:
-        """The newest intact state for `unpack`, and its file; a broken one is skipped with a warning.
+        """Find the newest intact state, as bytes for `unpack`, and its file; skips a broken one with a warning.
 
         Raises UserError when an intact state belongs to other data, another backbone or another configuration.
         """
@@ -190,7 +190,7 @@ class StateFiles:
 
     @staticmethod
     def unpack(data: bytes) -> tuple[TrainState, dict[str, Tensor]]:
-        """What `save` was given."""
+        """Decode the arguments of `save`."""
         tensors, plain = _unpack(data)
         state = TrainState(**plain["state"])
         state.epochs = [EpochLog.model_validate(log) for log in plain["state"]["epochs"]]
@@ -209,7 +209,7 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
 
 
 def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Everything that training changes, on the CPU: learned tensors, and the optimizer's by `<parameter>/<slot>`."""
+    """Collect all tensors that training changes, on the CPU: learned ones, and the optimizer's slots."""
     tensors = {f"param/{name}": value for name, value in _tensors(method).items()}
     return tensors | {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
 
@@ -228,7 +228,7 @@ def _tensors(method: nn.Module) -> dict[str, Tensor]:
 
 
 def optimizer_slots(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors of a torch optimizer by `<parameter>/<slot>`."""
+    """Collect the tensors of a torch optimizer by `<parameter>/<slot>`."""
     return {
         f"{name}/{slot}": value
         for name, parameter in method.named_parameters()

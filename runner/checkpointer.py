@@ -57,7 +57,7 @@ class Checkpointer:
     def restore(self) -> TrainState:
         """Load the newest intact state on disk into method and optimizer; without one, the state at the beginning."""
         newest: tuple[bytes, Path] | None = self.files.newest() if self.group.ranks.first else None
-        # Paths of rank 0 name nothing on other machines.
+        # The bytes are sent, not the path, because other machines may not have rank 0's folder.
         data = self.group.broadcast_object(newest and newest[0])
         if data:
             self.state, tensors = self.files.unpack(data)
@@ -69,9 +69,9 @@ class Checkpointer:
         return self.state
 
     def is_due(self, seconds: float, *, epoch_end: bool = False) -> bool:
-        """Whether to save: after `seconds`, and at the end of an epoch as soon as that is cheap."""
+        """Whether to save: after `seconds`, and at the end of an epoch if saving is cheap by comparison."""
         if epoch_end:
-            # Short epochs and large states: at most about a twentieth of the time goes to the disk.
+            # With short epochs or large states, spend at most about 5 % of the time on saving.
             seconds = min(seconds, max(EPOCH_SAVE_SECONDS, 20 * self._save_seconds))
         return time.monotonic() - self._saved_time >= seconds
 
@@ -92,9 +92,9 @@ class Checkpointer:
                 self.uploader.offer()
 
     def stop(self, signum: int) -> NoReturn:
-        """Save and raise `Interrupted` for a signal that all ranks know of."""
+        """Save and raise `Interrupted`, because all ranks have agreed on a stop signal."""
         self.save("interrupted")
-        # A launcher may kill the other ranks as soon as one has left; rank 0 has to have written the state by then.
+        # A launcher may kill all ranks as soon as one exits, so wait until rank 0 has written the state.
         self.group.barrier()
         position = f"step {self.state.step} of {self.steps}"
         raise make_interrupted(signum, f"stopped {self.config.path} at {position}; repeat to go on")
@@ -118,7 +118,7 @@ class Checkpointer:
 
     @property
     def _position(self) -> tuple[int, int]:
-        # Both: an epoch is closed after its last step, and may be after that step's state was saved.
+        # Step and epoch, because the state can be saved after the last step of an epoch and before the epoch is closed.
         return self.state.step, self.state.epoch
 
     def _progress(self, status: RunStatus) -> Progress:

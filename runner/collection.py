@@ -42,7 +42,7 @@ class Collection(BaseModel):
 
     @property
     def tag(self) -> str:
-        """The tag of its runs in MLflow: suite.base-to-novel."""
+        """The tag of its runs in MLflow, e.g. suite.base-to-novel."""
         return f"{self.kind}.{self.name}"
 
     @property
@@ -51,12 +51,12 @@ class Collection(BaseModel):
         return f"{COLLECTIONS}/{self.kind}/{self.name}"
 
     def finished(self, results: Path, *, but: Container[str] = ()) -> list[str]:
-        """Its runs whose training has finished below `results`, without those in `but`."""
+        """List its runs whose training has finished below `results`, except those in `but`."""
         return [run for run in self.runs if run not in but and RunFolder(results / run).train_file.exists()]
 
 
 def status_after(error: BaseException) -> Status:
-    """The status of a collection that ended with `error`: a signal interrupts it, anything else is a failure."""
+    """Return the status of a collection that ended with `error`: interrupted by a signal, else failed."""
     return "failed" if isinstance(error, Exception) and not isinstance(error, Interrupted) else "interrupted"
 
 
@@ -71,7 +71,7 @@ class CollectionFolder:
         return self.path / "collection.json"
 
     def collection(self) -> Collection | None:
-        """Raises UserError for a broken file."""
+        """Read the collection. Raises UserError for a broken file."""
         return read_document(self.file, Collection, "move it away and type the command again, its runs are kept")
 
 
@@ -90,13 +90,13 @@ def write_collection(results: Path, collection: Collection) -> Collection:
 
 
 def find_collections(results: Path) -> list[CollectionFolder]:
-    """Every collection of `results`, ordered by kind and name."""
+    """List every collection of `results`, ordered by kind and name."""
     files = sorted((results / COLLECTIONS).glob("*/*/collection.json"))
     return [CollectionFolder(file.parent) for file in files]
 
 
 def read_collections(results: Path) -> list[Collection]:
-    """Every collection of `results` that can be read, the earliest first."""
+    """Read every readable collection of `results`, the earliest first."""
     collections = []
     for folder in find_collections(results):
         with suppress(UserError):

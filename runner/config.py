@@ -1,4 +1,4 @@
-"""Configuration of runs: what is trained, its identity, where it runs, and what it is evaluated on."""
+"""Configure runs: what is trained and evaluated, its identity, and where it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 class RunConfig(BaseModel):
-    """One training, resolved: defaults filled, names in their one spelling. Make one with `plan_run`."""
+    """One training, resolved: defaults are filled in and names are in their canonical spelling. Made by `plan_run`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +61,7 @@ class RunConfig(BaseModel):
         return recipe
 
     def identity(self) -> dict[str, Any]:
-        """What changes the trained weights, and nothing else.
+        """Return the fields that change the trained weights, and no others.
 
         The recipe's name, the test batch and what the chosen optimizer and warm-up never read are left out, so that
         equal trainings are one run under every name; picks are left out where the rule draws them.
@@ -75,7 +75,7 @@ class RunConfig(BaseModel):
         return {"schema": IDENTITY_SCHEMA, **plain}
 
     def canonical_json(self) -> str:
-        """The identity in one spelling: sorted keys, no spaces, shortest round-trip floats."""
+        """Encode the identity as canonical JSON: sorted keys, no spaces, shortest round-trip floats."""
         return json.dumps(self.identity(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
     @property
@@ -93,7 +93,7 @@ class RunConfig(BaseModel):
 
     @property
     def calmer(self) -> str:
-        """What to try where numbers are not finite, as part of an error message."""
+        """What to try if numbers are not finite, as part of an error message."""
         return "a lower lr" if self.precision == "fp32" else "a lower lr or --precision fp32"
 
     @property
@@ -106,7 +106,7 @@ class RunConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Target:
-    """What a trained run is tested on: a half of a data set's classes and a split."""
+    """What a trained run is tested on: classes of a data set, and a split."""
 
     dataset: str
     classes: Classes = "all"
@@ -129,7 +129,7 @@ class Target:
 
     @classmethod
     def recorded(cls, text: str) -> Target:
-        """Read a target as a result names it; its data set need not be known here."""
+        """Parse a target as a result names it; its data set need not be known on this machine."""
         name, *rest = text.split(":")
         if len(rest) > 2 or not all((name, *rest)):
             raise UsageError(f"target '{text}' is not dataset[:classes[:split]], as in shapes:novel:test")
@@ -262,7 +262,7 @@ def plan_run(
 
 
 def explain_validation_error(error: ValidationError, model: type[BaseModel], what: str) -> UsageError:
-    """Pydantic's report as one line: the first wrong field, what it was given, and the nearest known name."""
+    """Format a pydantic error on one line: the first wrong field, its value, and the nearest known name."""
     first, *others = error.errors()
     path = [str(part) for part in first["loc"]]
     more = f" (and {len(others)} more)" if others else ""

@@ -1,4 +1,4 @@
-"""Pack which images were classified correctly: one bit each, as a short text in the file of a result.
+"""Pack which images were classified correctly: one bit per image, as a short text in a result file.
 
 Shapes: N images of a target, in the order of its list.
 """
@@ -12,24 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 PLAIN, DEFLATED = "bits:", "zlib:"
-"""How the text begins: eight images a byte, the first of them the highest bit; or the same bytes compressed."""
+"""Prefixes of the text: eight images per byte, with the first in the highest bit; or the same bytes compressed."""
 
 
 def pack_bits(right: NDArray[np.bool_]) -> str:
-    """Whether each of N images was right as `bits:` or `zlib:`, whichever is shorter, and base64: N / 6 characters."""
+    """Encode whether each of N images was right as `bits:` or `zlib:` and base64, whichever is shorter: N / 6 bytes."""
     data = np.packbits(np.asarray(right, bool)).tobytes()
     deflated = zlib.compress(data, 9)
-    form, kept = (DEFLATED, deflated) if len(deflated) < len(data) else (PLAIN, data)
-    return form + base64.b64encode(kept).decode("ascii")
+    prefix, encoded = (DEFLATED, deflated) if len(deflated) < len(data) else (PLAIN, data)
+    return prefix + base64.b64encode(encoded).decode("ascii")
 
 
 def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
-    """Whether each of `total` images was right [N]. Raises ValueError where `text` is not that of as many images."""
-    form, data = text[: len(PLAIN)], base64.b64decode(text[len(PLAIN) :], validate=True)
-    if form not in (PLAIN, DEFLATED):
+    """Decode whether each of `total` images was right [N]. Raises ValueError if `text` has another number of images."""
+    prefix, data = text[: len(PLAIN)], base64.b64decode(text[len(PLAIN) :], validate=True)
+    if prefix not in (PLAIN, DEFLATED):
         raise ValueError(f"per-image answers begin with {PLAIN} or {DEFLATED}")
     length = -(-total // 8)
-    if form == DEFLATED:
+    if prefix == DEFLATED:
         data = _inflated(data, length)
     bits = np.unpackbits(np.frombuffer(data, np.uint8)).astype(bool)
     if len(data) != length or bits[total:].any():
@@ -38,7 +38,7 @@ def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
 
 
 def _inflated(data: bytes, length: int) -> bytes:
-    # A damaged file must not make a gigabyte out of a line.
+    # Limit the output, because a few damaged bytes could expand to gigabytes.
     inflater = zlib.decompressobj()
     try:
         found = inflater.decompress(data, length + 1)

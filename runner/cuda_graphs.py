@@ -1,6 +1,7 @@
 """Capture work as CUDA graphs and replay it: one launch on the host instead of thousands.
 
-Captured work must do the same on the same memory every time: no number may reach the host, no shape may change.
+Captured work must run the same kernels on the same memory every time: it must not read numbers back to the host, and
+shapes must not change.
 
 Shapes: B images.
 """
@@ -24,10 +25,10 @@ WARMUP_RUNS = 3
 
 
 class GraphCapture(Protocol):
-    """Captures functions and replays them; tests replace it where there is no GPU."""
+    """The interface of a capture; tests replace it on machines without a GPU."""
 
     def side_stream(self) -> AbstractContextManager[None]:
-        """The stream of capture and replay, synchronized with the caller's stream before and after."""
+        """Run the block on the stream of capture and replay, synchronized with the caller's stream before and after."""
 
     def capture(self, part: Part) -> Part:
         """Return a replay of `part` over the same tensors; several replays are called in the order of their capture.
@@ -37,7 +38,7 @@ class GraphCapture(Protocol):
 
 
 class CudaGraphs:
-    """Captures on a stream of its own, with one memory pool for all graphs."""
+    """Capture functions on a separate stream, with one memory pool for all graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -57,23 +58,26 @@ class CudaGraphs:
 
     def capture(self, part: Part) -> Part:
         graph = torch.cuda.CUDAGraph()
-        # A cached cast would be read from memory that is free by the time of the replay.
+        # Otherwise the graph could read cached casts, whose memory is released before the replay.
         torch.clear_autocast_cache()
         try:
-            # Threads that decode images may allocate pinned memory meanwhile, which the stricter mode forbids to all.
+            # Other threads may allocate pinned memory meanwhile, which the default mode ("global") forbids.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 part()
         except RuntimeError as error:
             self._end_allocating()
-            # Ending a broken capture raises too, and hides the error that caused it.
+            # Ending a broken capture raises another error; raise the one that caused it.
             raise (error.__context__ if isinstance(error.__context__, RuntimeError) else error) from None
         finally:
-            # A captured cast holds no values yet.
+            # Casts that were cached during the capture hold no values until the replay.
             torch.clear_autocast_cache()
         return graph.replay
 
     def _end_allocating(self) -> None:
-        """Up to torch 2.11 the allocator takes a failed capture for one under way, and frees little from then on."""
+        """Tell the allocator that the capture has ended; torch up to 2.11 omits that after a failed capture.
+
+        The allocator would otherwise treat the capture as running, and release little memory from then on.
+        """
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(index, self._pool)
@@ -82,7 +86,7 @@ class CudaGraphs:
 class GraphedFunction:
     """A function of one tensor, captured for the first shape it is called with; other shapes run eagerly.
 
-    The last batch of a test set is shorter than the others, and not worth a graph of its own.
+    Usually only the last batch of a test set has another shape.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], graphs: GraphCapture) -> None:
@@ -92,7 +96,7 @@ class GraphedFunction:
         self._replay: Part | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
-        """`function(images)`, in memory that no later call overwrites."""
+        """Compute `function(images)`; the result is not overwritten by later calls."""
         if self._input is None:
             self._capture(images)
         if self._replay is None or self._input is None or images.shape != self._input.shape:

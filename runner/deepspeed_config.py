@@ -1,4 +1,4 @@
-"""Build the DeepSpeed configuration of a run: everything that changes the result follows from the `RunConfig`.
+"""Build the DeepSpeed configuration of a run; everything that changes the result follows from the `RunConfig`.
 
 A user's JSON may choose how DeepSpeed works, and may repeat what the run has; it cannot change it.
 """
@@ -45,7 +45,7 @@ class Choices(BaseModel):
 def deepspeed_config(
     config: RunConfig, world_size: int, stage: int | None = None, user: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The configuration of `world_size` processes at a ZeRO stage, with the user's choices merged in.
+    """Build the configuration for `world_size` processes at a ZeRO stage, merged with the user's choices.
 
     stage: 0, 1 or 2; None takes the user's, else 0.
     user: what `read_deepspeed_json` gave. "auto" anywhere is as if it were not there.
@@ -88,7 +88,7 @@ def deepspeed_config(
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
-    """The user's JSON. Raises UsageError for a file that cannot be read or holds no JSON object."""
+    """Read the user's JSON. Raises UsageError for a file that cannot be read or holds no JSON object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -68,11 +68,11 @@ class DeepSpeedEngine(Engine):
             )
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of `loss`, averaged over the ranks; at stage 2 each rank keeps those of its part."""
+        """Compute the gradients of `loss`, averaged over the ranks; at stage 2 each rank keeps its part of them."""
         self._deepspeed.backward(loss)
 
     def update(self) -> None:
-        """Take an optimizer step. Raises UserError where stage 1 or 2 finds that they are not finite."""
+        """Take an optimizer step. Raises UserError if stage 1 or 2 finds gradients that are not finite."""
         limit = self.objective.config.recipe.grad_clip
         if not self.stage and limit is not None:
             nn.utils.clip_grad_norm_(self._learnables, limit)
@@ -81,7 +81,7 @@ class DeepSpeedEngine(Engine):
             raise UserError(f"the gradients of a step are not finite: try {self.objective.config.calmer}")
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that training changes, by name, on the CPU, in full; all ranks call this."""
+        """Collect all tensors that training changes, by name, on the CPU, unsharded; all ranks call this."""
         if not self.stage:
             return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
         found: dict[str, list[Tensor]] = {}
@@ -99,7 +99,7 @@ class DeepSpeedEngine(Engine):
         return training_tensors(self.method, slots)
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        """Load what `tensors` of any engine returned. Raises UserError naming `source` of another method."""
+        """Load what `tensors` of any engine returned. Raises UserError naming `source` if it is of another method."""
         learned, slots = training_parts(tensors)
         load_into(self.method, learned, source)
         if not self.stage:

@@ -27,7 +27,7 @@ from runner.distributed.collectives import ProcessGroup
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step reads, on the device: images [B / W, 3, S, S], labels [B] of the global batch, the method's noise."""
+    """Inputs of a step on the device: images [B / W, 3, S, S], labels [B] of the global batch, the method's noise."""
 
     images: Tensor
     labels: Tensor
@@ -46,27 +46,28 @@ class Batch:
 
 
 def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over everything that the method learns."""
+    """Make the recipe's optimizer for all parameters of the method."""
     decay, device = recipe.weight_decay, method.clip.device
     on_gpu = device.type == "cuda"
-    # Captured steps read the rate from the device, where it can be changed for them.
+    # A tensor, because steps captured in a CUDA graph read the rate from the device, where `set_rate` changes it.
     lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
-    # One kernel for all parameters: ProCAP has hundreds of small ones, and a loop over them takes as long as a pass.
+    # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
+    # forward pass.
     if recipe.optimizer == "adamw":
         betas = recipe.betas
-        # Some steps run eagerly, at least those that warm up; torch warns of that.
+        # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
         return torch.optim.AdamW(method.parameters(), lr, betas, weight_decay=decay, fused=True, capturable=on_gpu)
     return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The precision of a run; parameters and optimizer are float32 in both."""
+    """Return the autocast context of a run's precision; parameters and optimizer are always float32."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if config.precision == "bf16" else nullcontext()
 
 
 class Objective(nn.Module):
-    """The loss of a run as a module, for DDP and DeepSpeed to wrap.
+    """The loss of a run as a module, which DDP and DeepSpeed wrap.
 
     names: the loss terms, in order, once it was computed.
     """
@@ -78,7 +79,7 @@ class Objective(nn.Module):
         self.names: tuple[str, ...] = ()
 
     def forward(self, images: Tensor, labels: Tensor, *noise: Tensor) -> Tensor:
-        """The weighted terms [T], at the run's precision."""
+        """Compute the weighted loss terms [T], at the run's precision."""
         with autocast(self.config, images.device):
             terms = self.method.loss(images, labels, noise)
             self.names = tuple(terms)
@@ -86,7 +87,7 @@ class Objective(nn.Module):
 
 
 class Engine:
-    """Method, optimizer and, in a group, DistributedDataParallel over the learnable tensors."""
+    """Method, optimizer and, in a group of several ranks, DistributedDataParallel over the learned tensors."""
 
     def __init__(self, method: Method, config: RunConfig, group: ProcessGroup | None = None) -> None:
         self.method = method
@@ -105,7 +106,7 @@ class Engine:
                 static_graph=True,
                 **cast(Any, {_buffers_switch(): False}),
             )
-            # A lambda: DDP reads annotations of hooks and cannot read those of this file, which are strings.
+            # A lambda, because DDP checks the annotations of a hook and cannot resolve the string annotations here.
             parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.of(bucket))
 
     def set_rate(self, lr: float) -> None:
@@ -117,18 +118,18 @@ class Engine:
                 group["lr"] = lr
 
     def terms(self, batch: Batch) -> Tensor:
-        """The loss terms [T] of `batch`, with their graph."""
+        """Compute the loss terms [T] of `batch`, with their autograd graph."""
         return self.module(batch.images, batch.labels, *batch.noise)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of `loss`, averaged over the ranks."""
+        """Compute the gradients of `loss`, averaged over the ranks."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self._averaging is not None:
             self._averaging.done()
 
     def update(self) -> None:
-        """Clip the gradients where the recipe says so, and take an optimizer step."""
+        """Clip the gradients if the recipe does so, and take an optimizer step."""
         if (limit := self.objective.config.recipe.grad_clip) is not None:
             nn.utils.clip_grad_norm_(self.method.parameters(), limit)
         self.optimizer.step()
@@ -138,24 +139,24 @@ class Engine:
         self.module = self.objective
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that training changes, by name, on the CPU; all ranks call this."""
+        """Collect all tensors that training changes, by name, on the CPU; all ranks call this."""
         return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
 
     def load(self, tensors: Mapping[str, Tensor], source: Path) -> None:
-        """Load what `tensors` returned. Raises UserError naming `source` where it is of another method."""
+        """Load what `tensors` returned. Raises UserError naming `source` if it is of another method."""
         learned, slots = training_parts(tensors)
         load_into(self.method, learned, source)
         fill_optimizer(self.method, self.optimizer, slots)
 
 
 def _buffers_switch() -> str:
-    """The argument of DDP that broadcasts buffers before every step, by its name in this version of torch."""
+    """Return the name, in this version of torch, of the DDP argument that broadcasts buffers before every step."""
     known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     return "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
 
 
 class Averaging:
-    """DDP's communication hook: averages gradient buckets and measures how long the end of the backward pass waits."""
+    """Average gradient buckets as DDP's communication hook, and measure how long the backward pass waits at its end."""
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
         self._group = group
@@ -169,5 +170,5 @@ class Averaging:
         return allreduce_hook(self._world, bucket)
 
     def done(self) -> None:
-        """Count the time since the last bucket was sent as communication: no other work could fill it."""
+        """Count the time since the last bucket was sent as communication, since no other work overlaps with it."""
         self._group.end_waiting(self._device)

@@ -1,4 +1,4 @@
-"""The choice between plain torch with DDP and DeepSpeed."""
+"""Choose between plain torch with DDP and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.engine import Engine
 
 
 def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
-    """The engine that `runtime` names; it has to be closed.
+    """Make the engine that `runtime` names; the caller closes it.
 
     Raises UsageError where DeepSpeed's configuration contradicts the run, UserError where DeepSpeed is not installed.
     """
@@ -25,7 +25,7 @@ def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group
 
 
 def engine_settings(config: RunConfig, runtime: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
-    """DeepSpeed's configuration for a run, None where DDP averages. Raises UsageError where it contradicts the run."""
+    """Return DeepSpeed's configuration for a run; None with DDP. Raises UsageError if it contradicts the run."""
     if runtime.engine == "ddp":
         return None
     from runner.deepspeed_config import deepspeed_config, read_deepspeed_json

@@ -1,4 +1,4 @@
-"""The environment of a run: versions and hardware for its record, its device, defaults for libraries."""
+"""Describe and prepare the environment of a run: versions and hardware, device, and defaults of libraries."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PACKAGES = (
 )
 
 LIBRARY_DEFAULTS = {
-    # OpenMP's threads spin while they wait for each other. As soon as another program wants one of the cores that is
-    # a disaster: a step of mini took 2.8 s instead of 0.18 s beside one busy loop on two cores. Sleeping costs nothing.
+    # By default OpenMP's threads spin while they wait for each other, which is very slow if another program uses a
+    # core: with one busy loop on two cores a step of mini took 2.8 s instead of 0.18 s. Passive waiting costs nothing.
     "OMP_WAIT_POLICY": "passive",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -39,7 +39,7 @@ LIBRARY_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Else a page of C++ frames is printed when another process of a run dies.
+    # Otherwise torch prints a page of C++ frames when another process of the run dies.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
@@ -47,20 +47,20 @@ SOURCE_VARIABLE = "PROCAP_SOURCE"
 """The state of a source tree that was submitted to a cluster, as JSON."""
 
 MOST_DECODERS = 12
-"""More threads than this do not decode faster within one interpreter."""
+"""Upper limit of decoding threads; more do not decode faster in one interpreter."""
 
 
 def library_defaults() -> None:
     """Set environment variables that keep libraries off the network and from wasting cores, before they are imported.
 
-    Values that the user has set stay.
+    Does not change variables that the user has set.
     """
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The torch device called `name`; "auto" is the first GPU, else the CPU. Raises UsageError for one not here."""
+    """Return the torch device called `name`; "auto" is the first GPU, else the CPU. Raises UsageError if absent."""
     import torch
 
     if name == "auto":
@@ -78,7 +78,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """The device of one process of several: "cuda" is the GPU of its number on this machine.
+    """Return the device of one process of several: "cuda" becomes the GPU with its local rank.
 
     Raises UsageError where there are fewer GPUs than processes, or all processes are given the same one.
     """
@@ -97,14 +97,14 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
 
 
 def num_decoders(workers: int | None, device: torch.device) -> int:
-    """Threads that decode images: `workers` where given, else none beside a CPU's arithmetic, many for a GPU."""
+    """Return the number of decoding threads: `workers` if given, else none on a CPU and many for a GPU."""
     if workers is not None:
         return workers
     return min(MOST_DECODERS, available_cores()) if device.type == "cuda" else 0
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:
-    """Versions and hardware of this process, as plain JSON."""
+    """Collect versions and hardware of this process, as plain JSON."""
     import torch
 
     gpu = device is not None and device.type == "cuda"
@@ -121,9 +121,9 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit and cleanliness of the source tree this program runs from; None when it is an installed copy.
+    """Return commit and cleanliness of the source tree that this program runs from; None for an installed copy.
 
-    A tree that was submitted to a cluster has no history: `SOURCE_VARIABLE` holds its state as JSON.
+    A tree that was submitted to a cluster has no git history: `SOURCE_VARIABLE` holds its state as JSON.
     """
     root = folder or Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
@@ -160,7 +160,7 @@ def _versions() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The model name of the processor."""
+    """Return the model name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""Evaluate a trained run: every image of a target once, counted in whole numbers.
+"""Evaluate a trained run: each image of a target once, with integer counts.
 
 An image is named by its index in the target (0 .. N - 1), -1 for padding.
 
@@ -53,7 +53,7 @@ class TrainedRun:
 
 
 def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None) -> TrainedRun:
-    """Load a finished run. Raises UserError when it is not finished, was altered, or its backbone is another here."""
+    """Load a finished run. Raises UserError if it is not finished, was altered, or the backbone here is another."""
     group = group or ProcessGroup(ALONE)
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.first:
@@ -85,12 +85,13 @@ def evaluate(
 ) -> EvalResult:
     """Count the correct images of a finished run on `target` and return the content of `eval/<target>.json`.
 
-    A result of the same checkpoint is read, not repeated, unless `force`, or a limit that made it smaller than asked.
-    Image features in `runtime.features` are used, unless `force`, where the classifier puts no prompts into the image
-    tower; the result then says so and has no speed. Logits differ from computed ones by rounding at most.
-    `trained` saves loading when several targets follow each other. Draws no random number.
-    All ranks of a group call this. Each image is counted on one of them; rank 0 reads and writes the results. Stored
-    image features are not used then.
+    An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
+    If the classifier has no prompts in the image tower, stored image features in `runtime.features` are used, unless
+    `force` is set. Logits from them differ by rounding at most; the result's field `features` records their use, and
+    its speeds are None.
+    trained: the loaded run, to evaluate several targets without loading it again. Draws no random number.
+    All ranks of a group call this. Each image is counted on one rank; rank 0 reads and writes the results. A group of
+    several ranks does not use stored image features.
     Raises UserError when the run is not finished, when a data set has other content than the run was trained on or an
     existing result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
     that cannot be read: no image is ever left out.
@@ -140,7 +141,7 @@ def _read_training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
 
 
 def _read_result(folder: RunFolder, target: Target, training: TrainResult, force: bool) -> EvalResult | None:
-    """The result on disk, if it is of the weights of `training`; a broken file is ignored where `force` replaces it."""
+    """Read the result on disk if it is of the weights of `training`; ignore a broken file that `force` will replace."""
     try:
         result = folder.evaluation(target)
     except UserError:
@@ -151,7 +152,7 @@ def _read_result(folder: RunFolder, target: Target, training: TrainResult, force
 
 
 class Predictions:
-    """Predicted classes by the image's index in the target; nothing leaves the device before `gather`."""
+    """Predicted classes by the image's index in the target; they stay on the device until `gather`."""
 
     def __init__(self) -> None:
         self._indices: list[NDArray[np.int64]] = []
@@ -170,7 +171,7 @@ class Predictions:
         return all(group.all_gather_object(bool(torch.stack(self._finite).all())))
 
     def gather(self, count: int, group: ProcessGroup) -> NDArray[np.int64]:
-        """The class [N] of each of the first `count` images, each of which exactly one rank has added once."""
+        """Return the predicted class [N] of the first `count` images; exactly one rank must have added each of them."""
         indices = group.gather(torch.from_numpy(np.concatenate(self._indices))).numpy()
         classes = group.gather(torch.cat(self._classes).cpu()).numpy()
         # The last batch of a rank is padded, so that all ranks gather equally many rows.
@@ -211,8 +212,8 @@ def _evaluate(
     graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
     inference = Inference(clip, classifier, selection.images.subset(range(count)), features, graphs)
     with meter.phase("warm-up", rated=False), autocast(config, device):
-        # Kernels and memory pools of a GPU are for one size of batch; a CPU has neither, and two whole batches there
-        # can cost as much as the evaluation.
+        # GPU kernels and memory pools depend on the batch size, so warm up with full batches there. On a CPU one image
+        # is enough: two full batches could cost as much as the evaluation.
         of_rank = -(-len(inference.to_encode) // group.size)
         warmup_batches = inference.warm_up(min(batch_size, of_rank) if device.type == "cuda" else 1)
     meter.settle()
@@ -224,9 +225,9 @@ def _evaluate(
     ):
         batches = inference.batches(transform, batch_size, workers, group.ranks)
         for images, indices in meter.each("data", batches):
-            # Nothing is fetched from the device until the end: the next batch is decoded while this one is computed.
+            # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
-                # Every rank has as many images in a batch.
+                # All ranks have equally many images in a batch.
                 seen = group.size * predictions.add(inference(images, indices), indices)
             meter.step(seen)
             monitor.sample()
@@ -242,7 +243,7 @@ def _evaluate(
         raise UserError(f"{config.path} gives logits on {target} that are not finite: train with {config.calmer}")
     is_correct = predictions.gather(count, group) == selection.images.labels[:count]
     correct, total = per_class_counts(is_correct, selection)
-    # Without the image tower, or partly without, a speed is not that of the method.
+    # With stored features the image tower does not run, so the speed would not be that of the method.
     rated = inference.features == "computed"
     return EvalResult(
         config_hash=config.hash,
@@ -275,7 +276,7 @@ def _evaluate(
 
 
 def per_class_counts(is_correct: NDArray[np.bool_], selection: Selection) -> tuple[list[int], list[int]]:
-    """Correct images and all images of each of the C classes, among the first images of the list [len(is_correct)]."""
+    """Count the correct and all images of each of the C classes, among the first len(is_correct) of the list."""
     labels = selection.images.labels[: len(is_correct)]
     classes = len(selection.classnames)
     return np.bincount(labels[is_correct], minlength=classes).tolist(), np.bincount(labels, minlength=classes).tolist()

@@ -1,9 +1,9 @@
-"""Store the image features of the tower without prompts, once per test split, for all methods that read them.
+"""Store the image features of the tower without prompts, once per test split, for all methods that use them.
 
 <features>/<dataset>-<split>-<digest of the key>.safetensors, of the M images stored so far:
     positions [M] int64 in the packed split, ascending; features [M, E] float32 as the tower gives them
-That is 4 E + 8 bytes an image, 103 MB for 50,000 images at E = 512. Files only save time: delete any of them, or the
-whole folder, whenever no evaluation should use them.
+That is 4 E + 8 bytes per image, 103 MB for 50,000 images at E = 512. The files are a cache: any of them can be deleted
+at any time.
 
 Shapes: N images of a selection, M images stored, E joint embedding.
 """
@@ -35,7 +35,7 @@ from shards.transforms import EvalTransform
 Rows = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 SCHEMA = 1
-"""Goes up when decoding, resizing or the image tower change their numbers beyond rounding."""
+"""Increment it when decoding, resizing or the image tower change their results beyond rounding."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FeatureKey:
         precision: str,
         device: torch.device,
     ) -> FeatureKey:
-        """The key of `split` under the installed libraries; `backbone` is the digest of a CLIP."""
+        """Make the key of `split` under the installed libraries; `backbone` is the digest of a CLIP."""
         versions = (str(torch.__version__), PIL.__version__)
         return cls(
             manifest.dataset, split, manifest.digest, backbone, repr(transform), precision, device.type, *versions
@@ -75,7 +75,7 @@ class FeatureKey:
 
 
 def reads_plain_features(classifier: object, clip: CLIP) -> bool:
-    """Whether images reach a classifier as features of `clip` without prompts in the image tower, and in no other way.
+    """Whether a classifier sees images only as features of `clip` without prompts in the image tower.
 
     False for a plug-in that calls the tower itself or reads the images as well.
     """
@@ -88,7 +88,7 @@ def reads_plain_features(classifier: object, clip: CLIP) -> bool:
 
 
 class FeatureStore:
-    """The stored features of one key, and those that an evaluation adds; other processes may add to the file too."""
+    """The stored features of one key, and those that an evaluation adds; other processes can add to the file, too."""
 
     def __init__(self, folder: Path, key: FeatureKey, *, read: bool = True) -> None:
         """read: False ignores the file, so that every feature is computed and replaces the stored one."""
@@ -102,11 +102,11 @@ class FeatureStore:
         return np.isin(positions, self._stored[0]) if self._stored else np.zeros(len(positions), bool)
 
     def add(self, features: Tensor, positions: NDArray[np.int64]) -> None:
-        """Features [B, E] of the images at `positions` [B], for `save`; negative positions are padding."""
+        """Add features [B, E] of the images at `positions` [B], for `save`; negative positions are padding."""
         self._added.append((positions, features))
 
     def load(self, positions: NDArray[np.int64]) -> Tensor:
-        """Stored features [B, E], on the CPU, of the images at `positions` [B]."""
+        """Load the stored features [B, E] of the images at `positions` [B], on the CPU."""
         assert self._stored is not None
         stored, features = self._stored
         return torch.from_numpy(features[np.searchsorted(stored, positions)])
@@ -117,11 +117,11 @@ class FeatureStore:
             return
         positions = np.concatenate([batch for batch, _ in self._added])
         features = torch.cat([batch for _, batch in self._added]).float().cpu().numpy()
-        # Features that overflowed are not stored: the next evaluation may be in another precision.
+        # Features that overflowed are not stored.
         valid = (positions >= 0) & np.isfinite(features).all(axis=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may evaluate the other classes of the split now and add to the same file.
+            # Lock and merge, because another process may evaluate other classes of the split and write the same file.
             with file_lock(self.path.parent / ".lock"):
                 rows = _merge(self._read(quiet=True), (positions[valid], features[valid]))
                 write_bytes(self.path, _pack(self.key, rows))
@@ -133,7 +133,7 @@ class FeatureStore:
             )
 
     def _read(self, *, quiet: bool = False) -> Rows | None:
-        """The content of the file; None where there is none and, with a warning, where it is damaged."""
+        """Read the file; None if there is none or, with a warning, if it is damaged."""
         try:
             return _unpack(self.key, self.path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
@@ -146,7 +146,7 @@ class FeatureStore:
 
 
 def _merge(stored: Rows | None, added: Rows) -> Rows:
-    """Both together, positions ascending; of an image that is in both, the added row."""
+    """Merge both in ascending order of positions; if both have an image, the added row wins."""
     positions, features = added
     if stored is not None:
         old = ~np.isin(stored[0], positions)

@@ -1,4 +1,4 @@
-"""Compute logits of the images of a target, by the classifier or from image features that are stored on disk.
+"""Compute logits of the images of a target, with the whole classifier or from image features stored on disk.
 
 Shapes: B images, C classes, E joint embedding, N images of the target, S image size.
 """
@@ -31,7 +31,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Inference:
-    """Logits of N images; for those that a feature store holds the image tower does not run.
+    """Logits of N images; the image tower does not run for images whose features are stored.
 
     graphs: captures the towers as CUDA graphs, for a GPU. `to_encode` and `stored` are the indices (0 .. N - 1) of the
     images that need the image tower and of those that do not.
@@ -47,25 +47,25 @@ class Inference:
     ) -> None:
         self.clip, self.classifier, self.images, self.store = clip, classifier, images, store
         self._logits: Forward = classifier
-        # In one mode from the warm-up on: what is compiled is compiled for a mode.
+        # Inference mode from the warm-up on, because torch.compile compiles separately for each gradient mode.
         self._encode: Forward = torch.inference_mode()(clip.encode_image)
         if graphs:
             self._logits, self._encode = GraphedFunction(self._logits, graphs), GraphedFunction(self._encode, graphs)
-        # The store names images by their position in the packed split, so that other selections share their features.
+        # The store identifies images by position in the packed split, so that other selections share their features.
         is_stored = store.contains(images.positions) if store else np.zeros(len(images), bool)
         self.to_encode, self.stored = np.flatnonzero(~is_stored), np.flatnonzero(is_stored)
 
     @property
     def features(self) -> Literal["computed", "cached", "mixed"]:
-        """Where the images' features come from, as a result names it."""
+        """The source of the image features, as results name it."""
         if not len(self.stored):
             return "computed"
         return "mixed" if len(self.to_encode) else "cached"
 
     def warm_up(self, images: int) -> int:
-        """Run batches of `images` blank images before the clock of the rates starts; returns the number of batches.
+        """Run batches of `images` blank images before rates are measured; returns the number of batches.
 
-        None run where no image needs the tower.
+        Runs no batch if all features are stored.
         """
         if not len(self.to_encode):
             return 0
@@ -78,9 +78,9 @@ class Inference:
     def batches(
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]]:
-        """This rank's images [B, 3, S, S], None where their features are stored, and their indices [B].
+        """Yield this rank's images [B, 3, S, S], or None if their features are stored, and their indices [B].
 
-        The last batch is padded where other ranks have more images; padding has index -1.
+        The last batch is padded if other ranks have more images; padding has index -1.
         """
         split, share = self.images.subset(self.to_encode), {"rank": ranks.rank, "world_size": ranks.size}
         decoded = evaluation_batches(split, transform, batch_size, workers, **share)
@@ -92,7 +92,7 @@ class Inference:
             yield None, self.stored[start : start + batch_size]
 
     def __call__(self, pixels: torch.Tensor | None, indices: NDArray[np.int64]) -> torch.Tensor:
-        """Logits [B, C] of a batch from `batches`."""
+        """Compute logits [B, C] of a batch from `batches`."""
         if self.store is None:
             assert pixels is not None
             return self._logits(pixels)
@@ -106,7 +106,7 @@ class Inference:
 
     @contextmanager
     def saving_features(self, meter: Meter) -> Iterator[None]:
-        """Save the new features at the end, also where the evaluation is stopped or an image is broken."""
+        """Save the new features after the block, even if the evaluation is stopped or an image is broken."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, as limited by a container or a batch system."""
+"""Find out how many cores and how much memory a container or batch system lets this process use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_memory() -> int:
-    """Free memory in bytes, within the limits of the control groups."""
+    """Return the free memory in bytes, within the limits of the control groups."""
     import psutil
 
     return min([psutil.virtual_memory().available, *_allowed_bytes()])
 
 
 def available_cores() -> int:
-    """Cores that this process may use, within the limits of the control groups."""
+    """Return the number of usable cores, within the limits of the control groups."""
     return max(1, int(min([_own_cores(), *_allowed_cores()])))
 
 

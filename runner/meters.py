@@ -22,8 +22,8 @@ Mark = float | torch.cuda.Event
 class Meter:
     """Time by named phase, and rates over steps.
 
-    On CUDA phases are timed by events in the stream, which are read when `settle` is called: the time is the device's,
-    and measuring never makes the host wait. Phases outside a step (load, checkpoint) do not count in rates.
+    On CUDA, phases are timed by events in the stream, which `settle` reads: times are those of the device, and
+    measuring does not make the host wait. Phases outside a step (load, checkpoint) do not count in rates.
     """
 
     def __init__(self, device: torch.device, warmup: int, phases: Sequence[str] = ()) -> None:
@@ -53,7 +53,7 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
-        """Time the block under `name`; `rated`: it is part of the current step."""
+        """Time the block under `name`. rated: whether it is part of the current step."""
         start = self._mark()
         try:
             yield
@@ -87,8 +87,8 @@ class Meter:
             seconds = _between(start, end)
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if counted is not None:
-                book = self._rated if counted else self._warm
-                book[name] = book.get(name, 0.0) + seconds
+                totals = self._rated if counted else self._warm
+                totals[name] = totals.get(name, 0.0) + seconds
                 self.step_seconds += seconds
         self._spans.clear()
         now = time.perf_counter()
@@ -96,7 +96,7 @@ class Meter:
         self._last = now
 
     def state(self) -> dict[str, Any]:
-        """What a later process resumes from, as plain JSON; call `settle` first."""
+        """Return the measurements that a later process resumes from, as plain JSON; call `settle` first."""
         return {
             "phases": dict(self.phases),
             "seconds": self.seconds,
@@ -107,11 +107,11 @@ class Meter:
         }
 
     def resume(self, before: Mapping[str, Any]) -> None:
-        """Add the measurements of an earlier process; this one warms up again."""
+        """Add the measurements of an earlier process; this process has a warm-up of its own."""
         self._phases_before, self._step_seconds_before = before["phases"], before["step_seconds"]
-        for book, name in ((self.phases, "phases"), (self._rated, "rated")):
+        for totals, name in ((self.phases, "phases"), (self._rated, "rated")):
             for phase, seconds in before[name].items():
-                book[phase] = book.get(phase, 0.0) + seconds
+                totals[phase] = totals.get(phase, 0.0) + seconds
         self.seconds += before["seconds"]
         self.step_seconds += before["step_seconds"]
         self._rated_images += before["rated_images"]
@@ -119,28 +119,28 @@ class Meter:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps that rates leave out; 0 where no other steps followed."""
+        """Steps that rates leave out; 0 if no other steps followed."""
         return self._warm_before + min(self._steps, self.warmup) if self._rated_images else 0
 
     def images_per_second(self, *phases: str) -> float | None:
-        """Images over the seconds of `phases` (default: whole steps), warm-up left out unless there is nothing else."""
-        images, book = (self._rated_images, self._rated) if self._rated_images else (self._warm_images, self._warm)
-        seconds = sum(value for name, value in book.items() if not phases or name in phases)
+        """Compute the rate over `phases` (default: whole steps), without the warm-up if any steps follow it."""
+        images, totals = (self._rated_images, self._rated) if self._rated_images else (self._warm_images, self._warm)
+        seconds = sum(value for name, value in totals.items() if not phases or name in phases)
         return images / seconds if images and seconds > 0 else None
 
     def own_seconds(self, phase: str = "") -> float:
-        """Seconds in steps of this process, or in one phase; without what `resume` added."""
+        """Return the seconds in steps of this process, or in one phase, without what `resume` added."""
         if phase:
             return self.phases[phase] - self._phases_before.get(phase, 0.0)
         return self.step_seconds - self._step_seconds_before
 
     def with_other(self) -> dict[str, float]:
-        """All phases, and the rest of `seconds` as "other"."""
+        """Return all phases, and the rest of `seconds` as "other"."""
         return {**self.phases, "other": max(0.0, self.seconds - sum(self.phases.values()))}
 
 
 class ResourceMonitor:
-    """Utilisation of CPU and GPU by this process since the monitor was made; GPU values need NVML, else None."""
+    """Measure this process's utilisation of CPU and GPU since the monitor was made; GPU values need NVML, else None."""
 
     SAMPLE_SECONDS = 1.0
 
@@ -152,11 +152,11 @@ class ResourceMonitor:
         self._gpu = _nvml_handle(device)
         self._joules_before = self._joules()
         self._samples: list[int] = []
-        # Resets the peak of the resident size: otherwise a small run would show that of an earlier one.
+        # Writing "5" resets the peak resident size; otherwise a small run would report that of an earlier run.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
         if device.type == "cuda":
-            # Resetting fails before CUDA is initialized.
+            # Resetting the statistics fails before CUDA is initialized.
             torch.cuda.init()
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -186,7 +186,7 @@ class ResourceMonitor:
         return PeakMemory(process=_peak_resident_bytes(), gpu=gpu)
 
     def _cpu_seconds(self) -> float:
-        """CPU seconds of this process with all its threads, and of finished child processes."""
+        """Return the CPU seconds of this process with all its threads, and of finished child processes."""
         times = self._process.cpu_times()
         return times.user + times.system + times.children_user + times.children_system
 

@@ -1,4 +1,4 @@
-"""Name runs for people: method, data, classes and seed, and the differences from the published run."""
+"""Format readable names of runs: method, data, classes, seed, and the differences from the published run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Fields = dict[str, Any]
 
 
 def run_name(config: RunConfig) -> str:
-    """`coop · digits · base · seed 1`, followed by the differences from what was published: ` · lr 0.1, depth 3`."""
+    """Format `coop · digits · base · seed 1` and the differences from the published run: ` · lr 0.1, depth 3`."""
     parts = [config.method, config.dataset, config.classes, f"seed {config.seed}"]
     changed = [f"{field.rpartition('.')[2]} {_format_value(value)}" for field, value in find_changes(config).items()]
     return " · ".join([*parts, ", ".join(changed)] if changed else parts)
 
 
 def find_changes(config: RunConfig) -> Fields:
-    """The fields of a run that its method, data, classes and seed do not imply.
+    """List the fields of a run that its method, data, classes and seed do not imply.
 
     A run does not store its task, so recipe and options are compared with those of every task, published for the method
     and ProCAP's own; the comparison with the fewest differences counts. A method that is not installed has no changes.

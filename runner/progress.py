@@ -44,7 +44,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def update(self, done: int, **facts: float | str) -> None:
-        """Set the number of finished items; `facts` are shown beside it."""
+        """Set the number of finished items; `facts` are shown next to it."""
         self.done = done
         shown = "  ".join(f"{name} {_short(value)}" for name, value in facts.items())
         if self._bar is not None and self._task is not None:

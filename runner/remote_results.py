@@ -1,4 +1,4 @@
-"""Results behind a URL (s3://bucket/folder, gs://...): a local folder stands for them and is synchronized run by run.
+"""Keep results behind a URL (s3://bucket/folder, gs://...): a local folder is synchronized with it run by run.
 
 Programs read and write that folder like any other results; `pull_*` downloads what is newer at the URL, `push_*`
 uploads what changed here. Guarantees, whatever process is killed and whenever:
@@ -41,7 +41,7 @@ from shards.urls import cache_name, canonical, is_url, join, local_path, redact,
 TRAIN, CHECKPOINT = "train.json", "checkpoint.safetensors"
 RECORD_FILE = ".remote.json"
 RUN = re.compile(r"(?:.*/)?seed\d+-[0-9a-f]{8}(?=/|$)")
-# MLflow's own: a database of one machine, and copies of what is in the runs.
+# MLflow's files are not synchronized: a database for one machine, and copies of the runs' files.
 LOCAL_ONLY = re.compile(r"(mlruns|mlartifacts)/|mlflow\.db")
 FOLDERS_PER_REQUEST = 100
 CONFLICT_WAITS = (0.5, 1.0, 2.0, 4.0)
@@ -86,7 +86,7 @@ class RemoteResults:
         return cls(runtime.store, runtime.results)
 
     def pull_run(self, run: str, *, weights: bool = True, state: bool = False) -> None:
-        """Bring the folder of a run up to date.
+        """Update the local folder of a run from the URL.
 
         state: also the state to resume from; only the process that holds the lock of the run may do that.
         """
@@ -281,7 +281,7 @@ class RemoteResults:
 class SyncRecord:
     """`.remote.json` of a folder: for each synchronized file its version at the URL, and its stamp here at that time.
 
-    A lost record costs downloading again.
+    If it is lost, the files are downloaded again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -304,7 +304,7 @@ class SyncRecord:
 
     def changed(self, folder: str) -> dict[str, Stamp]:
         """List the files here that were written since they were synchronized."""
-        # os.walk ignores folders that vanish meanwhile, as that of the states does at the end of a training.
+        # os.walk ignores folders that vanish meanwhile, such as `state` at the end of a training.
         files = (Path(root, name) for root, _, names in os.walk(self.path) for name in names)
         stamps = {file.relative_to(self.path).as_posix(): _stamp(file) for file in files}
         return {
@@ -314,7 +314,7 @@ class SyncRecord:
         }
 
     def deleted(self, folder: str) -> list[str]:
-        """List what was removed here and is not needed at the URL: states, and files of a suite that was made anew."""
+        """List files that were removed here and are not needed at the URL: states, and files of a rerun suite."""
         remade = folder.startswith(f"{COLLECTIONS}/")
         return [name for name in self.files if (remade or _is_temporary(name)) and not (self.path / name).exists()]
 
@@ -349,12 +349,12 @@ class CheckpointUploader:
 
 
 @contextmanager
-def synchronized_run(store: RemoteResults, run: str, *, anew: bool = False) -> Iterator[None]:
-    """Download what a run resumes from, or with `anew` delete it at the URL, and upload its folder at the end.
+def synchronized_run(store: RemoteResults, run: str, *, delete: bool = False) -> Iterator[None]:
+    """Download what a run resumes from, or with `delete` delete it at the URL, and upload its folder at the end.
 
     The caller holds the lock of the run. After an error the upload is tried too, and its own error is only logged.
     """
-    if anew:
+    if delete:
         store.delete_run(run)
     else:
         store.pull_run(run, state=True)

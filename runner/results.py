@@ -1,4 +1,4 @@
-"""The files of a run: their schemas, the run's folder, and atomic writes.
+"""Read and write the files of a run: schemas, the run's folder, atomic writes.
 
 <results>/<config.path>/config.json  progress.json (while running)  train.json  checkpoint.safetensors
                         eval/<target>.json  validation.json  state/ (while running)
@@ -43,7 +43,7 @@ class _Record(BaseModel):
 
 
 class EpochLog(_Record):
-    """One epoch; `terms` are means over its steps, as weighted in the loss."""
+    """One epoch; `terms` are means over its steps, weighted as in the loss."""
 
     epoch: int = Field(ge=0, description="0-based")
     lr: float
@@ -67,7 +67,7 @@ class Use(_Record):
 
 
 class RankUse(_Record):
-    """One process of a training by several, since it was last started."""
+    """The resource use of one process of a distributed training, since it was last started."""
 
     host: str
     device: str
@@ -91,7 +91,7 @@ class FewShotRecord(_Record):
 
 
 class TrainResult(_Record):
-    """`train.json`, written last: where it exists, the training is finished."""
+    """`train.json`, written last: if it exists, the training is finished."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
@@ -133,7 +133,7 @@ class Progress(_Record):
 
 
 class ValidationCount(_Record):
-    """What the weights at the end of an epoch got right of a target that is not a test split."""
+    """The correct images of a val or train target with the weights at the end of an epoch."""
 
     epoch: int = Field(ge=0, description="0-based")
     target: str = Field(description="dataset:classes:split")
@@ -148,7 +148,7 @@ class ValidationCount(_Record):
 
 
 class ValidationHistory(_Record):
-    """`validation.json`: what was counted while a run trained, by epoch; one count for an epoch and a target."""
+    """`validation.json`: the counts of a run's validation, one per epoch and target."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
     config_hash: str
@@ -161,7 +161,7 @@ class PerClass(_Record):
 
 
 def harmonic_mean(base: float, novel: float) -> float:
-    """2bn / (b + n), 0 when both are 0."""
+    """Compute 2bn / (b + n); 0 if both are 0."""
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
@@ -213,11 +213,11 @@ class EvalResult(_Record):
         return self
 
     def is_current(self, training: TrainResult, limit: int | None) -> bool:
-        """Whether the result is of the weights of `training`, on all images or on the first `limit`."""
+        """Whether the result is of the weights of `training`, and on all images or on the first `limit`."""
         return self.checkpoint_sha256 == training.checkpoint_sha256 and self.limit in (None, limit)
 
     def correct_images(self) -> NDArray[np.bool_] | None:
-        """Whether each of the first `total` images of the target's list was right [total]; None where not kept."""
+        """Decode whether each of the first `total` images of the target was right [total]; None if not stored."""
         return None if self.correct_bits is None else unpack_bits(self.correct_bits, self.total)
 
     @property
@@ -227,12 +227,12 @@ class EvalResult(_Record):
 
     @property
     def limited(self) -> bool:
-        """Whether images of the target were left out on request."""
+        """Whether images of the target were left out because of a limit."""
         return self.total < self.dataset_size
 
 
 def write_bytes(path: Path, data: bytes) -> str:
-    """Replace `path` by `data` or leave it as it was; gives the SHA-256 of `data`. Raises UserError when it cannot."""
+    """Replace `path` by `data` or leave it unchanged; returns the SHA-256. Raises UserError if it cannot be written."""
     temporary = path.parent / f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,14 +253,14 @@ def write_bytes(path: Path, data: bytes) -> str:
 
 
 def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
-    """`write_bytes` of strict JSON (no NaN), one stable layout."""
+    """Write strict JSON (no NaN) in a stable layout with `write_bytes`."""
     plain = document.model_dump(mode="json", by_alias=True) if isinstance(document, BaseModel) else dict(document)
     text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
     return write_bytes(path, (text + "\n").encode())
 
 
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
-    """The document at `path`, None where there is none. Raises UserError for a broken one or another schema.
+    """Read the document at `path`; None if there is none. Raises UserError if it is broken or has another schema.
 
     repair: what to do about that; empty for a file of a run, which is repeated.
     """
@@ -281,7 +281,7 @@ def read_document(path: Path, model: type[Document], repair: str = "") -> Docume
 
 
 class RunHeld(UserError):
-    """Another process works on the run: it may be waited for."""
+    """Another process works on the run; the caller can wait for it."""
 
 
 @dataclass(frozen=True)
@@ -324,11 +324,11 @@ class RunFolder:
         return read_document(self.progress_file, Progress)
 
     def train(self) -> TrainResult | None:
-        """The finished training, None while there is none."""
+        """Read the result of the finished training; None if there is none."""
         return read_document(self.train_file, TrainResult)
 
     def validation(self) -> list[ValidationCount]:
-        """The counts at the ends of epochs so far, in their order; empty without validation."""
+        """Read the counts at the ends of epochs so far, in order; empty without validation."""
         history = read_document(self.validation_file, ValidationHistory)
         return history.counts if history else []
 
@@ -339,12 +339,12 @@ class RunFolder:
         return sorted((self.path / "eval").glob("*.json"))
 
     def evaluations(self) -> list[EvalResult]:
-        """Every evaluation of the run, in the order of their file names."""
+        """Read every evaluation of the run, in the order of their file names."""
         found = (read_document(path, EvalResult) for path in self.eval_files())
         return [result for result in found if result is not None]
 
     def clear(self) -> None:
-        """Delete the run. `train.json` goes first, so that a kill half-way leaves an unfinished run."""
+        """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
         try:
             for file in (
                 self.train_file,
@@ -387,7 +387,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run against other processes. Raises RunHeld, which names the holder, when it is held."""
+        """Lock the run against other processes. Raises RunHeld, which names the holder, if it is locked."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(file_lock(self.path / ".lock", timeout=0))
@@ -403,7 +403,7 @@ class RunFolder:
 
 
 def find_runs(results_root: Path) -> list[RunFolder]:
-    """Every run below `results_root`, finished or not, ordered by path; the copies that MLflow keeps are no runs."""
+    """List every run below `results_root`, finished or not, ordered by path; copies that MLflow keeps are left out."""
     found = []
     for place, folders, files in os.walk(results_root):
         path = Path(place)

@@ -1,4 +1,4 @@
-"""Build what a run needs: the frozen model, the method on it, its classes, the data stream, the engine."""
+"""Build the parts of a run: the frozen model, the method on it, its classes, the data stream, the engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from shards.transforms import TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method at its seeded start and what trains it.
+    """A method at its seeded initial values, and everything that trains it.
 
     Without epochs there is no engine, no stream, and no image is chosen. The engine holds the optimizer; close it.
     """
@@ -53,7 +53,7 @@ class Setup:
 
 
 def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
-    """Open the data, load the backbone, build method, optimizer and engine; raises the user's errors of all of them.
+    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
 
     Raises UsageError where the batch does not divide evenly among the ranks.
     """
@@ -96,9 +96,9 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
 
 
 def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:
-    """The frozen CLIP of a run, on `device`, its blocks compiled where `acceleration` says so."""
+    """Load the frozen CLIP of a run on `device`, with compiled blocks if `acceleration` includes that."""
     if device.type == "cuda":
-        # cuDNN's default for convolutions is TF32, ten bits of mantissa: less than fp32 is a choice made by name.
+        # cuDNN's default for convolutions is TF32 (ten bits of mantissa), but --precision alone chooses the precision.
         torch.backends.cudnn.allow_tf32 = False
     clip = load_clip(config.backbone, config.pretrained).to(device)
     if acceleration.compile:
@@ -110,14 +110,14 @@ def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceler
 
 
 def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
-    """The method at its seeded start, on the device of `clip`."""
+    """Build the method at its seeded initial values, on the device of `clip`."""
     return build_method(config.method, clip, space, config.options, generator(config.seed, "init"))
 
 
 def check_content(result: str, dataset: str, digest: str, data: Path, again: str) -> None:
-    """Raise UserError when `data` holds other content of `dataset` than `digest`, that of a finished `result`.
+    """Raise UserError if `data` holds other content of `dataset` than `digest`, that of a finished `result`.
 
-    Where the data set is absent there is nothing to compare: results are read without it.
+    Does nothing if the data set is absent, because results can be read without it.
     """
     folder = data / dataset
     if (folder / FILE).exists() and (here := open_dataset(data, dataset).manifest.digest) != digest:
@@ -136,9 +136,9 @@ def train_stream(
     acceleration: Acceleration,
     ranks: Ranks = ALONE,
 ) -> TrainStream:
-    """The run's training batches, or one rank's part of them; augmented on `device` where switched on and possible.
+    """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible.
 
-    Raises UsageError where the global batch cannot be dealt out evenly.
+    Raises UsageError if the global batch cannot be dealt out evenly.
     """
     batch, rank, size = config.recipe.batch_size, ranks.rank, ranks.size
     if (images := min(batch, len(split))) % size:
@@ -152,7 +152,7 @@ def train_stream(
 
 
 def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
-    """The recipe's augmentation at the backbone's image size and normalisation."""
+    """Make the recipe's augmentation at the backbone's image size and normalisation."""
     return TrainAugment(
         clip.geometry.image_size,
         clip.image_mean,
@@ -165,5 +165,5 @@ def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:
-    """Names and templates of some classes of a packed data set, for the text side of a method."""
+    """Collect names and templates of some classes of a packed data set, for the text side of a method."""
     return LabelSpace(classnames, manifest.template, manifest.templates, dataset=base_name(manifest.dataset))

@@ -1,6 +1,6 @@
-"""One training step: loss terms, gradients, update; eager, or captured as CUDA graphs and replayed.
+"""Take a training step (loss terms, gradients, update), eagerly or captured as CUDA graphs and replayed.
 
-Nothing in a step makes the host wait for the device: the loss terms reach the host through `AsyncLosses`.
+A step never makes the host wait for the device; loss terms reach the host through `AsyncLosses`.
 
 Shapes: T loss terms.
 """
@@ -29,7 +29,7 @@ MAX_PENDING_STEPS = 32
 
 
 class TrainStep:
-    """The three parts of a step on an engine."""
+    """The three parts of a step on an engine: forward, backward, update."""
 
     def __init__(self, engine: Engine, meter: Meter, graphs: GraphCapture | None = None) -> None:
         """graphs: steps after `capture` are replays; without it every step runs eagerly."""
@@ -51,13 +51,14 @@ class TrainStep:
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        # Not an attribute: a reference cycle would hold the graphs and their memory until the next garbage collection.
+        # Not stored in an attribute: bound methods would form a reference cycle, which keeps the graphs and their
+        # memory until the next garbage collection.
         return self._forward, self._backward, self._update
 
     def capture(self, batch: Batch) -> None:
         """Warm up and capture, with `batch` as an example; weights and optimizer do not change.
 
-        Where a part cannot be captured a warning is logged, and steps run eagerly.
+        If a part cannot be captured, a warning is logged and steps run eagerly.
         """
         assert self._graphs is not None
         self._batch = self._fixed = batch.copy()
@@ -71,7 +72,7 @@ class TrainStep:
                 log.warning("steps are not captured as CUDA graphs: %s", str(error).partition("\n")[0])
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Take a step on `batch`: its weighted terms and their sum, [T + 1], until the next step overwrites them."""
+        """Take a step on `batch`; returns its weighted terms and their sum [T + 1], which the next step overwrites."""
         if self._graphs is None:
             return self._take(batch)
         with self._graphs.side_stream():
@@ -128,7 +129,7 @@ def _slots(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 class AsyncLosses:
     """Copy loss terms from the device to the host without waiting, in order of the steps.
 
-    On a CPU they arrive at once, on a GPU some steps later.
+    On a CPU the terms arrive at once, on a GPU some steps later.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,7 +137,7 @@ class AsyncLosses:
         self._waiting: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def __len__(self) -> int:
-        """Steps whose terms were sent and not yet taken."""
+        """Number of steps whose terms were sent and not yet taken."""
         return len(self._waiting)
 
     def send(self, terms: Tensor) -> None:
@@ -151,7 +152,7 @@ class AsyncLosses:
         self._waiting.append((copied, arrived))
 
     def take(self, *, everything: bool = False) -> Iterator[list[float]]:
-        """The terms that have arrived; with `everything`, wait for all of them."""
+        """Yield the terms that have arrived; with `everything`, wait for all of them."""
         while self._waiting:
             terms, arrived = self._waiting[0]
             if arrived is not None and not arrived.query():

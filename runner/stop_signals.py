@@ -1,4 +1,4 @@
-"""Stop on SIGINT and SIGTERM: the loop finishes its step, writes a checkpoint and returns."""
+"""Stop on SIGINT and SIGTERM: the training loop finishes its step, writes a checkpoint and returns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Interrupted(UserError):
 
 
 class StopRequest:
-    """Defers SIGINT and SIGTERM while it is entered; `signum` is the first that arrived, or None.
+    """Defer SIGINT and SIGTERM within the block; `signum` is the first that arrived, or None.
 
     A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS. Outside the main
     thread, where Python handles no signals, nothing is deferred.
@@ -64,19 +64,19 @@ class StopRequest:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def check(self, message: str) -> None:
-        """Raise `Interrupted` where a signal has arrived."""
+        """Raise `Interrupted` if a signal has arrived."""
         if self.signum is not None:
             raise make_interrupted(self.signum, message)
 
 
 def make_interrupted(signum: int, message: str) -> Interrupted:
-    """The exception that signal `signum` ends a run with."""
+    """Make the exception that ends a run after signal `signum`."""
     return Interrupted(f"{signal.Signals(signum).name}: {message}", signum)
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[list[int]]:
-    """Turn SIGTERM into KeyboardInterrupt where no `StopRequest` defers it; the list receives the signals."""
+    """Turn SIGTERM into KeyboardInterrupt if no `StopRequest` defers it; the list receives the signals."""
     arrived: list[int] = []
 
     def interrupt(signum: int, frame: FrameType | None) -> None:

@@ -12,20 +12,20 @@ import torch
 from procap.clip import CLIP
 
 SMALL_PRODUCT = {"train": 40_000_000, "eval": 10_000_000}
-"""Multiplications in the smallest product of the image tower below which a second thread costs more than it saves.
+"""Below this number of multiplications in the image tower's smallest matrix product, use one thread.
 
-Waking it takes about 90 us, and a step does so hundreds of times. With mini (0.6 million an image) two threads took 2.2
-times as long as one to train at batch 4, 1.2 times at batch 32 and 0.8 times at batch 100, and to evaluate 1.8, 0.9 and
-0.6 times; ViT-B/16 has 118 million an image.
+Waking a second thread takes about 90 us, and a step does so hundreds of times. Measured with mini (0.6 million
+multiplications per image), two threads instead of one: training takes 2.2 times as long at batch 4, 1.2 times at batch
+32 and 0.8 times at batch 100; evaluation 1.8, 0.9 and 0.6 times. ViT-B/16 has 118 million multiplications per image.
 """
 
 
 @contextmanager
 def fitting_threads(clip: CLIP, images: int, work: Literal["train", "eval"] = "train") -> Iterator[None]:
-    """Use one thread in the block where steps or batches of `images` images are small, else torch's default.
+    """Use one thread in the block if steps or batches of `images` images are small, else torch's default.
 
-    OMP_NUM_THREADS, where the user has set it, takes precedence. The choice depends on sizes alone, so that repeated
-    runs are equal to the bit.
+    OMP_NUM_THREADS takes precedence if it is set. The choice depends on sizes alone, so that repeated runs are equal
+    bit for bit.
     """
     threads = torch.get_num_threads()
     small = images * clip.visual.num_tokens * clip.geometry.vision_width**2 < SMALL_PRODUCT[work]

@@ -1,4 +1,4 @@
-"""Train one run: a plain loop that can be killed anywhere and continues with the same bits."""
+"""Train one run in a plain loop that can be killed at any time and resumes with bitwise equal results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
 STARTING = ("load", "compile", "tracking")
 APART = (*STARTING, "validation")
-"""Phases that do not count as seconds of the training; only a run with callbacks has the last one."""
+"""Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
 
 
 @overload
@@ -74,9 +74,9 @@ def train(
 
     A finished run is read, not repeated, unless `force` deletes it with its evaluations; an interrupted one continues
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
-    until: pause after this many epochs with a saved state, where that is before the last one, and return the progress
-        so far. A run that has come that far already is left as it is.
-    callbacks: change nothing of the training, and are not called for a run without epochs.
+    until: save the state and pause after this many epochs, if the training has more, and return the progress so far. A
+        run that already has a state of that epoch or a later one is not trained.
+    callbacks: do not change the training, and are not called for a run without epochs.
     All ranks of a group call this; rank 0 reads and writes the results, and alone needs their folder.
     Raises RunHeld when another process works on the run, UserError when data or weights are not those it began with or
     was finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
@@ -95,7 +95,7 @@ def train(
                 folder.tidy()
                 store.push_run(config.path)
             return finished
-    with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, anew=force):
+    with folder.locked() if first else nullcontext(), synchronized_run(store, config.path, delete=force):
         if force:
             if first:
                 folder.clear()
@@ -113,7 +113,7 @@ def train(
 def _read_finished(
     config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
 ) -> TrainResult | None:
-    """The result of a training that has finished, as rank 0 finds it; its data and checkpoint are checked."""
+    """Read the result of a finished training on rank 0, and check its data and checkpoint."""
     result = folder.train() if group.ranks.first else None
     if result is not None:
         if result.config_hash != config.hash:
@@ -128,13 +128,13 @@ def _read_finished(
 def _read_paused(
     config: RunConfig, folder: RunFolder, until: int, group: ProcessGroup, callbacks: Callbacks | None
 ) -> Progress | None:
-    """The progress of a run that has a state of epoch `until` or a later one, found without loading anything."""
+    """Read the progress of a run that has a state of epoch `until` or later, without loading the state."""
     progress = folder.progress() if group.ranks.first else None
     if progress is not None:
         epochs = len(progress.epochs)
         is_of_this_run = progress.config_hash == config.hash and progress.status != "failed"
         validation = callbacks.validation if callbacks else None
-        # The epoch that the state ends with can still be validated, so it must be loaded where a count is missing.
+        # The last epoch of the state can still be validated, so load the state if one of its counts is missing.
         lacks_counts = epochs == until and validation and validation.missing(epochs - 1, until - 1, folder.validation())
         if epochs < until or not is_of_this_run or not any(folder.state.glob("step-*")) or lacks_counts:
             progress = None
@@ -196,7 +196,7 @@ def _fit(
     tracker: Tracker,
     validator: Validator,
 ) -> TrainState:
-    """The training loop. Every random draw is seeded by epoch, step or image, so it can be entered anywhere."""
+    """Run the training loop. Every random draw is seeded by epoch, step or image, so the loop can start anywhere."""
     recipe, method, stream, engine = config.recipe, setup.method, setup.stream, checkpointer.engine
     meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.first
     assert stream is not None
@@ -210,7 +210,7 @@ def _fit(
     save_requested = False
 
     def count_all_steps() -> None:
-        """Wait for all losses on the device; the state is then that of the weights."""
+        """Wait for all losses on the device, so that the state has the same step as the weights."""
         for terms in losses.take(everything=True):
             _count_step(checkpointer, images_per_step, step.names, terms)
 
@@ -229,7 +229,7 @@ def _fit(
             batches = stream.epoch(epoch, start_step=state.step_in_epoch)
             on_device = isinstance(stream, DeviceTrainStream)
             for images, labels in meter.each("data", batches if on_device else to_device(batches, device)):
-                # `state.step` counts the steps whose losses have arrived, so those on their way are added.
+                # `state.step` counts steps whose losses have arrived; `len(losses)` counts the steps after them.
                 noise = method.draw(generator(config.seed, "noise", state.step + len(losses)))
                 batch = Batch(images, labels, tuple(upload(each, device) for each in noise))
                 if step.needs_capture:
@@ -241,7 +241,7 @@ def _fit(
                 for terms in losses.take():
                     loss = _count_step(checkpointer, images_per_step, step.names, terms)
                     display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=lr)
-                # All ranks save or stop at the same step: by the flags that they exchanged at the step before.
+                # The flags are those that all ranks sent at the step before, so all save or stop at the same step.
                 save_now = first and not save_requested and checkpointer.is_due(runtime.checkpoint_seconds)
                 agreed = flag_sync.exchange(Flags(save=save_now, signum=stop.signum or 0))
                 save_requested = (save_requested or save_now) and not agreed.save
@@ -267,7 +267,7 @@ def _fit(
 def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], terms: Sequence[float]) -> float:
     """Add the next step over `images` to the state: its named loss terms, then their sum, which is returned.
 
-    Raises UserError when the sum is not finite; the states on disk are of steps before, whose sums were.
+    Raises UserError when the sum is not finite; saved states are of earlier steps, whose sums were finite.
     """
     *each, loss = terms
     values, state, config = dict(zip(names, each, strict=True)), checkpointer.state, checkpointer.config
@@ -294,7 +294,7 @@ def _write_result(
     environment: dict[str, Any],
     ranks: list[RankUse],
 ) -> TrainResult:
-    """Write the checkpoint, then `train.json`, which makes the run a finished one."""
+    """Write the checkpoint, then `train.json`, which marks the run as finished."""
     sha256 = save_prompts(folder.checkpoint_file, setup.method, setup.card)
     few = setup.fewshot
     picks = (

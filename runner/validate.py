@@ -31,14 +31,14 @@ from shards.transfer import to_device
 from shards.transforms import eval_transform
 
 SPLITS = ("val", "train")
-"""Splits to choose hyper-parameters by; chosen on test images, the reported accuracy would be too good."""
+"""Splits that may be validated: hyper-parameters chosen on test images would make the test accuracy too high."""
 
 
 @dataclass(frozen=True)
 class Validation:
     """Targets that are validated every `every` epochs and after the last one.
 
-    limit: images of each target, spread evenly over its list, in which classes mostly follow each other; None: all.
+    limit: images of each target, spread evenly over its list, which is mostly sorted by class; None: all.
     Raises UsageError for a test split.
     """
 
@@ -54,7 +54,7 @@ class Validation:
             raise UsageError(f"every = {self.every}, limit = {self.limit}: both must be at least 1")
 
     def due(self, epoch: int, last: int) -> bool:
-        """Whether `epoch` is validated, where `last` is the last one."""
+        """Whether `epoch` is validated; `last` is the last epoch."""
         return (epoch + 1) % self.every == 0 or epoch == last
 
     def missing(self, epoch: int, last: int, counts: Iterable[ValidationCount]) -> bool:
@@ -65,7 +65,7 @@ class Validation:
 
 
 def spread_evenly(images: int, limit: int | None) -> range | list[int]:
-    """`limit` of the positions 0 .. `images` - 1 at even distances, all of them where that is not fewer."""
+    """Choose `limit` of the positions 0 .. `images` - 1 at even distances; all of them if that is not fewer."""
     if limit is None or limit >= images:
         return range(images)
     return [i * images // limit for i in range(limit)]
@@ -73,7 +73,7 @@ def spread_evenly(images: int, limit: int | None) -> range | list[int]:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """An epoch that has ended. counts: one of each validated target, none where no validation was due."""
+    """An epoch that has ended. counts: one per validated target; empty if no validation was due."""
 
     log: EpochLog
     counts: tuple[ValidationCount, ...] = ()
@@ -81,7 +81,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """What happens at the ends of epochs. All ranks of a group are given one, with the same `validation`.
+    """Actions at the ends of epochs. All ranks of a group get one, with the same `validation`.
 
     on_epoch_end: called by rank 0 at the end of every epoch of this call, when its counts are on disk; for the run's
         last epoch when the run has finished. A run that continues from an earlier state calls it again for the epochs
@@ -100,7 +100,7 @@ class _OpenTarget:
 
 
 class Validator:
-    """Runs the callbacks of one training; every rank of a group has one and calls each method."""
+    """Run the callbacks of one training; every rank of a group has a validator and calls each method."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Validator:
         stop: StopRequest,
         last: int,
     ) -> None:
-        """last: the epoch that the training ends with. Opens all targets, and raises the user's errors of that."""
+        """Open all targets, and raise the user errors of that. last: the last epoch of the training."""
         self.has_callbacks = callbacks is not None
         self.callbacks = callbacks or Callbacks()
         self.method = method
@@ -135,8 +135,8 @@ class Validator:
     def resume(self) -> None:
         """Load the counts of the epochs before the state that the run continues from.
 
-        Those of later epochs are of weights that are lost; they are counted again. What is missing of the epoch that
-        has just ended is counted now.
+        Counts of later epochs belong to weights that are lost, so they are dropped. Counts that are missing for the
+        last epoch before the state are made now.
         """
         validation, state, group = self.callbacks.validation, self.checkpointer.state, self.checkpointer.group
         if validation is None:
@@ -149,10 +149,10 @@ class Validator:
                 self.notify()
 
     def validate(self) -> None:
-        """Validate the epoch that has just ended where it is due, and write the counts.
+        """Validate the epoch that has just ended if it is due, and write the counts.
 
         Raises UserError for logits that are not finite, DataError for an image that cannot be read, and `Interrupted`,
-        after the state was saved, when a signal asks to stop.
+        after the state was saved, on a stop signal.
         """
         validation, checkpointer = self.callbacks.validation, self.checkpointer
         epoch = checkpointer.state.epoch - 1
@@ -177,7 +177,7 @@ class Validator:
                 write_json(checkpointer.folder.validation_file, history)
 
     def _count_all(self) -> tuple[list[int], int]:
-        """The correct images of each target over all ranks, and the signal that stopped this, else 0."""
+        """Count the correct images of each target over all ranks; also returns the signal that stopped this, else 0."""
         checkpointer, totals = self.checkpointer, []
         for each in self._targets:
             flag_sync = FlagSync(checkpointer.group)
@@ -195,7 +195,7 @@ class Validator:
         return totals, 0
 
     def _count(self, each: _OpenTarget, flag_sync: FlagSync) -> tuple[int | None, int]:
-        """The correct ones of this rank's images, None where a logit is not finite; and the signal to stop, else 0."""
+        """Count this rank's correct images, None if a logit is not finite; also returns the signal to stop, else 0."""
         config, group, clip = self.checkpointer.config, self.checkpointer.group, self.method.clip
         device = clip.device
         with autocast(config, device):
@@ -221,9 +221,9 @@ class Validator:
         return (int(torch.stack(correct).sum()) if torch.stack(finite).all() else None), 0
 
     def notify(self, *, finished: bool = False) -> None:
-        """Call `on_epoch_end` with the epoch that has just ended; what it raises on rank 0, all ranks raise.
+        """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks.
 
-        finished: the run has finished, so that no state has to be saved before the exception.
+        finished: whether the run has finished, so that no state needs to be saved before the exception is raised.
         """
         checkpointer, group = self.checkpointer, self.checkpointer.group
         if not self.has_callbacks:

@@ -49,7 +49,7 @@ CATALOGUE: Mapping[str, Dataset] = MappingProxyType(
     {dataset.name: dataset for dataset in (*map(_generated, FAMILIES.values()), _DIGITS, *PUBLISHED)}
 )
 
-# Words that mean several data sets on the command line: no data set is called so.
+# Words for several data sets on the command line; no data set may have such a name.
 GROUPS = ("all", "paper", "world")
 
 # The names of derived sets: caltech101-split7, dtd-subset, food101-256px, caltech101-split7-224px.
@@ -57,7 +57,7 @@ DERIVED = re.compile(r"(?P<base>.+?)(-split(?P<seed>[0-9]{1,99})|-(?P<subset>sub
 
 
 def find(name: str) -> Dataset:
-    """The data set of that name or alias, whatever its case and with or without `-`, `_` and blanks.
+    """Find a data set by name or alias, ignoring case, `-`, `_` and blanks.
 
     A derived set is found by its name too. Raises DataUsageError with the nearest names when there is none.
     """
@@ -74,7 +74,7 @@ def find(name: str) -> Dataset:
 
 @dataclass(frozen=True)
 class Change:
-    """What the name of a derived set says: the set it comes from, and the arguments of `derive_dataset`."""
+    """The parts of a derived set's name: the set it comes from, and the arguments of `derive_dataset`."""
 
     base: str
     random_split: int | None
@@ -94,7 +94,7 @@ def parse_name(name: str) -> Change:
 def derive_dataset(
     dataset: Dataset, random_split: int | None = None, subset: bool = False, resize: int | None = None
 ) -> Dataset:
-    """A published set with another split, with fewer images, or with smaller ones: another set, by another name.
+    """Derive a set from a published one, under another name: with another split, fewer images, or smaller ones.
 
     random_split: the seed of a random split. subset: only the files that are there. resize: pixels of the shorter
     side. Raises DataUsageError where that cannot be made.

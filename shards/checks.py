@@ -20,7 +20,7 @@ ALWAYS_HASH_BYTES = 256 * 2**20
 
 
 def check_files(folder: Path, manifest: Manifest, split: str) -> None:
-    """Every shard of a split is there and has its size; raises DataError naming the first that is not, with counts.
+    """Check that every shard of a split exists with its size; raises DataError naming the first that does not.
 
     Shards of a mirror are verified when they are opened.
     """
@@ -36,7 +36,7 @@ def check_files(folder: Path, manifest: Manifest, split: str) -> None:
 
 
 def size_problem(folder: Path, shard: Shard) -> str | None:
-    """What the size of a shard's file alone tells: missing, truncated or longer than packed."""
+    """Describe a shard whose file is missing, truncated or longer than packed; looks at the size only."""
     file = folder / shard.file
     try:
         size = file.stat().st_size
@@ -49,7 +49,7 @@ def size_problem(folder: Path, shard: Shard) -> str | None:
 
 
 def hash_problem(folder: Path, shard: Shard) -> str | None:
-    """Whether a shard's bytes differ from those that were packed."""
+    """Describe a shard whose bytes differ from those that were packed; None if they are equal."""
     file = folder / shard.file
     try:
         same = file_sha256(file) == shard.sha256
@@ -59,7 +59,7 @@ def hash_problem(folder: Path, shard: Shard) -> str | None:
 
 
 def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
-    """Every shard of a split has the bytes that were packed; raises DataError naming the first that has not.
+    """Check that every shard of a split has the packed bytes; raises DataError naming the first that has not.
 
     Shards of a mirror are verified when they are opened.
     """
@@ -84,7 +84,7 @@ def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
 
 
 def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]:
-    """The index [N] of a split, verified against the manifest; raises DataError when it differs."""
+    """Read the index [N] of a split; raises DataError if it differs from the manifest."""
     entry = manifest.splits[split]
     data = _read_verified(folder, manifest, split, INDEX_FILE, entry.index_sha256)
     try:
@@ -101,7 +101,7 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
 
 
 def read_paths(folder: Path, manifest: Manifest, split: str) -> bytes:
-    """The paths of a split, one per line, verified against the manifest; raises DataError when they differ."""
+    """Read the paths of a split, one per line; raises DataError if they differ from the manifest."""
     entry = manifest.splits[split]
     text = _read_verified(folder, manifest, split, PATHS_FILE, entry.paths_sha256)
     lines = text.count(b"\n")

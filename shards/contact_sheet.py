@@ -1,4 +1,4 @@
-"""A contact sheet: a few images of every class on one page, to see what a data set holds before training on it."""
+"""Draw a contact sheet: a few images of every class on one page, to check a data set before training on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a data set is, as data: its classes, sizes and prompts, and how its raw files lie on a disk."""
+"""The record of a data set in the catalogue: classes, sizes, prompts, and the layout of its raw files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real scans of handwritten digits that ship with scikit-learn: real images without a download."""
+"""Scans of handwritten digits that ship with scikit-learn: real images without a download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS: Mapping[str, int] = MappingProxyType({"train": 898, "val": 359, "test": 
 
 
 def split_positions(labels: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Positions of each split in scikit-learn's order: per class 50 % train, 20 % val, the rest test.
+    """Return the positions of each split in scikit-learn's order: per class 50 % train, 20 % val, the rest test.
 
     The rule of CoOp's folder data sets; the shuffle is a fixed stream of its own, the same for every run.
     """
@@ -33,7 +33,7 @@ def split_positions(labels: NDArray[np.int64]) -> dict[str, list[int]]:
 
 
 def digit_records(split: str) -> Iterator[Record]:
-    """The scans of one split as 8-bit grey PNGs of 8 x 8 pixels, in scikit-learn's order."""
+    """Read the scans of one split as 8-bit grey PNGs of 8 x 8 pixels, in scikit-learn's order."""
     # scikit-learn takes a second to import and only packing needs it.
     from sklearn.datasets import load_digits
 

@@ -27,7 +27,7 @@ class NotFound(DataError):
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str], known: Iterable[str] = ()) -> DataUsageError:
-    """A `DataUsageError` for `name`, naming the nearest of `choices` first and then `known` (default: `choices`)."""
+    """Make a `DataUsageError` for `name` that lists the nearest of `choices`, then `known` (default: `choices`)."""
     choices = list(choices)
     near = difflib.get_close_matches(name.lower(), choices, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""

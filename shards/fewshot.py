@@ -1,8 +1,8 @@
-"""Few-shot samples and base / novel halves, exactly as CoOp draws them, so that results compare with the literature.
+"""Draw few-shot samples and base / novel halves exactly as CoOp does, so that results compare with the literature.
 
-Samples are drawn over all classes and named by their paths in the data set; the half a run trains on is taken from
-them. Imported samples (`shards.import_samples`) are stored beside the shards, as `few-shot/<digest>.json` in the folder
-of the data set, and are not part of the manifest.
+Samples are drawn over all classes and named by their paths in the data set; a run on one half of the classes uses a
+part of them. Imported samples (`shards.import_samples`) are stored beside the shards, as `few-shot/<digest>.json` in
+the folder of the data set, and are not part of the manifest.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Selection:
 
 
 def parse_classes(name: str) -> Classes:
-    """One of `CHOICES`; CoOp's word `new` means novel. Raises DataUsageError for anything else."""
+    """Parse a choice of classes: one of `CHOICES`, or CoOp's word `new` for novel. Raises DataUsageError otherwise."""
     wanted = {"new": "novel"}.get(name, name)
     for choice in CHOICES:
         if wanted == choice:
@@ -101,7 +101,7 @@ def parse_classes(name: str) -> Classes:
 
 
 def select_labels(labels_present: Iterable[int], classes: str) -> list[int]:
-    """The labels of the chosen classes in ascending order.
+    """Return the labels of the chosen classes in ascending order.
 
     base is the first ceil(n / 2) of the labels present, novel the rest; dev-base and dev-novel divide base likewise.
     """
@@ -117,7 +117,7 @@ def select_labels(labels_present: Iterable[int], classes: str) -> list[int]:
 
 
 def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: int) -> tuple[list[int], list[int]]:
-    """Positions of the few-shot samples in the train and the val list, in drawn order.
+    """Draw the positions of the few-shot samples in the train and the val list, in drawn order.
 
     CoOp's rule: classes in order of first appearance, `random.sample` inside each (all of a class that has fewer than
     `shots`); then min(shots, 4) per class of val from the same random stream. It always runs over all classes, before
@@ -172,7 +172,7 @@ def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
 
 
 def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Paths and labels [N] of a split, without reading an image; empty where the set has no such split."""
+    """List paths and labels [N] of a split, without reading an image; empty if the set has no such split."""
     if split not in shards.manifest.splits:
         return [], np.zeros(0, np.int64)
     return shards.paths(split), shards.labels(split)
@@ -181,7 +181,7 @@ def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int6
 def load_few_shot(
     shards: ShardSet, shots: int, seed: int, classes: str = "all", samples: FewShotSamples | None = None
 ) -> FewShot:
-    """The images a run trains on: drawn by CoOp's rule, or `samples`; `shots` 0 takes every image of train and val.
+    """Select the images a run trains on: drawn by CoOp's rule, or `samples`; `shots` 0 takes all of train and val.
 
     A class with fewer images than `shots` gives all it has, as in CoOp. Raises DataUsageError as `check_shots` does and
     for samples of another number of shots, DataError for samples that name images the data set does not have.
@@ -221,7 +221,7 @@ def _find_positions(split: Split, paths: Sequence[str], samples: FewShotSamples)
 
 
 def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
-    """A whole split of the chosen classes, in list order; never subsampled.
+    """Select the images of the chosen classes of a split, in list order; never subsampled.
 
     Raises DataUsageError when a test-only set is asked for a half (halves are defined by the training list) and where
     there is no image of these classes.
@@ -235,7 +235,7 @@ def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test"
 
 
 def evaluation_labels(shards: ShardSet, classes: str = "all") -> list[int]:
-    """The labels that `evaluation_split` keeps, without reading an image."""
+    """Return the labels that `evaluation_split` keeps, without reading an image."""
     if "train" in shards.manifest.splits:
         return select_labels(shards.labels("train").tolist(), classes)
     if parse_classes(classes) != "all":
@@ -244,7 +244,7 @@ def evaluation_labels(shards: ShardSet, classes: str = "all") -> list[int]:
 
 
 def select_images(split: Split, positions: Iterable[int], labels: Sequence[int]) -> Split:
-    """The images at `positions` whose label is among `labels`, relabelled by position in it."""
+    """Select the images at `positions` with one of `labels`, relabelled by the position of the label in it."""
     relabel = {label: new for new, label in enumerate(labels)}
     return split.subset([i for i in positions if int(split.labels[i]) in relabel], relabel)
 
@@ -305,7 +305,7 @@ def read_samples(file: Path) -> FewShotSamples:
 
 
 def samples_file(folder: Path, digest: str) -> Path:
-    """Where imported samples of the data set in `folder` are stored."""
+    """Return the file for imported samples of the data set in `folder`."""
     return folder / SAMPLES_FOLDER / f"{digest}.json"
 
 
@@ -325,7 +325,7 @@ def store_samples(folder: Path, samples: FewShotSamples) -> Path:
 
 
 def load_samples(folder: Path, digest: str) -> FewShotSamples:
-    """Samples that were stored beside the shards in `folder`. Raises DataError where they are absent or altered."""
+    """Load samples that are stored beside the shards in `folder`. Raises DataError if they are absent or altered."""
     file = samples_file(folder, digest)
     if not DIGEST.fullmatch(digest) or not file.is_file():
         stored = sorted(other.stem for other in (folder / SAMPLES_FOLDER).glob("*.json"))

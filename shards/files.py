@@ -1,4 +1,4 @@
-"""The tars of a split, open as long as they are in use, read at any place by any thread or process."""
+"""Keep the tars of a split open, and read them at any offset from any thread or process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ShardFiles:
         return {"dataset": self.dataset, "files": self.files, "mirrored": self.mirrored, "_open": {}}
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
-        """`size` bytes at `offset` of a shard; raises DataError when they are not there."""
+        """Read `size` bytes at `offset` of a shard; raises DataError when they are not there."""
         file = self.files[shard]
         try:
             opened = self._open.get(shard) or self._opened(shard)

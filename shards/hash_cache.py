@@ -1,4 +1,4 @@
-"""Remember which shards were hashed, so that many gigabytes are not read twice before every run."""
+"""Remember which shards were hashed, so that large data sets are not hashed again before every run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "verified.json"
 
 
 class HashCache:
-    """Shards of one data set that had the right SHA-256, by facts of their files that every write changes."""
+    """The shards of one data set whose SHA-256 was right, with their file's size and times, to detect later writes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Where this program keeps what it can make again, and where packed data sets are."""
+"""Locate the cache folder of this program, and the folder of packed data sets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shards.urls import is_url
 
 
 def cache_home() -> Path:
-    """`$PROCAP_HOME`, else `$XDG_CACHE_HOME/procap`, else `~/.cache/procap`."""
+    """Return the cache folder: `$PROCAP_HOME`, else `$XDG_CACHE_HOME/procap`, else `~/.cache/procap`."""
     if home := os.environ.get("PROCAP_HOME"):
         return Path(home).expanduser().absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "procap"
 
 
 def data_root(given: str = "") -> Path:
-    """Where packed data sets are: `--data`, else `$PROCAP_DATA`, else `data` in the cache.
+    """Return the folder of packed data sets: `--data`, else `$PROCAP_DATA`, else `data` in the cache.
 
     For a URL it is the folder of its mirror in the cache of this machine. Raises DataUsageError for a file.
     """
@@ -34,10 +34,10 @@ def data_root(given: str = "") -> Path:
 
 
 def data_is_named(given: str = "") -> bool:
-    """Whether a person says where packed data sets are, by `--data` or `$PROCAP_DATA`."""
+    """Whether the user has named the folder of packed data sets, by `--data` or `$PROCAP_DATA`."""
     return bool(given or os.environ.get("PROCAP_DATA"))
 
 
 def features_root() -> Path:
-    """Where image features of test splits are kept: `features` in the cache."""
+    """Return the folder of stored image features of test splits: `features` in the cache."""
     return cache_home() / "features"

@@ -1,4 +1,4 @@
-"""Encoded images to RGB pixels, the same everywhere: by content and never by file name, without running any program.
+"""Decode images to RGB pixels, the same everywhere: by content and not by file name, without external programs.
 
 JPEG (and the first image of an MPO), PNG, GIF, WebP, BMP and TIFF are read; everything else is refused. What comes out
 is what CoOp's `Image.open(file).convert("RGB")` gives: transparency is dropped, colour profiles and the EXIF
@@ -41,7 +41,7 @@ class _Jpeg(JpegImageFile):
 
 
 def decode(data: bytes) -> Image.Image:
-    """The pixels of an encoded image in RGB. Raises ImageError; safe to call from many threads."""
+    """Decode an image to RGB. Raises ImageError; safe to call from many threads."""
     with _refusals():
         return _rgb(_open(data))
 
@@ -68,7 +68,7 @@ def shrink(data: bytes, side: int) -> tuple[bytes, str] | None:
 
 
 def shorter_side(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """(width, height) with the shorter one brought to `side`; the longer is rounded down, as torchvision does."""
+    """Scale (width, height) to the shorter side `side`; the longer one is rounded down, as torchvision does."""
     width, height = size
     return (side, side * height // width) if width <= height else (side * width // height, side)
 

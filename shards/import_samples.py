@@ -191,7 +191,7 @@ def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> l
 
 
 def match_ending(path: str, known: set[str], deepest: int) -> str | None:
-    """The longest ending of a path, cut at its folders, that is in `known`; those have at most `deepest` parts."""
+    """Find the longest ending of a path, cut at folders, that is in `known` (with at most `deepest` parts each)."""
     parts = path.split("/")[-deepest:]
     return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in known), None)
 

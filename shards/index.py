@@ -1,4 +1,4 @@
-"""The index of a split: where each image lies and what its label is, as an array; its path, as a line of text.
+"""The index of a split: an array with the place and label of each image, and a text file with a path per line.
 
 `index.npy` is a plain NumPy file and `paths.txt` has one path per line, both in list order: a split of a million images
 opens in milliseconds, and its paths take no memory until they are needed. Shapes: N images of a split.
@@ -21,14 +21,14 @@ INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label"
 
 
 def index_bytes(rows: NDArray[np.void]) -> bytes:
-    """The content of `index.npy` for rows [N] of dtype INDEX; the same rows always give the same bytes."""
+    """Encode rows [N] of dtype INDEX as the content of `index.npy`; the same rows always give the same bytes."""
     buffer = io.BytesIO()
     npy.write_array(buffer, rows, version=(1, 0), allow_pickle=False)
     return buffer.getvalue()
 
 
 def index_rows(data: bytes) -> NDArray[np.void]:
-    """The rows [N] in the content of an `index.npy`, without a copy. Raises ValueError for anything else."""
+    """Decode the rows [N] in the content of an `index.npy`, without a copy. Raises ValueError for other content."""
     stream = io.BytesIO(data)
     if npy.read_magic(stream) != (1, 0):
         raise ValueError("it has another version of the format")

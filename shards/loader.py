@@ -25,14 +25,14 @@ from shards.transforms import EvalTransform, TrainAugment
 
 CACHE_BYTES = 2**30
 BATCHES_AHEAD = 2
-# Images among which a training epoch is shuffled, more than any data set of the paper has but ImageNet.
+# Images among which a training epoch is shuffled. Of the paper's data sets only ImageNet has more training images.
 WINDOW = 2**16
-# The shards of a window are dealt to so many lanes, which images are taken from in turn: where the number of processes
-# divides it, each process needs the shards of its own lanes.
+# The shards of a window are dealt to this many lanes, and images are taken from the lanes in turn. If the number of
+# processes divides it, each process only reads the shards of its own lanes.
 LANES = 8
 
 Item = tuple[int, bytes | None]
-"""An image to prepare, negative for none, with its encoded bytes where they were streamed."""
+"""The index of an image to prepare (negative: padding), and its encoded bytes if they were streamed."""
 
 
 class DecodedImages:
@@ -50,12 +50,12 @@ class DecodedImages:
         return image
 
     def read(self, i: int) -> Image:
-        """Image `i`, which is not kept for that."""
+        """Read image `i` without keeping it."""
         kept = self._kept.get(i)
         return self.split.image(i) if kept is None else kept
 
     def keep(self, i: int, image: Image) -> None:
-        """Keep what was read if there is room."""
+        """Keep a decoded image if there is room."""
         size = 4 * image.width * image.height
         with self._lock:
             if i not in self._kept and size <= self._room:
@@ -64,7 +64,7 @@ class DecodedImages:
 
 
 class TrainStream:
-    """The training images in a new seeded order and augmentation each epoch.
+    """The training images, in a new seeded order and with new augmentation in each epoch.
 
     batch_size is the global batch. With `world_size` processes each gets every world_size-th image of it, from its rank
     on, so that their union is the batch of a single process. The last incomplete batch is dropped only when there is a
@@ -95,10 +95,10 @@ class TrainStream:
         return max(1, len(self.split) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
-        """The permutation of the N images that `epoch` walks through.
+        """Return the permutation of the N images for `epoch`.
 
-        Of more than `WINDOW` images it is one of shards, and of images within as many shards as have `WINDOW` images:
-        such sets can be read shard by shard.
+        For more than `WINDOW` images the shards are shuffled, and then the images within groups of shards that have
+        up to `WINDOW` images together, so that such sets can be read shard by shard.
         """
         draws = generator(self.seed, "order", epoch)
         if len(self.split) <= WINDOW:
@@ -106,7 +106,7 @@ class TrainStream:
         return _window_order(self.split, draws)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """(this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
+        """Yield (this process's images [B / W, 3, S, S] float32, labels [B] int64 of the global batch) of every step.
 
         Steps before `start_step` are left out: resuming in the middle gives exactly the batches that the uninterrupted
         epoch would have given.
@@ -123,17 +123,17 @@ class TrainStream:
             yield images, self.labels[batch]
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[list[int]]:
-        """The images [B] of every global batch from `start_step` on."""
+        """Yield the indices [B] of the images of every global batch from `start_step` on."""
         order = self.order(epoch)
         for step in range(start_step, self.steps_per_epoch):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
 
     def share(self, batch: list[int]) -> list[int]:
-        """This process's images of a global batch."""
+        """Return this process's part of a global batch."""
         return batch[self.rank :: self.world_size]
 
     def draws(self, epoch: int, i: int) -> torch.Generator:
-        """What the augmentation of image `i` in `epoch` is drawn from."""
+        """Return the generator for the augmentation of image `i` in `epoch`."""
         return generator(self.seed, "augment", epoch, i)
 
 
@@ -147,11 +147,12 @@ def evaluation_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(images [B, 3, S, S] float32, labels [B] int64, indices [B] int64), list order, each image exactly once.
+    """Yield (images [B, 3, S, S] float32, labels [B] int64, indices [B] int64) in list order, each image once.
 
-    `limit` stops after that many images. With `world_size` processes each gets a block of consecutive images, and all
-    get equally many batches of equal sizes: where a block is one image short, an image of zeros with label -1 and
-    index -1 fills it. Callers must skip every index below 0.
+    limit: stop after this many images.
+    With `world_size` processes each gets a block of consecutive images, and all get equally many batches of equal
+    sizes: a block that is one image short is padded with an image of zeros, label -1 and index -1. Callers must skip
+    every index below 0.
     """
     count = len(split) if limit is None else min(limit, len(split))
     block = range(rank * count // world_size, (rank + 1) * count // world_size)
@@ -200,7 +201,7 @@ def _mix_lanes(shards: list[list[int]], draws: torch.Generator) -> list[int]:
 
 
 def _items(split: Split, shares: list[list[int]]) -> Iterator[list[Item]]:
-    """The images of each share, with their bytes where the split is streamed."""
+    """List the images of each share, with their bytes if the split is streamed."""
     if not split.is_streamed:
         for share in shares:
             yield [(i, None) for i in share]
@@ -213,7 +214,7 @@ def _items(split: Split, shares: list[list[int]]) -> Iterator[list[Item]]:
 def _batches(
     shares: Iterable[list[Item]], prepare: Callable[[Item, Tensor], object], size: int, workers: int
 ) -> Iterator[tuple[list[Item], Tensor]]:
-    """Each list of items with its images [B, 3, S, S], which `prepare(item, out)` writes one by one.
+    """Yield each list of items with its images [B, 3, S, S], which `prepare(item, out)` writes one by one.
 
     Threads prepare up to `BATCHES_AHEAD` batches early; what one of them raises is raised here, in list order.
     """

@@ -55,7 +55,7 @@ def file_lock(file: Path, *, timeout: float = FOREVER, remove: bool = False) -> 
 
 
 def owner_name() -> str:
-    """This process as messages of other processes name it."""
+    """Name this process for the messages of other processes."""
     return f"pid {os.getpid()} on {platform.node()}"
 
 

@@ -65,7 +65,7 @@ class Manifest(BaseModel):
 
     @property
     def digest(self) -> str:
-        """16 hex digits that stand for the content of the whole data set."""
+        """16 hex digits that identify the content of the whole data set."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
@@ -73,7 +73,7 @@ class Manifest(BaseModel):
 
 
 def lines_digest(lines: Iterable[str]) -> str:
-    """First 16 hex digits of SHA-256 over lines joined by single newlines."""
+    """Compute the first 16 hex digits of SHA-256 over lines joined by single newlines."""
     digest = hashlib.sha256()
     for number, line in enumerate(lines):
         digest.update(f"\n{line}".encode() if number else line.encode())
@@ -81,7 +81,7 @@ def lines_digest(lines: Iterable[str]) -> str:
 
 
 def write_bytes(file: Path, data: bytes) -> None:
-    """Write a whole file or nothing of it; what a killed writer of the same file left is removed."""
+    """Write a whole file or nothing, and remove temporary files that killed writers of the same file left."""
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         part.write_bytes(data)
@@ -95,12 +95,12 @@ def write_bytes(file: Path, data: bytes) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """`write_bytes` in UTF-8."""
+    """Write text in UTF-8 with `write_bytes`."""
     write_bytes(file, text.encode())
 
 
 def convention_texts(manifest: Manifest) -> dict[str, str]:
-    """The text files of the clip-benchmark convention by name: class names as prompts have them, templates with `{c}`.
+    """Return the text files of the clip-benchmark convention by name: class names, and templates with `{c}`.
 
     Prompts read underscores as blanks; the manifest keeps the names as they were given.
     """
@@ -113,7 +113,7 @@ def convention_texts(manifest: Manifest) -> dict[str, str]:
 
 
 def unfit_texts(classnames: Iterable[str], templates: Iterable[str]) -> Iterator[str]:
-    """Why class names or templates cannot stand one per line in the convention's files, in words; names may repeat."""
+    """Explain why class names or templates cannot be stored one per line; equal names are allowed."""
     for label, name in enumerate(classnames):
         if not _one_line(name) or not name.replace("_", " ").strip():
             yield f"class name {label} is {name!r}"
@@ -138,7 +138,7 @@ def is_mirror(root: Path) -> bool:
 
 
 def repack_hint(folder: Path) -> str:
-    """Say how to replace a broken data set: by packing it again, or by deleting the copy of a remote one."""
+    """Explain how to replace a broken data set: pack it again, or delete the copy of a remote one."""
     if is_mirror(folder.parent):
         return f"delete {folder} and it is fetched again"
     from shards.catalogue import find
@@ -152,7 +152,7 @@ def repack_hint(folder: Path) -> str:
 
 
 def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
-    """Read the manifest of a packed data set on the disk, whose name must be `dataset` (default: that of the folder).
+    """Read the manifest of a packed data set on disk, which must be called `dataset` (default: the folder's name).
 
     Raises DataError when there is none, when it is not readable by this version, or when it is another data set's.
     """
@@ -174,7 +174,7 @@ def read_manifest(folder: Path, dataset: str | None = None) -> Manifest:
 
 
 def parse_manifest(text: str, file: str, mend: str) -> Manifest:
-    """The manifest in `text`. Raises DataError naming `file` and how to mend it when this version cannot read it."""
+    """Parse the manifest in `text`. Raises DataError naming `file` and a remedy if this version cannot read it."""
     try:
         content = json.loads(text)
         version = content.get("schema_version") if isinstance(content, dict) else None

@@ -1,4 +1,4 @@
-"""A data root behind a URL: a local folder with the same layout, filled with verified files as they are needed.
+"""Mirror a data root behind a URL in a local folder of the same layout, which is filled with files as needed.
 
 The manifest is downloaded when a data set is opened, its index when that is read, and a shard when its first image is
 read: a few-shot run downloads few. No file is used before it has the SHA-256 of the manifest; one that differs is
@@ -26,11 +26,11 @@ from shards.tar import file_sha256
 from shards.urls import cache_name, canonical, has_secrets, is_url, join, local_path, redact
 
 CHECKED_FILE = ".checked"
-"""Its time is that of the last look at the server's manifest."""
+"""A file whose modification time is that of the last check of the server's manifest."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 MANIFEST_LIMIT = 2**26
-# Seconds for which a manifest counts as fresh: one command opens a data set several times.
+# Seconds for which a manifest is not checked again, because one command opens a data set several times.
 FRESH = 10.0
 
 

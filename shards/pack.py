@@ -3,8 +3,8 @@
 <data root>/<data set>/  classnames.txt  zeroshot_classification_templates.txt  manifest.json
                          <split>/  nshards.txt  index.npy  paths.txt  0.tar  1.tar ...
 
-Which images a shard holds is decided before any is read, by their number alone: every worker can start anywhere, the
-bytes do not depend on how many there are, and a packing that was stopped goes on with the shards that are missing.
+The numbers of the images alone decide which shard holds them, before any image is read. So every worker can start
+anywhere, the bytes do not depend on the number of workers, and a stopped packing continues with the missing shards.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def pack_source(
 ) -> Manifest:
     """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
 
-    Everything is written to a hidden folder beside the final one and renamed when it is complete. A packing that was
-    stopped, or that met a broken image, leaves nothing that looks finished and a set that was there before as it was;
-    the next call keeps the finished shards whose raw files have not changed. They go when the set is complete, when
-    something else is packed under its name, or with `force`, which starts anew.
+    Everything is written to a hidden folder beside the final one and renamed when it is complete. If a packing is
+    stopped or meets a broken image, an older set of that name stays unchanged, and the next call reuses the finished
+    shards whose raw files have not changed. These are deleted when the set is complete, when something else is packed
+    under the name, or by `force`, which starts again from the beginning.
 
     Raises DataError when an image is broken, an image is listed twice in a split, there is too little room, or the
     folder cannot be written.
@@ -157,7 +157,7 @@ def _still_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> 
 
 
 def _images_per_shard(source: Source, counts: Mapping[str, int], most: int) -> int:
-    """`most`, halved until an average shard is not larger than SHARD_BYTES; the size can be an estimate."""
+    """Halve `most` until an average shard is not larger than SHARD_BYTES; the size can be an estimate."""
     if source.resize is None and source.size is not None:
         while most > 1 and most * source.size > SHARD_BYTES * sum(counts.values()):
             most //= 2
@@ -197,7 +197,7 @@ def _write(
 
 
 def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
-    """What finished shards rest on, apart from the raw files themselves."""
+    """Describe everything that the bytes of shards depend on, except the raw files: only equal plans share shards."""
     plan: dict[str, object] = {"schema": SCHEMA, "origin": source.origin, "variant": source.variant}
     plan |= {"counts": dict(counts), "per_shard": per_shard, "classnames": source.classnames, "resize": source.resize}
     if source.resize:
@@ -208,7 +208,7 @@ def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
 
 
 def _goes_on(partial: Path, plan: str) -> bool:
-    """Whether `partial` is a stopped packing of the same plan; what a killed process was writing is removed."""
+    """Whether `partial` is a stopped packing of the same plan; also removes files that a killed process was writing."""
     try:
         same = (partial / "plan.json").read_text(encoding="utf-8") == plan
     except (OSError, UnicodeDecodeError):
@@ -219,7 +219,7 @@ def _goes_on(partial: Path, plan: str) -> bool:
 
 
 def _refuse_full_disk(source: Source, counts: Mapping[str, int], partial: Path) -> None:
-    # What is left of images after resizing is not known before.
+    # The size of resized images is not known in advance.
     if source.size is None or source.resize is not None:
         return
     need = source.size + OVERHEAD * sum(counts.values())
@@ -260,7 +260,7 @@ def _pack_shards(
                 resize=source.resize,
             )
 
-    # A process takes as long to start as a few hundred images take to pack.
+    # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
     processes = min(workers, len(cuts), sum(counts.values()) // per_shard)
     done = dict.fromkeys(counts, 0)
     for (split, start), _ in zip(cuts, map_in_order(pack_shard, tasks(), processes), strict=True):
@@ -297,8 +297,8 @@ def _finish_split(source: Source, partial: Path, split: str, count: int, per_sha
 
 
 def _refuse_repeated(dataset: str, split: str, paths: Paths) -> None:
-    """Refuse a path that stands for two images: few-shot samples and results name images by their paths."""
-    # Hashes take an eighth of the memory of the paths themselves; only those that are equal are looked at.
+    """Refuse a path that is listed twice, because few-shot samples and results name images by their paths."""
+    # Hashes need an eighth of the memory of the paths; only paths with equal hashes are compared.
     hashes = np.fromiter((hash(paths[i]) for i in range(len(paths))), np.int64, len(paths))
     order = np.argsort(hashes, kind="stable")
     for k in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]):

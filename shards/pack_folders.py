@@ -1,4 +1,4 @@
-"""The folders of a data set while it is packed: one packer at a time, and the old set until the new one is complete."""
+"""Manage the folders of a data set while it is packed: one packer at a time, and the old set stays until the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageNet's four shifts, all test only: the same classes, or 200 of them, in images of another kind.
+"""ImageNet's four shifts, all test only: other kinds of images of the same classes, or of 200 of them.
 
 ProCAP's appendix lists no prompts for them: they take ImageNet's, as a model trained on ImageNet does.
 """

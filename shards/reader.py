@@ -56,7 +56,7 @@ class Split:
         return [self._paths[position] for position in self.positions.tolist()]
 
     def read(self, i: int) -> bytes:
-        """The encoded bytes of image `i`."""
+        """Read the encoded bytes of image `i`."""
         row = self.rows[i]
         return self._files.read(int(row["shard"]), int(row["offset"]), int(row["size"]))
 
@@ -66,12 +66,12 @@ class Split:
         return self._streamed is not None
 
     def stream(self, order: Sequence[int]) -> Generator[bytes, None, None]:
-        """The encoded bytes of the images `order`, each at most once, read shard by shard without a local copy."""
+        """Yield the encoded bytes of the images `order`, each at most once, shard by shard without a local copy."""
         assert self._streamed is not None
         return self._streamed.read(self.rows, self.positions, order)
 
     def image(self, i: int) -> Image:
-        """Image `i` decoded to RGB; raises DataError naming shard, member and path when it is undecodable."""
+        """Read and decode image `i` to RGB; raises DataError naming shard, member and path if it is undecodable."""
         return self.decode(i, self.read(i))
 
     def decode(self, i: int, data: bytes) -> Image:
@@ -88,7 +88,7 @@ class Split:
             raise DataError(f"'{self._files.dataset}': {shard}: {member} is undecodable ({error}); {place}") from error
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], relabel: Mapping[int, int] | None = None) -> Split:
-        """The images at `indices`, in that order; `relabel` maps their labels to new ones."""
+        """Select the images at `indices`, in that order; `relabel` maps their labels to new ones."""
         chosen = np.asarray(indices, np.int64).reshape(-1)
         labels = self.labels[chosen]
         if relabel is not None:
@@ -114,15 +114,15 @@ class ShardSet:
         return self.manifest.classnames
 
     def labels(self, name: str) -> NDArray[np.int64]:
-        """Labels [N] of a split, without touching its images."""
+        """Return the labels [N] of a split, without reading its images."""
         return self._index(name)["label"].astype(np.int64)
 
     def paths(self, name: str) -> list[str]:
-        """Paths of a split in list order, without touching its images."""
+        """Return the paths of a split in list order, without reading its images."""
         return self.unverified(name).paths
 
     def split(self, name: str) -> Split:
-        """One split, verified against the manifest byte for byte.
+        """Open one split and verify it against the manifest byte for byte.
 
         Raises DataUsageError when there is no such split and DataError when a shard is missing or of the wrong size, or
         one or the index was altered.
@@ -134,12 +134,12 @@ class ShardSet:
         return split
 
     def streamed(self, name: str) -> StreamedShards:
-        """The shards of a split, to be read from start to end."""
+        """Open the shards of a split to read them from start to end."""
         self.require(name)
         return StreamedShards(self.folder, self.manifest.splits[name].shards)
 
     def unverified(self, name: str, fetch: bool = False) -> Split:
-        """One split without a look at its shards' bytes: for a check that reads them anyway.
+        """Open one split without verifying the bytes of its shards, for a check that reads them anyway.
 
         fetch: of a mirror, get each shard when it is first read.
         """
@@ -152,7 +152,7 @@ class ShardSet:
         return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths, streamed)
 
     def require(self, name: str) -> None:
-        """A look at the names and sizes of a split's shards, which costs nothing; raises as `split` does."""
+        """Check names and sizes of a split's shards, which costs little; raises as `split` does."""
         self._named(name)
         check_files(self.folder, self.manifest, name)
 

@@ -1,4 +1,4 @@
-"""Where images come from before they are packed: labelled, encoded images in the order of their split."""
+"""The interface between sources and packing: labelled, encoded images in the order of their split."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ class Part(Protocol):
     def records(self) -> Iterator[Record]: ...
 
     def stamp(self) -> str:
-        """Text that changes when the images would, found without reading them."""
+        """Return text that changes when the images change, without reading them."""
         ...
 
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that packing needs to know of a data set.
+    """Everything about a data set that packing needs.
 
-    origin: what made the images, with its version: a set packed from another origin is packed again.
-    counts: images per split; `part(split, start, stop)` yields images start..stop - 1 of a split, in the order that
-        few-shot draws rest on.
-    size: bytes of all images, where that is known before reading them.
-    variant: how the set differs from a published one. resize: shorter side that larger images are brought to.
+    origin: what made the images, with its version; a set from another origin is packed again.
+    counts: images per split.
+    part: `part(split, start, stop)` makes a `Part` of the images start..stop - 1, in the order that few-shot draws use.
+    size: bytes of all images; None if it is not known before reading them.
+    variant: how the set differs from a published one.
+    resize: larger images are scaled to this shorter side, in pixels.
     """
 
     name: str

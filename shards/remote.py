@@ -259,7 +259,7 @@ class RemoteFolder:
 
 
 def version(facts: Mapping[str, Any]) -> str:
-    """Return what tells this content of a remote file from an earlier one, from what the store says of it."""
+    """Return a token that changes when the store's file changes, from the metadata that the store gives."""
     keys = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "created")
     found = next((facts[key] for key in keys if facts.get(key)), "")
     # A store may print one moment in several time zones.

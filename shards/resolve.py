@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 
 
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
-    """The data set of that name: of the catalogue, derived from one of it, or packed in `data_root` alone.
+    """Find a data set by name: in the catalogue, derived from a set of it, or packed in `data_root` only.
 
     Splits, sizes and variant of a packed set are those of its manifest, everything else is the catalogue's. None
     stands for no data root: the catalogue alone. Raises DataUsageError with the nearest names of both where there is
@@ -43,7 +43,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
 
 
 def dataset_from_manifest(manifest: Manifest) -> Dataset:
-    """A data set as its manifest alone describes it."""
+    """Describe a data set from its manifest alone."""
     return Dataset(
         name=manifest.dataset,
         classes=len(manifest.classnames),
@@ -69,14 +69,14 @@ def is_packed(data_root: Path, name: str) -> bool:
 
 
 def packed_names(data_root: Path) -> list[str]:
-    """The packed data sets of a data root, sorted; of a mirror those that were opened already."""
+    """List the packed data sets of a data root, sorted; of a mirror those that were opened already."""
     if not data_root.is_dir():
         return []
     return sorted(file.parent.name for file in data_root.glob(f"*/{FILE}") if NAME.fullmatch(file.parent.name))
 
 
 def base_name(name: str) -> str:
-    """The published set that a set derives from, on which published recipes and prompts depend; else its own name."""
+    """Return the published set that a set derives from, which selects recipes and prompts; else its own name."""
     try:
         return find(name).base
     except DataUsageError:
@@ -84,7 +84,7 @@ def base_name(name: str) -> str:
 
 
 def variant_of_name(name: str) -> str:
-    """How a set differs from the published one that its name derives from; empty for any other name."""
+    """Describe how a set differs from the published one that its name derives from; "" for any other name."""
     try:
         return find(name).variant
     except DataUsageError:

@@ -1,4 +1,4 @@
-"""Named seeded streams: every random draw of a run comes from one, so that resuming and re-sharding change nothing."""
+"""Named seeded streams for all random draws of a run, so that resuming and another world size change nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def stream_seed(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the stream that `names` describe under the run's `seed`; independent for different names."""
+    """Compute a 63-bit seed for the stream called `names` under the run's `seed`; independent for different names."""
     path = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, *names: str | int) -> torch.Generator:
-    """A CPU generator at the start of the named stream, e.g. `generator(1, "noise", step)`."""
+    """Make a CPU generator at the start of the named stream, e.g. `generator(1, "noise", step)`."""
     import torch
 
     return torch.Generator().manual_seed(stream_seed(seed, *names))

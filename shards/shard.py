@@ -1,4 +1,4 @@
-"""One shard of a data set that is being packed: written by one process, or kept from a packing that was stopped.
+"""Write one shard of a data set that is being packed, or keep it from an earlier packing that was stopped.
 
 A folder that is being packed holds `plan.json` (what is packed), `set/` (the data set as it will be) and `finished/`
 (for each finished shard what is in it). A shard counts as finished when its tar has the bytes that were written, and
@@ -21,7 +21,7 @@ from shards.tar import file_sha256, image_offset, sample_key, tar_sample
 
 
 class Finished(BaseModel):
-    """What is in a finished shard: one column per fact, all of the length of its images."""
+    """The content of a finished shard: one column per fact, with an entry per image."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ def note_file(partial: Path, split: str, number: int) -> Path:
 
 
 def read_note(partial: Path, split: str, number: int) -> Finished:
-    """What is in a finished shard. Raises OSError or ValueError when that is not known."""
+    """Read the content of a finished shard. Raises OSError or ValueError if there is no valid note."""
     return Finished.model_validate_json(note_file(partial, split, number).read_bytes())
 
 

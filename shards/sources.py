@@ -18,7 +18,7 @@ RENDER_BATCH = 64
 
 
 def builtin_source(dataset: Dataset) -> Source:
-    """How a generated or bundled data set is packed; sets of the user's own folders have readers in `layouts`."""
+    """Make a source of a generated or bundled data set; `shards.raw` has those of the user's own folders."""
     from shards.world.generate import VERSION
 
     generated = dataset.source == "world"
@@ -35,7 +35,7 @@ def builtin_source(dataset: Dataset) -> Source:
 
 @dataclass(frozen=True)
 class WorldPart:
-    """Generated images as PNG, the classes taking turns: the first images of a split show every class."""
+    """Generated images as PNG. Classes alternate, so the first images of a split contain every class."""
 
     family: str
     classnames: tuple[str, ...]

@@ -54,13 +54,13 @@ class StreamedShards:
     shards: tuple[Shard, ...]
 
     def location(self, shard: Shard) -> str:
-        """Where a shard is read: its URL, or its file where the data root is no mirror."""
+        """Return where a shard is read: its URL, or its file if the data root is no mirror."""
         if is_mirror(self.folder.parent):
             return join(mirrored_url(self.folder.parent), f"{self.folder.name}/{shard.file}")
         return str(self.folder / shard.file)
 
     def pipeline(self, numbers: Sequence[int] | None = None, *, deal: bool = False) -> webdataset.WebDataset:
-        """A pipeline of samples, undecoded: `__key__`, `__url__`, `cls`, `json` and the image under its extension.
+        """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
 
         numbers: which shards, in which order; None takes all. deal: give each process of torch.distributed and each
         worker of a DataLoader its own shards.
@@ -75,12 +75,12 @@ class StreamedShards:
             shardshuffle=False,
             nodesplitter=webdataset.split_by_node if deal else None,
             workersplitter=webdataset.split_by_worker if deal else None,
-            # With more workers than shards some have nothing to read.
+            # With more workers than shards some workers have nothing to read, which is no error.
             empty_check=False,
-            # Without one webdataset draws from Python's global generator.
+            # Without a seed webdataset draws from Python's global generator.
             seed=0,
         )
-        # webdataset's own opener starts curl for http:// and reads whatever arrives.
+        # Replace webdataset's own opener: it starts curl for http:// and does not verify what it reads.
         opener = next(
             i for i, stage in enumerate(dataset.pipeline) if isinstance(stage, webdataset.cache.StreamingOpen)
         )
@@ -90,11 +90,11 @@ class StreamedShards:
     def read(
         self, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
     ) -> Generator[bytes, None, None]:
-        """The encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
+        """Yield the encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
 
-        A shard is read whole into memory when its first image is due and its images are used when it is verified; up
-        to `SHARDS_AHEAD` later shards are read meanwhile. So memory holds the shards between whose images `order`
-        alternates: one for images in list order.
+        A shard is read whole into memory when its first image is needed, and its images are used after it was verified;
+        up to `SHARDS_AHEAD` later shards are read meanwhile. Images stay in memory until they are yielded, so images in
+        list order need one shard at a time.
         """
         wanted: dict[int, set[int]] = {}
         for i in order:
@@ -137,7 +137,7 @@ class _OpenVerified:
             with open_stream(url) as raw:
                 stream = _VerifiedStream(raw, redact(url), self.expected[url])
                 yield {"url": url, "stream": stream}
-                # The tar reader stops at the mark at the end of the archive; the rest is read to reach the check.
+                # The tar reader stops at the end-of-archive mark; read the rest to reach the check.
                 while stream.read(BLOCK):
                     pass
 
@@ -151,7 +151,7 @@ class _VerifiedStream(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         data = self._raw.read(size)
-        # tarfile would unpack a compressed archive, to whatever size; shards begin with the name of a member.
+        # Shards begin with a member's name, "s000...". tarfile would also unpack a compressed archive, of any size.
         if not self._size and not data.startswith(b"s"):
             self._refuse("it does not begin as a shard does")
         self._hash.update(data)

@@ -1,4 +1,4 @@
-"""WebDataset tars: what packing writes of an image, and an index of a tar by a walk through its headers.
+"""WebDataset tars: the members that packing writes for an image, and an index of a tar from its headers.
 
 Members of a sample lie side by side in alphabetical order and share their name up to the first dot: `s0000008.cls`
 (label), `s0000008.json` (path), `s0000008.png` (image). A tar is untrusted: names group and type its members and are
@@ -42,12 +42,12 @@ NAMED = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOT
 
 
 def sample_key(position: int) -> str:
-    """The member name of the image at `position` of its split."""
+    """Return the member name of the image at `position` of its split."""
     return f"s{position:07d}"
 
 
 def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> dict[str, str | bytes]:
-    """What webdataset's TarWriter writes of one image. Raises ValueError when it cannot be stored, with the reason."""
+    """Make the sample that webdataset's TarWriter writes for an image. Raises ValueError if it cannot be stored."""
     if extension not in IMAGES:
         raise ValueError(f"its name does not end as an image's does ({', '.join(IMAGES)})")
     if "\n" in path:
@@ -64,14 +64,14 @@ def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> 
 
 
 def file_sha256(file: Path) -> str:
-    """SHA-256 of a whole file, in hex."""
+    """Compute the SHA-256 of a whole file, in hex."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class TarIndex:
-    """The samples of one tar: each image's place in it, its label and its name, all [N].
+    """The samples of one tar: offset, size, label and path of each image, all [N].
 
     keys: the shared name of the members. paths: what the data set calls the image.
     """
@@ -92,7 +92,7 @@ class TarIndex:
 
 
 class TarProblem(ValueError):
-    """What is wrong with a tar, in words that follow its name."""
+    """A fault of a tar, in words that follow its name in a message."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _Sample:
 
 
 def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) -> int:
-    """Where the image of a `tar_sample` lies in a tar in which the sample begins at byte `start`."""
+    """Compute the offset of the image of a `tar_sample` in a tar in which the sample begins at byte `start`."""
     for name in sorted(sample.keys() - {"__key__"}):
         start += tarfile.BLOCKSIZE
         if name == extension:

@@ -1,4 +1,4 @@
-"""Batches to the device ahead of their use: the copy of a later batch runs beside the work on an earlier one.
+"""Copy batches to the device ahead of their use: later batches are copied while an earlier one is used.
 
 On CUDA copies come from page-locked memory and run on a stream of their own, and nothing here waits for the device. On
 a device without streams the same code does the same work in the same order, at once.
@@ -25,7 +25,7 @@ def to_device(
     ahead: int = 1,
     moved: Collection[int] | None = None,
 ) -> Generator[tuple[Tensor, ...], None, None]:
-    """The tuples of tensors of `batches` in their order, with the entries `moved` (default: all) on `device`.
+    """Yield the tuples of tensors of `batches` in order, with the entries `moved` (default: all) on `device`.
 
     On CUDA up to `ahead` later batches are taken from `batches` and their copies begun before a batch is given out; on
     a CPU tensors pass as they are, one tuple at a time. What `batches` raises is raised after the tuples before it.
@@ -43,7 +43,7 @@ def to_device(
 
 
 def early(items: Iterable[Item], start: Callable[[Item], Started], ahead: int) -> Generator[Started, None, None]:
-    """`start` of every item, called up to `ahead` items before its turn.
+    """Call `start` of every item up to `ahead` items before its turn, and yield the results in order.
 
     An error of `items` or `start` is raised when it is that item's turn; nothing is started after it. Closing this
     closes `items`.
@@ -72,7 +72,7 @@ def early(items: Iterable[Item], start: Callable[[Item], Started], ahead: int) -
         if error is not None:
             raise error
     finally:
-        # What was begun and is not wanted any more must not outlive this frame inside the traceback of an error.
+        # Release unused results now; the traceback of an error would keep this frame and them alive.
         begun.clear()
         if callable(close := getattr(source, "close", None)):
             close()
@@ -87,20 +87,20 @@ class Handover:
     done: torch.cuda.Event | None = None
 
     def take(self) -> tuple[Tensor, ...]:
-        """The tensors, for work on the current stream, which waits for them; the host does not."""
+        """Return the tensors for work on the current stream, which waits for them; the host does not."""
         if self.done is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self.done)
             for tensor in self.tensors:
-                # Its memory belongs to the side stream: without this it would be written again as soon as the last
-                # reference is gone, while kernels of this stream that read it are still queued.
+                # The memory was allocated on the side stream. Without this it could be reused there as soon as the last
+                # reference is gone, while kernels that read it are still queued on the current stream.
                 if tensor.is_cuda:
                     tensor.record_stream(stream)
         return self.tensors
 
 
 class SideStream:
-    """Where work runs beside that of the consumer; all that is run there on one device keeps its order."""
+    """A CUDA stream for work beside that of the consumer; the work issued on one device keeps its order."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type == "cuda" and device.index is None:
@@ -113,7 +113,7 @@ class SideStream:
         return self._stream is not None
 
     def run(self, work: Callable[[], tuple[Tensor, ...]]) -> Handover:
-        """Issue `work`. What it allocates must be used by this stream alone, except for the tensors it returns."""
+        """Issue `work`. Memory it allocates must be used on this stream only, except for the tensors it returns."""
         if self._stream is None:
             return Handover(work(), self.device)
         with torch.cuda.stream(self._stream):
@@ -123,22 +123,22 @@ class SideStream:
 
 @lru_cache
 def _cuda_stream(device: torch.device) -> torch.cuda.Stream:
-    # One for all: freed memory serves the stream again that it was allocated on, and no other.
+    # One stream per device, because the allocator reuses freed memory only for the stream it was allocated on.
     return torch.cuda.Stream(device)
 
 
 def staging(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Host memory to fill and then `upload` to `device` once; page-locked where that is CUDA.
+    """Allocate host memory to fill and then `upload` to `device` once; page-locked if `device` is CUDA.
 
-    Page-locked memory is torch's to reuse: it takes a dropped tensor's memory again after the copies out of it are
-    done, which it knows by their events. So a staged tensor may be dropped at once, but never rewritten. To be called
-    by the thread that issues the device's work alone: CUDA refuses to lock memory while a graph is recorded.
+    torch's allocator reuses the page-locked memory of a released tensor only after the copies from it have finished. So
+    a staged tensor may be released at once, but must not be overwritten. Only the thread that issues the device's work
+    may call this, because CUDA refuses to lock memory while a graph is captured.
     """
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on `device`, on the current stream and without waiting for it; itself where it is there already."""
+    """Copy a tensor to `device` on the current stream without blocking the host; returns it if it is there already."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     # A copy from pageable memory, or one that must first be made contiguous, would hold up the host.

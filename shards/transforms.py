@@ -1,6 +1,6 @@
-"""From decoded images to what the vision tower reads: CoOp's test transform and seeded training augmentation.
+"""Transform decoded images to inputs of the vision tower: CoOp's test transform and seeded training augmentation.
 
-Pillow resizes and numpy computes: both leave the interpreter to other threads and start no threads of their own.
+Pillow resizes and numpy computes: both release the interpreter lock and start no threads of their own.
 Shapes: 3 colours, S = image size.
 """
 
@@ -25,13 +25,13 @@ CROP_RATIO = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Normalise:
-    """An RGB image of S x S pixels to [3, S, S] float32 in units of the backbone's training statistics."""
+    """Convert an RGB image of S x S pixels to [3, S, S] float32, normalised by the backbone's training statistics."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
     def __call__(self, image: Image, out: Tensor | None = None) -> Tensor:
-        """Written to `out` where that is given: a fresh tensor per image would cost as much as the arithmetic."""
+        """Write to `out` if it is given: allocating a tensor per image would cost as much as the arithmetic."""
         pixels = np.asarray(image).transpose(2, 0, 1)
         out = torch.empty(pixels.shape) if out is None else out
         values = out.numpy()
@@ -49,13 +49,13 @@ class Normalise:
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """Shorter side to `image_size` (bicubic, antialiased), centre crop, normalise; nothing random."""
+    """Resize the shorter side to `image_size` (bicubic, antialiased), crop the centre, normalise; no randomness."""
 
     image_size: int
     normalise: Normalise
 
     def crop(self, image: Image) -> Image:
-        """The S x S pixels that are looked at.
+        """Resize and crop to the S x S pixels that the model sees.
 
         Resizing only what the crop needs, by Pillow's `box`, is a quarter faster but rounds its corners to float32:
         about 1 pixel value in 50,000 then differs by 1.
@@ -67,18 +67,18 @@ class EvalTransform:
         return image.crop((left, top, left + self.image_size, top + self.image_size))
 
     def __call__(self, image: Image, out: Tensor | None = None) -> Tensor:
-        """[3, S, S] float32."""
+        """Transform an image to [3, S, S] float32."""
         return self.normalise(self.crop(image), out)
 
 
 def eval_transform(image_size: int, mean: Sequence[float], std: Sequence[float]) -> EvalTransform:
-    """The test transform of CoOp and its successors for a backbone's image size and statistics."""
+    """Make the test transform of CoOp and its successors for a backbone's image size and statistics."""
     return EvalTransform(image_size, _normalise(mean, std))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a random view looks: a crop in pixels of the image, and whether it is mirrored once resized."""
+    """The parameters of a random view: a crop in pixels of the image, and whether it is flipped after resizing."""
 
     top: int
     left: int
@@ -88,7 +88,7 @@ class View:
 
 
 class TrainAugment:
-    """Random augmentation whose every draw comes from the generator it is called with.
+    """Random augmentation that takes every random number from the generator it is called with.
 
     Rotation (whole image, empty corners in the mean colour), RandomResizedCrop (bicubic), horizontal flip with
     probability 1/2, colour jitter. Algorithms and draws are torchvision's.
@@ -112,7 +112,7 @@ class TrainAugment:
         self.crop_scale, self.flip, self.colour_jitter, self.rotation = crop_scale, flip, colour_jitter, rotation
 
     def vary(self, image: Image, generator: torch.Generator) -> Image:
-        """The S x S pixels of one random view."""
+        """Augment an image to S x S pixels."""
         if self.rotation:
             angle = _uniform(-self.rotation, self.rotation, generator)
             fill = tuple(round(255 * channel) for channel in self.normalise.mean)
@@ -121,18 +121,18 @@ class TrainAugment:
         return jitter_colours(image, self.colour_jitter, generator) if self.colour_jitter else image
 
     def draw(self, width: int, height: int, generator: torch.Generator) -> View:
-        """The crop and flip of one random view of a width x height image."""
+        """Draw the crop and flip of a random view of a width x height image."""
         box = crop_box(width, height, self.crop_scale, generator)
         return View(*box, flip=self.flip and torch.rand(1, generator=generator).item() < 0.5)
 
     def look(self, image: Image, view: View) -> Image:
-        """The S x S pixels of a drawn view."""
+        """Crop, resize and flip an image to the S x S pixels of `view`."""
         crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
         image = crop.resize((self.image_size, self.image_size), Resampling.BICUBIC)
         return image.transpose(Transpose.FLIP_LEFT_RIGHT) if view.flip else image
 
     def __call__(self, image: Image, generator: torch.Generator, out: Tensor | None = None) -> Tensor:
-        """[3, S, S] float32."""
+        """Augment and normalise an image to [3, S, S] float32."""
         return self.normalise(self.vary(image, generator), out)
 
 
@@ -156,7 +156,7 @@ def crop_box(
 
 
 def jitter_colours(image: Image, strength: float, generator: torch.Generator) -> Image:
-    """Brightness, contrast and saturation by factors in [1 - strength, 1 + strength], in random order."""
+    """Scale brightness, contrast and saturation by factors in [1 - strength, 1 + strength], in random order."""
     order = torch.randperm(4, generator=generator).tolist()
     low, high = max(0.0, 1 - strength), 1 + strength
     factors = [_uniform(low, high, generator) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""A full check of a packed data set: every shard hashed and read member by member, every image decoded."""
+"""Check a packed data set completely: hash every shard, read it member by member, and decode every image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class SplitReport:
-    """What a full check found in one split; `readable` of `images` decode and `shards_found` of `shards` are there."""
+    """The result of a full check of one split; `readable` of `images` decode and `shards_found` of `shards` exist."""
 
     name: str
     images: int
@@ -35,7 +35,7 @@ class SplitReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a full check found in a data set; `problems` holds what concerns the whole of it."""
+    """The result of a full check of a data set; `problems` holds those of the whole set."""
 
     dataset: str
     splits: tuple[SplitReport, ...]

@@ -1,1 +1,1 @@
-"""The processes that train one run together: joining, collectives, error propagation."""
+"""Train one run in several processes: process group, collectives, error propagation."""

@@ -31,7 +31,7 @@ class ProcessGroup:
     """
 
     def __init__(self, ranks: Ranks, flag_group: dist.ProcessGroup | None = None) -> None:
-        """flag_group: a gloo group of its own for `runner.distributed.flag_sync`, so that no other message waits."""
+        """flag_group: a separate gloo group for `runner.distributed.flag_sync`, so that no other message delays it."""
         self.ranks = ranks
         self.flag_group = flag_group
         self._seconds = 0.0
@@ -47,28 +47,29 @@ class ProcessGroup:
         return self.ranks.size
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows [N, ...] of every rank as [W * N, ...] in order of the ranks; N must be the same on all.
+        """Gather rows [N, ...] of every rank to [W * N, ...] in order of the ranks; N must be the same on all.
 
-        With gradient, for this use: all ranks compute the same loss f(G, p) of the gathered G = [x_0(p) .. x_W-1(p)]
-        and of the parameters p, and the gradients of p are then averaged over the ranks, as DDP does. The gradient that
-        is wanted is df/dp + sum_r (df/dG_r)(dx_r/dp). G and p are the same everywhere, so every rank has df/dp and the
-        whole df/dG without asking. Backward hands rank r its own slice df/dG_r times W, and nothing is communicated:
-        rank r then has df/dp + W (df/dG_r)(dx_r/dp), and the average over ranks is what is wanted.
-        What draws random numbers after the gather must draw the same on all ranks.
+        The gradient is right for this use: all ranks compute the same loss f(G, p) of the gathered
+        G = [x_0(p) .. x_W-1(p)] and of the parameters p, and DDP then averages the gradients of p over the ranks. The
+        total gradient is df/dp + sum_r (df/dG_r)(dx_r/dp). G and p are equal on all ranks, so every rank has df/dp and
+        the whole df/dG without communication. The backward pass returns the slice df/dG_r times W on rank r, which then
+        has df/dp + W (df/dG_r)(dx_r/dp); the average of that over the ranks is the total gradient.
+        Random numbers that are drawn after the gather must be the same on all ranks.
         """
         return rows if self.ranks.size == 1 else _Gather.apply(rows, self)
 
     def gather_interleaved(self, rows: Tensor) -> Tensor:
-        """`gather` in the order of a batch that was dealt out as batch[r::W]: row i of rank r becomes row i * W + r."""
+        """Gather in the order of a batch dealt out as batch[r::W]: row i of rank r becomes row i * W + r."""
         if self.ranks.size == 1:
             return rows
         gathered = self.gather(rows)
         return gathered.view(self.ranks.size, len(rows), *rows.shape[1:]).transpose(0, 1).reshape(gathered.shape)
 
     def gather_uneven(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """`gather` where rank r has counts[r] rows, known to all, as `procap.parallel.ClassShares` has them.
+        """Gather like `gather` if rank r has counts[r] rows, as in `procap.parallel.ClassShares`.
 
-        Gradients are needed on all ranks or on none: a rank without rows passes [0, ...] that stems from its weights.
+        Gradients are needed on all ranks or on none: a rank without rows passes an empty tensor [0, ...] that is
+        computed from its weights, so that its backward pass also runs.
         """
         if len(counts) != self.ranks.size or len(rows) != counts[self.ranks.rank]:
             raise ValueError(f"rank {self.ranks.rank} has {len(rows)} rows, counts are {list(counts)}")
@@ -80,7 +81,7 @@ class ProcessGroup:
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def all_gather_object(self, value: T) -> list[T]:
-        """`value` of every rank, on every rank, in order of the ranks."""
+        """Gather `value` of every rank to every rank, in order of the ranks."""
         if self.ranks.size == 1:
             return [value]
         values: list[Any] = [None] * self.ranks.size
@@ -89,7 +90,7 @@ class ProcessGroup:
         return values
 
     def broadcast_object(self, value: T) -> T:
-        """Rank 0's `value`, on every rank; what the other ranks pass is ignored."""
+        """Send rank 0's `value` to every rank; what the other ranks pass is ignored."""
         if self.ranks.size == 1:
             return value
         values = [value if self.ranks.first else None]
@@ -98,26 +99,26 @@ class ProcessGroup:
         return cast(T, values[0])
 
     def check_same(self, what: str, value: str) -> None:
-        """Raise UserError on all ranks where `value` is not the same on all; it names `what` and the first rank."""
+        """Raise UserError on all ranks unless `value` is the same on all; names `what` and the first other rank."""
         for rank, other in enumerate(values := self.all_gather_object(value)):
             if other != values[0]:
                 raise UserError(f"{what} is {values[0]} on rank 0 and {other} on rank {rank}: give all hosts the same")
 
     def barrier(self) -> None:
-        """Wait until every rank is here. Raises RuntimeError naming a rank that does not come in time."""
+        """Wait until every rank calls this. Raises RuntimeError naming a rank that does not come in time."""
         if self.ranks.size > 1:
             with self.timed(CPU):
                 dist.monitored_barrier(self.flag_group)
 
     def reset_seconds(self) -> None:
-        """Restart `communication_seconds` at 0: a group may do several runs, and waits while each is set up."""
+        """Set `communication_seconds` to 0, because a group may do several runs and waits while each is set up."""
         self._seconds, self._events = 0.0, []
 
     @property
     def communication_seconds(self) -> float:
         """Time spent in the calls above, waiting for other ranks included; DeepSpeed's messages are not seen.
 
-        On a GPU the device's time, of the calls that it has finished: reading never waits.
+        On a GPU this is the device's time of the calls that it has finished; reading it does not synchronize.
         """
         pending = []
         for start, end in self._events:
@@ -130,7 +131,7 @@ class ProcessGroup:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave what the block sends, all of it on the CPU, out of `communication_seconds`."""
+        """Leave what the block sends (on the CPU only) out of `communication_seconds`."""
         before = self._seconds
         try:
             yield
@@ -138,7 +139,7 @@ class ProcessGroup:
             self._seconds = before
 
     def begin_waiting(self, device: torch.device) -> None:
-        """From here on, unless called again, the device only waits for messages that others send."""
+        """Mark the time after which the device only waits for messages; a later call replaces the mark."""
         self._waiting_since = _now(device)
 
     def end_waiting(self, device: torch.device) -> None:
@@ -151,7 +152,7 @@ class ProcessGroup:
     def timed(self, device: torch.device) -> Iterator[None]:
         """Count the block, which communicates tensors of `device`, in `communication_seconds`."""
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            # Events that are captured into a CUDA graph have no time of their own.
+            # Events that are captured into a CUDA graph record no time.
             yield
             return
         start = _now(device)
@@ -168,7 +169,7 @@ class ProcessGroup:
 
 
 def _now(device: torch.device) -> float | torch.cuda.Event:
-    """The time on the clock, or an event in the current stream of a GPU."""
+    """Return the time of the clock, or an event recorded in the current stream of a GPU."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""Share the first error among all ranks through the c10d store that they met at."""
+"""Share the first error among all ranks through the c10d store of the process group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from runner.distributed.ranks import Ranks
 
 INTERRUPTED = "interrupted"
-"""The error of a rank that a signal ended on the spot."""
+"""The error of a rank that a signal ended immediately."""
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 5.0
@@ -18,10 +18,10 @@ PATIENCE_SECONDS = 5.0
 
 
 class ErrorStore:
-    """The first error of a process group. A thread polls the store and reads the error as soon as it is there.
+    """The first error of a process group. A thread polls the store, so that every rank reads the error soon.
 
-    Polling is necessary because the store lives in the process of rank 0: when rank 0 fails, the store ends with it, so
-    the other ranks must have read its error before. Only the thread talks to the store: a store that does not answer
+    Polling is necessary because the store is in the process of rank 0: when rank 0 fails, the store ends with it, so
+    the other ranks must have read its error before. Only the thread accesses the store, so a store that does not answer
     never blocks the caller.
     """
 
@@ -53,17 +53,17 @@ class ErrorStore:
 
     @property
     def is_another_to_blame(self) -> bool:
-        """Whether another rank reported an error first that is not just an interrupt."""
+        """Whether another rank reported an error first, and that error is not just an interrupt."""
         first = self.first
         return first is not None and first[0] != self._ranks.rank and first[1] != INTERRUPTED
 
     def explain(self, symptom: str) -> str:
-        """The message of a rank that only saw the `symptom` of another rank's failure; call `report` before."""
+        """Format the message of a rank that saw the `symptom` of another rank's failure; call `report` before."""
         size = self._ranks.size
         with self._changed:
             if self._first:
                 return f"rank {self._first[0]} of {size} failed: {self._first[1]}"
-            # Without the store, which rank 0 keeps, nothing is known of the other ranks.
+            # Without the store, which is in rank 0's process, the state of the other ranks is unknown.
             no_store = 0 in self._silent and (self._lost or not self._published)
             missing = ["0"] if no_store else [str(rank) for rank in sorted(self._silent)]
         if not missing:
@@ -104,6 +104,6 @@ class ErrorStore:
         if self._first is None and self._store.check(["error"]):
             rank, error = json.loads(self._store.get("error"))
             self._first = rank, error
-        # After the error was looked for: a rank with this key set does not need the store any more.
+        # Set the key after reading the error: it means that this rank does not need the store any more.
         self._store.set(f"read by {self._ranks.rank}", "")
         self._silent = {rank for rank in self._silent if not self._store.check([f"read by {rank}"])}

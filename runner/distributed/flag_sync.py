@@ -23,7 +23,7 @@ class Flags:
 
 
 class FlagSync:
-    """Gives all ranks the same flags at the same step; all ranks call each method equally often."""
+    """Exchange flags so that all ranks see the same ones at the same step; all ranks call each method equally often."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group

@@ -29,12 +29,12 @@ def choose_network(addresses: Sequence[str]) -> None:
 
 
 def is_local(address: str) -> bool:
-    """Whether an IP address can be reached on its own machine only."""
+    """Whether an IP address is reachable only from its own machine."""
     return not address or ipaddress.ip_address(address).is_loopback
 
 
 def address_towards(host: str) -> str:
-    """This machine's IPv4 address on the way to `host`; nothing is sent. Raises OSError where there is no way."""
+    """Return this machine's IPv4 address on the route to `host`; sends nothing. Raises OSError without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
         outward.connect((host, 9))
         return str(outward.getsockname()[0])

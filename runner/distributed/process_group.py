@@ -1,4 +1,4 @@
-"""Form the process group of a run and leave it: cleanly, or all ranks together when one of them fails."""
+"""Form the process group of a run and leave it, also when a rank fails: then all ranks leave together."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ TIMEOUT_SECONDS = 300.0
 def init_process_group(
     ranks: Ranks, device: torch.device, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Iterator[ProcessGroup]:
-    """The process group of `ranks`, formed at MASTER_ADDR:MASTER_PORT; enter it once in the life of a process.
+    """Form the process group of `ranks` at MASTER_ADDR:MASTER_PORT; enter it once in the life of a process.
 
-    device: of this rank; a GPU with its index, which becomes torch's current one. Tensors on the CPU go over gloo
-    whatever it is, so control messages never touch a GPU. timeout_seconds: how long a rank waits for another at most.
+    device: that of this rank. A GPU needs its index and becomes torch's current device. CPU tensors always use gloo, so
+        control messages never use a GPU.
+    timeout_seconds: longest time that a rank waits for another.
 
     The block ends when all ranks have ended it. An error that leaves it is shared with all ranks, whose next collective
     (or DDP) call then fails; there it becomes UserError "rank 2 of 4 failed: ..." with the first error of any rank, or
     with the ranks that are gone without an error. The failing rank's own error is raised unchanged.
-    Make what holds a DDP or DeepSpeed object in a function that is called inside the block: a group that is still
-    referenced when the interpreter ends can abort the process.
+    Create DDP and DeepSpeed objects in a function that is called inside the block: a group that is still referenced
+    when the interpreter ends can abort the process.
 
     Under `torchrun --max-restarts N`, torchrun itself (its environment, not that of the ranks it starts) needs
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and `--rdzv-backend c10d` or `--standalone`: it otherwise keeps one store over
     restarts, where ranks find addresses of dead processes.
-    Raises UsageError where that is missing, UserError when the ranks do not meet.
+    Raises UsageError if that is missing, UserError if the ranks cannot connect.
     """
     if ranks.size == 1:
         yield ProcessGroup(ALONE)
@@ -57,7 +58,7 @@ def init_process_group(
         yield group
         group.barrier()
     except BaseException as error:
-        # Launchers end the other ranks as soon as the first is gone; the error has to be shared by then.
+        # Launchers end the other ranks as soon as one has exited, so share the error first.
         with StopRequest():
             lost_another = _is_communication_error(error)
             errors.report("" if lost_another else _describe(error))
@@ -65,7 +66,7 @@ def init_process_group(
             _destroy(group, device, failed=True)
         if lost_another or (isinstance(error, KeyboardInterrupt) and errors.is_another_to_blame):
             failure = UserError(errors.explain(_first_line(error)))
-            # One process a machine prints it; the rank that failed prints its own error as well.
+            # One process per machine prints it, besides the rank that failed, which prints its own error.
             failure.printed_elsewhere = ranks.local_rank > 0
             raise failure from None
         first = errors.first
@@ -103,10 +104,10 @@ def _connect(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Pr
         flag_group = dist.new_group(backend="gloo", timeout=timeout)
         assert isinstance(flag_group, dist.ProcessGroup)
         if gpu:
-            # NCCL connects with the first message: an error in connecting should be raised here.
+            # NCCL connects at the first message; send one here, so that connection errors are raised here.
             dist.all_reduce(torch.zeros(1, device=device))
         group = ProcessGroup(ranks, flag_group)
-        # A store may outlive an attempt: errors of earlier attempts are under other prefixes.
+        # A store can outlive a restarted group, so the errors of each group have a prefix of their own.
         attempt = group.broadcast_object(uuid.uuid4().hex)
     except (RuntimeError, ValueError, OSError) as error:
         advice = "; if hosts have several networks, name the shared one by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
@@ -120,7 +121,7 @@ def _connect(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Pr
 
 @contextmanager
 def _stderr_muted() -> Iterator[None]:
-    """Keep C++ from writing to standard error: torch prints a page of frames before it raises on a timeout."""
+    """Keep C++ code from writing to standard error: torch prints a page of frames before it raises on a timeout."""
     sys.stderr.flush()
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -133,7 +134,7 @@ def _stderr_muted() -> Iterator[None]:
 
 
 def _check_hosts(store: dist.Store, ranks: Ranks, device: torch.device, master: str, timeout: timedelta) -> None:
-    """Exchange kinds of devices and addresses. Raises UsageError where some ranks have a GPU and others have none.
+    """Exchange device types and addresses. Raises UsageError if some ranks have a GPU and others have none.
 
     The gloo and NCCL groups of such ranks would never connect.
     """
@@ -170,7 +171,7 @@ def _destroy(group: ProcessGroup, device: torch.device, *, failed: bool = False)
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Release the locals of the functions that the error came through: DDP objects keep the group alive."""
+    """Release the locals of the error's stack frames, because DDP objects in them keep the process group alive."""
     chain: BaseException | None = error
     seen: list[BaseException] = []
     while chain is not None and chain not in seen:

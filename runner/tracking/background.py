@@ -1,4 +1,4 @@
-"""Export runs to MLflow in the background while they train: a store that is slow or down neither stops nor slows them.
+"""Export runs to MLflow in the background while they train; a slow or unreachable store does not delay them.
 
 Nothing is exported that is not in a result file first, so that `procap track sync` can export later what was missed.
 """
@@ -29,7 +29,7 @@ FLUSH_SECONDS = 60.0
 
 
 class BackgroundExporter:
-    """Export runs and collections from a daemon thread, all that were posted since the last time together.
+    """Export runs and collections from a daemon thread, everything posted since the last export at once.
 
     A failure is reported in one line; what could not be exported is tried again with the next ones.
     """
@@ -60,7 +60,7 @@ class BackgroundExporter:
             self._start()
 
     def flush(self) -> None:
-        """Export everything that was posted; returns when that is done, has failed, or stands still."""
+        """Export everything that was posted; returns when that is done, has failed, or makes no progress."""
         self._flushing.set()
         # The second time for what was posted while the thread was exporting.
         for _ in range(2):
@@ -139,7 +139,7 @@ class BackgroundExporter:
             self.report(f"{reason}; runs go on, export them later with `{later}`")
 
     def report(self, text: str) -> None:
-        """Print a line that was not printed before, unless the terminal is gone."""
+        """Print a line unless it was printed before or the terminal is gone."""
         if text not in self._reported:
             self._reported.add(text)
             with suppress(OSError, ValueError):
@@ -151,7 +151,7 @@ _shared_exporter = functools.cache(BackgroundExporter)
 
 
 def exporter_for(runtime: RuntimeConfig) -> BackgroundExporter:
-    """The exporter of this process for the store of `runtime`; with tracking off it exports nothing."""
+    """Return this process's exporter for the store of `runtime`; with tracking off it exports nothing."""
     off = runtime.tracking_uri == "off"
     destination = None if off else Destination.choose(runtime.results, runtime.tracking_uri)
     return _shared_exporter(destination, RemoteResults.of(runtime), runtime.log_checkpoints)
@@ -197,7 +197,7 @@ class CollectionTracker:
     def close(
         self, status: Status, metrics: Mapping[str, float] | None = None, failed: Mapping[str, str] | None = None
     ) -> None:
-        """The collection has ended; returns when everything is exported or cannot be. failed: reasons by run."""
+        """Mark the collection as ended; returns when everything is exported or cannot be. failed: reasons by run."""
         with self._lock:
             self._add((), metrics)
             ended = {"status": status, "ended": time.time_ns() // 1_000_000, "failed": dict(failed or {})}

@@ -36,7 +36,7 @@ PROGRESS = "progress.json"
 
 @dataclass
 class Summary:
-    """What `sync` did, by paths below the results. failed: (path, reason)."""
+    """The result of `sync`, by paths below the results. failed: (path, reason)."""
 
     destination: str
     sent: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ def sync(
 
 
 def search_runs(store: Store, where: str) -> Iterator[Run]:
-    """All runs of the experiment that match the search `where`, page by page."""
+    """List all runs of the experiment that match the search `where`, page by page."""
     token = None
     while True:
         page = store.client.search_runs([store.experiment_id], where, max_results=RUNS_PER_PAGE, page_token=token)

@@ -1,4 +1,4 @@
-"""Collect what MLflow shows of a run, a suite or a sweep from the files of its folder alone."""
+"""Collect the MLflow record of a run, a suite or a sweep from the files of its folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "pau
 
 @dataclass(frozen=True)
 class Point:
-    """One value of a metric; `time` in milliseconds since 1970. step: None where a later value replaces it."""
+    """One value of a metric; `time` in milliseconds since 1970. step: None if a later value replaces it."""
 
     key: str
     value: float
@@ -34,13 +34,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Record:
-    """An MLflow run as it should be.
+    """The content that an MLflow run should have.
 
-    key: the identity of the training, the same wherever its folder lies; None while there is nothing to export. Another
-        training of the same configuration has another key, so two people who share a server keep a run each.
-    name: computes the display name, which imports torch.
-    points: in the order in which MLflow's comparison will show their metrics.
-    status: of MLflow's RunStatus. start, end: milliseconds since 1970.
+    key: the identity of the training, independent of its folder's place; None while there is nothing to export. Two
+        trainings of one configuration have different keys, so two users of one server get a run each.
+    name: a function that computes the display name; it is called late because it imports torch.
+    points: in the order in which MLflow's comparison shows their metrics.
+    status: a name of MLflow's RunStatus. start, end: milliseconds since 1970.
     checkpoint: SHA-256 of the checkpoint of a finished training.
     """
 
@@ -56,7 +56,7 @@ class Record:
 
 
 def read_run(folder: RunFolder) -> Record | None:
-    """The record of the run in `folder`, None where none was started. Raises UserError for a broken file."""
+    """Build the record of the run in `folder`; None if none was started. Raises UserError for a broken file."""
     config = folder.config()
     if config is None:
         return None
@@ -84,11 +84,11 @@ def read_run(folder: RunFolder) -> Record | None:
 
 
 def read_collection(folder: CollectionFolder) -> Record | None:
-    """The record of the parent run of a suite or sweep, None where there is none; UserError for a broken file."""
+    """Build the record of the parent run of a suite or sweep; None if there is none. UserError for a broken file."""
     collection = folder.collection()
     if collection is None:
         return None
-    # A suite that is started again may have other settings, and MLflow lets no parameter change: they are tags.
+    # Settings are tags, because MLflow's parameters cannot change when a suite is started again with other settings.
     settings = {
         f"settings.{name}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for name, value in collection.settings.items()
@@ -106,7 +106,7 @@ def read_collection(folder: CollectionFolder) -> Record | None:
 
 
 def _key(config: RunConfig, epochs: list[EpochLog], train_file: Path) -> str | None:
-    # The first epoch's row has measured seconds, which no second training repeats and a resumed one keeps.
+    # The first epoch's log contains measured seconds: another training has others, a resumed training keeps them.
     if epochs:
         identity = epochs[0].model_dump_json().encode()
     elif train_file.exists():
@@ -174,7 +174,7 @@ def _gpus(train: TrainResult) -> int:
 
 
 def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
-    """`hm`, `base`, `novel`, `fps` of the run's own data set, then accuracy and images per second of each target."""
+    """List `hm`, `base`, `novel`, `fps` of the run's own data set, then accuracy and speed of each target."""
     points: list[Point] = []
     own: dict[str, list[tuple[str, EvalResult, int]]] = {"": [], "val_": []}
     for path in folder.eval_files():
@@ -182,7 +182,7 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
         if result is None:
             continue
         time = _modified(path)
-        # A part of the test images is another metric than all of them: the two are never in one column.
+        # An accuracy on a part of the test images is a metric of its own, so that it is not compared with whole splits.
         target = result.target.replace(":", "-") + (f"-first-{result.total}" if result.limited else "")
         metrics = {
             f"accuracy/{target}": result.accuracy,
@@ -192,7 +192,7 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
         points += _points(metrics, time)
         dataset, classes, split = result.target.split(":")
         if dataset == config.dataset and not result.limited and split in ("test", "val"):
-            # Validation chooses, test reports: their metrics have different names.
+            # Metrics of val and test splits have different names, because only test accuracies may be reported.
             own["" if split == "test" else "val_"].append((classes, result, time))
     headlines: list[Point] = []
     for prefix, results in own.items():
@@ -208,7 +208,7 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
 
 
 def _images_per_second(results: list[EvalResult]) -> float | None:
-    """Over all evaluations, None where one was not timed."""
+    """Compute the rate over all evaluations; None if one was not timed."""
     if not results or not all(result.images_per_second for result in results):
         return None
     return sum(result.total for result in results) / sum(
@@ -217,7 +217,7 @@ def _images_per_second(results: list[EvalResult]) -> float | None:
 
 
 def _harmonic_mean(accuracies: Mapping[str, float]) -> float | None:
-    """Of the accuracies on base and novel classes, None where one is missing."""
+    """Compute the harmonic mean of the accuracies on base and novel classes; None if one is missing."""
     for halves in (("base", "novel"), ("dev-base", "dev-novel")):
         if all(half in accuracies for half in halves):
             return harmonic_mean(*(accuracies[half] for half in halves))

@@ -44,7 +44,7 @@ class Destination:
 
     @classmethod
     def choose(cls, results: Path, uri: str | None = None) -> Destination:
-        """`uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; MLFLOW_EXPERIMENT_NAME names the experiment."""
+        """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{(results / 'mlflow.db').resolve()}"
         if chosen.startswith(SQLITE):
             chosen = f"{SQLITE}{Path(chosen.removeprefix(SQLITE)).resolve()}"
@@ -57,7 +57,7 @@ class Destination:
 
     @property
     def address(self) -> str:
-        """The URI without credentials, which may be before its host or in its query: fit for messages and pages."""
+        """The URI without credentials (before its host or in its query), for messages and pages."""
         parts = urlsplit(self.uri)
         if self.file is not None or not (parts.query or "@" in parts.netloc):
             return self.uri
@@ -77,7 +77,7 @@ class Store:
 
 
 def open_store(destination: Destination) -> Store:
-    """Open, and where needed create, the store and its experiment.
+    """Open the store and its experiment, and create them if needed.
 
     Raises TrackingError, within seconds and not minutes, when that cannot be done, UsageError for a URI that is none.
     """
@@ -113,7 +113,7 @@ def open_store(destination: Destination) -> Store:
 
 
 def check_listening(destination: Destination) -> None:
-    """Raise TrackingError when no program listens at the address of a server: MLflow would retry for minutes."""
+    """Raise TrackingError if no program listens at the address of a server: MLflow would retry for minutes."""
     parts = urlsplit(destination.uri)
     host = parts.hostname or ""
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
@@ -128,7 +128,7 @@ def check_listening(destination: Destination) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file against other processes and threads; in a folder that is read-only, go on without.
+    """Lock a file against other processes and threads; in a read-only folder, continue without a lock.
 
     Raises TrackingError after LOCK_SECONDS.
     """
@@ -143,7 +143,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of `error` in one line of at most 200 characters."""
+    """Format the message of `error` on one line of at most 200 characters."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -35,15 +35,16 @@ GROUP_PIXELS = 8_000_000
 
 
 def augments_on_device(augment: TrainAugment) -> bool:
-    """Whether `augment` is crop and flip alone, and the installed Pillow is one whose bits are known."""
+    """Whether `augment` is crop and flip alone, and the installed Pillow resizes by a known rule."""
     return not augment.colour_jitter and not augment.rotation and known_rule() is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One image of a batch: its place there, lengths of its crop in the direction resized first and in the other.
+    """One image of a batch, and the order in which the sides of its crop are resized.
 
-    turned: columns are resized first. What follows works on the transposed crop then.
+    at: index in the batch. along, across: side of the crop that is resized first, and the other, in pixels.
+    turned: columns are resized first, so the crop is transposed.
     """
 
     at: int
@@ -53,11 +54,11 @@ class _Job:
 
 
 class DeviceCrops:
-    """Crop, resize, flip and normalise as `augment` does, for whole batches on `device`."""
+    """Crop, resize, flip and normalise whole batches on `device`, as `augment` does."""
 
     def __init__(self, augment: TrainAugment, device: torch.device) -> None:
         self.size, self.device = augment.image_size, device
-        # Divisors are tensors of the device: by a number CUDA divides as it multiplies by the reciprocal.
+        # Divisors are tensors, because CUDA replaces the division by a Python number by a product with its reciprocal.
         self._range = torch.tensor([255.0], device=device)
         self._mean, self._std = (
             torch.tensor(values, dtype=torch.float32, device=device).view(3, 1, 1)
@@ -68,8 +69,8 @@ class DeviceCrops:
     def __call__(self, images: Sequence[Tensor], views: Sequence[View]) -> Tensor:
         """[B, 3, S, S] float32 of images [H, 3, W] uint8 on the device, as each is seen by its view.
 
-        Nothing waits for the device, but for crops larger than all before. Images may be larger than `fits` allows,
-        crops may not.
+        The host waits for the device only for crops that are larger than all before. Images may be larger than `fits`
+        allows, crops may not.
         """
         if not views:
             return torch.empty(0, 3, self.size, self.size, device=self.device)
@@ -89,7 +90,7 @@ class DeviceCrops:
         ]
         pixels = torch.cat(parts).index_select(0, plan[4])
         upright, flipped = plan[5:].bool()[..., None, None, None]
-        # The layout in memory is that of the first of the two.
+        # `torch.where` keeps the memory layout of its first tensor.
         pixels = torch.where(upright, pixels, pixels.transpose(2, 3))
         pixels = torch.where(flipped, pixels.flip(3), pixels)
         return pixels.float().div_(self._range).sub_(self._mean).div_(self._std)
@@ -118,7 +119,7 @@ class DeviceCrops:
         self, group: list[_Job], images: Sequence[Tensor], views: Sequence[View], along: Rows, across: Rows
     ) -> Tensor:
         """[G, rows, 3, columns] uint8: the crops, each in the middle, transposed where they are turned."""
-        # What is around a crop is never set: it meets coefficients of 0, and no uint8 is infinite.
+        # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
         canvas = torch.empty(len(group), across.room, 3, along.room, dtype=torch.uint8, device=self.device)
         starts = zip(across.offsets.tolist(), along.offsets.tolist(), strict=True)
         for place, job, (top, left) in zip(canvas.unbind(), group, starts, strict=True):
@@ -130,8 +131,8 @@ class DeviceCrops:
 
 
 def _resized(canvas: Tensor, first: Tensor, second: Tensor, along: Rows, across: Rows) -> Tensor:
-    """[G, 3, S, S] uint8 of a canvas by the matrices of both directions; what was turned still is."""
-    # Products are written to a given place, which a caller's autocast leaves alone: in bfloat16 they were not exact.
+    """Resize a canvas by the matrices of both directions to [G, 3, S, S] uint8; transposed images stay transposed."""
+    # With `out=`, autocast does not change the precision of the product; in bfloat16 it would not be exact.
     count, bands, height = first.shape[:3]
     pixels = canvas.flatten(1, 2).float()
     sums = pixels.new_empty(bands, count, pixels.shape[1], height)
@@ -146,7 +147,7 @@ def _resized(canvas: Tensor, first: Tensor, second: Tensor, along: Rows, across:
 
 
 def _rounded(high: Tensor, low: Tensor) -> Tensor:
-    """uint8 of the two halves of Pillow's sum: (4096 high + low + 2^21) >> 22, clipped. Overwrites both.
+    """Combine the two halves of Pillow's sum to uint8: (4096 high + low + 2^21) >> 22, clipped. Overwrites both.
 
     Because floor((m a + b) / (m n)) = floor((a + floor(b / m)) / n), nothing larger than 2^24 comes up.
     """
@@ -155,7 +156,7 @@ def _rounded(high: Tensor, low: Tensor) -> Tensor:
 
 
 def _groups(jobs: list[_Job]) -> Iterator[list[_Job]]:
-    """Parts of `jobs`, by falling length, that waste little when padded to their largest."""
+    """Divide `jobs`, sorted by falling length, into groups that waste little when padded to their largest."""
     group: list[_Job] = []
     across = used = 0
     for job in sorted(jobs, key=lambda job: -job.along):

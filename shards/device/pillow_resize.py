@@ -1,7 +1,7 @@
-"""The arithmetic of Pillow's bicubic resize to S x S pixels, to reproduce it bit for bit elsewhere.
+"""Reproduce the arithmetic of Pillow's bicubic resize to S x S pixels bit for bit.
 
 Pillow resizes in whole numbers: coefficients in units of 2^-22, one direction first, then the other, each rounded to 8
-bits. Written after Resample.c, operation by operation and in its order: doubles decide what the numbers are.
+bits. The code follows Resample.c operation by operation, because the order of the doubles' operations matters.
 Shapes: S image size, H and W pixels of an image, K taps (source pixels that one new pixel is made of).
 """
 
@@ -17,14 +17,15 @@ from PIL import Image
 COEFFICIENT_BITS = 22
 LOW_BITS = 12
 HIGH_BITS = COEFFICIENT_BITS - LOW_BITS
-# At most 31 taps then, so that no sum of low digits times pixels reaches 2^24: 31 x 2048 x 255 < 2^24.
+# Largest ratio of source to new pixels. It allows 31 taps, so no sum of low digits times pixels reaches 2^24:
+# 31 x 2048 x 255 < 2^24.
 REDUCTION = 7.5
-# (W, H) to 8 x 8 pixels at which the two orders of directions that Pillow is known to take differ, and where they meet.
+# Sizes (W, H), resized to 8 x 8 pixels, on both sides of the limits at which the two known rules of Pillow differ.
 PROBES = ((5, 40), (40, 5), (5, 9), (12, 16), (12, 17), (17, 12), (30, 52), (30, 53))
 
 
 def fits(width: int, height: int, size: int) -> bool:
-    """Whether an image of this size, and so every crop of it, has digits whose sums float32 holds exactly."""
+    """Whether float32 holds the digit sums of an image of this size, and so of every crop of it, exactly."""
     return max(width, height) <= REDUCTION * size
 
 
@@ -34,7 +35,7 @@ def coefficients(length: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.
     stretch = max(scale, 1.0)
     support = 2.0 * stretch
     centre = (np.arange(size) + 0.5) * scale
-    # Pillow rounds by truncation, which differs below 0, where either result becomes 0.
+    # Pillow truncates towards zero, as `astype` does; negative numbers become 0 in either case.
     first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
     stop = np.minimum((centre + support + 0.5).astype(np.int64), length)
     tap = np.arange((stop - first).max())
@@ -66,10 +67,10 @@ class Taps:
 
 @lru_cache(maxsize=4096)
 def taps(length: int, size: int) -> Taps:
-    """The taps of a row of `length` pixels that becomes `size` pixels."""
+    """Compute the taps of a row of `length` pixels that is resized to `size` pixels."""
     first, whole = coefficients(length, size)
     count = whole.shape[1]
-    # Near the end of the row surplus taps would reach beyond it: there all taps move back.
+    # Near the end of the row surplus taps would lie outside it, so all taps move back.
     back = np.maximum(first + count - length, 0)
     source = np.arange(count) - back[:, None]
     moved = np.where(source >= 0, np.take_along_axis(whole, np.maximum(source, 0), 1), 0)
@@ -92,8 +93,11 @@ def columns_first(width: int, height: int, size: int) -> bool:
 
 @lru_cache(maxsize=1)
 def known_rule() -> str | None:
-    """What the installed Pillow does, by looking: rows first always ("never", before 13) or unless the height shrinks
-    much more than the width ("tall", from 13 on); None when it is neither or its numbers are others."""
+    """Find out by experiment when the installed Pillow resizes columns first.
+
+    Returns "never" (before version 13), "tall" (from 13 on: if the height shrinks much more than the width), or None if
+    it follows neither rule or its pixels differ from those of `resized`.
+    """
     size, noise = 8, np.random.default_rng(0)
     rules = {"never", "tall"}
     for width, height in PROBES:
@@ -111,12 +115,12 @@ def _much_taller(width: int, height: int, size: int) -> bool:
 
 
 def resized(pixels: NDArray[np.uint8], size: int, columns: bool) -> NDArray[np.int64]:
-    """[S, S, 3] of pixels [H, W, 3], by columns or by rows first: what is done elsewhere, in the plainest way."""
+    """Resize pixels [H, W, 3] to [S, S, 3] like Pillow, by columns or by rows first: a plain reference in NumPy."""
     values = pixels.astype(np.int64)
     for axis in (0, 1) if columns else (1, 0):
         values = np.moveaxis(values, axis, 0)
         first, whole = coefficients(len(values), size)
-        # Surplus taps have no weight: which pixel they meet does not matter.
+        # Surplus taps have weight 0, so any pixel will do for them.
         source = np.minimum(first[:, None] + np.arange(whole.shape[1]), len(values) - 1)
         total = np.einsum("sk,skxc->sxc", whole, values[source]) + (1 << (COEFFICIENT_BITS - 1))
         values = np.moveaxis(np.clip(total >> COEFFICIENT_BITS, 0, 255), 0, axis)

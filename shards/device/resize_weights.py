@@ -1,4 +1,4 @@
-"""The coefficients of resizing on the device: a table of taps by length, and matrices made from it for groups of rows.
+"""Compute the resizing coefficients on the device: a table of taps by row length, and matrices for groups of rows.
 
 Shapes: B rows of a batch, G rows of a group, S image size, N bands that S is cut into, K taps, L pixels a row is padded
 to. A matrix is [G, N, 2 S / N, L] float32: for each band the high digits of its coefficients, then the low ones. High
@@ -30,21 +30,22 @@ class Rows:
 
     @cached_property
     def room(self) -> int:
-        """Room for the longest row and its surplus taps, which are scattered too, in steps that suit the memory."""
+        """Padded length for the longest row and its surplus taps, which are scattered too; a multiple of 16."""
         return -(-(int(self.lengths.max()) + self.most) // 16) * 16
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each row starts. In the middle, because bands of rows of different lengths are closer together so."""
+        """First pixel of each row. Rows are centred, because the bands of rows of different lengths are closer then."""
         return (self.lengths.max() - self.lengths) // 2
 
     def windows(self) -> list[slice]:
-        """For each band all source pixels that any of the rows needs for it; the rest meets coefficients of 0."""
+        """Return for each band the source pixels that any of the rows needs; other coefficients are 0."""
         scale = self.lengths[:, None] / self.size
-        # Taps reach 2 pixels, new or of the source, from the middle of a new one, which is half of one inside the band.
+        # Taps reach 2 pixels (source pixels, or new ones if these are larger) from the centre of a new pixel, and this
+        # centre lies half a pixel inside the band.
         reach = 1.5 * np.maximum(scale, 1)
         edges = self.offsets[:, None] + scale * np.arange(0, self.size + 1, self.size // self.bands)
-        # Multiples of 4 float32 are read from memory at once.
+        # Rounded to multiples of 4, because 4 float32 values are one memory access.
         starts = np.maximum((edges[:, :-1] - reach).min(0) // 4 * 4, 0).astype(int).tolist()
         stops = np.minimum(-(-(edges[:, 1:] + reach).max(0) // 4) * 4, self.room).astype(int).tolist()
         return [slice(start, stop) for start, stop in zip(starts, stops, strict=True)]
@@ -56,10 +57,10 @@ class TapTable:
     def __init__(self, size: int, length: int, device: torch.device) -> None:
         self.size = size
         self.bands = next(bands for bands in (4, 2, 1) if size % bands == 0)
-        # Lengths grow while the first images are seen; doubling keeps them from filling many tables.
+        # The longest length grows with the first images; doubling keeps the number of new tables small.
         self.longest = min(1 << length.bit_length(), int(REDUCTION * size))
         ways = [taps(max(each, 1), size) for each in range(self.longest + 1)]
-        # A row may have fewer taps than a shorter one: where their middles fall decides whether they reach one more.
+        # A row can have fewer taps than a shorter one, depending on where the centres of its pixels fall.
         self._counts = np.maximum.accumulate([way.digits.shape[2] for way in ways])
         digits = np.zeros((len(ways), 2, size, self._counts[-1]), np.float32)
         for row, way in zip(digits, ways, strict=True):
@@ -72,11 +73,11 @@ class TapTable:
         self._arange = torch.arange(digits.shape[3], device=device)
 
     def rows(self, lengths: list[int]) -> Rows:
-        """Rows of `lengths`, of which none is beyond `longest`."""
+        """Make `Rows` of `lengths`, none of which exceeds `longest`."""
         return Rows(np.array(lengths), self.size, self.bands, int(self._counts[max(lengths)]))
 
     def matrices(self, parts: list[Rows], plan: Tensor) -> list[Tensor]:
-        """The matrix of each of `parts`; `plan` [2, B] int64 on the device holds all their lengths and offsets."""
+        """Make the matrix of each of `parts`; `plan` [2, B] int64 on the device holds their lengths and offsets."""
         most = max(rows.most for rows in parts)
         first = self._first.index_select(0, plan[0]).add_(plan[1, :, None])
         places = first.view(-1, self.bands, 1, self.size // self.bands, 1) + self._arange[:most]
@@ -87,6 +88,6 @@ class TapTable:
 
 
 def _matrix(places: Tensor, digits: Tensor, room: int) -> Tensor:
-    """By places [G, N, 1, S / N, K] of taps in a row and their digits [G, N, 2, S / N, K]."""
+    """Scatter the digits [G, N, 2, S / N, K] of the taps to their places [G, N, 1, S / N, K] in the rows."""
     matrix = torch.zeros(*digits.shape[:4], room, device=digits.device)
     return matrix.scatter_(4, places.expand(-1, -1, 2, -1, -1), digits).flatten(2, 3)

@@ -1,7 +1,7 @@
 """Training batches that are decoded once, kept on the device as uint8 pixels and augmented there.
 
-The batches are those of `TrainStream`, bit for bit. Threads decode and draw; whatever concerns the device is done by
-the thread that asks for batches, because CUDA refuses much of it to other threads while a graph is recorded.
+The batches are those of `TrainStream`, bit for bit. Threads decode and draw random views; only the thread that iterates
+over the batches uses the device, because CUDA forbids many calls in other threads while a graph is captured.
 Shapes: B images, S image size, H and W pixels of an image.
 """
 
@@ -46,7 +46,7 @@ Prepared = list[Callable[[], list[Seen]]]
 
 
 class DeviceTrainStream(TrainStream):
-    """`TrainStream` on `device`: the same batches of the same draws, where `augments_on_device` allows it.
+    """`TrainStream` on `device`: the same batches from the same draws, if `augments_on_device` allows it.
 
     The pixels of up to `device_bytes` of images stay on the device (default: a quarter of its free memory, on a CPU
     what `TrainStream` keeps). Images beyond that are kept as `TrainStream` keeps them, and their crops are uploaded.
@@ -80,7 +80,7 @@ class DeviceTrainStream(TrainStream):
         self._lock = threading.Lock()
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """What `TrainStream.epoch` gives, on the device."""
+        """Yield the batches of `TrainStream.epoch`, on the device."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images") if self.workers else None
         try:
             prepared = early(self.batches(epoch, start_step), partial(self._prepare, pool, epoch), BATCHES_AHEAD)
@@ -93,9 +93,9 @@ class DeviceTrainStream(TrainStream):
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _prepare(self, pool: ThreadPoolExecutor | None, epoch: int, batch: list[int]) -> tuple[list[int], Prepared]:
-        """Let threads see this process's images of `batch`, or leave it to the caller of the returned functions."""
+        """Start reading this process's images of `batch` in threads; without a pool the functions read them."""
         share = self.share(batch)
-        # Drawing alone is not worth a task for each image.
+        # Images on the device need only a random view: one task for all of them.
         there = [i for i in share if i in self._on_device]
         parts = [there, *([i] for i in share if i not in self._on_device)]
         tasks = [partial(self._see, epoch, part) for part in parts]
@@ -121,7 +121,7 @@ class DeviceTrainStream(TrainStream):
         return Seen(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
 
     def _promise(self, i: int, size: int) -> bool:
-        """Whether image `i` may stay on the device; once it may, it always may, though its batch be never issued."""
+        """Reserve room on the device for image `i`; False if there is none. A reservation is never taken back."""
         with self._lock:
             if i not in self._promised:
                 if size > self._room:
@@ -145,13 +145,13 @@ class DeviceTrainStream(TrainStream):
             return self._on_device[seen.i]
         image = upload(seen.pixels, self.device).transpose(1, 2)
         if seen.keep:
-            # Rows of one colour are copied several times faster than every third byte of a row, epoch after epoch.
+            # [H, 3, W] has contiguous rows per colour, which every epoch copies faster than every third byte of a row.
             image = self._on_device[seen.i] = image.contiguous()
         return image
 
     @cached_property
     def _crops(self) -> DeviceCrops:
-        # Not in the constructor: what the side stream works with must be allocated on the side stream.
+        # Created at the first use, on the side stream: tensors that it reads must be allocated on it.
         return DeviceCrops(self.augment, self.device)
 
 

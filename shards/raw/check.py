@@ -1,4 +1,4 @@
-"""Hold raw folders against the published lists without packing: what is there, what is wrong, and what to type."""
+"""Compare raw folders with the published lists without packing: what is present, what is wrong, how to fix it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RawReport:
 
     @property
     def nearly(self) -> bool:
-        """Whether it was not found, and something is there that a fix makes it of: an archive, or a folder above."""
+        """Whether it was not found but a fix is known: an archive to unpack, or a folder to move."""
         return not self.found and any(not fix.startswith("get ") for fix in self.fixes)
 
 
@@ -134,7 +134,7 @@ def _notes(dataset: Dataset, raw_root: Path) -> Iterator[str]:
 def undecodable(
     images: Path, paths: Sequence[str], workers: int = 1, on_progress: Progress | None = None
 ) -> list[tuple[str, str]]:
-    """Those of `paths` that are no readable images, each with the reason. Raises DataError when a worker is killed."""
+    """Find the unreadable images among `paths`, with reasons. Raises DataError when a worker is killed."""
     tasks = [(images, tuple(paths[start : start + CHUNK])) for start in range(0, len(paths), CHUNK)]
     broken: list[tuple[str, str]] = []
     done = 0

@@ -1,7 +1,7 @@
-"""Data sets whose labels are their class folders: ImageNet and its four shifts.
+"""Read data sets whose labels are their class folders: ImageNet and its four shifts.
 
-A label is a position in the published class list, never in what happens to lie on the disk. CoOp takes the files of a
-class folder in the order the disk gives them; here they are sorted by name, so that few-shot draws repeat.
+A label is a position in the published class list, not among the folders on disk. CoOp takes the files of a class folder
+in the order of the file system; here they are sorted by name, so that few-shot draws are reproducible.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NAMED = 3
 
 
 def scan_imagenet(location: RawLocation) -> Listing:
-    """`train` and `val` of class folders; val is the test split. Paths start with `train/` or `val/`."""
+    """List the images in class folders of `train` and `val`; val is the test split. Paths start with the folder."""
     images = location.require_images()
     labels = {wnid: label for label, wnid in enumerate(wnids(location.dataset))}
     problems: list[RawProblem] = []
     splits = {}
     for split, folder in (("train", "train"), ("test", "val")):
-        # Plain files are ignored, as in CoOp; but a folder of nothing else is a mistake with a name.
+        # Plain files are ignored, as in CoOp; but `_flat` reports a folder with nothing but files, a common mistake.
         found = entries(images / folder) if os.path.isdir(images / folder) else []
         folders = [entry.name for entry in found if is_folder(entry)]
         files = [entry.name for entry in found if not is_folder(entry)]
@@ -45,13 +45,13 @@ def scan_imagenet(location: RawLocation) -> Listing:
 
 
 def scan_wnid_folders(location: RawLocation) -> Listing:
-    """Test images in folders named by WordNet id."""
+    """List test images in folders named by WordNet id."""
     labels = {wnid: label for label, wnid in enumerate(wnids(location.dataset))}
     return _scan_test(location, labels, "class folders, files sorted by name")
 
 
 def scan_numbered_folders(location: RawLocation) -> Listing:
-    """Test images in folders named by label; `10` comes after `2`."""
+    """List test images in folders named by label, in numerical order."""
     return _scan_test(
         location,
         {str(label): label for label in range(location.dataset.classes)},
@@ -61,9 +61,9 @@ def scan_numbered_folders(location: RawLocation) -> Listing:
 
 def _scan_test(location: RawLocation, labels: Mapping[str, int], origin: str) -> Listing:
     dataset, images = location.dataset, location.require_images()
-    # The class list that CoOp wants beside the images lies among the classes where both are one folder.
-    besides = {*raw_layout(dataset).ignored, *(("classnames.txt",) if images == location.folder else ())}
-    found = [entry for entry in entries(images) if entry.name not in besides]
+    # CoOp needs classnames.txt in the data set's folder, which for some sets also holds the class folders.
+    ignored = {*raw_layout(dataset).ignored, *(("classnames.txt",) if images == location.folder else ())}
+    found = [entry for entry in entries(images) if entry.name not in ignored]
     classes = {entry.name: labels[entry.name] for entry in found if entry.name in labels and is_folder(entry)}
     rows, strays = _scan(images, classes)
     strays = [entry.name for entry in found if entry.name not in classes] + strays
@@ -72,7 +72,7 @@ def _scan_test(location: RawLocation, labels: Mapping[str, int], origin: str) ->
 
 
 def _scan(images: Path, classes: Mapping[str, int], prefix: str = "") -> tuple[Rows, list[str]]:
-    """The images of class folders in label order, and what else lies in those folders."""
+    """List the images of class folders in label order, and the other entries of those folders."""
     paths: list[str] = []
     labels: list[int] = []
     strays: list[str] = []
@@ -96,10 +96,10 @@ def strays_among(raw_root: Path, images: Path, strays: Sequence[str]) -> list[Ra
 
 
 def _quoted(path: Path) -> str:
-    """A path as a shell takes it, in one line whatever its name."""
+    """Quote a path for a shell, on one line whatever the path."""
     if str(path).isprintable():
         return shlex.quote(str(path))
-    # Byte by byte: a name that is no UTF-8 has no letters to write.
+    # Escape byte by byte, because a name that is not UTF-8 cannot be written as text.
     letters = {10: r"\n", 9: r"\t"} | {byte: chr(byte) for byte in range(32, 127) if byte not in b"'\\"}
     plain = (letters.get(byte, f"\\x{byte:02x}") for byte in os.fsencode(path))
     return f"$'{''.join(plain)}'"
@@ -118,13 +118,13 @@ def _flat(location: RawLocation, folder: Path, files: Sequence[str]) -> RawProbl
         return RawProblem(what, "unpack ILSVRC2012_img_train.tar there again: it holds an archive for each class")
     solution = next((found for found in _solutions(location) if os.path.isfile(found)), None)
     if solution:
-        # The command goes to another folder first.
+        # Absolute, because the suggested command changes the working directory first.
         pairs = f"tail -n +2 {shlex.quote(os.path.abspath(solution))} | tr ',' ' '"
         move = 'mkdir -p "$class" && mv "$image.JPEG" "$class/"'
         return RawProblem(what, f"cd {there} && {pairs} | while read -r image class rest; do {move}; done")
     archives = "ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz"
     root = shlex.quote(str(folder.parent))
-    # torchvision unpacks and sorts only where no folder of that name is.
+    # torchvision unpacks and sorts only if there is no folder of that name.
     aside = f"mv -i {there} {shlex.quote(f'{folder}-unsorted')}"
     sort = f"""python -c "import sys; from torchvision.datasets import ImageNet; ImageNet(sys.argv[1], 'val')" {root}"""
     remedy = f"with the script valprep.sh of soumith/imagenetloader.torch run inside it, or anew from {archives}"
@@ -132,11 +132,11 @@ def _flat(location: RawLocation, folder: Path, files: Sequence[str]) -> RawProbl
 
 
 def _solutions(location: RawLocation) -> list[Path]:
-    """Where Kaggle's list of validation classes may lie: beside the images or above them."""
+    """List the possible places of Kaggle's list of validation classes: beside the images or above them."""
     above = [location.require_images(), location.folder, *location.lists]
     return [folder / "LOC_val_solution.csv" for folder in (*above, *location.require_images().parents[:3])]
 
 
 def absent_classes(dataset: Dataset, rows: Rows) -> list[int]:
-    """Labels that have no image."""
+    """List the labels without an image."""
     return sorted(set(range(dataset.classes)) - set(rows.labels))

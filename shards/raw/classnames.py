@@ -1,4 +1,4 @@
-"""Class names of the published data sets in label order, as CoOp's lists spell them (underscores are kept).
+"""Class names of the published data sets in label order, spelled as in CoOp's lists (with underscores).
 
 Ten sets bring their names in `classnames.json`. ImageNet and its four shifts take OpenAI's list, which ships with
 open_clip; it is read from the source file, because importing open_clip imports torch.
@@ -21,7 +21,7 @@ IMAGENET_DIGEST = "571ae1c583b4be7d"
 
 
 def published_classnames(dataset: Dataset) -> tuple[str, ...]:
-    """The raw names of a published set, or of one derived from it, in label order.
+    """Return the raw names of a published set, or of one derived from it, in label order.
 
     Raises DataError when open_clip's list is needed and is not there or is another one, ValueError for other data sets.
     """
@@ -35,13 +35,13 @@ def published_classnames(dataset: Dataset) -> tuple[str, ...]:
 
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
-    """The 1000 WordNet ids of ImageNet's classes in label order, which is sorted order."""
+    """Return the 1000 WordNet ids of ImageNet's classes in label order, which is sorted order."""
     return tuple((HERE / "wnids.txt").read_text(encoding="utf-8").split())
 
 
 @cache
 def imagenet_classnames() -> tuple[str, ...]:
-    """OpenAI's 1000 names of ImageNet's classes in label order, two pairs of them equal.
+    """Return OpenAI's 1000 names of ImageNet's classes in label order; two pairs of them are equal.
 
     Raises DataError when the installed open_clip does not hold that list.
     """
@@ -49,7 +49,7 @@ def imagenet_classnames() -> tuple[str, ...]:
 
 
 def read_imagenet_classnames(source: Path) -> tuple[str, ...]:
-    """The literal `IMAGENET_CLASSNAMES` of a Python file. Raises DataError when it is not OpenAI's list."""
+    """Read the literal `IMAGENET_CLASSNAMES` of a Python file. Raises DataError if it is not OpenAI's list."""
     hint = "install open_clip_torch 3.3, whose list is the right one"
     try:
         tree = ast.parse(source.read_text(encoding="utf-8"))

@@ -91,7 +91,7 @@ class Description(BaseModel):
 
 
 def read_description(file: Path) -> Description:
-    """Raises DataError that names the line, in one line, for a file that is no such description."""
+    """Read the YAML file of a user's data set. Raises DataError, on one line, with the line that is wrong."""
     text = _text(file)
     lines = _lines(file, text)
     try:

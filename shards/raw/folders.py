@@ -1,6 +1,6 @@
-"""Raw image folders: what a list of images is, which of them are on the disk, and how they are read for packing.
+"""Raw image folders: list images, find which of them exist, and read them for packing.
 
-Nothing in `layouts` ever writes below a raw folder. Names in lists and on the disk are untrusted: see `unsafe_path`.
+Nothing in `shards.raw` writes below a raw folder. Names in lists and on the disk are untrusted: see `unsafe_path`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from shards.tar import IMAGES
 
 IMAGE_EXTENSIONS = frozenset((*IMAGES, "jpeg"))
 
-# Enough for an estimate within a percent or two; a million `stat` calls on a network disk would take minutes.
+# Files that are measured for an estimate within 1 to 2 %; a million `stat` calls on a network disk take minutes.
 SIZE_SAMPLE = 5_000
 
-# A file is read as a whole: one that no image fills must not fill the memory. 100 million pixels of 3 bytes fit.
+# Largest file that is read, because files are read as a whole. An image of 100 million pixels with 3 bytes fits.
 FILE_LIMIT = 500_000_000
 
 UNCHANGED = "put an unchanged copy of the published file there"
@@ -56,11 +56,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the lists or folders of a data set say, before it is held against the published set.
+    """The lists or class folders of a data set as they are, before the comparison with the published set.
 
     images: the folder that paths are relative to. origin: what the lists are, in words.
-    scanned: the lists come from reading folders, so every image of theirs is there.
-    problems: what a reader met on its way and could pass by to go on listing; packing refuses each of them.
+    scanned: the lists come from reading folders, so all their images exist.
+    problems: faults that did not stop the listing; packing refuses a data set with any of them.
     """
 
     images: Path
@@ -71,13 +71,13 @@ class Listing:
     problems: tuple[RawProblem, ...] = ()
 
     def lines(self, split: str) -> Iterator[str]:
-        """The text that digests of published splits are taken of."""
+        """Yield the lines that digests of published splits are computed from."""
         rows = self.splits[split]
         for path, label in zip(rows.paths, rows.labels, strict=True):
             yield f"{path}\t{label}\t{self.classnames[label]}"
 
     def digest(self) -> str:
-        """16 hex digits that change with any path, label or name of any split."""
+        """Compute 16 hex digits that change with any path, label or name of any split."""
         total = hashlib.sha256()
         for split in self.splits:
             total.update(f"{split}\n".encode())
@@ -95,7 +95,7 @@ class FolderPart:
     labels: tuple[int, ...]
 
     def records(self) -> Iterator[Record]:
-        """Raises DataError that names a file which cannot be read."""
+        """Read the files. Raises DataError naming a file that cannot be read."""
         for path, label in zip(self.paths, self.labels, strict=True):
             file = self.root / path
             try:
@@ -107,7 +107,7 @@ class FolderPart:
             yield Record(path, label, data)
 
     def stamp(self) -> str:
-        """Digest of paths, sizes and times of change."""
+        """Compute a digest of paths, sizes and modification times."""
         digest = hashlib.sha256()
         for path in self.paths:
             try:
@@ -125,7 +125,7 @@ def _unreadable(file: Path, error: OSError) -> DataError:
 
 
 def unsafe_path(path: str) -> str:
-    """Why a relative path is refused, or "" when it is plain and stays inside its folder."""
+    """Explain why a relative path is refused; "" for a plain path that stays inside its folder."""
     if not path or path.startswith("/"):
         return "is not a relative path"
     if not path.isprintable() and any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in path):
@@ -141,7 +141,7 @@ def is_image_name(name: str) -> bool:
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether a link, too, leads to a file; a link in a circle leads nowhere."""
+    """Whether an entry is a file or a link to one; False for a circular link."""
     try:
         return entry.is_file()
     except OSError:
@@ -156,7 +156,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, sorted by name, without hidden entries. Raises RawProblem when it cannot be read."""
+    """List a folder, sorted by name, without hidden entries. Raises RawProblem if it cannot be read."""
     try:
         with os.scandir(folder) as found:
             return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
@@ -165,7 +165,7 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def image_names(folder: Path) -> tuple[list[str], list[str]]:
-    """The images of a class folder, sorted by name, and its other entries; hidden ones are neither."""
+    """List the images of a class folder, sorted by name, and its other entries; hidden ones are left out."""
     images: list[str] = []
     others: list[str] = []
     for entry in entries(folder):
@@ -175,7 +175,7 @@ def image_names(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def files_exist(root: Path, paths: Iterable[str]) -> Iterator[bool]:
-    """Whether each path is a file below `root`, by one reading per folder. Raises RawProblem for unreadable folders."""
+    """Yield whether each path is a file below `root`; lists each folder once. Raises RawProblem if it cannot."""
     files: dict[str, frozenset[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -199,7 +199,7 @@ def _unreadable_folder(folder: Path, error: OSError) -> RawProblem:
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> Iterator[int]:
-    """Bytes of each file, 0 where it vanished: who reads it will say so."""
+    """Yield the bytes of each file; 0 if it vanished, which reading it reports later."""
     for path in paths:
         try:
             yield os.stat(root / path).st_size
@@ -208,6 +208,6 @@ def file_sizes(root: Path, paths: Iterable[str]) -> Iterator[int]:
 
 
 def total_size(root: Path, paths: Sequence[str]) -> int:
-    """Bytes of all files; estimated from files all along the list when there are many."""
+    """Sum the bytes of all files; for many files estimate it from an even sample of the list."""
     sizes = list(file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)]))
     return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0

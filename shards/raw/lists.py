@@ -1,4 +1,4 @@
-"""Official lists of images: CoOp's split files, FGVCAircraft's variant lists, and other text and MATLAB files.
+"""Read official lists of images: CoOp's split files, FGVCAircraft's variant lists, other text and MATLAB files.
 
 The order of the lists is kept, because few-shot samples rest on it. The files are untrusted: they are read strictly and
 without building objects.
@@ -17,7 +17,7 @@ from shards.raw.locations import RawLocation, raw_layout
 
 
 def required_list(location: RawLocation, name: str) -> Path:
-    """Raises RawProblem that says where the file belongs."""
+    """Find a list. Raises RawProblem naming the place where the file belongs."""
     file = location.find_list(name)
     if file is None:
         raise RawProblem(
@@ -27,7 +27,7 @@ def required_list(location: RawLocation, name: str) -> Path:
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, with their numbers. Raises RawProblem when it is no text file."""
+    """Read the non-empty lines of a text file with their numbers. Raises RawProblem if it is no text file."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
@@ -39,7 +39,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_mat(file: Path, name: str) -> Any:
-    """One variable of a MATLAB file as a NumPy array. Raises RawProblem when the file or the variable is not there."""
+    """Read one variable of a MATLAB file as a NumPy array. Raises RawProblem if file or variable is missing."""
     from scipy.io import loadmat
 
     try:
@@ -59,14 +59,14 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class SplitFile:
-    """A split file that holds what it should: class names in label order, and the images of each split."""
+    """A valid split file: class names in label order, and the images of each split."""
 
     classnames: tuple[str, ...]
     splits: dict[str, Rows]
 
 
 def read_split_file(file: Path) -> SplitFile:
-    """Raises RawProblem, naming the entry, for anything that is not such a list.
+    """Read a split file. Raises RawProblem, naming the entry, for any other content.
 
     Labels must be 0..C-1 with one name each, no image may be listed twice, and paths must stay inside their folder.
     """
@@ -144,7 +144,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def read_variant_lists(location: RawLocation) -> Listing:
-    """`variants.txt`, whose line number is the label, and `images_variant_<split>.txt`.
+    """Read `variants.txt`, whose line number is the label, and `images_variant_<split>.txt`.
 
     Raises RawProblem for a list that is missing or has a line that it should not have.
     """

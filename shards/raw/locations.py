@@ -1,4 +1,4 @@
-"""Find the raw files of a published data set below a raw root, and say what to type where they are elsewhere.
+"""Find the raw files of a published data set below a raw root, and suggest a command if they lie elsewhere.
 
 Folders are CoOp's or those that archives unpack to; advice covers archives that were not unpacked and folders that were
 unpacked too deep.
@@ -20,20 +20,20 @@ from shards.dataset import Dataset, RawLayout
 from shards.raw.classnames import imagenet_wnids, published_classnames
 from shards.raw.folders import RawProblem, entries, is_file, is_folder
 
-# By what a folder of images is known where that is neither its class folders nor images that lie in it flat.
+# Subfolders by which a folder of images is recognised, for sets without class folders or a flat list of images there.
 _TOP_FOLDERS: Mapping[str, tuple[str, ...]] = {
     "imagenet": ("train", "val"),
     "stanford-cars": ("cars_train", "cars_test"),
     "sun397": tuple(string.ascii_lowercase),
 }
-# Images that lie flat are known by their names: trimaps and segmentations of the same sets have others.
+# File names of images that lie in one folder; trimaps and segmentations of the same sets have other names.
 _FLAT: Mapping[str, re.Pattern[str]] = {
     "oxford-pets": re.compile(r"[^.].*_[0-9]+\.jpg"),
     "oxford-flowers": re.compile(r"image_[0-9]{5}\.jpg"),
     "fgvc-aircraft": re.compile(r"[0-9]{7}\.jpg"),
 }
 
-# How deep a folder is searched for images that were unpacked too deep, and how many folders are looked at.
+# Limits of the search for images that were unpacked too deep: levels below a folder, and folders that are listed.
 _DEPTH = 4
 _FOLDERS_SEARCHED = 500
 
@@ -68,7 +68,7 @@ def raw_layout(dataset: Dataset) -> RawLayout:
 
 
 def find_location(dataset: Dataset, raw_root: Path) -> RawLocation | None:
-    """The folder that holds the images, CoOp's names first; else the first folder that is there; else None."""
+    """Find the folder that holds the images, CoOp's names first; else the first existing folder; else None."""
     raw = raw_layout(dataset)
     folders = [raw_root / folder for folder in raw.folders if os.path.isdir(raw_root / folder)]
     found = (
@@ -83,7 +83,7 @@ def find_location(dataset: Dataset, raw_root: Path) -> RawLocation | None:
 
 
 def has_images(dataset: Dataset, folder: Path) -> bool:
-    """Whether images of the data set lie in `folder` as its layout has them, be it a few of them."""
+    """Whether at least one image or class folder of the data set lies in `folder` as its layout has them."""
     try:
         with os.scandir(folder) as found:
             if dataset.base in _FLAT:
@@ -100,12 +100,12 @@ def _wnids(indices: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def wnids(dataset: Dataset) -> tuple[str, ...]:
-    """WordNet ids of the classes in label order."""
+    """Return the WordNet ids of the classes in label order."""
     return _wnids(raw_layout(dataset).indices)
 
 
 def class_folders(dataset: Dataset) -> tuple[str, ...] | frozenset[str]:
-    """Names of the folders right inside the images' folder."""
+    """Return the names of the folders right inside the images' folder."""
     raw = raw_layout(dataset)
     if dataset.base in _TOP_FOLDERS:
         return _TOP_FOLDERS[dataset.base]
@@ -117,7 +117,7 @@ def class_folders(dataset: Dataset) -> tuple[str, ...] | frozenset[str]:
 
 
 def folder_names(dataset: Dataset) -> dict[str, str]:
-    """Class folder -> class name of the sets that have a folder for each class; the folder's name may be another."""
+    """Map class folders to class names, for sets with a folder per class; the two names can differ."""
     names = published_classnames(dataset)
     original = {new: old for old, new in raw_layout(dataset).renamed.items()}
     return {original.get(name, name): name for name in names}
@@ -129,7 +129,7 @@ def find_nested_images(dataset: Dataset, folder: Path) -> Path | None:
 
 
 def inner_folders(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """The folders below one, the nearest first, and not more than a reader would wait for; links are not followed."""
+    """Yield the folders below one, the nearest first, up to a limit that keeps it fast; links are not followed."""
     level, seen = [folder], 0
     for _ in range(depth):
         inner: list[Path] = []
@@ -147,21 +147,21 @@ def inner_folders(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 ARCHIVES = (*_TAR, ".zip", ".7z", ".rar")
-# Archives that come beside those of the images.
+# Archives of annotations and lists, which come with the archives of the images.
 _LISTS = re.compile(r"annot|partition|devkit|label|list|segment|setid", re.IGNORECASE)
 
 
 def unpack_advice(dataset: Dataset, raw_root: Path, location: RawLocation | None) -> str:
-    """A command that brings images in their location, or "" when nothing is there to be moved or unpacked."""
+    """Return a command that moves or unpacks the images to their place; "" if there is nothing to move or unpack."""
     folder = location.folder if location else raw_root / raw_layout(dataset).folders[0]
     buried = find_nested_images(dataset, location.folder) if location else None
     if buried and raw_layout(dataset).layout == "numbered-folders" and not _is_named(dataset, buried):
-        # Class numbers alone look the same in every selection of ImageNetV2; only its folder's name tells which it is.
+        # All selections of ImageNetV2 have the same class numbers; only the folder's name distinguishes them.
         wanted = raw_layout(dataset).images[0]
         return f"{buried} may be another selection of images than {wanted}: get {raw_layout(dataset).get}"
     if buried:
         return _move(dataset, folder, buried)
-    # An archive inside an unpacked one comes first: the outer one would only bring it again.
+    # Archives inside an unpacked archive come first: unpacking the outer one again would not help.
     inner = reversed(list(inner_folders(folder, depth=2))) if location else ()
     archives = [archive for within in (*inner, *([folder] if location else [])) for archive in _archives(within)]
     archives += [archive for archive in _archives(raw_root) if _owner(archive.name) == dataset.name]
@@ -203,7 +203,7 @@ def _archives(folder: Path) -> list[Path]:
 
 
 def _owner(archive: str) -> str:
-    """The data set that an archive's name begins with, by the longest of the names that folders of it have."""
+    """Return the data set with the longest folder name or alias that the archive's name begins with."""
     name = _squeezed(archive)
     best = ("", "")
     for dataset in CATALOGUE.values():

@@ -1,4 +1,4 @@
-"""Data sets of a user: class folders, a table or shards, described by a short YAML file, as a source for packing.
+"""Read data sets of a user: class folders, a table or shards, described by a short YAML file.
 
 Labels: numbers are taken as given, 0..C-1; text is sorted by code point, unless `classes` lists another order. Paths in
 the YAML file are relative to it. Images are packed in the order of the table, or of folders by label and name. Names on
@@ -44,7 +44,7 @@ NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Item:
-    """One image: where it is, its label as the data say it (text, or a number), and what else they say."""
+    """One image: its path, its label as the data give it (text or number), and split and class name if given."""
 
     path: str
     label: str | int
@@ -53,11 +53,11 @@ class Item:
 
 
 def scan_folders(root: Path) -> list[Item]:
-    """The images of class folders, or of class folders in train, val and test, sorted by code point.
+    """List the images of class folders, or of class folders in train, val and test, sorted by code point.
 
-    It is the second when one of those three holds folders itself, so that a class can be called "train". Hidden entries
-    and files beside the class folders are no images; anything else in a class folder is refused, and so is a class
-    folder without an image.
+    The second is assumed if a folder called train, val or test contains folders, so a class can be called "train".
+    Hidden entries and files beside the class folders are ignored. Raises DataError for a class folder that is empty or
+    contains anything but images.
     """
     if not root.is_dir():
         raise DataError(
@@ -95,7 +95,7 @@ def _scan_split(root: Path, split: str, prefix: str) -> Iterator[Item]:
 
 
 def read_table(file: Path) -> list[Item]:
-    """The rows of a table, in their order: CSV with a header, or JSON of rows or of CoOp's train, val and test lists.
+    """Read the rows of a table in order: CSV with a header, or JSON of rows or of CoOp's train, val and test lists.
 
     Raises DataError naming the row for anything that is no path and label (and split).
     """
@@ -110,7 +110,7 @@ def read_table(file: Path) -> list[Item]:
     items = list(kinds[file.suffix.lower()](file, text))
     if not items:
         raise DataError(f"table: {file} lists no images")
-    # An image in two splits, or of two classes, would be trained and tested on.
+    # An image that is listed twice could be in the training and the test split, or have two labels.
     twice = [path for path, count in Counter(item.path for item in items).items() if count > 1]
     if twice:
         raise DataError(f"table: {file} lists {first_few(twice)} more than once: list each image once")
@@ -189,15 +189,15 @@ def _item(where: str, path: object, label: object, split: object = None, classna
 
 
 def first_few(names: Sequence[str]) -> str:
-    """The first of many names, and how many more there are."""
+    """Format the first of many names, and how many more there are."""
     return ", ".join(map(repr, names[:NAMED])) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
 
 
 def own_source(file: Path, cache: Path | None = None) -> Source:
-    """The data set that a YAML file describes.
+    """Make a source for packing of the data set that a YAML file describes.
 
-    cache: where shards from a URL are kept until they are packed; beside the file by default. Raises DataError, in one
-    line that names the file, for a mistake in it and for images that are not as it says.
+    cache: where shards from a URL are kept until they are packed; beside the file by default. Raises DataError, on one
+    line that names the file, for a mistake in it and for images that do not match it.
     """
     description = read_description(file)
     try:
@@ -234,7 +234,7 @@ def _images(file: Path, description: Description) -> Source:
         classnames=classes.names,
         template=description.template,
         templates=description.prompts,
-        # Sizes reveal an image that was replaced under its name: a user's data has no version.
+        # A user's data has no version; the sizes detect most images that were replaced under the same name.
         origin=f"{listing.origin}, lists {listing.digest()}, sizes {_digest(sizes)}",
         counts={split: len(rows) for split, rows in splits.items()},
         part=partial(_part, root, splits),
@@ -289,7 +289,7 @@ def _refuse_missing(root: Path, items: Sequence[Item]) -> None:
 
 @dataclass(frozen=True)
 class _Classes:
-    """Class names in label order, and the label of what the data call a class."""
+    """Class names in label order, and the label of each class key in the data."""
 
     names: tuple[str, ...]
     labels: Mapping[str | int, int]
@@ -307,7 +307,7 @@ def _classes(description: Description, items: Sequence[Item]) -> _Classes:
 
 
 def _named(given: Sequence[str] | Mapping[str | int, str] | None, found: Sequence[str]) -> _Classes:
-    """Classes whose labels are text: the names of their folders, or words in a table."""
+    """Number the classes of text labels: folder names, or words in a table."""
     order = [str(key) for key in (found if given is None else given)]
     twice = [name for name, count in Counter(order).items() if count > 1]
     if twice:
@@ -332,7 +332,7 @@ def _named(given: Sequence[str] | Mapping[str | int, str] | None, found: Sequenc
 
 
 def _numbered(given: Sequence[str] | Mapping[str | int, str] | None, items: Sequence[Item]) -> _Classes:
-    """Classes whose labels are numbers, which must be 0..C-1; names come from the description or from CoOp's lists."""
+    """Name the classes of numeric labels, which must be 0..C-1; names come from the description or CoOp's lists."""
     found = {int(item.label) for item in items}
     names: dict[int, str] = {}
     if given is None:
@@ -361,7 +361,7 @@ def _numbered(given: Sequence[str] | Mapping[str | int, str] | None, items: Sequ
 
 
 def _split(description: Description, items: list[Item], classes: _Classes) -> list[Item]:
-    """The items with their splits, by what the data say or else by the description."""
+    """Assign a split to every item, as the data give it or else by the description."""
     splits = {item.split for item in items}
     if splits == {""}:
         if description.split is None:
@@ -374,8 +374,8 @@ def _split(description: Description, items: list[Item], classes: _Classes) -> li
         assert isinstance(description.split, SplitRule)
         return list(_drawn(description.split, items, classes))
     if "" in splits:
-        unsaid = next(item.path for item in items if not item.split)
-        raise DataError(f"table: {unsaid!r} has no split, and others have one")
+        unassigned = next(item.path for item in items if not item.split)
+        raise DataError(f"table: {unassigned!r} has no split, and others have one")
     if description.split is not None:
         raise DataError(
             f"split: the data say it themselves ({', '.join(s for s in SPLITS if s in splits)}): leave it out"
@@ -384,7 +384,7 @@ def _split(description: Description, items: list[Item], classes: _Classes) -> li
 
 
 def _drawn(rule: SplitRule, items: Sequence[Item], classes: _Classes) -> Iterator[Item]:
-    """Per class, in label order: names sorted and shuffled, then cut; one random stream of its own for all."""
+    """Draw the splits: per class, in label order, sort names, shuffle and cut, with one random stream for all."""
     draw = random.Random(rule.seed)
     by_class: dict[int, list[Item]] = {label: [] for label in range(len(classes.names))}
     for item in items:
@@ -404,7 +404,7 @@ def _drawn(rule: SplitRule, items: Sequence[Item], classes: _Classes) -> Iterato
 
 
 def _refuse_empty(items: Sequence[Item], classes: _Classes) -> None:
-    """Every class is trained on, where anything is, and tested."""
+    """Refuse classes without test images, or without train images if there are train images."""
     there = {split: {item.label for item in items if item.split == split} for split in SPLITS}
     if not there["test"]:
         raise DataError("there are no test images: nothing could be evaluated")

@@ -1,4 +1,4 @@
-"""The published data sets as sources for packing, read from raw folders of the user: exactly CoOp's lists, or an error.
+"""Read published data sets from raw folders of the user as sources for packing: exactly CoOp's lists, or an error.
 
 Three ways off that road, each by request and each under another name: a random split, a subset of the images,
 smaller images.
@@ -35,7 +35,7 @@ def raw_source(
     subset: bool = False,
     resize: int | None = None,
 ) -> Source:
-    """A published data set below `raw_root` as CoOp lists it: paths, labels, class names and order.
+    """Make a source of a published data set below `raw_root` as CoOp lists it: paths, labels, class names and order.
 
     random_split: split the images that are there with this seed, by CoOp's rule. subset: pack only the files that are
     there, unchanged in labels and class list. resize: pixels of the shorter side. Each makes a set of another name.
@@ -91,13 +91,13 @@ def _variant(dataset: Dataset, target: Dataset, listing: Listing, count: int) ->
 
 
 def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
-    """The folder of a published data set below `raw_root`, or None."""
+    """Find the folder of a published data set below `raw_root`; None if there is none."""
     location = find_location(dataset, raw_root)
     return location.folder if location else None
 
 
 def list_images(dataset: Dataset, raw_root: Path, random_split: int | None = None) -> Listing:
-    """The lists of a data set as they are. Raises RawProblem when there is no folder, no images or no readable list."""
+    """Read the lists of a data set. Raises RawProblem if there is no folder, no images or no readable list."""
     location = require_location(dataset, raw_root)
     location.require_images()
     if random_split is not None:
@@ -113,7 +113,7 @@ def list_images(dataset: Dataset, raw_root: Path, random_split: int | None = Non
 
 
 def require_location(dataset: Dataset, raw_root: Path) -> RawLocation:
-    """Where the data set's images are. Raises RawProblem that says where they should be, and what would bring them."""
+    """Find the data set's images. Raises RawProblem with the place where they belong, and a command if one helps."""
     location = find_location(dataset, raw_root)
     raw = raw_layout(dataset)
     if location is not None and location.images is not None:
@@ -143,7 +143,7 @@ def _split_file(location: RawLocation) -> Listing:
 
 
 def unverified_lists_note(dataset: Dataset) -> str:
-    """One line about lists that no digest verifies; "" where digests detect any change."""
+    """Describe in one line the lists that no digest verifies; "" if digests detect any change."""
     raw = raw_layout(dataset)
     if not raw.split_file or raw.split_digests:
         return ""
@@ -154,7 +154,7 @@ def unverified_lists_note(dataset: Dataset) -> str:
 
 
 def published_problems(dataset: Dataset, listing: Listing) -> Iterator[RawProblem]:
-    """What keeps the lists from being the published ones; presence on the disk is another question."""
+    """List the differences of the lists from the published ones; does not look for the images on disk."""
     yield from listing.problems
     raw = raw_layout(dataset)
     named = lines_digest(listing.classnames) == raw.classnames_digest
@@ -208,7 +208,7 @@ def _wrong_count(dataset: Dataset, listing: Listing, split: str, rows: Rows) -> 
 
 
 def present(listing: Listing, split: str) -> list[bool]:
-    """Whether each image of a split is on the disk."""
+    """Whether each image of a split exists on disk."""
     rows = listing.splits[split]
     return [True] * len(rows) if listing.scanned else list(files_exist(listing.images, rows.paths))
 

@@ -1,4 +1,4 @@
-"""A random split by CoOp's rules, for where the official split file is not at hand. Nothing is written.
+"""Make a random split by CoOp's rules if the official split file is missing. Nothing is written.
 
 CoOp draws such a split from global random numbers, in the order the disk lists files, and keeps it under the official
 name. Here files are sorted by name and the draw has a seed and a random stream of its own.
@@ -25,7 +25,7 @@ VAL_OF_TRAINVAL = 0.2
 
 
 def random_split(location: RawLocation, seed: int) -> Listing:
-    """Split the images that are there; class names and labels are the published ones.
+    """Split the existing images at random; class names and labels are the published ones.
 
     Raises RawProblem when a list is missing or broken, or when a class has too few images for its parts.
     """

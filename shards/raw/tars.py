@@ -1,4 +1,4 @@
-"""Shards that others published, in the layout of clip-benchmark or as named tars, as a source to be packed from.
+"""Read shards that others published, in clip-benchmark's layout or as named tars, as a source for packing.
 
 A split is a folder with `nshards.txt` and `0.tar`, `1.tar`, ..., or with any tars, or the tars `<name>-<split>-000.tar`
 of the folder itself. What lies behind a URL is downloaded to a working folder first, which `remove_downloads` empties.
@@ -27,17 +27,17 @@ from shards.urls import cache_name, canonical, is_url, join, local_path, redact
 
 SPLITS = {"train": "train", "val": "val", "test": "test"}
 COUNT_FILE = "nshards.txt"
-# Text files of the convention hold a line per class; more than this is something else.
+# Largest text file of the convention, in bytes; such a file holds one line per class.
 TEXT_LIMIT = 2**22
 MOST_TARS = 100_000
 INSIDE = re.compile(r"(?!.*(^|/)\.)[\w.,+=@ -]+(/[\w.,+=@ -]+)*")
 
-# Called with a tar's name, the bytes of it that are here and all its bytes, where the server says how many.
+# Called with a tar's name, its bytes downloaded so far, and all its bytes if the server gives their number.
 Progress = Callable[[str, int, int | None], None]
 
 
 def working_folder(location: str, cache: Path) -> Path:
-    """Where the tars of a URL lie between their download and `remove_downloads`."""
+    """Return the folder of a URL's tars between their download and `remove_downloads`."""
     return cache / "downloads" / cache_name(location)
 
 
@@ -54,14 +54,14 @@ class TarRoot:
         return local_path(self.location)
 
     def find_text(self, name: str) -> str | None:
-        """A text file of the convention; None when there is none."""
+        """Read a text file of the convention; None if there is none."""
         try:
             return self.read(name)
         except NotFound:
             return None
 
     def read(self, name: str) -> str:
-        """A text file that has to be there. Raises DataError."""
+        """Read a text file that must exist. Raises DataError."""
         url = join(canonical(self.location), name)
         try:
             return read_bytes(url, TEXT_LIMIT).decode()
@@ -69,7 +69,7 @@ class TarRoot:
             raise DataError(f"{redact(url)} is no short text file in UTF-8") from None
 
     def local_file(self, name: str) -> Path:
-        """The tar of that name as a local file; downloaded when it is not."""
+        """Return the tar of that name as a local file; a remote one is downloaded."""
         if self.folder is not None:
             return self.folder / name
         target = working_folder(self.location, self.cache) / name
@@ -83,7 +83,7 @@ class TarRoot:
 
 
 def list_tars(root: TarRoot, splits: Mapping[str, str] | None) -> dict[str, list[str]]:
-    """The names of the tars of every split, in order."""
+    """List the names of the tars of every split, in order."""
     wanted = dict(splits) if splits is not None else SPLITS
     for split, there in wanted.items():
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", split) or not INSIDE.fullmatch(re.sub(r"[{}]", "", there)):
@@ -137,12 +137,12 @@ def _globbed(folder: Path, there: str) -> list[str]:
 
 
 def _tar_names(folder: Path) -> list[str]:
-    # Some systems put a hidden companion beside every file they copy.
+    # macOS writes a hidden file "._name" beside every file that it copies to other file systems.
     return [file.name for file in folder.glob("*.tar") if not file.name.startswith(".")]
 
 
 def _refuse_gap(folder: Path, names: Sequence[str]) -> None:
-    """A numbered tar that is missing in between was not downloaded: its images must not be left out silently."""
+    """Refuse a gap in numbered tars: a tar that was not downloaded must not be left out silently."""
     numbered = [re.fullmatch(r"(.*?)([0-9]+)((?:-of-[0-9]+)?\.tar)", name) for name in names]
     matches = [match for match in numbered if match]
     if len(matches) != len(names) or len({(match[1], match[3]) for match in matches}) != 1:
@@ -154,7 +154,7 @@ def _refuse_gap(folder: Path, names: Sequence[str]) -> None:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """`x-{000..009}.tar` as ten names; a pattern without a range is one."""
+    """Expand `x-{000..009}.tar` to ten names; a pattern without a range is one name."""
     match = re.fullmatch(r"([^{}]*)\{([0-9]+)\.\.([0-9]+)\}([^{}]*)", pattern)
     if match is None:
         if "{" in pattern or "}" in pattern:
@@ -167,7 +167,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    # Every other part is a number; text between can be digits too, of another script.
+    # Every second part is a number. `isdigit` would not do: the text between may hold digits of another script.
     return [(int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
@@ -193,14 +193,15 @@ def tar_source(
     cache: Path,
     on_progress: Progress | None = None,
 ) -> Source:
-    """The data set in the tars at `location`, a folder or a URL.
+    """Make a source of the tars at `location`, a folder or a URL.
 
-    splits: what our splits are called there: a folder, or a pattern of tars such as `x-train-{000..009}.tar`; by
-    default those of train, val and test that are there. classnames: in label order; None takes classnames.txt there.
+    splits: the folder of each of our splits below `location`, or a pattern of tars such as `x-train-{000..009}.tar`;
+        default: the existing ones of train, val and test.
+    classnames: in label order; None reads classnames.txt at `location`.
     cache: where tars from a URL are kept until they are packed. Every sample's label is read; images are not.
-    origin: what the shards are, in words; a digest of their lists is added, so that other ones are packed again.
-    Raises DataError naming the tar for whatever is not whole, not there or not to be trusted, and DataUsageError for
-    splits or names that cannot be meant.
+    origin: a description of the shards; a digest of their lists is added, so that changed shards are packed again.
+    Raises DataError naming a tar that is missing, truncated or not safe to read, and DataUsageError for impossible
+    splits or names.
     """
     root = TarRoot(location, cache, on_progress)
     names = tuple(classnames) if classnames is not None else read_classnames(root)
@@ -209,7 +210,7 @@ def tar_source(
 
 
 def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: Progress | None = None) -> Source:
-    """The test images of a published data set from its clip-benchmark shards, with our class names and prompts.
+    """Make a source of a published data set's test images from its clip-benchmark shards, with our names and prompts.
 
     Raises DataUsageError where those shards hold other images than CoOp's test list, or are another data set's, and
     DataError when number of images or labels differ from the catalogue.
@@ -237,10 +238,10 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
 
 
 def _moved(found: Sequence[str], names: Sequence[str]) -> str:
-    """The first class that stands at another position than ours, or ""; spellings that only they use say nothing."""
+    """Describe the first class whose position differs from ours; "" if none, or if the spelling is unknown here."""
 
     def key(name: str) -> tuple[str, ...]:
-        # "Audi TTS Coupe 2012" is our "2012 Audi TTS Coupe".
+        # Compare sets of words: "Audi TTS Coupe 2012" there is "2012 Audi TTS Coupe" here.
         return tuple(sorted(re.findall(r"\w+", name.lower().replace("_", " "))))
 
     ours = list(map(key, names))
@@ -251,13 +252,13 @@ def _moved(found: Sequence[str], names: Sequence[str]) -> str:
 
 
 def public_origin(dataset: Dataset) -> str:
-    """What the manifest of a set from its public shards says of where its images come from."""
+    """Describe the origin of a set from its public shards, for its manifest."""
     repository = dataset.raw.public.repository if dataset.raw else ""
     return f"clip-benchmark {repository}, published shards"
 
 
 def remove_downloads(location: str, cache: Path) -> None:
-    """Free the disk of what was downloaded from a URL, once it is packed."""
+    """Delete what was downloaded from a URL, after it was packed."""
     if is_url(location):
         shutil.rmtree(working_folder(location, cache), ignore_errors=True)
 
@@ -266,31 +267,31 @@ def remove_downloads(location: str, cache: Path) -> None:
 class TarPart:
     """Consecutive images of a split, read from their tars by offset."""
 
-    pieces: tuple[TarIndex, ...]
+    indexes: tuple[TarIndex, ...]
 
     def records(self) -> Iterator[Record]:
-        for piece in self.pieces:
+        for index in self.indexes:
             try:
-                with piece.file.open("rb") as stream:
+                with index.file.open("rb") as stream:
                     for offset, size, label, path in zip(
-                        piece.offsets.tolist(), piece.sizes.tolist(), piece.labels.tolist(), piece.paths, strict=True
+                        index.offsets.tolist(), index.sizes.tolist(), index.labels.tolist(), index.paths, strict=True
                     ):
                         data = os.pread(stream.fileno(), size, offset)
                         if len(data) != size:
-                            raise DataError(f"{piece.file} was cut short while it was read")
+                            raise DataError(f"{index.file} was cut short while it was read")
                         yield Record(path.decode(), label, data)
             except OSError as error:
-                raise DataError(f"{piece.file} cannot be read ({error.strerror})") from error
+                raise DataError(f"{index.file} cannot be read ({error.strerror})") from error
 
     def stamp(self) -> str:
         digest = hashlib.sha256()
-        for piece in self.pieces:
+        for index in self.indexes:
             try:
-                facts = piece.file.stat()
+                facts = index.file.stat()
             except OSError as error:
-                raise DataError(f"{piece.file} cannot be read ({error.strerror})") from error
-            digest.update(f"{piece.file.name} {facts.st_size} {facts.st_mtime_ns} {piece.paths.dtype}\n".encode())
-            for column in (piece.offsets, piece.sizes, piece.labels, piece.paths):
+                raise DataError(f"{index.file} cannot be read ({error.strerror})") from error
+            digest.update(f"{index.file.name} {facts.st_size} {facts.st_mtime_ns} {index.paths.dtype}\n".encode())
+            for column in (index.offsets, index.sizes, index.labels, index.paths):
                 digest.update(column.tobytes())
         return digest.hexdigest()
 
@@ -300,12 +301,12 @@ class _Tars:
     by_split: Mapping[str, tuple[TarIndex, ...]]
 
     def part(self, split: str, start: int, stop: int) -> TarPart:
-        pieces, first = [], 0
+        indexes, first = [], 0
         for index in self.by_split[split]:
-            piece = index.part(max(0, start - first), max(0, stop - first))
-            pieces += [piece] if len(piece) else []
+            part = index.part(max(0, start - first), max(0, stop - first))
+            indexes += [part] if len(part) else []
             first += len(index)
-        return TarPart(tuple(pieces))
+        return TarPart(tuple(indexes))
 
 
 def _source(
@@ -322,7 +323,7 @@ def _source(
 
 
 def _digest(tars: Mapping[str, Iterable[TarIndex]]) -> str:
-    """16 hex digits that change with any name, label or size of an image, and not with how tars are cut."""
+    """Compute 16 hex digits that change with any name, label or size of an image, but not with the cuts of the tars."""
     total = hashlib.sha256()
     for split, indexes in tars.items():
         total.update(f"{split}\n".encode())

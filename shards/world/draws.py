@@ -1,7 +1,9 @@
-"""Counter-based random draws: every number is a hash of (image key, name of the draw, position), so an image never
-depends on its batch and adding a draw never moves another one.
+"""Counter-based random draws: every number is a hash of (image key, name of the draw, position).
 
-Shapes: B images, H = W = SIZE pixels."""
+So an image does not depend on its batch, and adding a draw does not change the other draws.
+
+Shapes: B images, H = W = SIZE pixels.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,20 @@ Words = NDArray[np.uint64]
 
 @cache
 def salt(*names: str | int) -> int:
-    """A 64-bit number that stands for a path of names."""
+    """Hash a sequence of names to a 64-bit number."""
     digest = hashlib.sha256("\x1f".join(map(str, names)).encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
 def mix(words: Words) -> Words:
-    """The splitmix64 finaliser (Steele et al. 2014): a bijection of 64-bit words that looks random."""
+    """Apply the splitmix64 finaliser (Steele et al. 2014), a bijection of 64-bit words, as a hash."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 class Draws:
-    """Named draws for a batch of images; `keys` is uint64 [B]."""
+    """Named random draws for a batch of images; `keys` is uint64 [B]."""
 
     def __init__(self, keys: Words) -> None:
         self.keys = keys
@@ -44,30 +46,30 @@ class Draws:
         return len(self.keys)
 
     def words(self, name: str, shape: tuple[int, ...] = ()) -> Words:
-        """Uniform 64-bit words [B, *shape]."""
+        """Draw uniform 64-bit words [B, *shape]."""
         count = int(np.prod(shape))
         steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         starts = mix(self.keys ^ np.uint64(salt("draw", name)))
         return mix(starts[:, None] + steps).reshape(len(self.keys), *shape)
 
     def uniform(self, name: str, low: float = 0.0, high: float = 1.0, shape: tuple[int, ...] = ()) -> Floats:
-        """Floats in [low, high), [B, *shape]."""
+        """Draw uniform floats in [low, high), [B, *shape]."""
         unit = (self.words(name, shape) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         return np.float32(low) + unit * np.float32(high - low)
 
     def pick(self, name: str, choices: int, shape: tuple[int, ...] = ()) -> Ints:
-        """Integers in [0, choices), [B, *shape]."""
+        """Draw integers in [0, choices), [B, *shape]."""
         return (self.words(name, shape) >> np.uint64(11)).astype(np.int64) % choices
 
     def normal(self, name: str, shape: tuple[int, ...] = ()) -> Floats:
-        """Standard normal to three digits: the sum of the four 16-bit quarters of a word."""
+        """Draw nearly normal values [B, *shape]: the scaled sum of the four 16-bit quarters of a word."""
         words = self.words(name, shape)
         total = (words & np.uint64(0xFFFF)) + (words >> np.uint64(48))
         total += ((words >> np.uint64(16)) & np.uint64(0xFFFF)) + ((words >> np.uint64(32)) & np.uint64(0xFFFF))
         return (total.astype(np.float32) * np.float32(2.0**-16) - np.float32(2)) * np.float32(3.0**0.5)
 
     def clouds(self, name: str, cells: int) -> Floats:
-        """Smooth value noise in [0, 1] with `cells` bumps per side, [B, H, W]."""
+        """Draw smooth value noise in [0, 1] with `cells` lattice cells per side, [B, H, W]."""
         lattice = self.uniform(name, shape=(cells + 1, cells + 1))
         place = (np.arange(SIZE, dtype=np.float32) + np.float32(0.5)) * np.float32(cells / SIZE)
         low = place.astype(np.int64)

@@ -1,6 +1,7 @@
-"""Signed distances of plane shapes and the few image operations the painters share.
+"""Signed distances of plane shapes, and the image operations that all painters share.
 
-Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards; a distance is negative inside."""
+Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards; a distance is negative inside.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +20,23 @@ PALETTE = {
 
 
 def grid() -> tuple[Floats, Floats]:
-    """Canvas coordinates (x, y) of the pixel centres, each [H, W]."""
+    """Return the canvas coordinates (x, y) of the pixel centres, each [H, W]."""
     line = (np.arange(SIZE, dtype=np.float32) + 0.5) * PIXEL - 1
     return np.meshgrid(line, line)
 
 
 def spread(values: Floats) -> Floats:
-    """[B] -> [B, 1, 1], to meet images."""
+    """Reshape [B] to [B, 1, 1], to broadcast over images."""
     return values[:, None, None]
 
 
 def cover(distance: Floats, scale: Floats | float = 1.0) -> Floats:
-    """Anti-aliased coverage in [0, 1] of the inside; `scale` turns local units into canvas units."""
+    """Compute the anti-aliased coverage in [0, 1] of the inside; `scale` converts local units to canvas units."""
     return np.clip(0.5 - distance * ((1 / PIXEL) * scale), 0, 1)
 
 
 def ink(value: Floats, softness: float | Floats) -> Floats:
-    """Coverage of `value > 0` with an edge `softness` wide in the units of `value`."""
+    """Compute the coverage of `value > 0` with an edge `softness` wide in the units of `value`."""
     return np.clip(0.5 + value / softness, 0, 1)
 
 
@@ -46,28 +47,28 @@ def over(image: Floats, colour: Floats, mask: Floats) -> Floats:
 
 
 def flat(colour: Floats) -> Floats:
-    """A canvas of one colour: [B, 3] -> [B, 3, H, W]."""
+    """Make a canvas of one colour: [B, 3] to [B, 3, H, W]."""
     return np.broadcast_to(colour[:, :, None, None], (*colour.shape, SIZE, SIZE))
 
 
 def colours(draw: Draws, name: str, choices: Sequence[str], jitter: float = 0.05) -> Floats:
-    """One palette colour per image, a little off, [B, 3]."""
+    """Draw one palette colour per image with a small deviation, [B, 3]."""
     table = np.array([PALETTE[choice] for choice in choices], np.float32)
     return nearby(draw, name, table[draw.pick(name, len(choices))], jitter)
 
 
 def nearby(draw: Draws, name: str, colour: Floats | Sequence[float], jitter: float = 0.05) -> Floats:
-    """`colour` moved by at most `jitter` per channel, [B, 3]."""
+    """Move `colour` by at most `jitter` per channel, [B, 3]."""
     return np.clip(np.asarray(colour, np.float32) + draw.uniform(name + "/jitter", -jitter, jitter, (3,)), 0, 1)
 
 
 def polygon(x: Floats, y: Floats, corners: Sequence[tuple[float, float]]) -> Floats:
-    """Exact signed distance to a simple polygon (Quilez, 2D distance functions); even-odd inside."""
+    """Compute the exact signed distance to a simple polygon (Quilez, 2D distance functions); even-odd inside."""
     return polygons(x, y, [corners])
 
 
 def polygons(x: Floats, y: Floats, loops: Sequence[Sequence[tuple[float, float]]]) -> Floats:
-    """Signed distance to several closed loops at once, inside by the even-odd rule (so a loop may be a hole)."""
+    """Compute the signed distance to several closed loops; inside by the even-odd rule, so a loop may be a hole."""
     nearest = np.full(x.shape, 1e9, np.float32)
     inside = np.zeros(x.shape, bool)
     for corners in loops:
@@ -88,17 +89,17 @@ def polygons(x: Floats, y: Floats, loops: Sequence[Sequence[tuple[float, float]]
 
 
 def ball(x: Floats, y: Floats, radius: Floats | float) -> Floats:
-    """Signed distance to a disc about the origin."""
+    """Compute the signed distance to a disc about the origin."""
     return np.sqrt(x * x + y * y) - radius
 
 
 def box(x: Floats, y: Floats, width: float, height: float) -> Floats:
-    """Signed distance (a bound outside the corners) to a box of half sizes `width`, `height`."""
+    """Compute the signed distance (a bound outside the corners) to a box of half sizes `width`, `height`."""
     return np.maximum(np.abs(x) - width, np.abs(y) - height)
 
 
 def ngon(count: int, radius: float, turn: float = 0.0, inner: float | None = None) -> list[tuple[float, float]]:
-    """Corners of a regular polygon, or of a star when `inner` is given."""
+    """Return the corners of a regular polygon, or of a star if `inner` is given."""
     total = count if inner is None else 2 * count
     angles = [2 * np.pi * k / total + turn - np.pi / 2 for k in range(total)]
     radii = [inner if inner is not None and k % 2 else radius for k in range(total)]

@@ -1,7 +1,10 @@
-"""The generated world: small labelled picture data sets drawn from numbers alone, so that every road through the
-benchmark can be walked offline. A picture depends on its family, label, seed and style and on nothing else.
+"""Generate small labelled image data sets, so that every command of the benchmark also works offline.
 
-Shapes: B images; pictures are uint8 [B, 64, 64, 3]."""
+A data set is called a family. A picture depends only on its family, label, seed and style: "own" has the family's
+distortions (`looks.OWN`), "plain" has none.
+
+Shapes: B images; pictures are uint8 [B, 64, 64, 3].
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ from shards.world.tiles import TILES, paint_tile
 
 Style = Literal["own", "plain"]
 
-# Goes up with every change of a picture, so that data sets packed before it are packed again.
+# Increment it with every change of a picture, so that data sets packed before are packed again.
 VERSION = 1
 
-# Painted at most this many at a time: the fields of a chunk stay in the processor's cache.
+# Images that are painted at a time: the arrays of a chunk fit into the processor's cache.
 CHUNK = 32
 
 
@@ -48,8 +51,9 @@ CHUNK = 32
 class Family:
     """One generated data set.
 
-    `template` has one `{}` and ends in a full stop; `templates` are the two paper-style ones without it; `splits`
-    counts images per class and holds only "test" for the shifted sets.
+    template: the prompt of zero-shot CLIP; has one `{}` and ends in a full stop.
+    templates: two prompts without a full stop, which initialise learned tokens.
+    splits: images per class of each split; the shifted sets have only "test".
     """
 
     name: str
@@ -61,7 +65,7 @@ class Family:
 
 
 def _checkered(first: tuple[str, ...], second: tuple[str, ...], glue: str) -> tuple[str, ...]:
-    """All pairs, ordered so that either half of the labels holds every word of both lists."""
+    """Return all pairs, ordered so that base and novel half of the labels each hold every word of both lists."""
     pairs = list(product(range(len(first)), range(len(second))))
     ordered = sorted(pairs, key=lambda p: (sum(p) % 2, p))
     return tuple(f"{first[a]}{glue}{second[b]}" for a, b in ordered)
@@ -140,7 +144,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 def sample_seed(family: str, split: str, index: int, world_seed: int = 0) -> int:
-    """The seed of one image: a non-negative 63-bit number of its own for every family, split and index."""
+    """Return the seed of one image: a non-negative 63-bit number, distinct for every family, split and index."""
     return salt("world", family, split, index, world_seed) >> 1
 
 
@@ -164,9 +168,9 @@ def _paint(family: str, kind: str, draw: Draws, look: Look) -> Picture:
 def paint(
     family: str, labels: NDArray[np.int64], seeds: NDArray[np.int64], style: Style = "own", look: Look | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pictures uint8 [B, 64, 64, 3] and masks uint8 [B, 64, 64], 255 where the named thing is.
+    """Paint pictures uint8 [B, 64, 64, 3] and masks uint8 [B, 64, 64], 255 at pixels of the named object.
 
-    `look` takes the place of the style's own.
+    look: used instead of the look of `style`.
     """
     names = FAMILIES[family].classnames
     look = look or (PLAIN if style == "plain" else OWN[family])
@@ -189,12 +193,12 @@ def _bytes(values: Floats) -> NDArray[np.uint8]:
 
 
 def render(family: str, labels: NDArray[np.int64], seeds: NDArray[np.int64], style: Style = "own") -> NDArray[np.uint8]:
-    """Pictures uint8 [B, 64, 64, 3]; picture i depends on (family, labels[i], seeds[i], style) only."""
+    """Paint pictures uint8 [B, 64, 64, 3]; picture i depends on (family, labels[i], seeds[i], style) only."""
     return paint(family, labels, seeds, style)[0]
 
 
 def captions(family: str, label: int, seed: int) -> str:
-    """What a person might write under one plain picture: the class, and the colours it leaves open."""
+    """Describe one plain picture in a sentence: the class, and the colours that the class does not determine."""
     name = FAMILIES[family].classnames[label]
     if family not in ("shapes", "textures", "glyphs"):
         return FAMILIES[family].template.format(name)

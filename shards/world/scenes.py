@@ -1,7 +1,10 @@
-"""Painters of things: shapes, coloured shapes, surfaces, flowers and characters. A painter takes one class, draws and a
-look and gives a picture [B, 3, H, W] with the mask [B, H, W] of what the class name speaks about.
+"""Paint shapes, coloured shapes, textures, flowers and characters, with one painter per family.
 
-Shapes: B images, H = W = SIZE pixels."""
+A painter takes a class name, random draws and a `Look`, and returns a picture [B, 3, H, W] and the mask [B, H, W] of
+the pixels that the class name describes.
+
+Shapes: B images, H = W = SIZE pixels.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from shards.world.textures import texture
 Picture = tuple[Floats, Floats]
 
 FORMS = ("circle", "square", "triangle", "star", "cross")
-# Colour of the thing and of its ground: never two of one brightness.
+# Colours of object and background; the two of a pair always differ in brightness.
 PAIRS = (
     ("black", "white"), ("blue", "white"), ("red", "white"), ("purple", "yellow"),
     ("green", "white"), ("brown", "white"), ("white", "black"), ("yellow", "blue"),
@@ -35,7 +38,7 @@ LETTERS = ("A", "E", "F", "H", "K", "M", "R", "T", "X", "Y")
 
 
 def pair(draw: Draws) -> tuple[Floats, Floats]:
-    """Two colours that differ in brightness, each [B, 3]."""
+    """Draw two colours that differ in brightness, each [B, 3]."""
     which = draw.pick("pair", len(PAIRS))
     first = np.array([PALETTE[a] for a, _ in PAIRS], np.float32)[which]
     second = np.array([PALETTE[b] for _, b in PAIRS], np.float32)[which]
@@ -43,12 +46,12 @@ def pair(draw: Draws) -> tuple[Floats, Floats]:
 
 
 def _object(distance: Floats, size: Floats, colour: Floats, ground: Floats, draw: Draws, look: Look) -> Picture:
-    """One object of signed `distance` (local units) on its backdrop, in whatever way the look wants it drawn."""
+    """Paint one object, given by its signed `distance` in local units, on its background, as `look` describes."""
     scale = spread(size)
     mask = cover(distance, scale)
     if look.odd:
         colour, ground = draw.uniform("odd-ink", 0, 1, (3,)), draw.uniform("odd-ground", 0, 1, (3,))
-        # Pushed apart in brightness, or a person could not see the object either.
+        # Object and background get a different brightness; otherwise not even a person could see the object.
         flip = np.sign(colour.sum(-1) - ground.sum(-1))[:, None]
         colour, ground = np.clip(colour + 0.25 * flip, 0, 1), np.clip(ground - 0.25 * flip, 0, 1)
     if look.outline:
@@ -74,7 +77,7 @@ def _object(distance: Floats, size: Floats, colour: Floats, ground: Floats, draw
 
 
 def paint_shape(kind: str, draw: Draws, look: Look) -> Picture:
-    """A shape of any colour on a light, grey or dark ground."""
+    """Paint a shape of any colour on a light, grey or dark background."""
     x, y, size = frame(draw, look)
     colour, ground = pair(draw)
     return _object(SHAPES[kind](x, y), size, colour, ground, draw, look)
@@ -90,7 +93,7 @@ def paint_coloured_shape(kind: str, draw: Draws, look: Look) -> Picture:
 
 
 def paint_texture(kind: str, draw: Draws, look: Look) -> Picture:
-    """A surface in two colours that fills the picture; one period is about a fifth of it."""
+    """Paint a surface in two colours that fills the picture; one period is about a fifth of its side."""
     x, y = grid()
     turn = draw.uniform("turn", -look.turn, look.turn) * (np.pi / 180)
     c, s = spread(np.cos(turn)), spread(np.sin(turn))
@@ -130,7 +133,7 @@ def paint_flower(kind: str, draw: Draws, look: Look) -> Picture:
 
 @cache
 def _glyph_table(character: str, font: str) -> Floats:
-    """Signed distance of one character on a 96 x 96 grid over [-1.2, 1.2]^2, centred, 1.3 tall."""
+    """Compute the signed distance of a character, centred and 1.3 tall, on a 96 x 96 grid over [-1.2, 1.2]^2."""
     import matplotlib
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
@@ -148,7 +151,7 @@ def _glyph_table(character: str, font: str) -> Floats:
 
 
 def _sample(table: Floats, x: Floats, y: Floats) -> Floats:
-    """Bilinear lookup in per-image tables [B, 96, 96] at canvas coordinates."""
+    """Interpolate per-image tables [B, 96, 96] bilinearly at canvas coordinates."""
     u, v = np.clip((x + 1.2) * (95 / 2.4), 0, 94.99), np.clip((y + 1.2) * (95 / 2.4), 0, 94.99)
     i, j = v.astype(np.int64), u.astype(np.int64)
     a, b = v - np.floor(v), u - np.floor(u)

@@ -1,4 +1,7 @@
-"""The painted surfaces: each texture is a field whose positive part is ink. Shapes: B images, H = W = SIZE pixels."""
+"""Paint textures: a texture is a function of the plane that is positive at painted points.
+
+Shapes: B images, H = W = SIZE pixels.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ TAU = float(2 * np.pi)
 
 
 def wave(phase: Floats) -> Floats:
-    """A triangle wave of period 1 in [-1, 1], cheaper than a sine and with straight flanks."""
+    """Compute a triangle wave of period 1 in [-1, 1]; it is cheaper than a sine."""
     return 4 * np.abs(phase - np.floor(phase + 0.5)) - 1
 
 
 def cell(coordinate: Floats) -> Floats:
-    """Position inside unit cells, in [-0.5, 0.5)."""
+    """Return the position inside unit cells, in [-0.5, 0.5)."""
     return coordinate - np.floor(coordinate + 0.5)
 
 
 def parity(coordinate: Floats) -> Floats:
-    """0 for even unit cells, 1 for odd ones."""
+    """Return 0 in even unit cells and 1 in odd ones."""
     index = np.floor(coordinate)
     return index - 2 * np.floor(index * 0.5)
 
@@ -189,5 +192,5 @@ TEXTURES: dict[str, Callable[[Floats, Floats, Draws], Floats]] = {
 
 
 def texture(name: str, u: Floats, v: Floats, draw: Draws) -> Floats:
-    """Ink coverage [B, H, W] of the named texture; u, v count periods."""
+    """Compute the painted coverage [B, H, W] of the named texture; u and v count periods."""
     return ink(TEXTURES[name](u, v, draw), PIXEL * 3.2)

@@ -1,4 +1,7 @@
-"""Painters of land seen from above, one per class. Shapes: B images, H = W = SIZE pixels; the canvas is [-1, 1]^2."""
+"""Paint land seen from above, with one painter per class.
+
+Shapes: B images, H = W = SIZE pixels; the canvas is [-1, 1]^2.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def _white(draw: Draws) -> Floats:
 
 
 def _turned(draw: Draws) -> tuple[Floats, Floats]:
-    """Coordinates turned any way: land has no up."""
+    """Return coordinates in a random rotation: satellite pictures have no upright direction."""
     x, y = grid()
     turn = draw.uniform("turn", 0, 2 * np.pi)
     c, s = spread(np.cos(turn)), spread(np.sin(turn))
@@ -36,7 +39,7 @@ def _turned(draw: Draws) -> tuple[Floats, Floats]:
 
 
 def _straight(draw: Draws) -> tuple[Floats, Floats]:
-    """Coordinates near the axes, with a quarter turn for every second image, so that streets stay recognisable."""
+    """Return coordinates close to the axes, with a random quarter turn, so that streets stay recognisable."""
     x, y = grid()
     turn = draw.uniform("turn", -0.2, 0.2) + draw.pick("quarter", 2).astype(np.float32) * np.float32(np.pi / 2)
     c, s = spread(np.cos(turn)), spread(np.sin(turn))
@@ -176,5 +179,5 @@ TILES: dict[str, Callable[[Draws], Picture]] = {
 
 
 def paint_tile(kind: str, draw: Draws, look: Look) -> Picture:
-    """Land of one use; pose is part of each painter, since roads and rivers have no place of their own."""
+    """Paint one kind of land; every painter draws its own pose, because roads and rivers cross the whole picture."""
     return TILES[kind](draw)
