@@ -1,6 +1,6 @@
 """The method library: a frozen CLIP with one seam for prompts, the prompt methods and their losses.
 
-Data sets and runs are unknown here. Heavy modules are imported where they are used, so that `import procap` is free:
+It does not depend on data sets or runs. Heavy modules are imported on use, so that `import procap` costs nothing:
 
     from procap.clip import load_clip
     from procap.methods import METHODS, build_method

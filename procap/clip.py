@@ -136,7 +136,7 @@ def describe_differences(wanted: Mapping[str, Tensor], found: Mapping[str, Tenso
 
 
 def _initial(name: str, like: Tensor, geometry: Geometry, generator: torch.Generator) -> Tensor:
-    """CLIP's initialisation of one parameter (openai/CLIP, `initialize_parameters`), for both towers alike."""
+    """Initialise one parameter as CLIP does (openai/CLIP, `initialize_parameters`), for both towers alike."""
     if name == "logit_scale":
         return torch.tensor(1 / 0.07).log()
     if like.dim() == 1 and name.endswith("weight"):

@@ -1,4 +1,4 @@
-"""EigenCAM of the image tower: the first principal component of the last block's patch tokens, as a map.
+"""Compute EigenCAM maps of the image tower: the first principal component of the last block's patch tokens.
 
 Source: Muhammad and Yeasin 2020, "Eigen-CAM: Class Activation Map using Principal Components". It needs neither
 labels nor gradients, so it is the same computation for every method; only the prompts in the tower differ.
@@ -94,7 +94,7 @@ def _map(tokens: Tensor, towards: Tensor, like: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _first_component(centred: Tensor) -> Tensor:
-    """The first right singular vector [D] of centred tokens [N, D], with either sign."""
+    """Return the first right singular vector [D] of centred tokens [N, D], with either sign."""
     if len(centred) >= centred.shape[1]:
         return torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -1]
     # Decompose the smaller of the two Gram matrices: ViT-B/16 has 196 patches and a width of 768.

@@ -11,7 +11,7 @@ class UserError(Exception):
 
     exit_code = 1
     printed_elsewhere: bool | None = None
-    """Whether another process of the same run prints the error; None where that is not decided."""
+    """Whether another process of the same run prints the error; None if unknown."""
 
 
 class UsageError(UserError):

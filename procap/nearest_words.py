@@ -83,7 +83,7 @@ def vocabulary() -> dict[int, str]:
         data = bytes(tokenizer.byte_decoder[symbol] for symbol in symbols.removesuffix(WORD_END))
         # A token may hold some bytes of a character only: then it is a fragment, however it ends.
         text = data.decode("utf-8", errors="replace")
-        # The tokenizer makes everything small; capital letters stand in its table and never in a prompt.
+        # The tokenizer lowers the case of prompts, so words of its table with capital letters never occur in one.
         if text.isalpha() and text == text.lower():
             words[int(token)] = text
     return words
@@ -92,8 +92,8 @@ def vocabulary() -> dict[int, str]:
 def first_text_tokens(method: Method) -> Tensor | None:
     """Return the learned tokens [P, D] in the input of the text tower, before positions are added.
 
-    Of ProCAP these are the means after the first level of cross-attention. None where nothing is learned there, where
-    every class has tokens of its own, and where several operations put them there.
+    For ProCAP these are the means after the first level of cross-attention. None if nothing is learned there, if every
+    class has its own tokens, or if several operations act on the input.
     """
     with torch.no_grad():
         prompts = method.prompts
@@ -105,7 +105,7 @@ def first_text_tokens(method: Method) -> Tensor | None:
     if tokens.dim() == 2:
         return tokens.detach()
     if prompts.slots is not None:
-        # Operations of such prompts hold the words between the learned tokens as well.
+        # The operation of such prompts also holds the words between the learned tokens.
         rows = (prompts.slots - 1)[..., None].expand(-1, -1, tokens.shape[-1])
         tokens = tokens.expand(len(rows), -1, -1).gather(1, rows)
     same = tokens.dim() == 3 and bool((tokens == tokens[:1]).all())
@@ -122,7 +122,7 @@ def text_means(method: Method) -> Tensor | None:
 
 
 def _unshared(table: Tensor) -> Sequence[bool]:
-    """Of each row of an embedding table [V, D], whether no other row equals it."""
+    """Return for each row of an embedding table [V, D] whether no other row equals it."""
     rows = np.ascontiguousarray(table.numpy())
     whole = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
     _, which, counts = np.unique(whole, return_inverse=True, return_counts=True)

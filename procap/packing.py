@@ -282,7 +282,7 @@ def _place(op: TokenOp, ahead: int, first: Sequence[int], own: Sequence[int], de
 
 
 def _owners(groups: Sequence[Sequence[int]], own: Sequence[int], size: int) -> tuple[Tensor, Tensor]:
-    """The prompt [G, R] that each row of each group belongs to (-1: none), and the row's number in its group."""
+    """Return the prompt [G, R] that each row of each group belongs to (-1: none), and the rows' numbers in a group."""
     owner = torch.full((len(groups), size), -1)
     for number, group in enumerate(groups):
         belongs = torch.tensor(group).repeat_interleave(torch.tensor([own[c] for c in group]))

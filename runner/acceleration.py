@@ -62,7 +62,7 @@ def set_compile_cache() -> None:
 
 
 def _missing_tool(device: torch.device) -> str:
-    """The tool that torch.compile needs and this machine lacks, empty for none."""
+    """Return the tool that torch.compile needs and this machine lacks; "" if there is none."""
     compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
     if not any(name and shutil.which(name) for name in compilers):
         return "a C compiler" if device.type == "cuda" else "a C++ compiler"

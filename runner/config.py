@@ -63,8 +63,8 @@ class RunConfig(BaseModel):
     def identity(self) -> dict[str, Any]:
         """Return the fields that change the trained weights, and no others.
 
-        The recipe's name, the test batch and what the chosen optimizer and warm-up never read are left out, so that
-        equal trainings are one run under every name; picks are left out where the rule draws them.
+        The recipe's name, the test batch size, and fields that the chosen optimizer and warm-up do not use are left
+        out, so that equal trainings are one run. `picks` is left out if the samples are drawn by CoOp's rule.
         """
         plain = self.model_dump(mode="json", exclude={"recipe_name"} | ({"picks"} if not self.picks else set()))
         recipe = plain["recipe"]
@@ -144,19 +144,19 @@ class Target:
 
 
 ENGINES = ("ddp", "deepspeed")
-"""What averages gradients over processes."""
+"""The implementations that average gradients over processes."""
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Where and how a run is carried out; nothing here changes its results, up to rounding.
+    """Where and how a run is executed; no field changes its results beyond rounding.
 
-    workers: threads that decode images; None leaves it to `runner.environment.num_decoders`.
+    workers: threads that decode images; None: see `runner.environment.num_decoders`.
     features: where image features of test splits are kept for methods without prompts in the image tower; None computes
         them for every evaluation.
-    accelerate: what `runner.acceleration.Acceleration.of` reads.
-    timeout: seconds that a process waits for others at most.
-    engine: of `ENGINES`; zero_stage and deepspeed_json (a file merged into its configuration) are DeepSpeed's.
+    accelerate: accelerations, as `runner.acceleration.Acceleration.of` parses them.
+    timeout: longest time in seconds that a process waits for others.
+    engine: one of `ENGINES`. zero_stage, deepspeed_json: for DeepSpeed only; the file is merged into its configuration.
     log_checkpoints: whether checkpoints are copied into MLflow's artifact store.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
     no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
@@ -212,10 +212,10 @@ def plan_run(
 
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's for a same-recipe control;
         `overrides` then change single fields of it. A method that trains nothing stays at zero epochs under both.
-    task: whose published recipe and options count; None: "few-shot" on all classes, else "base-to-novel".
-    options: the method's own fields; the rest take the values published for `task` (recipe "published"), else defaults.
-    picks: digest of imported few-shot picks, which a method that trains nothing has no use for.
-    data: where sets are packed that the catalogue does not list. A derived set takes what was published for its base.
+    task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
+    options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
+    picks: digest of imported few-shot samples; ignored for a method that trains nothing.
+    data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
     Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range,
     DataUsageError for an unknown data set or choice of classes.
     """

@@ -142,14 +142,14 @@ class DeepSpeedEngine(Engine):
         return part
 
     def _part(self, tensors: Sequence[Tensor]) -> Tensor:
-        """This process's part [N] of tensors that are shaped as the learnables."""
+        """Return this process's part [N] of tensors with the shapes of the learned ones."""
         own = self._vector
         flat = torch.cat([tensor.detach().reshape(-1).to(own) for tensor in tensors])
         flat = nn.functional.pad(flat, (0, max(0, own.numel() * dist.get_world_size() - flat.numel())))
         return flat[dist.get_rank() * own.numel() :][: own.numel()].clone()
 
     def _whole(self, part: Tensor) -> list[Tensor]:
-        """Tensors shaped as the learnables, from each process's part [N] of them."""
+        """Assemble tensors with the shapes of the learned ones from each process's part [N]."""
         flat = part.new_empty(dist.get_world_size() * part.numel())
         dist.all_gather_into_tensor(flat, part)
         sizes = [each.numel() for each in self._learnables]
@@ -197,7 +197,7 @@ def _refusals(deepspeed: ModuleType) -> Iterator[None]:
 
 
 def _with_defaults(settings: Mapping[str, Any], numbers: int) -> dict[str, Any]:
-    """`settings` with defaults for `numbers` learnable numbers."""
+    """Add defaults for `numbers` learned numbers to `settings`."""
     # The default bucket reserves two gigabytes, a thousand times what the learnable tensors need.
     zero = {"reduce_bucket_size": numbers, **settings["zero_optimization"]}
     # At stage 0 DeepSpeed's clipping fails on a scalar; all ranks have the whole gradients there, as with DDP.

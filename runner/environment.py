@@ -80,7 +80,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
     """Return the device of one process of several: "cuda" becomes the GPU with its local rank.
 
-    Raises UsageError where there are fewer GPUs than processes, or all processes are given the same one.
+    Raises UsageError if there are fewer GPUs than processes, or if all processes get the same one.
     """
     import torch
 

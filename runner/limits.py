@@ -45,7 +45,7 @@ def _allowed_cores() -> Iterator[float]:
 
 
 def _control_groups(controller: str) -> Iterator[tuple[int, Path]]:
-    """Version and folder of every control group of this process whose files may hold a limit of `controller`.
+    """List version and folder of the control groups of this process that may have a limit of `controller`.
 
     "max" (version 2) and -1 (version 1) mean no limit; a container sees only some of the groups.
     """

@@ -218,7 +218,7 @@ def _between(start: Mark, end: Mark) -> float:
 
 
 def _nvml_handle(device: torch.device) -> Any:
-    """NVML's handle of a CUDA device, found by UUID because NVML ignores CUDA_VISIBLE_DEVICES; None without NVML."""
+    """Find NVML's handle of a CUDA device by UUID, because NVML ignores CUDA_VISIBLE_DEVICES; None without NVML."""
     if device.type != "cuda":
         return None
     try:

@@ -56,7 +56,7 @@ def _model(config: RunConfig) -> Fields:
 
 
 def _published(config: RunConfig) -> Iterator[tuple[Fields, Fields]]:
-    """Recipe and options as published, under the method's recipe and under ProCAP's, each with a label."""
+    """Return published recipe and options, under the method's recipe and under ProCAP's, each with a label."""
     from procap.methods import method_class, method_options
     from procap.methods.method import TASKS
     from shards.resolve import base_name
@@ -70,7 +70,7 @@ def _published(config: RunConfig) -> Iterator[tuple[Fields, Fields]]:
 
 
 def _flat(recipe: Fields, options: Fields) -> Fields:
-    """One dictionary with prefixed names: a method may have an option of the same name as a field of the recipe."""
+    """Flatten to one dictionary with prefixes, because an option can have the name of a recipe's field."""
     groups = {"recipe": recipe, "options": options}
     return {f"{group}.{name}": value for group, fields in groups.items() for name, value in fields.items()}
 

@@ -54,7 +54,7 @@ class ProgressDisplay:
             self.say(f"{self.what}: {done}/{self.total} {self.unit}  {shown}".rstrip())
 
     def say(self, line: str) -> None:
-        """Print a line, above the bar where there is one; nothing when quiet."""
+        """Print a line, above the bar if there is one; print nothing if quiet."""
         if self.quiet:
             return
         if self._bar is not None:

@@ -155,7 +155,7 @@ class RemoteResults:
             self._upload(folder)
 
     def try_push_all(self, below: str = "") -> None:
-        """`push_all` for use after another error: a failure is logged and hides nothing."""
+        """Call `push_all` after another error: a failure is logged, so that the first error stays visible."""
         try:
             self.push_all(below)
         except (UserError, DataError, OSError) as error:

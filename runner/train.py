@@ -333,7 +333,7 @@ def _write_result(
 def _rank_use(
     meter: Meter, monitor: ResourceMonitor, group: ProcessGroup, *, is_communication_counted: bool
 ) -> RankUse:
-    """What this rank did in its own steps. Messages that DeepSpeed sends are not counted."""
+    """Collect what this rank measured in its own steps. Messages that DeepSpeed sends are not counted."""
     seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(
         host=platform.node(),

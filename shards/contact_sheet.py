@@ -103,7 +103,7 @@ def _draw(
 
 
 def _columns(classes: int, per_class: int) -> int:
-    """The number of strips side by side that brings the page nearest to 4 : 3."""
+    """Return the number of strips side by side for which the page is nearest to 4 : 3."""
 
     def stretch(columns: int) -> float:
         width = columns * (per_class * IMAGE + GAP)
@@ -113,7 +113,7 @@ def _columns(classes: int, per_class: int) -> int:
 
 
 def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:
-    """The first `count` images of a class, cut to their centre square, side by side."""
+    """Draw the first `count` images of a class, cut to their centre square, side by side."""
     strip = np.full((PIXELS, count * PIXELS, 3), 255, np.uint8)
     for k, i in enumerate(np.flatnonzero(images.labels == label)[:count]):
         image = images.image(int(i))
@@ -127,6 +127,6 @@ def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:
 
 
 def _fitted(words: str, inches: float) -> str:
-    """`words`, cut with an ellipsis to what fits above a strip."""
+    """Cut `words` with an ellipsis to the width of a strip."""
     room = max(4, int(inches / 0.068))
     return words if len(words) <= room else words[: room - 1].rstrip() + "…"

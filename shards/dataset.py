@@ -14,8 +14,9 @@ RandomSplit = Literal["", "folders", "trainval", "labels"]
 class PublicShards:
     """The clip-benchmark set of the same images on the Hub.
 
-    repository: its name, "" where there is none. usable: its test split is CoOp's test list, labels in the same order.
-    reason: why it is refused, in words that finish "it cannot be used: ".
+    repository: its name, "" if there is none.
+    usable: whether its test split is CoOp's test list, with labels in the same order.
+    reason: why it is refused; completes the sentence "it cannot be used: ".
     """
 
     repository: str = ""
@@ -27,13 +28,13 @@ class PublicShards:
 class RawLayout:
     """How the raw files of a published data set lie on a disk.
 
-    folders: of the data set below the raw root, CoOp's name first, then names that archives unpack to.
-    images: of the images below that, CoOp's first; "." is the folder itself.
-    get: where images and lists come from, one sentence.
-    split_file: the official list of train, val and test. split_digests: of its splits, where they are known.
-    random_split: how CoOp splits without that file: whole class folders, the official train list, or a file of labels.
+    folders: possible names of the data set's folder below the raw root: CoOp's first, then those of unpacked archives.
+    images: possible folders of the images below that, CoOp's first; "." is the folder itself.
+    get: where to get images and lists, one sentence.
+    split_file: the official list of train, val and test. split_digests: digests of its splits, if known.
+    random_split: what CoOp splits without that file: class folders, the official train list, or a file of labels.
     ignored: entries among the class folders that are no class. renamed: class folder to class name.
-    indices: ImageNet's numbers of the classes of a set that has some of them; () is all of them in order.
+    indices: ImageNet's numbers of the classes, for a set with a part of them; () means all of them in order.
     """
 
     layout: Layout

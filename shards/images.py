@@ -100,7 +100,7 @@ def _reader(data: bytes) -> type[ImageFile] | None:
 
 
 def _declared_size(data: bytes) -> tuple[int, int]:
-    """The size in the first bytes of those formats whose readers take memory before they tell it; else (0, 0)."""
+    """Read the size from the header of formats whose readers allocate before they check it; else (0, 0)."""
     if data.startswith(b"\x89PNG") and len(data) >= 24:
         return struct.unpack(">II", data[16:24])
     if data.startswith(b"GIF8") and len(data) >= 10:

@@ -173,7 +173,7 @@ def _labels_by_path(paths: list[str], labels: NDArray[np.int64]) -> dict[str, in
 
 
 def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> list[str]:
-    """The packed path that each foreign path ends in; every one must be found, and none twice."""
+    """Match each foreign path to the packed path that it ends in; all must be found, and none twice."""
     known = set(packed)
     deepest = max((path.count("/") for path in known), default=0) + 1
     found = [match_ending(path, known, deepest) for path in foreign]
@@ -207,7 +207,7 @@ def _refuse_other(where: str, what: str, values: Sequence[tuple[str, str, str]])
 
 
 def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, shards: ShardSet, where: str) -> None:
-    """Raise DataError unless every class has `shots` images, or all of its images where it has fewer."""
+    """Raise DataError unless every class has `shots` images, or all of its images if it has fewer."""
     counts, available = Counter(labels[path] for path in paths), Counter(labels.values())
     absent = [shards.classnames[label] for label in sorted(available) if label not in counts]
     if absent:

@@ -45,7 +45,7 @@ from shards.sources import builtin_source
 Progress = Callable[[str, int, int], None]
 """Called with a split, its images that are done, and all of them, after each shard."""
 
-# Images of a shard, fewer where they are so large that a shard would be larger than SHARD_BYTES.
+# Images per shard; fewer if a shard would be larger than SHARD_BYTES.
 PER_SHARD = 1000
 SHARD_BYTES = 10**9
 # Headers and padding of an image's three members in a tar, at most.
@@ -142,7 +142,7 @@ def _refuse_unfit(source: Source, counts: Mapping[str, int]) -> None:
 
 
 def _still_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> Manifest | None:
-    """The manifest of what is there, if it is whole and describes what `source` would pack today."""
+    """Return the manifest of the existing set if it is whole and describes what `source` would pack today."""
     if not (data_root / source.name / FILE).exists():
         return None
     try:

@@ -92,7 +92,7 @@ def variant_of_name(name: str) -> str:
 
 
 def _unknown(name: str, data_root: Path | None, error: DataUsageError) -> DataUsageError:
-    """`error` with the names of packed sets too, unless it says why a known set cannot be changed as asked."""
+    """Add the names of packed sets to `error`, unless it explains why a known set cannot be derived."""
     own = [each for each in packed_names(data_root) if each not in CATALOGUE] if data_root else []
     try:
         find(parse_name(name).base)

@@ -125,7 +125,7 @@ def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
 
 
 def _counted(task: ShardTask) -> Iterator[Record]:
-    """The records of a task: exactly as many as its list has."""
+    """Yield the records of a task, and check that there are exactly as many as its list has."""
     wanted, seen = task.stop - task.start, 0
     for record in task.part.records():
         seen += 1
@@ -138,7 +138,7 @@ def _counted(task: ShardTask) -> Iterator[Record]:
 
 
 def _checked(task: ShardTask, record: Record) -> tuple[bytes, str]:
-    """The bytes to store of a record, after checks of its image and label; smaller ones where it is to be resized."""
+    """Check image and label of a record and return the bytes to store, resized if the task does so."""
     from shards.images import ImageError, decode, shrink
 
     where = f"'{task.dataset}' {task.split}"

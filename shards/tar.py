@@ -215,7 +215,7 @@ def _side(stream: BinaryIO, member: tarfile.TarInfo) -> dict[str, object]:
 
 
 def _own_path(path: object, member: tarfile.TarInfo) -> str | None:
-    """The path that a json member gives, where it can name an image."""
+    """Return the path that a json member gives, if it can name an image."""
     if not isinstance(path, str) or path.rpartition(".")[2].lower() not in FOREIGN_IMAGES:
         return None
     return _safe(path, member)
@@ -229,7 +229,7 @@ def _safe(name: str, member: tarfile.TarInfo) -> str:
 
 
 def _members(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """The members in order, each checked to lie inside the file; the archive must be whole and end where it says."""
+    """Yield the members in order, check that each lies inside the file, and that the archive is complete."""
     end = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     with tarfile.open(fileobj=cast(BinaryIO, _Headers(stream)), mode="r:") as tar:

@@ -22,7 +22,7 @@ def is_url(text: str) -> bool:
 
 
 def scheme(url: str) -> str:
-    """The scheme in lower case, empty for a path."""
+    """Return the scheme in lower case, empty for a path."""
     return url.partition(":")[0].lower() if is_url(url) else ""
 
 

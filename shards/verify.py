@@ -103,7 +103,7 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
 
 
 def _tasks(shards: ShardSet, faults: dict[str, list[str]]) -> Iterator[_Task]:
-    """A task per shard; what is wrong with the index and the paths of a split is added to `faults`."""
+    """Make a task per shard; problems of the index and the paths of a split are added to `faults`."""
     folder, manifest = shards.folder, shards.manifest
     for split, entry in manifest.splits.items():
         images = None

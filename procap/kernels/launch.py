@@ -134,7 +134,7 @@ def backward(
 
 
 def _project(eps: float, *jobs: Any) -> None:
-    """Jobs (rows, norm's scale and shift, weight, bias, outputs) in one launch."""
+    """Launch linear layers; a job is (rows, norm's scale and shift, weight, bias, outputs)."""
     shapes = tuple(_linear_shape(job[3]) for job in jobs)
     tokens = len(jobs[0][0])
     r = min(next_power_of_2(tokens), 4)
@@ -144,7 +144,7 @@ def _project(eps: float, *jobs: Any) -> None:
 
 
 def _linear_shape(weight: Tensor) -> tuple[int, int, int, int]:
-    """N, K, K2, N2."""
+    """Return N, K and the next powers of two K2, N2 of a weight [N, K]."""
     n, k = weight.shape
     return n, k, next_power_of_2(k), next_power_of_2(n)
 
@@ -156,7 +156,7 @@ def _heads_shape(tokens: int, inner: int, heads: int) -> dict[str, Any]:
 
 
 def _fit(most: int, unit: int) -> int:
-    """The largest power of two up to `most`, itself one, of which `unit` elements each fill no more than a tile."""
+    """Return the largest power of two n, at most `most`, with n * `unit` <= TILE; both are powers of two."""
     return max(1, min(most, TILE // unit))
 
 

@@ -1,9 +1,9 @@
 """Triton kernels of one cross-attention level, both directions in each; `procap.kernels.launch` starts them.
 
-Every weight is read from memory once per pass, as one tile of whole rows or columns per program. The few rows are small
-beside it: each program normalises them again, and attends again, rather than waiting for another launch. All arithmetic
-is float32 whatever the tensors hold. Jobs are tuples of pointers, one per linear layer or direction, and the second
-program index picks the job; the compiler leaves out what a pointer of None would have done.
+Every weight is read from memory once per pass, as one tile of whole rows or columns per program. There are few token
+rows, so each program normalises them and computes attention itself, which is cheaper than another launch. All
+arithmetic is float32, whatever the type of the tensors. Jobs are tuples of pointers, one per linear layer or direction,
+and the second program index selects the job; code for a pointer that is None is not compiled.
 
 Shapes: P prompt tokens (R of them at a time, i; as keys, token), D width of a direction's queries, H heads of W; a
 linear layer has N outputs n, K inputs k, a block of them c; V and T widths of v and t; X2: X padded to a power of two.
@@ -21,7 +21,7 @@ import triton.language as tl
 
 @triton.jit
 def _load(x, i, k, P: tl.constexpr, K: tl.constexpr):
-    """Entries [i, k] of x [P, K] in float32, zero outside."""
+    """Load the entries [i, k] of x [P, K] in float32, zero outside."""
     inside = (i < P)[:, None] & (k < K)[None, :]
     return tl.load(x + i[:, None] * K + k[None, :], mask=inside, other=0.0).to(tl.float32)
 
@@ -44,7 +44,7 @@ def _store_vector(x, k, entries, K: tl.constexpr):
 
 @triton.jit
 def _moments(rows, k, K: tl.constexpr, EPS: tl.constexpr):
-    """Mean and inverse deviation [R] of rows [R, K2]."""
+    """Compute mean and inverse deviation [R] of rows [R, K2]."""
     mean = tl.sum(rows, axis=1) / K
     centred = tl.where((k < K)[None, :], rows - mean[:, None], 0.0)
     return mean, 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1) / K + EPS)
@@ -52,7 +52,7 @@ def _moments(rows, k, K: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def _normed(x, scale, shift, i, c, P: tl.constexpr, K: tl.constexpr, K2: tl.constexpr, EPS: tl.constexpr):
-    """Entries [i, c] of LN(x), or of x where there is no norm."""
+    """Compute the entries [i, c] of LN(x), or load those of x if there is no norm."""
     entries = _load(x, i, c, P, K)
     if scale is not None:
         k = tl.arange(0, K2)
@@ -64,7 +64,7 @@ def _normed(x, scale, shift, i, c, P: tl.constexpr, K: tl.constexpr, K2: tl.cons
 
 @triton.jit
 def _norm_backward(ga, gb, x, scale, i, c, P: tl.constexpr, K: tl.constexpr, K2: tl.constexpr, EPS: tl.constexpr):
-    """At [i, c]: gradient of x from the gradient ga (+ gb) of LN(x), and what scale's and shift's sum over rows."""
+    """Compute at [i, c] the gradient of x from that of LN(x), ga (+ gb), and the row terms of scale's and shift's."""
     g = _load(ga, i, c, P, K)
     if gb is not None:
         g += _load(gb, i, c, P, K)
@@ -90,7 +90,7 @@ def _norm_backward(ga, gb, x, scale, i, c, P: tl.constexpr, K: tl.constexpr, K2:
 
 @triton.jit
 def project(jobs, SHAPES: tl.constexpr, P: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr):
-    """Linear layers of normed rows, program (n, j): outputs n of job j."""
+    """Compute linear layers of normed rows; program (n, j): outputs n of job j."""
     for j in tl.static_range(len(SHAPES)):
         if (tl.program_id(1) == j) & (tl.program_id(0) * BLOCK < SHAPES[j][0]):
             x, scale, shift, weight, bias, out = jobs[j]
@@ -99,7 +99,7 @@ def project(jobs, SHAPES: tl.constexpr, P: tl.constexpr, R: tl.constexpr, BLOCK:
             K2: tl.constexpr = SHAPES[j][2]
             n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
             k = tl.arange(0, K2)
-            # Asked for first, so that the weights are under way while the rows are normalised.
+            # Load the weights first, so that they arrive while the rows are normalised.
             w = _load(weight, n, k, N, K)
             for row in range(0, P, R):
                 i = row + tl.arange(0, R)
@@ -112,7 +112,7 @@ def project(jobs, SHAPES: tl.constexpr, P: tl.constexpr, R: tl.constexpr, BLOCK:
 
 @triton.jit
 def _load_heads(x, i, P: tl.constexpr, H: tl.constexpr, H2: tl.constexpr, W: tl.constexpr, W2: tl.constexpr):
-    """Rows i of x [P, H W] as [R, H2, W2], zero outside."""
+    """Load the rows i of x [P, H W] as [R, H2, W2], zero outside."""
     h, e = tl.arange(0, H2)[None, :, None], tl.arange(0, W2)[None, None, :]
     i = i[:, None, None]
     return tl.load(x + i * (H * W) + h * W + e, mask=(i < P) & (h < H) & (e < W), other=0.0).to(tl.float32)
@@ -123,7 +123,7 @@ def attend(
     jobs, WIDTHS: tl.constexpr, P: tl.constexpr, P2: tl.constexpr, H: tl.constexpr, H2: tl.constexpr,
     W: tl.constexpr, W2: tl.constexpr, SCALE: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Attention of all heads, output projection and residual, program (n, j): outputs n of direction j."""
+    """Compute attention of all heads, output projection and residual; program (n, j): outputs n of direction j."""
     for j in tl.static_range(len(WIDTHS)):
         if (tl.program_id(1) == j) & (tl.program_id(0) * BLOCK < WIDTHS[j]):
             query, key, value, mixed, weight, bias, x, out = jobs[j]
@@ -158,7 +158,7 @@ def attend_backward(
     jobs, WIDTHS: tl.constexpr, P: tl.constexpr, P2: tl.constexpr, H: tl.constexpr, W: tl.constexpr, W2: tl.constexpr,
     SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of a direction's output to those of its queries, keys and values, program (h, j): head h."""
+    """Compute the gradients of queries, keys and values from a direction's output; program (h, j): head h."""
     for j in tl.static_range(len(WIDTHS)):
         if tl.program_id(1) == j:
             query, key, value, weight, gradient, dq, dk, dv = jobs[j]
@@ -193,7 +193,7 @@ def attend_backward(
 def project_backward(
     jobs, SHAPES: tl.constexpr, P: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr
 ):
-    """Gradients of linear layers, program (c, j): inputs c of job j; that of the rows is the one before their norm."""
+    """Compute the gradients of linear layers and of their normed inputs; program (c, j): inputs c of job j."""
     for j in tl.static_range(len(SHAPES)):
         if (tl.program_id(1) == j) & (tl.program_id(0) * BLOCK < SHAPES[j][1]):
             gradient, x, scale, shift, weight, dx, dweight, dbias = jobs[j]
@@ -224,7 +224,7 @@ def inputs_backward(
     vision, text, projection, V: tl.constexpr, V2: tl.constexpr, T: tl.constexpr, T2: tl.constexpr,
     P: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    """Through the norms and W_p to v and t, program (c, j): columns c of v (j = 0) or of t (j = 1)."""
+    """Backpropagate through norms and W_p to v and t; program (c, j): columns c of v (j = 0) or of t (j = 1)."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if (tl.program_id(1) == 0) & (tl.program_id(0) * BLOCK < V):
         gradient, x, g_query, scale, dscale, dshift, dx = vision

@@ -43,7 +43,7 @@ class CoCoOp(Method):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """SGD 0.002, one image per step, 10 epochs, for every task (the paper's section 4 and its public code)."""
+        """Return SGD 0.002, one image per step, 10 epochs, for every task (the paper's section 4, its public code)."""
         check_task(task)
         return Recipe(optimizer="sgd", lr=0.002, epochs=10, batch_size=1)
 

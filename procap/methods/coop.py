@@ -59,7 +59,7 @@ class CoOp(Method):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """SGD 0.002, batch 32; 50 epochs on ImageNet, else 200, fewer with under 8 shots in the few-shot task.
+        """Return SGD 0.002, batch 32; 50 epochs on ImageNet, else 200, fewer for few-shot with under 8 shots.
 
         Source: CoOp's section 4.1 (few-shot), the CoCoOp paper's comparison (base to novel, transfer from ImageNet).
         """

@@ -70,7 +70,7 @@ class MaPLe(Method):
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
-        """SGD, batch 4: 0.0035 for 5 epochs; 0.0026 for 2 epochs when transferring from ImageNet.
+        """Return SGD, batch 4: 0.0035 for 5 epochs; 0.0026 for 2 epochs when transferring from ImageNet.
 
         The public code has no few-shot configuration; 0.0035 for 50 epochs is that of SkipTuning's re-implementation.
         """
@@ -81,12 +81,12 @@ class MaPLe(Method):
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Depth 3 when transferring from ImageNet."""
+        """Return depth 3 when transferring from ImageNet, else no options."""
         check_task(task)
         return {"depth": 3} if task in ("cross-dataset", "domain-generalization") else {}
 
     def _phrase(self) -> str:
-        """The words before every class name; the first n_ctx tokens of them are replaced by learned ones."""
+        """Return the words before every class name; learned tokens replace their first n_ctx tokens."""
         words = words_of(self.options.ctx_init)
         if words and self.options.n_ctx <= PHRASE_LIMIT:
             return " ".join(words)

@@ -242,7 +242,7 @@ class ProCAP(Method):
         return space.templates if given is None else split_templates(given)
 
     def _template_tokens(self, generator: torch.Generator) -> Tensor:
-        """The start [P, Dt] from the words before the class name; positions beyond them are random."""
+        """Initialise text tokens [P, Dt] from the words before the class name; further positions are random."""
         starts = []
         for template in self._templates(self.space):
             start = self._text_normal(generator)

@@ -38,7 +38,7 @@ FOREIGN_KEYS = {
 class Weights:
     """A state dict with CustomTextCLIP names, and the metadata of its file.
 
-    quick_gelu: True or False where the file settles it, None where it does not.
+    quick_gelu: whether the model uses QuickGELU; None if the file does not determine it.
     openai_format: OpenAI's own file, or one with its bookkeeping entries.
     """
 
@@ -150,7 +150,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 def _custom_text_names(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """CustomTextCLIP names without wrappers' prefixes; UserError for the models that are known not to fit."""
+    """Rename to CustomTextCLIP names, without wrappers' prefixes; UserError for models known not to fit."""
     for wrapper in ("module.", "_orig_mod."):
         if all(name.startswith(wrapper) for name in state):
             state = {name.removeprefix(wrapper): value for name, value in state.items()}

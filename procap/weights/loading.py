@@ -27,12 +27,12 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
     """Load a frozen CLIP, float32, on the CPU.
 
     name: "mini" (embedded), an architecture of open_clip ("ViT-B-16", also written "ViT-B/16"), or a checkpoint's path.
-    pretrained: a tag of that architecture (default "openai" where there is one), a checkpoint's path, or "random".
+    pretrained: a tag of that architecture (default "openai" if it exists), a checkpoint's path, or "random".
     seed: only for "random".
 
     The activation follows the weights: OpenAI's need QuickGELU under either name of their architecture; elsewhere tag
     and name must agree, and for a plain state dict the name alone decides.
-    Raises UsageError for names and files that do not go together, UserError for weights that cannot be had or read.
+    Raises UsageError for names and files that do not fit each other, UserError for weights that are absent or broken.
     """
     if name.lower() == "mini":
         return _load_mini(pretrained, seed)
@@ -52,8 +52,8 @@ def load_clip(name: str = "mini", pretrained: str | None = None, *, seed: int = 
 def weights_file(name: str, pretrained: str | None = None) -> Path | None:
     """Return the file that `load_clip` would read, or None if it needs none.
 
-    Raises UserError where weights are not on this machine, naming where they were looked for, UsageError for a name
-    that is unknown. What is in the file is not looked at.
+    Raises UserError if the weights are not on this machine, naming the places that were searched, UsageError for an
+    unknown name. Does not read the file.
     """
     if name.lower() == "mini" or pretrained == "random":
         return None
@@ -71,16 +71,16 @@ def weights_file(name: str, pretrained: str | None = None) -> Path | None:
 def canonical_name(name: str, pretrained: str | None = None) -> tuple[str, str | None]:
     """Map all spellings of backbone and weights that `load_clip` treats alike to one; imports and checks nothing.
 
-    A backbone's own weights, those it has when none are named, are None; the path of a file is absolute.
+    The second value is None for the backbone's default weights; the path of a file is absolute.
     """
     backbone = _spelling(name, ["mini", *_listed()])
     if backbone is None:
         return (_absolute(name) if _names_file(name) else name), pretrained
     if pretrained is None or _tag_spelling(pretrained) == ("embedded" if backbone == "mini" else "openai"):
-        # OpenAI's weights bring QuickGELU under either name of their architecture.
+        # With OpenAI's weights both names of an architecture mean QuickGELU.
         plain = backbone.removesuffix("-quickgelu")
         return (plain if plain in OPENAI else backbone), None
-    # A folder that happens to be called like a tag is not meant.
+    # A folder with the name of a tag is not a checkpoint.
     is_file = _is_path(pretrained) or Path(pretrained).is_file()
     return backbone, _absolute(pretrained) if is_file else _tag_spelling(pretrained)
 
@@ -171,7 +171,7 @@ def _build(
 
 
 def _named_architecture(name: str, pretrained: str | None) -> str | None:
-    """The architecture, None where `name` is a file with its own; UsageError for what is neither, or both."""
+    """Return the architecture, or None if `name` is a file that has its own; UsageError for neither, or for both."""
     architecture = None if _is_path(name) else _architecture(name)
     if architecture is None and not _names_file(name):
         raise unknown_name("backbone", name, ["mini", *supported_architectures()])
@@ -181,7 +181,7 @@ def _named_architecture(name: str, pretrained: str | None) -> str | None:
 
 
 def _architecture(name: str) -> str | None:
-    """open_clip's spelling of `name`, None where there is none such; UsageError for one that does not fit."""
+    """Return open_clip's spelling of `name`; None if it has no such model, UsageError for one that does not fit."""
     import open_clip
 
     found = _spelling(name, open_clip.list_models())
@@ -193,19 +193,19 @@ def _architecture(name: str) -> str | None:
 
 
 def _listed() -> list[str]:
-    """The architectures that open_clip ships, without the seconds that importing it takes."""
+    """List the architectures that open_clip ships, without importing it, which takes seconds."""
     package = importlib.util.find_spec("open_clip")
     folders = package.submodule_search_locations if package else None
     return [file.stem for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
 
 
 def _spelling(name: str, known: Iterable[str]) -> str | None:
-    """`name` as `known` has it, None where it is not among them."""
+    """Return `name` as spelled in `known`, None if it is not among them."""
     return {model.lower(): model for model in known}.get(_dashed(name).lower())
 
 
 def _dashed(name: str) -> str:
-    """OpenAI's "ViT-L/14@336px" with open_clip's dashes."""
+    """Replace the slash and at sign of OpenAI's "ViT-L/14@336px" by open_clip's dashes."""
     return name.replace("/", "-").replace("@336px", "-336")
 
 
@@ -214,7 +214,7 @@ def _tag_spelling(tag: str) -> str:
 
 
 def _obstacle(config: Mapping[str, Any]) -> str | None:
-    """Why an open_clip architecture is not two plain CLIP transformers, None if it is."""
+    """Explain why an open_clip architecture is not two plain CLIP transformers; None if it is."""
     vision, text = config["vision_cfg"], config["text_cfg"]
     plain_vision = {"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"}
     plain_text = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
@@ -261,13 +261,13 @@ def _geometry(config: Mapping[str, Any], quick_gelu: bool | None = None) -> Geom
 
 
 def _twin(architecture: str) -> str:
-    """The same towers with the other activation, as open_clip names them."""
+    """Return open_clip's name of the same towers with the other activation."""
     plain = architecture.removesuffix("-quickgelu")
     return plain if plain != architecture else f"{plain}-quickgelu"
 
 
 def _tags(architecture: str) -> tuple[str, ...]:
-    """The tags that fit: trained with this activation, on images resized by their shorter side and cropped."""
+    """List the tags that fit: trained with this activation, on images resized by the shorter side and cropped."""
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
     quick_gelu = bool(_config(architecture).get("quick_gelu", False))
@@ -281,7 +281,7 @@ def _tags(architecture: str) -> tuple[str, ...]:
 
 
 def _tag(architecture: str, pretrained: str | None) -> str | None:
-    """The tag that `pretrained` names, None where it is a path."""
+    """Return the tag that `pretrained` names, None if it is a path."""
     from open_clip.pretrained import list_pretrained_tags_by_model
 
     tags = _tags(architecture)
@@ -316,7 +316,7 @@ def _is_path(text: str) -> bool:
 
 
 def _find_weights(architecture: str, tag: str, entry: Mapping[str, Any]) -> Path:
-    """The file of a tag in the cache of this program, OpenAI's or Hugging Face's. UserError names the caches."""
+    """Find a tag's file in the cache of this program, OpenAI's or Hugging Face's. UserError names the caches."""
     folder = procap_home() / "weights"
     candidates = [folder / f"{architecture}-{tag}{suffix}" for suffix in SUFFIXES]
     if url := entry.get("url"):

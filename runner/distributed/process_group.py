@@ -152,7 +152,7 @@ def _check_hosts(store: dist.Store, ranks: Ranks, device: torch.device, master: 
 
 
 def _destroy(group: ProcessGroup, device: torch.device, *, failed: bool = False) -> None:
-    """Destroy the groups; after a failure in PATIENCE_SECONDS at most, since a pending message would block it."""
+    """Destroy the groups; after a failure wait PATIENCE_SECONDS at most, since a pending message can block it."""
     group.flag_group = None
     gc.collect()
     if not failed:
@@ -194,6 +194,6 @@ def _describe(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of a message, without the place in torch's source and its advice to look at other logs."""
+    """Return the first line of a message, without its place in torch's source and advice about other logs."""
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"^\[[^]]*\] ", "", line).partition(". This is typically")[0].strip()

@@ -30,7 +30,7 @@ ALONE = Ranks()
 
 def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     """Read what torchrun or the deepspeed launcher has set (RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); `ALONE` where none of them is set or there is one process.
+    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); `ALONE` if none of them is set or there is only one process.
 
     Raises UsageError for names that are set in part or contradict each other.
     """

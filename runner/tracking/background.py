@@ -93,7 +93,7 @@ class BackgroundExporter:
             self._pending = {**left, **self._pending}
 
     def _export(self, batch: Mapping[str, bool]) -> dict[str, bool]:
-        """Gives what could not be exported."""
+        """Export paths; returns those that could not be exported."""
         for path in (path for path, synchronize in batch.items() if synchronize):
             self._synchronize(path)
         if self.destination is None:
@@ -146,7 +146,7 @@ class BackgroundExporter:
                 print(f"tracking: {text}", file=sys.stderr, flush=True)
 
 
-# One per store and process: a store is opened once, and its failure is reported once, for all runs of a command.
+# One exporter per store and process, so that all runs of a command open the store, and report its failure, only once.
 _shared_exporter = functools.cache(BackgroundExporter)
 
 
@@ -174,7 +174,7 @@ class Tracker:
 class CollectionTracker:
     """Write `collection.json` of a suite or sweep and export it with its runs, from any thread and without waiting.
 
-    Nothing here raises: trouble is one line.
+    Methods raise no errors; each problem is printed once, on one line.
     """
 
     WRITE_SECONDS = 10.0

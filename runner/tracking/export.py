@@ -1,8 +1,8 @@
 """Export runs, suites and sweeps to MLflow, any number of times and from any number of processes.
 
-An MLflow run is found again by its tag `procap.key`. Its tag `procap.content`, written last, is the hash of the files
-that were exported: where it is equal there is nothing to do, otherwise what is missing or has changed is logged. An
-export that was killed half-way is therefore completed by the next one.
+An MLflow run is identified by its tag `procap.key`. Its tag `procap.content`, written last, is the hash of the exported
+files: if it is equal, there is nothing to do; otherwise whatever is missing or has changed is logged. So the next
+export completes one that was killed half-way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTENT_TAG = "procap.content"
 CHECKPOINT_TAG = "procap.checkpoint"
 PARENT_TAG = "mlflow.parentRunId"
 FORMAT = 4
-"""Part of every content hash: raised when other things are logged, so that all runs are exported again."""
+"""Part of every content hash: increment it when other things are logged, so that all runs are exported again."""
 NAMES_PER_BATCH, METRICS_PER_BATCH, RUNS_PER_PAGE = 100, 1000, 1000
 DOCUMENTS = (".json", ".csv", ".md", ".tex")
 PROGRESS = "progress.json"
@@ -57,7 +57,7 @@ def sync(
     """Export what the store lacks of the runs and collections below `results`; runs are nested below collections.
 
     only: paths below `results`; default all. The collections that a run in it belongs to are exported as well.
-    dry_run: change nothing; `sent` is then what would be sent.
+    dry_run: change nothing; `sent` then lists what would be sent.
     store: the open store of `uri`; default: it is opened.
     on_run: called with each path and whether it was sent.
     A broken file fails its run alone. Raises TrackingError when the store cannot be reached or stops answering,
@@ -121,7 +121,7 @@ def search_runs(store: Store, where: str) -> Iterator[Run]:
 
 
 def _exported(store: Store, results: Path) -> dict[str, tuple[str, bool]]:
-    """By content hash, the id of each MLflow run of `results` and whether it has its checkpoint."""
+    """Return, by content hash, the id of each MLflow run of `results` and whether it has its checkpoint."""
     # A quote would end the pattern; `_` matches any character.
     where = f"tags.folder LIKE '{results.resolve().as_posix().replace(chr(39), '_')}/%'"
     tags = {run.info.run_id: run.data.tags for run in search_runs(store, where)}
@@ -139,7 +139,7 @@ class _Exporter:
     def export(
         self, folder: RunFolder | CollectionFolder, parents: Mapping[str, str], *, dry_run: bool = False
     ) -> tuple[str, bool]:
-        """Log what is missing of one folder; gives the id of its MLflow run and whether there was anything to log.
+        """Log what is missing of one folder; returns the id of its MLflow run and whether anything was logged.
 
         parents: ids of the MLflow runs of its collections by their tag (suite.base-to-novel), the direct parent first.
         """
@@ -179,7 +179,7 @@ def _read(folder: RunFolder | CollectionFolder) -> Record | None:
 
 
 def _documents(path: Path) -> list[Path]:
-    """The small files of a run or a collection: its results, and the tables of a suite."""
+    """List the small files of a run or a collection: its results, and the tables of a suite."""
     files = [*path.glob("*"), *path.glob("eval/*.json")]
     return sorted(file for file in files if file.suffix in DOCUMENTS and not file.name.startswith("."))
 
@@ -221,7 +221,7 @@ def _log(store: Store, run: Run, record: Record, tags: Mapping[str, str]) -> Non
 
 
 def _new_metrics(run: Run, record: Record) -> Iterator[Metric]:
-    """The points that `run` lacks: of a series those after its last step, of a single value one that has changed."""
+    """List the points that `run` lacks: of a series those after its last step, single values if changed."""
     from mlflow.entities import Metric
 
     last = {metric.key: metric for metric in run.data.to_proto().metrics}

@@ -131,7 +131,7 @@ def _epoch_points(epochs: list[EpochLog], start: int) -> Iterator[Point]:
 
 
 def _validation_points(config: RunConfig, folder: RunFolder) -> Iterator[Point]:
-    """Validation accuracy per epoch on the run's own data set."""
+    """Yield validation accuracy per epoch on the run's own data set."""
     by_epoch: dict[int, dict[str, float]] = {}
     for count in folder.validation():
         dataset, classes, _ = count.target.split(":")

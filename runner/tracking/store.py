@@ -198,7 +198,7 @@ def _has_moved(recorded: str, expected: str) -> bool:
     if parts.scheme != "file" or parts.netloc or not recorded.endswith("/mlartifacts") or recorded == expected:
         return False
     before, now = (Path(unquote(urlsplit(uri).path)).parent for uri in (recorded, expected))
-    # One folder has several names where it is mounted twice.
+    # A folder that is mounted twice has several names.
     with suppress(OSError):
         return not os.path.samefile(before, now)
     return True

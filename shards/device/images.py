@@ -67,7 +67,7 @@ class DeviceCrops:
         self._table = TapTable(self.size, 1, device)
 
     def __call__(self, images: Sequence[Tensor], views: Sequence[View]) -> Tensor:
-        """[B, 3, S, S] float32 of images [H, 3, W] uint8 on the device, as each is seen by its view.
+        """Compute views [B, 3, S, S] float32 of images [H, 3, W] uint8 on the device.
 
         The host waits for the device only for crops that are larger than all before. Images may be larger than `fits`
         allows, crops may not.
@@ -118,7 +118,7 @@ class DeviceCrops:
     def _canvas(
         self, group: list[_Job], images: Sequence[Tensor], views: Sequence[View], along: Rows, across: Rows
     ) -> Tensor:
-        """[G, rows, 3, columns] uint8: the crops, each in the middle, transposed where they are turned."""
+        """Copy the crops to [G, rows, 3, columns] uint8, each in the middle, transposed if they are `turned`."""
         # Memory around a crop stays uninitialised: its coefficients are 0, and uint8 holds no NaN or infinity.
         canvas = torch.empty(len(group), across.room, 3, along.room, dtype=torch.uint8, device=self.device)
         starts = zip(across.offsets.tolist(), along.offsets.tolist(), strict=True)

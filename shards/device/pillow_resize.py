@@ -30,7 +30,7 @@ def fits(width: int, height: int, size: int) -> bool:
 
 
 def coefficients(length: int, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First source pixel [S] and coefficients [S, K] in units of 2^-22 that make `size` pixels of a row of `length`."""
+    """Compute first source pixel [S] and coefficients [S, K], times 2^22, for a row of `length` pixels."""
     scale = length / size
     stretch = max(scale, 1.0)
     support = 2.0 * stretch

@@ -116,7 +116,7 @@ def _text(file: Path) -> str:
 
 
 def _lines(file: Path, text: str) -> dict[tuple[str, ...], int]:
-    """The line of every key, down to the second level. Refuses what YAML allows and a description has no use for."""
+    """Return the line of every key, down to the second level. Refuses YAML features that it does not need."""
     try:
         depth = 0
         for event in yaml.parse(text, yaml.SafeLoader):
@@ -155,7 +155,7 @@ def _keys(top: yaml.MappingNode) -> list[tuple[tuple[str, ...], yaml.Node]]:
 
 
 def _explained(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
-    """The first mistake: its line, the key, what it holds, and what would work."""
+    """Format the first mistake: its line, the key, its value, and what would work."""
     # A misspelt key comes before the one that is missing because of it.
     first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     path = tuple(str(part) for part in first["loc"])

@@ -80,7 +80,7 @@ def _splits_there(dataset: Dataset, listing: Listing, subset: bool) -> Iterator[
 
 
 def _variant(dataset: Dataset, target: Dataset, listing: Listing, count: int) -> str:
-    """How the source differs from the published set, with the figures that only its files tell."""
+    """Describe how the source differs from the published set, with counts from its files."""
     published = sum(dataset.counts.values())
     figures = f"{count:,} of {published:,} images"
     if target.variant.startswith("subset"):

@@ -61,7 +61,7 @@ def _there(images: Path, listed: Images) -> Iterator[tuple[str, int]]:
 
 
 def _by_class(listed: Images) -> dict[int, list[str]]:
-    """Classes in order of first appearance."""
+    """Group items by class, in order of first appearance."""
     classes: dict[int, list[str]] = {}
     for path, label in listed:
         classes.setdefault(label, []).append(path)
@@ -69,7 +69,7 @@ def _by_class(listed: Images) -> dict[int, list[str]]:
 
 
 def _split_folders(dataset: Dataset, listed: Images, draw: random.Random) -> dict[str, Images]:
-    """50 % train, 20 % val, the rest test, in every class."""
+    """Split every class: 50 % train, 20 % val, the rest test."""
     splits: dict[str, Images] = {"train": [], "val": [], "test": []}
     for label, paths in _by_class(listed).items():
         draw.shuffle(paths)
@@ -82,7 +82,7 @@ def _split_folders(dataset: Dataset, listed: Images, draw: random.Random) -> dic
 
 
 def _split_trainval(listed: Images, draw: random.Random) -> tuple[Images, Images]:
-    """20 % of each class of the official training list become val."""
+    """Move 20 % of each class of the official training list to val."""
     train: Images = []
     val: Images = []
     for label, paths in _by_class(listed).items():
@@ -105,7 +105,7 @@ def _refuse_empty(dataset: Dataset, splits: dict[str, Images]) -> None:
 
 
 def _folder_images(location: RawLocation, images: Path) -> tuple[Images, tuple[RawProblem, ...]]:
-    """Class folders in the order of their own names, which is the label order; capitals come first."""
+    """List the images of class folders in label order, that is by folder name with capitals first."""
     labels = {folder: label for label, folder in enumerate(folder_names(location.dataset))}
     ignored = raw_layout(location.dataset).ignored
     listed: Images = []
@@ -121,7 +121,7 @@ def _folder_images(location: RawLocation, images: Path) -> tuple[Images, tuple[R
 
 
 def _flower_images(location: RawLocation) -> Images:
-    """`imagelabels.mat` holds the class of `image_00001.jpg` and so on, counted from 1."""
+    """Read `imagelabels.mat`, which holds the classes of `image_00001.jpg` and so on, counted from 1."""
     file = required_list(location, "imagelabels.mat")
     try:
         labels = [int(label) - 1 for label in read_mat(file, "labels").ravel()]
@@ -141,7 +141,7 @@ def _official(location: RawLocation, part: str) -> Images:
 
 
 def _pets(location: RawLocation, part: str) -> Images:
-    """Lines of image name, class number from 1, species and breed number."""
+    """Read lines of image name, class number from 1, species and breed number."""
     file = required_list(location, f"annotations/{part}.txt")
     found = []
     for number, line in read_lines(file):
@@ -159,7 +159,7 @@ def _pets(location: RawLocation, part: str) -> Images:
 
 
 def _cars(location: RawLocation, part: str) -> Images:
-    """Annotations with a file name and a class number from 1."""
+    """Read annotations with a file name and a class number from 1."""
     names = {
         "trainval": ("devkit/cars_train_annos.mat", "cars_train"),
         "test": ("cars_test_annos_withlabels.mat", "cars_test"),
@@ -175,7 +175,7 @@ def _cars(location: RawLocation, part: str) -> Images:
 
 
 def _scenes(location: RawLocation, part: str) -> Images:
-    """Lines like `/a/apse/indoor/sun_x.jpg`; the class name reads its folders from the innermost outwards."""
+    """Read lines like `/a/apse/indoor/sun_x.jpg`; a class name lists its folders from the innermost outwards."""
     file = required_list(location, {"trainval": "Training_01.txt", "test": "Testing_01.txt"}[part])
     labels = {name: label for label, name in enumerate(published_classnames(location.dataset))}
     found = []
@@ -187,7 +187,7 @@ def _scenes(location: RawLocation, part: str) -> Images:
 
 
 def _actions(location: RawLocation, part: str) -> Images:
-    """Lines like `YoYo/v_YoYo_g01_c01.avi 1`; the folder of its frame is the class name, `Yo_Yo`."""
+    """Read lines like `YoYo/v_YoYo_g01_c01.avi 1`; the folder of its frame is the class name, `Yo_Yo`."""
     file = required_list(location, f"ucfTrainTestlist/{'train' if part == 'trainval' else part}list01.txt")
     labels = {name: label for label, name in enumerate(published_classnames(location.dataset))}
     found = []
@@ -205,7 +205,7 @@ def _label(labels: dict[str, int], name: str, file: Path, number: int) -> int:
 
 
 def _known(location: RawLocation, file: Path, listed: Images) -> Images:
-    """Untrusted lists name plain paths, each once, with labels of the data set."""
+    """Check that untrusted lists name plain paths, each once, with labels of the data set."""
     for number, (path, label) in enumerate(listed, 1):
         reason = unsafe_path(path) or (
             "" if 0 <= label < location.dataset.classes else f"has the unknown class {label + 1}"

@@ -370,7 +370,7 @@ def _refuse_repeats(index: TarIndex, keys: set[bytes], paths: set[bytes]) -> Non
 
 
 def _usable(dataset: Dataset, location: str) -> str:
-    """The repository that holds the test images of a published set; refuses other sets and places of other sets."""
+    """Return the repository of a published set's test images; refuses other sets and places of other sets."""
     if dataset.raw is None:
         raise DataUsageError(f"'{dataset.name}' has no published shards; pack it with: procap data pack {dataset.name}")
     if dataset.variant:
