@@ -1,1 +1,1 @@
-"""Many runs on many machines."""
+"""Execute many runs, on this machine or on a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Addresses of Ray clusters, and the token for them. Used before Ray is imported, which reads the environment once."""
+"""Resolve addresses of Ray clusters and their token. Used before Ray is imported, which reads the environment once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dashboard(NamedTuple):
 
 
 def dashboard(given: str = "") -> Dashboard:
-    """The URL of a cluster's dashboard: `given`, else $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else this machine's.
+    """Find the URL of a cluster's dashboard: `given`, else $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else localhost.
 
     $RAY_ADDRESS mostly names the port that nodes and drivers connect to; the dashboard is then expected at its usual
     port of the same host. Raises UsageError for what is no address.
@@ -47,7 +47,7 @@ def dashboard(given: str = "") -> Dashboard:
 
 
 def ray_address(given: str = "") -> str:
-    """The address for `ray.init`: `given`, else $RAY_ADDRESS, which Ray sets in a job, else `LOCAL`.
+    """Find the address for `ray.init`: `given`, else $RAY_ADDRESS, which Ray sets in a job, else `LOCAL`.
 
     "auto" is a cluster that `ray start` made on this machine. Raises UsageError for the address of a dashboard.
     """
@@ -69,7 +69,7 @@ def ray_address(given: str = "") -> str:
 
 
 def settle_auth(*, private: bool = False) -> None:
-    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; a value of the user stays.
+    """Set $RAY_AUTH_MODE, which Ray otherwise guesses differently in every command; a value set by the user is kept.
 
     A token that is set is used. private: this process starts the cluster for itself; it gets a token of its own,
     because some of Ray's ports listen on every network of the machine.

@@ -1,4 +1,4 @@
-"""Settings and configurations of a sweep: their files, and the runs that a configuration stands for.
+"""Store the settings and configurations of a sweep, and build the runs of a configuration.
 
 <results>/sweeps/<name>/sweep.json  configurations.json  summary.json  .lock
 """
@@ -30,10 +30,10 @@ from shards.locks import LockHeld, file_lock
 SWEEPS = "sweeps"
 REPAIR = "move it away and repeat the sweep, its runs are kept"
 MOST_CHECKED = 1000
-"""Configurations of a grid that are checked before it starts."""
+"""How many configurations of a grid are checked before it starts."""
 DRAWN = 20
 SEED = "seed"
-"""The axis of a grid or a random search that no user varies."""
+"""Name of the axis of seeds in a grid or a random search; it is not one of the user's varied fields."""
 
 Metric = Literal["val", "held-out"]
 Search = Literal["grid", "random", "tpe"]
@@ -78,17 +78,17 @@ class SweepSettings(_Record):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        """The domain of every field, several methods among them."""
+        """The domain of every varied field, with `method` added if there are several methods."""
         return ({"method": list(self.methods)} if len(self.methods) > 1 else {}) | self.space
 
     @property
     def one_trial(self) -> bool:
-        """Whether all seeds of a configuration are one trial, since searcher or scheduler decide by their mean."""
+        """Whether all seeds of a configuration form one trial, as searchers and schedulers need their mean."""
         return self.search == "tpe" or self.scheduler == "asha"
 
     @property
     def varies_data(self) -> bool:
-        """Whether data sets are varied; scores on different ones do not compare."""
+        """Whether data sets are varied; scores on different data sets are not comparable."""
         return "dataset" in self.space
 
     @property
@@ -97,27 +97,27 @@ class SweepSettings(_Record):
 
     @property
     def size(self) -> int | None:
-        """Configurations in all, None without a limit."""
+        """Number of configurations, None without a limit."""
         lists = [len(domain) for domain in self.domains.values() if isinstance(domain, list)]
         if self.search == "grid":
             return math.prod(lists)
         return self.trials
 
     def grid(self) -> Iterator[Values]:
-        """Every combination of a grid, the last field varying fastest."""
+        """Yield every combination of a grid, the last field varying fastest."""
         lists = [domain for domain in self.domains.values() if isinstance(domain, list)]
         for chosen in itertools.product(*lists):
             yield dict(zip(self.domains, chosen, strict=True))
 
     def differing(self, other: SweepSettings) -> dict[str, tuple[Any, Any]]:
-        """The fields by which two sweeps search for different things, with both values."""
+        """Return the fields by which two sweeps search for different things, with both values."""
         free = {"scheduler", "grace_period", "reduction_factor", "trials", "hours"}
         mine, others = self.model_dump(mode="json"), other.model_dump(mode="json")
         return {name: (mine[name], others[name]) for name in mine if name not in free and mine[name] != others[name]}
 
 
 class Configuration(_Record):
-    """Values of the varied fields, and the outcome of their runs.
+    """Values of the varied fields, and the outcome of the runs with these values.
 
     One that ASHA stopped keeps the checkpoints of its runs; one that is "running" while no sweep runs is unfinished.
     """
@@ -134,12 +134,12 @@ class Configuration(_Record):
 
     @property
     def key(self) -> str:
-        """Identifies the values, whatever their order."""
+        """Identifies the values, independent of their order."""
         return key_of(self.values)
 
     @property
     def epoch(self) -> int:
-        """The last epoch that all its runs are known to have finished."""
+        """The last epoch that all runs are known to have finished."""
         return self.epochs if self.state == "finished" else max(self.curve, default=0)
 
     @property
@@ -165,7 +165,7 @@ class Configurations(_Record):
 
 
 def seed_of(path: str) -> str:
-    """The seed in a run's path, which ends in seed1-3fa29c10."""
+    """Return the seed in a run's path, which ends in e.g. seed1-3fa29c10."""
     return path.rpartition("/seed")[2].partition("-")[0]
 
 
@@ -176,7 +176,7 @@ def key_of(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """The files of one sweep; reading never creates anything."""
+    """Read and write the files of one sweep; reading never creates anything."""
 
     path: Path
 
@@ -188,7 +188,7 @@ class SweepFolder:
         return read_document(self.path / "sweep.json", SweepSettings, REPAIR)
 
     def load(self) -> dict[str, Configuration]:
-        """The known configurations by key, in order of their start."""
+        """Load the known configurations by key, in order of their start."""
         found = read_document(self.path / "configurations.json", Configurations, REPAIR)
         return {one.key: one for one in found.configurations} if found else {}
 
@@ -196,7 +196,7 @@ class SweepFolder:
         write_json(self.path / "configurations.json", Configurations(configurations=list(configurations)))
 
     def check(self, settings: SweepSettings) -> None:
-        """Raises UsageError where the sweep of this name searched for something else."""
+        """Raise UsageError if the existing sweep of this name searched for something else."""
         before = self.load_settings()
         if before is not None and (differing := settings.differing(before)):
             shown = "; ".join(f"{name} was {then}, is now {now}" for name, (now, then) in differing.items())
@@ -207,7 +207,7 @@ class SweepFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the sweep against other processes. Raises UserError, which names the holder, when it is held."""
+        """Lock the sweep for this process. Raises UserError naming the holder if another process has locked it."""
         lock = file_lock(self.path / ".lock", timeout=0)
         try:
             lock.__enter__()
@@ -225,7 +225,7 @@ class SweepFolder:
 
 
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
-    """The runs of a configuration, seeds innermost: those that `procap train` makes of the same values.
+    """Build the runs of a configuration, seeds innermost: the same runs that `procap train` makes of these values.
 
     Raises UsageError or DataUsageError for values that a run refuses.
     """
@@ -268,7 +268,7 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
 
 
 def draw(settings: SweepSettings, count: int) -> list[Values]:
-    """Examples of what is searched: the first combinations of a grid, else random values of each domain.
+    """Draw examples of what is searched: the first combinations of a grid, else random values of each domain.
 
     Ray stays unimported: it reads the environment once, which is set up when it is connected.
     """
@@ -294,7 +294,7 @@ def _sample(domain: Domain, generator: random.Random) -> Any:
 
 
 def check_values(settings: SweepSettings, data: Path | None) -> None:
-    """Raises UsageError for values that runs refuse, and for ASHA where no run is longer than its grace period.
+    """Raise UsageError for values that runs reject, and for ASHA if no run is longer than its grace period.
 
     Checked are the combinations of a grid, and for other searches every listed value with some draws of the others.
     """
@@ -317,7 +317,7 @@ def check_values(settings: SweepSettings, data: Path | None) -> None:
 
 
 def _refusal_of_all(settings: SweepSettings, tried: Sequence[Values], data: Path | None) -> UsageError | None:
-    """The first refusal if every configuration is refused."""
+    """Return the first error if every configuration is invalid."""
     refusals: list[UsageError] = []
     for values in tried:
         try:
@@ -329,22 +329,22 @@ def _refusal_of_all(settings: SweepSettings, tried: Sequence[Values], data: Path
 
 
 def longest(settings: SweepSettings, data: Path | None) -> int:
-    """Epochs of the longest run, over the methods."""
+    """Return the epochs of the longest run over all methods."""
     with_methods = [{**draw(settings, 1)[0], "method": method} for method in settings.methods]
     return max(run.config.recipe.epochs for values in with_methods for run in make_runs(settings, values, data))
 
 
 def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
-    """The values of the varied fields, without the seed."""
+    """Return the values of the varied fields, without the seed."""
     return {field: _plain(domain, config[field]) for field, domain in settings.domains.items()}
 
 
 def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], data: Path | None) -> list[RunSpec]:
-    """The runs of a trial: those of its seed, or of all seeds."""
+    """Build the runs of a trial: those of its seed, or of all seeds."""
     runs = make_runs(settings, values_of_trial(settings, config), data)
     return [run for run in runs if SEED not in config or run.config.seed == config[SEED]]
 
 
 def _plain(domain: Domain, value: Any) -> Any:
-    """A value of Tune as plain Python, rounded as `round_value` does."""
+    """Convert a value of Tune to plain Python, rounded as `round_value` does."""
     return round_value(domain, value.item() if hasattr(value, "item") else value)

@@ -1,7 +1,7 @@
-"""Several processes for one trial: an actor for each rank in the bundles of the trial's placement group.
+"""Train one trial with several processes: an actor for each rank in the bundles of the trial's placement group.
 
-Ray reserves the bundles all at once or not at all, so that two trials never hold half of each other's resources. When a
-process or its node is lost, the trial is, and Ray Tune places the whole group again.
+Ray reserves all bundles at once or none, so that two trials never hold half of each other's resources. If a process
+or its node is lost, the trial fails with it, and Ray Tune places the whole group again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from runner.environment import library_defaults, own_device, resolve_device
 
 POLL_SECONDS = 1.0
 START_SECONDS = 120.0
-"""Within which all processes of a group have to be running: their resources are reserved already."""
+"""Timeout for starting all processes of a group, whose resources are already reserved."""
 
 
 class Rank:
-    """One process of a group; an actor that ends with the trial."""
+    """One process of a process group; an actor that ends with the trial."""
 
     def __init__(self) -> None:
         self._port = socket.socket()
 
     def where(self) -> tuple[str, str, int]:
-        """The node, its address, and a free port of it, reserved until the process group is made."""
+        """Return the node, its address, and a free port of it, reserved until the process group is initialized."""
         import ray
 
         self._port.bind(("", 0))
@@ -48,16 +48,16 @@ class Rank:
         queue: Any,
         halving: Halving | None,
     ) -> Report:
-        """Execute the runs as the rank that `environment` names; the first one puts its reports into `queue`."""
+        """Execute the runs as the rank set by `environment`; rank 0 puts its reports into `queue`."""
         library_defaults()
         os.environ.update(environment)
 
         def execute() -> Report:
             runtime, ranks = paths.here(), ranks_from_environment()
             device = resolve_device(runtime.device)
-            # Ray shows an actor its own GPU alone, whatever its number on the machine.
+            # Ray sets CUDA_VISIBLE_DEVICES, so an actor's only GPU is always number 0.
             device = resolve_device("cuda:0") if device.type == "cuda" else own_device(device, ranks)
-            # Kept until now, as the first process to bind a free port gets it.
+            # Released only now, so that no other process can bind the port before the process group does.
             self._port.close()
             with init_process_group(ranks, device, runtime.timeout) as group:
                 runtime = replace(runtime, device=str(device))
@@ -73,7 +73,7 @@ def execute_in_group(
     report_to: ReportTo,
     halving: Halving | None = None,
 ) -> Report:
-    """Execute runs with `resources.processes` processes; raises RayError where one of them was lost."""
+    """Execute runs with `resources.processes` processes; raises RayError if one of them was lost."""
     import ray
     from ray.util import get_current_placement_group
     from ray.util.queue import Queue
@@ -103,7 +103,7 @@ def execute_in_group(
             _forward_reports(queue, report_to)
             # Raises for a lost process: the others would wait for it until their timeout.
             ray.get(ended)
-        # Only when all have ended is a failed run told apart from one that failed because a process was lost.
+        # Wait for all ranks: one may report a failure that only follows from another lost process, which raises here.
         reports: list[Report] = ray.get(refs)
     finally:
         for actor in actors:
@@ -113,7 +113,7 @@ def execute_in_group(
 
 
 def rank_environments(found: Sequence[tuple[str, str, int]]) -> list[dict[str, str]]:
-    """The environment variables that torchrun would set for processes at (node, address, free port).
+    """Make the environment variables that torchrun would set for processes at (node, address, free port).
 
     Processes of one node get ranks that follow each other, nodes in order of their first process.
     """

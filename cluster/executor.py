@@ -1,4 +1,4 @@
-"""Execution of runs on one machine, by one process or a group of them. Knows nothing of Ray."""
+"""Execute runs on one machine, in one process or a process group. Does not depend on Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ReportTo = Callable[[Report], None]
 
 
 class RunExecutor:
-    """Trains and evaluates the runs of a trial on this machine; every process of a group has one, the first reports."""
+    """Train and evaluate the runs of a trial; every rank of a process group has one, and only rank 0 reports."""
 
     def __init__(
         self,
@@ -39,7 +39,10 @@ class RunExecutor:
         group: ProcessGroup | None = None,
         halving: Halving | None = None,
     ) -> None:
-        """report_to: may end the work by raising. halving: train all runs in step, with the mean score per epoch."""
+        """Store what to execute.
+
+        report_to: may raise to stop the work. halving: train all runs in step and report the mean score per epoch.
+        """
         self.runs, self.runtime, self.halving = runs, runtime, halving
         self.group = group or ProcessGroup(ALONE)
         self._report_to = report_to
@@ -47,13 +50,13 @@ class RunExecutor:
         self._reported = -REPORT_SECONDS
 
     def execute(self) -> Report:
-        """Do what is not finished yet; returns the final report without sending it."""
+        """Execute what is not finished yet; returns the final report without sending it."""
         targets = [Target.recorded(target) for run in self.runs for target in run.targets]
         if self.group.ranks.local_rank == 0:
             pack_missing([*(run.config.dataset for run in self.runs), *(target.dataset for target in targets)],
                        self.runtime.data)  # fmt: skip
         self.group.barrier()
-        # Missing test images are found before the training, not after it.
+        # Check for missing test images before the training, not after it.
         for target in targets:
             open_dataset(self.runtime.data, target.dataset).require(target.split)
         epochs = max(run.config.recipe.epochs for run in self.runs)
@@ -91,7 +94,7 @@ class RunExecutor:
             reported = end
 
     def _train(self, run: RunSpec, callbacks: Callbacks, until: int | None = None) -> None:
-        """Train once no other process holds the run; what others finish meanwhile is found finished."""
+        """Train as soon as no other process holds the run's lock; a run finished by another process is not repeated."""
         from runner.train import train
 
         while True:
@@ -107,7 +110,10 @@ class RunExecutor:
                 time.sleep(HELD_SECONDS)
 
     def _wait_for_lock(self, run: RunSpec) -> None:
-        """Wait before a group begins a run that is held: once begun, only its first process would find out."""
+        """Wait until the run is unlocked.
+
+        In a process group only rank 0 sees the lock, so all ranks wait together before they start.
+        """
         while why := self.group.broadcast_object(self._find_holder(run) if self.group.ranks.first else None):
             self._send(self._report(state="waiting", run=run.path, why=why))
             time.sleep(HELD_SECONDS)
@@ -144,7 +150,7 @@ class RunExecutor:
         return bool(training and known and known.is_current(training, self.runtime.limit))
 
     def _send(self, report: Report) -> None:
-        """Report at most every `REPORT_SECONDS`: the driver listens to many trials."""
+        """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""
         if self.group.ranks.first and time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
             self._report_to(report)
@@ -154,7 +160,7 @@ class RunExecutor:
 
 
 def attempt(work: Callable[[], Report], *, lost: tuple[type[Exception], ...] = ()) -> Report:
-    """Call `work`; exceptions become a failed report, as a restart would meet them again, but for those of `lost`."""
+    """Call `work`; exceptions other than `lost` become a failed report, as they would occur again after a restart."""
     began = time.monotonic()
     why = trace = ""
     try:

@@ -1,4 +1,4 @@
-"""Where runs are executed: in this process, several at a time on this machine, or on a Ray cluster."""
+"""Execute runs in this process, several at a time on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Launcher:
     """The flags of a launch.
 
     kind: "local" is this machine, "ray" a cluster. address: of the cluster, see `cluster.address.ray_address`.
-    processes: that train one run together, each with `cpus` and `gpus`; None chooses by what is there.
+    processes: number that train one run together, each with `cpus` and `gpus`; None chooses by the available hardware.
     max_concurrent: runs at a time, None for as many as fit. autoscale: nodes are started on demand.
     """
 
@@ -72,8 +72,8 @@ class Launcher:
 def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False) -> Iterator[Capacity]:
     """Connect to the launcher's machines for the duration of the block.
 
-    always_ray: start Ray on this machine even where one run at a time fits, as Ray Tune's searchers need it.
-    Raises UserError where the cluster does not answer, UsageError where not one run fits or the device is missing.
+    always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
+    Raises UserError if the cluster does not answer, UsageError if no run fits or the device is missing.
     """
     if ranks_from_environment().size > 1:
         raise UsageError("start this command without torchrun: --processes says how many train one run together")
@@ -90,7 +90,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
             fits = limit or 1000 if launcher.autoscale else runs_held(there, resources)
             yield Capacity(resources, min(fits, limit or fits), ray=True, growing=launcher.autoscale)
         return
-    # A missing device is reported here, once, and not by every run.
+    # Report a missing device once, before any run starts.
     resolve_device(device)
     here = local_capacity(launcher, device)
     alone = Capacity(here.resources, 1, ray=False)
@@ -127,9 +127,11 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
-    """How many runs this machine holds by its cores, memory and GPUs; a process has a whole GPU unless --gpus is less.
+    """Compute how many runs fit on this machine by its cores, memory and GPUs.
 
-    Raises UsageError where a process asks for more GPUs than there are.
+    A process gets a whole GPU unless --gpus is less.
+
+    Raises UsageError if a process needs more GPUs than there are.
     """
     fit = min(available_cores(), available_memory() // RUN_BYTES)
     count = 0 if device == "cpu" else _count_gpus()
@@ -146,7 +148,7 @@ def local_capacity(launcher: Launcher, device: str) -> Capacity:
 
 
 def visible_gpu(device: str) -> str | None:
-    """`CUDA_VISIBLE_DEVICES` for processes that see the numbered GPU of `device` alone, None without a number."""
+    """Return the `CUDA_VISIBLE_DEVICES` that shows only the numbered GPU of `device`, None without a number."""
     if not _is_numbered(device):
         return None
     number, seen = int(device.partition(":")[2]), os.environ.get(VISIBLE)
@@ -154,7 +156,7 @@ def visible_gpu(device: str) -> str | None:
 
 
 def _resources_on(there: Sequence[Node], launcher: Launcher, device: str) -> Resources:
-    """Resources of a run on a cluster. Raises UsageError for none, and where they follow from nodes still to come."""
+    """Return the resources of a run on a cluster. Raises UsageError if they are empty or cannot be known yet."""
     if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(node.gpus for node in there):
         raise UsageError(
             "--autoscale, and no node with a GPU is up yet to show what a run gets: say --gpus 1 or --gpus 0"

@@ -1,4 +1,4 @@
-"""Facts about one node of a cluster: versions, data, weights, results. Sent to the node by value.
+"""Collect facts about one node of a cluster: versions, data, weights, results. Sent to the node by value.
 
 It works where nothing of this program is installed: only the standard library is imported above, the rest where used.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 PACKAGES = ("procap", "shards", "runner", "cluster", "benchmarks")
 SAMPLES, SAMPLE_BYTES = 16, 2**16
-"""Of a large file, for its digest."""
+"""Bytes sampled from a large file for its digest."""
 SEEN_SECONDS = 5.0
 """How long another machine's file may take to appear on a network disk."""
 
@@ -52,7 +52,7 @@ def probe_node(wants: Facts) -> Facts:
 
 
 def _attempt(work: Callable[[], str]) -> str:
-    """The result of `work`, or "!" and the error in one line: the driver need not know the node's exception classes."""
+    """Return the result of `work`, or "!" and the error in one line: the driver may lack the node's exceptions."""
     try:
         return work()
     except Exception as error:
@@ -71,7 +71,7 @@ def _version(package: str) -> str:
 
 
 def _code() -> str:
-    """Digest of this program's Python files."""
+    """Compute a digest of this program's Python files."""
     roots = {}
     for package in PACKAGES:
         found = importlib.util.find_spec(package)
@@ -83,7 +83,7 @@ def _code() -> str:
 
 
 def digest_of_source(packages: dict[str, Path]) -> str:
-    """Digest of the names and contents of the Python files of packages, given their folders."""
+    """Compute a digest of the names and contents of the Python files of packages, given their folders."""
     digest = hashlib.sha256()
     for package, root in packages.items():
         for file in sorted(root.rglob("*.py")):
@@ -93,7 +93,7 @@ def digest_of_source(packages: dict[str, Path]) -> str:
 
 
 def _data(given: str, datasets: dict[str, list[str]]) -> dict[str, str]:
-    """Digest of each data set's manifest; empty for one that is packed here on demand."""
+    """Compute a digest of each data set's manifest; empty for a data set that is packed on demand."""
     from shards.home import data_root
 
     root = ""
@@ -128,7 +128,7 @@ def _dataset(root: Path, name: str, wanted: list[str]) -> str:
 
 
 def _weights(name: str, tag: str | None) -> str:
-    """Digest of a backbone's file."""
+    """Compute a digest of a backbone's file."""
     from procap.weights.loading import weights_file
 
     file = weights_file(name, tag)
@@ -136,7 +136,7 @@ def _weights(name: str, tag: str | None) -> str:
 
 
 def _results(given: str, nonce: str, name: str) -> str:
-    """Write this node's name beside the driver's; "!other" where that is missing. The driver looks for the names."""
+    """Write a file named after this node for the driver to find; return "!other" if the driver's file is missing."""
     from shards.urls import is_url, local_path
 
     mark = f".preflight-{nonce}"
@@ -159,7 +159,7 @@ def _results(given: str, nonce: str, name: str) -> str:
 
 
 def wait_for_content(file: Path, content: str) -> bool:
-    """Whether a file with that content is there within `SEEN_SECONDS`."""
+    """Wait up to `SEEN_SECONDS` for a file with that content; return whether it exists."""
     deadline = time.monotonic() + SEEN_SECONDS
     while True:
         try:
@@ -173,7 +173,7 @@ def wait_for_content(file: Path, content: str) -> bool:
 
 
 def _free(given: str) -> int:
-    """Free bytes for results: in their folder, or in the cache for those behind a URL."""
+    """Return the free bytes for results: in their folder, or in the cache if results are a URL."""
     from shards.home import cache_home
     from shards.urls import local_path
 
@@ -182,7 +182,7 @@ def _free(given: str) -> int:
 
 
 def _sampled(file: Path) -> str:
-    """Digest of the size and of samples all over a file."""
+    """Compute a digest of the size and of samples all over a file."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
@@ -193,7 +193,7 @@ def _sampled(file: Path) -> str:
 
 
 def _gpus() -> str:
-    """The number of GPUs, also of those that Ray hides from a task; "!" where torch was built without CUDA."""
+    """Return the number of GPUs, including those that Ray hides from a task; "!" if torch was built without CUDA."""
     import pynvml
     import torch
 

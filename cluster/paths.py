@@ -1,4 +1,4 @@
-"""Folders and URLs of data and results as they were given, resolved by every machine for itself."""
+"""Resolve the folders and URLs of data and results on each machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shards.urls import is_url
 
 @dataclass(frozen=True)
 class StoragePaths:
-    """The values of --data and --results, and the rest of a `RuntimeConfig`.
+    """The values of --data and --results as given, and the rest of a `RuntimeConfig`.
 
     data: a folder, a URL, or empty for the machine's own default. results: a folder that all machines see, or a URL.
     """
@@ -25,14 +25,14 @@ class StoragePaths:
 
     @classmethod
     def shared(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
-        """Paths that mean the same on all machines: relative folders are those of the driver's working folder.
+        """Return paths that mean the same on all machines: relative folders become absolute on the driver.
 
         $PROCAP_DATA of the driver counts like --data.
         """
         return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
 
     def here(self) -> RuntimeConfig:
-        """The runtime on this machine, with a cache and mirrors of its own."""
+        """Return the runtime for this machine, with its own cache and mirrors."""
         results, store = results_root(self.results, cache_home())
         return replace(self.runtime, data=data_root(self.data), results=results, store=store)
 

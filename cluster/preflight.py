@@ -1,4 +1,4 @@
-"""Checks before the first run: every node has this program, the data, the weights, and the same results as here."""
+"""Check every node before the first run: it needs the same program, data, weights and results folder as the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shards.urls import local_path, redact
 
 FREE_BYTES = 256 * 2**20
 TRAINING_SPLITS = ("train", "val")
-"""Splits that training reads, where a data set has them; a test split may be missing then."""
+"""Splits that training reads, if the data set has them; a node that only trains needs no test split."""
 DRIVER = "driver"
 
 
@@ -38,7 +38,7 @@ class Requirements:
     device: str = "auto"
 
     def to_request(self) -> Facts:
-        """As `probe_node` takes it; folders are absolute, since a node works in a folder of its own."""
+        """Convert to the request of `probe_node`; folders become absolute, as nodes have other working folders."""
         files = [str(name) for pair in self.backbones for name in pair if name and _is_file(name)]
         return {
             "data": absolute(self.data),
@@ -87,12 +87,12 @@ def working_nodes() -> list[Node]:
 
 
 def _probe_all(there: Iterable[Node], request: Facts, timeout: float) -> dict[Node, Facts | str]:
-    """The facts of each node, or why there are none; without nodes that died meanwhile."""
+    """Return the facts of each node, or why there are none; nodes that died meanwhile are left out."""
     import ray
     from ray import cloudpickle
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # By value, so that a node without this program can say so.
+    # Pickle the probe by value, so that it also runs on a node without this program and can report that.
     cloudpickle.register_pickle_by_value(node_probe)
     try:
         remote = ray.remote(num_cpus=0, max_retries=0)(probe_node)
@@ -118,14 +118,14 @@ def _answer(task: Any) -> Facts | str:
 
     try:
         return ray.get(task)
-    # Ray has many classes for a task that never ran or did not end.
+    # Ray raises many different classes for a task that never ran or did not end.
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return f"the check did not run there ({type(error).__name__}: {lines[-1][:200] if lines else ''})"
 
 
 def find_problems(node: Node, facts: Facts | str, here: Mapping[str, Any], request: Facts) -> Iterator[str]:
-    """Why `node` with these `facts` cannot execute runs of a driver whose facts are `here`."""
+    """Yield reasons why `node` with these `facts` cannot execute runs of a driver whose facts are `here`."""
     if isinstance(facts, str):
         yield facts
         return
@@ -140,10 +140,10 @@ def find_problems(node: Node, facts: Facts | str, here: Mapping[str, Any], reque
         for file, found in facts["files"].items()
         if found != here["files"][file]
     )
-    # The driver computes nothing, and need not have weights with a tag.
+    # The driver does not compute, so it may lack weights that have a tag; only the node's own error counts.
     yield from (found[1:] for found in facts.get("weights", []) if found.startswith("!"))
     for name, digest in facts.get("data", {}).items():
-        # Empty: packed on demand, always with the same content.
+        # An empty digest means packed on demand, always with the same content.
         if digest.startswith("!") or (digest and here["data"][name] not in ("", digest)):
             yield f"data: {_why(digest, f'{name} has other content than here')}"
     yield from _results_problems(node.identifier, facts, request)
@@ -179,7 +179,7 @@ def _own_problems(here: Facts) -> Iterator[str]:
 
 
 def _is_written(name: str, request: Facts) -> bool:
-    """Whether the driver can read what the node wrote."""
+    """Return whether the driver can read what the node wrote."""
     mark, nonce = f".preflight-{request['nonce']}", request["nonce"]
     folder = local_path(request["results"])
     if folder is not None:

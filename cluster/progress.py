@@ -1,4 +1,4 @@
-"""Progress bar, updates to MLflow and outcomes of runs that are executed together."""
+"""Show a progress bar, update MLflow and collect the outcomes of runs that are executed together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from runner.progress import ProgressDisplay, format_duration
 
 
 class Forecast(Protocol):
-    """Estimates how long runs take, corrected by those that have ended."""
+    """Estimates how long runs take; finished runs improve the estimates."""
 
     def seconds(self, run: RunSpec) -> float: ...
 
     def learn(self, run: RunSpec, taken: float) -> None: ...
 
     def remaining(self, left: Iterable[float], at_once: int) -> float:
-        """Seconds until the last of runs with so many seconds `left`, in their order, ends."""
+        """Return the seconds until all runs have ended, given the seconds `left` of each in their order."""
         ...
 
 
@@ -39,7 +39,7 @@ class Outcome:
 
 
 class RunProgress:
-    """Listens to runs that are executed by number; `with RunProgress(...) as progress: launch(..., progress)`."""
+    """Follow runs by their number; `with RunProgress(...) as progress: launch(..., progress)`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RunProgress:
         self._running.pop(number, None)
         if report.state == "done":
             self.outcome.done.append(number)
-            # The seconds of an interrupted run are those of its last attempt.
+            # An interrupted run only reports the seconds of its last attempt, which would mislead the forecast.
             if number not in self._interrupted:
                 self._forecast.learn(run, report.seconds)
         elif report.state == "failed":
@@ -126,5 +126,5 @@ class RunProgress:
 
 
 def format_lost(run: str) -> str:
-    """The message when Ray restarts a run."""
+    """Format the message shown when Ray restarts a run."""
     return f"lost the process of {run}; it goes on from its last saved state"

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster, and the resources that it gives to each run."""
+"""Connect to a Ray cluster and compute the resources of each run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from runner.environment import library_defaults
 NAMESPACE = "procap"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_CPUS = 16
-"""Of a process with a GPU, for decoding images; more bring nothing."""
+"""Default limit of CPUs per process with a GPU; they decode images, and more do not make training faster."""
 CONNECT_SECONDS = 5.0
 UNPACK_SECONDS = 60.0
 START_ATTEMPTS = 3
-"""Of a local Ray: a raylet gives its agents 15 seconds to come up, too few on a busy machine."""
+"""Attempts to start a local Ray: its raylet waits only 15 seconds for its agents, too few on a busy machine."""
 ACCELERATOR = "accelerator_type:"
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -34,10 +34,10 @@ SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    # Nothing is restored from what Ray Tune writes.
+    # Sweeps resume from the results of runs, not from Ray Tune's own checkpoints, so Tune need not write them.
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    # Relative names, as of $PROCAP_HOME, keep their meaning.
+    # Keep the working folder, as relative paths (for example $PROCAP_HOME) are relative to it.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
 }
 
@@ -58,7 +58,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Capacity:
-    """`max_concurrent` runs with `resources` each; without Ray one run in this process.
+    """How many runs execute at a time, with `resources` each; without Ray one run in this process.
 
     growing: nodes are started on demand.
     """
@@ -69,7 +69,7 @@ class Capacity:
     growing: bool = False
 
     def place(self, paths: StoragePaths) -> StoragePaths:
-        """`paths` with the device and files as processes of such a run name them, which may work in another folder."""
+        """Return `paths` with the device and absolute files for worker processes, whose working folder may differ."""
         device, file = paths.runtime.device, paths.runtime.deepspeed_json
         if device == "auto" and not self.resources.gpus:
             # Ray masks CUDA_VISIBLE_DEVICES only for processes that ask for a GPU; the others would share the first.
@@ -82,7 +82,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster and its resources in all.
+    """A machine of the cluster and its total resources.
 
     name: as given to `ray start`, else `host`. accelerator: Ray's name of its GPUs, "" without any.
     """
@@ -100,19 +100,19 @@ class Node:
         return f"{self.address} ({self.host}{name})"
 
     def count(self, resources: Resources) -> int:
-        """How many processes with such resources it holds."""
+        """Return how many processes with such resources fit on this node."""
         by_cpu = [divide(self.cpus, resources.cpus)] if resources.cpus else []
         by_gpu = [count_on_gpus(self.gpus, resources.gpus)] if resources.gpus else []
         return min([*by_cpu, *by_gpu], default=1)
 
 
 def divide(amount: float, part: float) -> int:
-    """How many times `part` fits into `amount`; 0.1 fits into 1 ten times, as it does for Ray."""
+    """Return how many times `part` fits into `amount`; 0.1 fits into 1 ten times, as in Ray."""
     return math.floor(amount / part + 1e-6)
 
 
 def count_on_gpus(gpus: float, part: float) -> int:
-    """How many processes with `part` of a GPU, or several GPUs, each; a part is always one of a single GPU."""
+    """Return how many processes fit with `part` of a GPU, or several GPUs, each; a part is of a single GPU."""
     return int(gpus) * divide(1, part) if part < 1 else divide(gpus, part)
 
 
@@ -122,14 +122,14 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
 
     address: "auto" for the cluster that this machine belongs to or RAY_ADDRESS names, host:port, or "local" for a
     local Ray with `cpus` that ends with the block. gpu: the value of $CUDA_VISIBLE_DEVICES for a local Ray.
-    Raises UserError where no cluster answers.
+    Raises UserError if no cluster answers.
     """
     library_defaults()
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     own = address == LOCAL
     if own and "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        # The local Ray that this process has started already.
+        # Nested use: this process has already started a local Ray.
         yield
         return
     if own:
@@ -145,7 +145,7 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
             _init(address, more)
     finally:
         if threading.current_thread() is threading.main_thread():
-            # Ray takes SIGTERM for itself, ends the process with exit code 15, and prints a page of C++ frames before.
+            # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     try:
         if not own:
@@ -157,7 +157,7 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
 
 @contextmanager
 def _visible(gpu: str | None) -> Iterator[None]:
-    """Let processes that start in the block see one GPU alone; this process has looked already."""
+    """Show a single GPU to processes that start in the block; this process has listed its GPUs already."""
     before = os.environ.get(VISIBLE)
     if gpu is not None:
         os.environ[VISIBLE] = gpu
@@ -170,7 +170,7 @@ def _visible(gpu: str | None) -> Iterator[None]:
 
 
 def _init(address: str, more: dict[str, Any]) -> None:
-    """Call `ray.init`. Raises UserError where Ray refuses, or a local one does not come up in `START_ATTEMPTS`."""
+    """Call `ray.init`. Raises UserError if Ray rejects it, or a local cluster does not start in `START_ATTEMPTS`."""
     import ray
 
     tries = START_ATTEMPTS if address == LOCAL else 1
@@ -181,14 +181,14 @@ def _init(address: str, more: dict[str, Any]) -> None:
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                # The driver's environment reaches the workers of a local Ray; those of a cluster have their nodes'.
+                # Workers of a local Ray inherit the driver's environment, those of a cluster their node's.
                 runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}},
                 **more,
             )
             return
         except Exception as error:
             refused = isinstance(error, (ConnectionError, RuntimeError, ValueError, OSError))
-            # Ray has no exception class of its own for a node that came up too late.
+            # Ray raises a plain Exception if a local node starts too late, so retry on any other exception class.
             if not refused and address != LOCAL:
                 raise
             if refused or not left:
@@ -197,7 +197,7 @@ def _init(address: str, more: dict[str, Any]) -> None:
 
 
 def _wait_for_working_dir() -> None:
-    """In a job that was submitted with a working_dir, let every node unpack it before anything is read.
+    """Wait until every node has unpacked the working_dir of a submitted job, before any file is read.
 
     Nodes of one machine share the folder, and each replaces it when it first starts a process for the job, while it is
     the working folder of this process.
@@ -217,10 +217,10 @@ def _wait_for_working_dir() -> None:
 
 
 def _check_listening(address: str) -> None:
-    """Raise UserError where nothing listens at the address: Ray itself would try for five minutes."""
+    """Raise UserError if nothing listens at the address: Ray itself would try for five minutes."""
     host, _, port = address.rpartition(":")
     if not port.isdigit():
-        # "auto", which Ray looks up on this machine.
+        # "auto": Ray itself looks for a cluster on this machine.
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
@@ -242,7 +242,7 @@ def _unreachable(address: str, why: str) -> UserError:
 
 
 def nodes() -> list[Node]:
-    """The machines that Ray says are alive, the one of the driver among them."""
+    """List the machines that Ray reports as alive, including the driver's."""
     import ray
 
     return [
@@ -263,7 +263,7 @@ def nodes() -> list[Node]:
 
 
 def require_own_node() -> None:
-    """Raise UserError where the node of this driver is dead: Ray then starts no process for it any more."""
+    """Raise UserError if the driver's node is dead: Ray then starts no process for this driver any more."""
     import ray
 
     mine = ray.get_runtime_context().get_node_id()
@@ -277,7 +277,7 @@ def require_own_node() -> None:
 def default_resources(
     there: Sequence[Node], processes: int = 1, cpus: float | None = None, gpus: float | None = None
 ) -> Resources:
-    """Resources of a run by default: a GPU per process where there are any, with its part of the node's CPUs."""
+    """Choose the resources of a run: a GPU per process if there are any, with its part of the node's CPUs."""
     with_gpus = [node for node in there if node.gpus]
     gpus = (1.0 if with_gpus else 0.0) if gpus is None else gpus
     if cpus is None:
@@ -289,12 +289,12 @@ def default_resources(
 
 
 def processes_held(there: Iterable[Node], resources: Resources) -> int:
-    """How many processes with such resources the nodes hold together."""
+    """Return how many processes with such resources fit on all nodes together."""
     return sum(node.count(resources) for node in there)
 
 
 def runs_held(there: Sequence[Node], resources: Resources, *, own: bool = False) -> int:
-    """How many runs fit at once. Raises UsageError when not even one does: Ray would wait for ever.
+    """Return how many runs fit at once. Raises UsageError if none fits: Ray would wait for ever.
 
     own: of this machine alone, not a cluster that could grow.
     """

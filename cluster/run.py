@@ -1,4 +1,4 @@
-"""A run as it is sent to a machine, the reports about it, and its score."""
+"""Define a run as it is sent to a machine, the reports about it, and its score."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunSpec(_Message):
 
     @property
     def path(self) -> str:
-        """Its folder below the results."""
+        """The run's folder below the results."""
         return self.config.path
 
 
@@ -45,13 +45,13 @@ class Report(_Message):
     host: str = ""
 
     def to_result(self) -> dict[str, Any]:
-        """As a result of Ray Tune, whose searchers and schedulers read "epoch" and "score"."""
+        """Convert to a result of Ray Tune, whose searchers and schedulers read "epoch" and "score"."""
         score = math.nan if self.score is None else self.score
         return {"report": self.model_dump(mode="json"), "epoch": self.epoch, SCORE: score}
 
     @classmethod
     def of_result(cls, result: Mapping[str, Any]) -> Report:
-        """Invert `to_result`; other keys, which Ray Tune adds, are ignored."""
+        """Convert back from `to_result`; other keys, which Ray Tune adds, are ignored."""
         return cls.model_validate(result["report"]) if "report" in result else cls()
 
 
@@ -62,7 +62,7 @@ class Halving(NamedTuple):
     reduction_factor: int
 
     def rungs(self, epochs: int) -> tuple[int, ...]:
-        """The epochs at which a scheduler decides about trials of so many epochs, without the last one."""
+        """Return the epochs at which a scheduler decides about trials of `epochs` epochs, without the last one."""
         found, rung = [], self.grace_period
         while rung < epochs:
             found.append(rung)
@@ -71,12 +71,12 @@ class Halving(NamedTuple):
 
 
 def score(accuracies: Sequence[float]) -> float:
-    """The figure of merit of a run: its accuracy, for two targets their harmonic mean, for more the mean."""
+    """Compute the score of a run: its accuracy, for two targets their harmonic mean, for more the mean."""
     return harmonic_mean(*accuracies) if len(accuracies) == 2 else fmean(accuracies)
 
 
 def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
-    """The score of a finished run from its evaluations, None while one of them is missing."""
+    """Compute the score of a finished run from its evaluations, None while one of them is missing."""
     folder = RunFolder(runtime.results / run.path)
     if not folder.train_file.exists():
         return None
@@ -90,7 +90,7 @@ def final_score(run: RunSpec, runtime: RuntimeConfig) -> float | None:
 
 
 def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
-    """The score of a run after `epoch` (0-based) from its validation counts, None where it was not validated then."""
+    """Compute the score of a run after `epoch` (0-based) from its validation counts, None without validation."""
     counts = RunFolder(runtime.results / run.path).validation()
     found = {count.target: count.accuracy for count in counts if count.epoch == epoch and count.limit is None}
     accuracies = [found[target] for target in run.targets if target in found]
@@ -98,6 +98,6 @@ def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
 
 
 def mean_score_at(runs: Sequence[RunSpec], epoch: int, runtime: RuntimeConfig) -> float | None:
-    """The mean of `score_at` over runs, None where one of them has none."""
+    """Compute the mean of `score_at` over runs, None if one of them has none."""
     scores = [score_at(run, epoch, runtime) for run in runs]
     return fmean(found) if len(found := [one for one in scores if one is not None]) == len(runs) else None

@@ -1,4 +1,4 @@
-"""Search spaces: the fields of a run that a sweep varies, read from text and turned into Ray Tune's domains."""
+"""Parse search spaces: the fields of a run that a sweep varies, read from text and converted to Ray Tune's domains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
 
 
 def resolve_field(name: str, methods: Sequence[str]) -> str:
-    """The one spelling of a field: `dataset`, `recipe.lr`, `options.n_ctx`; `lr` and `n_ctx` mean the same.
+    """Return the full name of a field: `recipe.lr` for `lr`, `options.n_ctx` for `n_ctx`, `dataset`.
 
     Raises UsageError with the nearest names for an unknown field, or one that not each of `methods` has.
     """
@@ -81,7 +81,7 @@ def resolve_field(name: str, methods: Sequence[str]) -> str:
 
 
 def to_tune(domain: Domain, *, grid: bool = False) -> Any:
-    """Ray Tune's domain; lists are `choice`, or `grid_search` for a grid."""
+    """Convert to Ray Tune's domain; lists become `choice`, or `grid_search` for a grid."""
     from ray import tune
 
     if isinstance(domain, list):
@@ -91,7 +91,7 @@ def to_tune(domain: Domain, *, grid: bool = False) -> Any:
 
 
 def round_value(domain: Domain, value: Any) -> Any:
-    """A drawn number with `DIGITS` significant digits, inside its bounds; other values as they are."""
+    """Round a drawn number to `DIGITS` significant digits inside its bounds; other values are unchanged."""
     if isinstance(domain, list) or not isinstance(value, float) or "quniform" in domain:
         return value
     ((low, high),) = domain.values()
@@ -118,7 +118,7 @@ def _parse_distribution(field: str, kind: str, arguments: Sequence[Any]) -> Doma
 
 
 def _read_values(field: str, given: Sequence[Any], methods: Sequence[str]) -> list[Any]:
-    """`given` as a run reads them, so that 1 and 1.0 of a float are one value; invalid ones are refused by the run."""
+    """Parse `given` as a run does, so that 1 and 1.0 of a float are one value; the run rejects invalid ones."""
     from procap.methods import method_class
 
     group, dot, name = field.rpartition(".")
@@ -143,7 +143,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between commas outside of brackets and quotes."""
+    """Split at commas outside of brackets and quotes."""
     parts, depth, quoted = [""], 0, False
     for mark in text:
         quoted ^= mark == '"'
@@ -156,7 +156,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse_value(text: str) -> Any:
-    """JSON where the text is JSON, else the text itself."""
+    """Parse JSON, or return the text itself if it is not JSON."""
     try:
         return json.loads(text, parse_constant=str)
     except json.JSONDecodeError:

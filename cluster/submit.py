@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MODULE = "benchmarks.cli"
 STOPPED_EXIT = 143
-"""Ray does not keep the exit code of a stopped job: that of a process that SIGTERM ended."""
+"""Exit code of a stopped job, for which Ray keeps none: 128 + SIGTERM."""
 STARTUP_SECONDS = 60.0
 """How long a head node that has just started may refuse jobs."""
 RETRY_SECONDS = 600.0
@@ -37,7 +37,7 @@ RETRY_SECONDS = 600.0
 RAY_SETTINGS = {
     # From the request to stop to SIGKILL, so that runs can save their state; Ray's default is 3 s.
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
-    # The command sets environment variables for its own workers; Ray would refuse both settings together.
+    # The command passes its own env_vars to `ray.init`; without this Ray rejects those that the job sets too.
     "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
 }
 EXCLUDES = (
@@ -45,7 +45,7 @@ EXCLUDES = (
     *(".env", ".env.*", ".netrc", ".aws", ".ssh", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*"),
     *("credentials*", "*secret*", "*token.txt", "kubeconfig*"),
 )
-"""Never packed, in the syntax of .gitignore; Ray also leaves out what .gitignore and .rayignore name."""
+"""Files that are never packed, in the syntax of .gitignore; Ray also reads .gitignore and .rayignore."""
 MEND = "set it on the nodes: in the shell of `ray start`, in a file its library reads, or as a Kubernetes secret"
 STORAGE_FLAGS = ("--data", "--results")
 NEEDS_RESULTS = ("train", "eval", "bench")
@@ -60,11 +60,11 @@ _SECRET_VALUE = re.compile(
     r"|Authorization\s*[:=]\s*\S|\bBearer(\s|%20)+\S",
     re.IGNORECASE,
 )
-"""In connection strings and headers."""
+"""Matches credentials in connection strings and headers."""
 
 
 def find_secret(text: str) -> str:
-    """Describe the credential that `text` holds without repeating it; empty where it holds none."""
+    """Describe the credential that `text` contains, without repeating it; empty if there is none."""
     for found in re.finditer(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,;]+", text):
         url = found[0]
         try:
@@ -81,7 +81,7 @@ def find_secret(text: str) -> str:
 
 
 def check_command(words: Sequence[str], working_dir: Path | None) -> None:
-    """Raise UsageError for secrets in a command or the files that it names, and for storage of this machine alone."""
+    """Raise UsageError for secrets in a command or its files, and for storage that only this machine can reach."""
     for word in words:
         if secret := find_secret(word):
             raise UsageError(f"{secret} in the command would be readable in the job's log and description; {MEND}")
@@ -108,7 +108,7 @@ def check_command(words: Sequence[str], working_dir: Path | None) -> None:
 
 
 def job_environment(asked: Sequence[str]) -> dict[str, str]:
-    """Environment variables for a job from KEY or KEY=VALUE. Raises UsageError for credentials and unset variables."""
+    """Make a job's environment from KEY or KEY=VALUE. Raises UsageError for credentials and unset variables."""
     found: dict[str, str] = {}
     for text in asked:
         name, given, value = text.partition("=")
@@ -128,7 +128,7 @@ def job_environment(asked: Sequence[str]) -> dict[str, str]:
 def make_request(
     words: Sequence[str], *, name: str, environment: Mapping[str, str], working_dir: Path | None
 ) -> dict[str, Any]:
-    """The arguments of `JobSubmissionClient.submit_job` for a command of this program.
+    """Make the arguments of `JobSubmissionClient.submit_job` for a command of this program.
 
     working_dir: packed by Ray without `EXCLUDES`; None runs the program that is installed on the cluster.
     """
@@ -150,7 +150,7 @@ def make_request(
 
 
 def connect(dashboard: Dashboard) -> JobSubmissionClient:
-    """Raises UserError where nothing answers at `dashboard`, or it wants a token."""
+    """Connect to `dashboard`. Raises UserError if nothing answers there, or a token is missing."""
     settle_auth()
     library_defaults()
     with explained(dashboard):
@@ -167,7 +167,7 @@ def connect(dashboard: Dashboard) -> JobSubmissionClient:
 
 
 def submit(client: JobSubmissionClient, request: Mapping[str, Any]) -> None:
-    """Pack the working folder and submit the job; a head node that has just started is waited for."""
+    """Pack the working folder and submit the job; waits for a head node that has just started."""
     deadline = time.monotonic() + STARTUP_SECONDS
     while True:
         try:
@@ -180,7 +180,7 @@ def submit(client: JobSubmissionClient, request: Mapping[str, Any]) -> None:
 
 
 def follow(client: JobSubmissionClient, name: str, write: Callable[[str], None]) -> JobDetails:
-    """Pass a job's log to `write` in order and without repetition until the job ends, over broken connections too.
+    """Pass a job's log to `write` in order and without repetition until the job ends; reconnects when needed.
 
     Raises the connection's error once the cluster has been unreachable for `RETRY_SECONDS`.
     """
@@ -203,7 +203,7 @@ def follow(client: JobSubmissionClient, name: str, write: Callable[[str], None])
                 write(client.get_job_logs(name)[written:])
                 return details
             reached = time.monotonic()
-        # Clients raise their own classes: aiohttp.ClientError, requests.RequestException, RuntimeError for HTTP 5xx.
+        # The exceptions have no common base: aiohttp.ClientError, requests.RequestException, RuntimeError for HTTP 5xx.
         except Exception:
             if time.monotonic() - reached > RETRY_SECONDS:
                 raise
@@ -211,7 +211,7 @@ def follow(client: JobSubmissionClient, name: str, write: Callable[[str], None])
 
 
 def exit_code(details: JobDetails) -> int:
-    """The exit code of a job's command; 143 where the job was stopped, 1 where the command never ran."""
+    """Return the exit code of a job's command; 143 for a stopped job, 1 if the command never ran."""
     status, code = str(getattr(details.status, "value", details.status)), details.driver_exit_code
     if status == "STOPPED":
         return STOPPED_EXIT
@@ -223,7 +223,7 @@ def exit_code(details: JobDetails) -> int:
 
 @contextmanager
 def explained(dashboard: Dashboard) -> Iterator[None]:
-    """Turn the exceptions of Ray's client into one line that says what would work."""
+    """Convert exceptions of Ray's client to a UserError of one line that says what would work."""
     import requests
     from ray.exceptions import AuthenticationError
 

@@ -1,4 +1,4 @@
-"""Hyperparameter search with Ray Tune: a trial trains the runs of one configuration, whose folders are its memory."""
+"""Search hyperparameters with Ray Tune: a trial trains the runs of one configuration and resumes from their folders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNSEEN = "its results are not here: is the folder of results the same for all no
 
 
 class Sweep:
-    """The known configurations of a sweep, kept up to date while Ray Tune executes its trials."""
+    """Execute a sweep with Ray Tune and keep its configurations up to date."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Sweep:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every configuration is finished, or stopped by ASHA where that is still asked for."""
+        """Whether every configuration is finished, or stopped by ASHA while the sweep still uses ASHA."""
         return self.settings.size is not None and self.count("finished", "stopped") >= self.settings.size
 
     def count(self, *states: State) -> int:
-        """Configurations in these states; those that ASHA stopped continue when it is no longer asked for."""
+        """Count configurations in these states; those that ASHA stopped continue once the sweep no longer uses ASHA."""
         kept = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
         return sum(one.state in kept for one in self.configurations.values())
 
     def run(self, paths: StoragePaths, capacity: Capacity) -> None:
-        """Execute what is left, until there is no more or the time is up. Ray is connected already."""
+        """Execute what is left until it is done or the time is up. Ray is connected already."""
         settings = self.settings
         seconds = None if settings.hours is None else 3600 * settings.hours
         self._deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -95,7 +95,7 @@ class Sweep:
         )
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The space for Tune and the search's part of its configuration."""
+        """Make the search space for Tune and the search's part of its configuration."""
         from ray.tune.search.basic_variant import BasicVariantGenerator
 
         settings = self.settings
@@ -105,29 +105,29 @@ class Sweep:
             searcher, left = self._make_optuna(space)
             return {}, {"search_alg": searcher, "num_samples": left, "max_concurrent_trials": max_concurrent}
         if not settings.one_trial:
-            # Tune varies the first axis of a grid fastest.
+            # Tune varies the first axis of a grid fastest: all seeds of a configuration run before the next one.
             space = {SEED: to_tune(list(settings.seeds), grid=True), **space}
         generator = BasicVariantGenerator(
             max_concurrent=max_concurrent,
-            # The same draws for all seeds, and again when the sweep is repeated: finished runs return at once.
+            # Draw the same values for all seeds, and again if the sweep is repeated: finished runs return at once.
             constant_grid_search=True,
             random_state=settings.search_seed,
         )
         return space, {"search_alg": generator, "num_samples": 1 if grid else settings.trials or -1}
 
     def _make_optuna(self, space: Mapping[str, Any]) -> tuple[Any, int]:
-        """Optuna's TPE (Bergstra et al. 2011) that knows the evaluated configurations, and how many are left to try."""
+        """Make Optuna's TPE (Bergstra et al. 2011) with the known scores; return it and how many trials are left."""
         import optuna
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         known = [one for one in self.configurations.values() if one.score is not None and one.state != "running"]
         unfinished = [one.values for one in self.configurations.values() if one not in known]
-        # Startup draws follow from the seed alone: without another one a repeated sweep would repeat them.
+        # Startup draws depend only on the seed: a continued sweep needs another seed, or it would draw them again.
         seed = stream_seed(self.settings.search_seed, "tpe", len(known)) % 2**32
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
-            # Concurrent trials should not be neighbours of each other.
+            # The constant liar keeps concurrent trials from choosing nearly the same point.
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         searcher = OptunaSearch(
             OptunaSearch.convert_search_space(dict(space)),
@@ -148,7 +148,7 @@ class Sweep:
         known = self.configurations.get(key)
         if known is None or known.state in ("stopped", "failed"):
             runs: list[RunSpec] = []
-            # A refusal is the trial's error.
+            # Invalid values are reported when the trial itself fails on them.
             with suppress(UserError, DataError):
                 runs = make_runs(self.settings, values, self.runtime.data)
             self.configurations[key] = Configuration(
@@ -184,7 +184,7 @@ class Sweep:
         self._update(key, scores=scores, failures=failures)
         self._on_event("ended", self.configurations[key], report)
         if report.state in ("running", "waiting") and not why:
-            # ASHA or the time limit stopped the trial before its end; the latter leaves it unfinished.
+            # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
             if one.curve and time.monotonic() < self._deadline:
                 self._settle(key, state="stopped", score=one.curve[max(one.curve)])
         elif one.state == "running" or failures:
@@ -194,7 +194,7 @@ class Sweep:
                 self._settle(key, state="finished", score=fmean(scores.values()))
 
     def _collect_scores(self, runs: Sequence[RunSpec], report: Report) -> dict[str, float]:
-        """The scores of a trial's runs, of a stopped one at the last epoch that all of them have finished."""
+        """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
         found: dict[str, float] = {}
         for run in runs:
             with _logging_errors():
@@ -203,14 +203,14 @@ class Sweep:
             if score is None and report.state == "running" and report.epoch:
                 score = mean_score_at([run], report.epoch - 1, self.runtime)
             elif score is None and report.state == "done" and len(runs) == 1:
-                # Results behind a URL that does not answer now.
+                # The results are behind a URL that does not answer now; use the score in the report.
                 score = report.score
             if score is not None:
                 found[run.path] = score
         return found
 
     def _settle(self, key: str, **changes: Any) -> None:
-        """Write the outcome of a configuration of which no run is left."""
+        """Write the outcome of a configuration once all its runs have ended."""
         self._update(key, **changes)
         with _logging_errors():
             self._store.push_all(f"{SWEEPS}/{self.settings.name}")
@@ -223,7 +223,7 @@ class Sweep:
 
 @contextmanager
 def _logging_errors() -> Iterator[None]:
-    """A store that does not answer ends no sweep: the end sends everything again."""
+    """Log a failed update: it must not end the sweep, and the end sends everything again."""
     try:
         yield
     except (UserError, DataError) as error:

@@ -1,6 +1,6 @@
-"""Runs as trials of Ray Tune: each trial is placed as a whole or not at all, and restarted when its processes are lost.
+"""Execute runs as trials of Ray Tune: each trial is placed as a whole, and restarted when its processes are lost.
 
-Ray Tune keeps no state that would have to be restored: a restarted trial resumes from the checkpoints of its runs, so
+Ray Tune's own state is not restored: a restarted trial resumes from the checkpoints of its runs, so
 that a lost process, node or driver costs the seconds since the last checkpoint.
 """
 
@@ -27,10 +27,10 @@ from runner.environment import library_defaults
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-"""Of a trial that loses its processes; wrong data or settings fail at once."""
+"""Attempts of a trial that loses its processes; wrong data or settings fail at once."""
 LOOK_SECONDS = 10.0
 STALL_SECONDS = 600.0
-"""How long lost nodes are waited for where no others are started in their place."""
+"""How long to wait for lost nodes on a cluster without an autoscaler."""
 ERROR_CHARACTERS = 240
 
 _RAISED = re.compile(r".*^([A-Za-z_][\w.]*(?:: .*|\Z))", re.MULTILINE | re.DOTALL)
@@ -48,7 +48,7 @@ class TrialListener(Protocol):
     def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None: ...
 
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
-        """`report` has the state "done" or "failed", another one where Tune stopped the trial before its end."""
+        """Handle the last report: "done", "failed", or another state if Tune stopped the trial before its end."""
         ...
 
 
@@ -65,25 +65,25 @@ def run_trials(
     """Execute the trials that Ray Tune draws from `space`.
 
     halving: train the runs of a trial in step. tune_config: of `ray.tune.TuneConfig`.
-    Raises UserError when lost nodes leave no room for a trial for `STALL_SECONDS`.
+    Raises UserError if no trial fits on the remaining nodes for `STALL_SECONDS`.
     """
     from ray import tune
     from ray.tune import FailureConfig, TuneConfig, TuneError, Tuner
     from ray.tune import RunConfig as TuneRun
 
     resources = capacity.resources
-    # As many placement groups may wait as trials may run: with fewer, short runs end before the next node is asked for.
+    # Allow as many pending placement groups as concurrent trials: with fewer, an autoscaler starts nodes too late.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(1, capacity.max_concurrent))
     each = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
-    # The coordinator of a group computes nothing, and its bundle asks for nothing.
+    # With several processes the trial itself only coordinates, so its bundle reserves no resources.
     bundles = [each] if resources.processes == 1 else [{}, *[each] * resources.processes]
 
     def trial(config: dict[str, Any]) -> None:
         execute_trial(config, runs_of, paths, resources, lambda report: tune.report(report.to_result()), halving)
 
-    # Failed trials report their error and lost ones are restarted: neither needs a page of frames.
+    # Failed trials report their error and lost ones are restarted: Tune's tracebacks would only repeat that.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    # A process that is being ended may still write there while the folder is removed.
+    # A worker that is being stopped may still write there while the folder is removed, so ignore cleanup errors.
     with tempfile.TemporaryDirectory(prefix="procap-tune-", ignore_cleanup_errors=True) as scratch:
         tuner = Tuner(
             tune.with_resources(trial, tune.PlacementGroupFactory(bundles, strategy="PACK")),
@@ -104,7 +104,7 @@ def run_trials(
         try:
             tuner.fit()
         except TuneError:
-            # An exception of a callback arrives as the text of its frames.
+            # Tune wraps an exception of a callback in TuneError as text; raise the specific error again if it was that.
             require_own_node()
             raise
 
@@ -117,7 +117,7 @@ def execute_trial(
     report_to: ReportTo,
     halving: Halving | None = None,
 ) -> None:
-    """Execute a trial where Ray placed it and report its outcome; raises where Ray Tune should restart it."""
+    """Execute a trial on the node that Ray chose and report its outcome; raises if Ray Tune should restart it."""
     library_defaults()
 
     def execute() -> Report:
@@ -138,13 +138,13 @@ def execute_trial(
 
 
 def explain_failure(errors: str) -> str:
-    """Why a trial is not restarted again, in one line. errors: what Ray Tune wrote of all its attempts."""
+    """Explain in one line why a trial is not restarted again. errors: what Ray Tune wrote of all its attempts."""
     last = errors.rpartition("Failure # ")[2].strip()
     raised = _RAISED.search(last)
     if raised and "The actor " not in last:
         why, hint = f"the last one failed with {_shorten(raised[1])}", ""
     else:
-        # Of a lost process Ray says which one it was, and last of all why.
+        # For a lost process Ray writes several lines, the reason last.
         reason = _shorten(last.splitlines()[-1]) if last else ""
         why = f"the last one lost its process{f' ({reason})' if reason else ''}"
         hint = " for the reason (often: out of memory)"
@@ -156,7 +156,7 @@ def _shorten(text: str) -> str:
 
 
 class StallDetector:
-    """Notices that no trial fits on the nodes that are left, for which Ray waits silently and without end."""
+    """Detect that no trial fits on the remaining nodes, for which Ray would wait silently and for ever."""
 
     def __init__(self, resources: Resources, growing: bool) -> None:
         """growing: nodes are started on demand."""
@@ -165,7 +165,7 @@ class StallDetector:
         self._since: float | None = None
 
     def check(self, trials: Iterable[Any]) -> None:
-        """Warn once while nothing runs for want of room. Raises UserError after `STALL_SECONDS`."""
+        """Warn once while nothing runs for lack of resources. Raises UserError after `STALL_SECONDS`."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
@@ -213,7 +213,7 @@ def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
             stall.check(trials)
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            # Without the driver's node every trial would fail all its attempts within seconds.
+            # If the driver's node is lost, every trial would use up its attempts within seconds.
             require_own_node()
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
@@ -222,7 +222,7 @@ def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
             listener.ended(trial.trial_id, trial.config, Report(state="failed", why=explain_failure(errors)))
 
         def __reduce__(self) -> tuple[type[Callback], tuple[()]]:
-            # Tune pickles its callbacks for a restore that never happens; a listener has bars and locks.
+            # Tune pickles its callbacks for a restore that never happens; a listener with locks cannot be pickled.
             return Callback, ()
 
     return TuneCallback()
