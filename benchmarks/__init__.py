@@ -1,4 +1,4 @@
-"""The paper: its suites, tables, plots and report, and the command line.
+"""Reproduce the paper: suites, tables, plots and report, and the command line.
 
 console      terminal output, errors, text of flags
 results      one table of all results, statistics, published numbers

@@ -1,4 +1,4 @@
-"""The command line `procap`: one file per command, with its flags beside its body."""
+"""The command line `procap`: one file per command, with its flags and its implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.cli`: the command line without an installed `procap` script."""
+"""Run the command line as `python -m benchmarks.cli`, without an installed `procap` script."""
 
 from __future__ import annotations
 

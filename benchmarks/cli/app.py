@@ -1,4 +1,4 @@
-"""The program `procap`: its commands, each imported when it is used, and what becomes of their errors."""
+"""Define the program `procap`: import each command when it is used, and turn errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DISTRIBUTED = ("train", "eval")
 
 
 def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
-    """A group of commands, each in the `app` of a module that is imported when the command is used.
+    """Make a group of commands, each in the `app` of a module that is imported when the command is used.
 
     commands: module and summary by name. The summaries are listed in the help, so they stand here.
     """
@@ -108,7 +108,7 @@ def data() -> None:
 
 @contextmanager
 def one_line_warnings() -> Iterator[None]:
-    """Show this program's own warnings as one line; those of libraries keep their form."""
+    """Show this program's own warnings as one line; warnings of libraries are unchanged."""
     plain = warnings.formatwarning
 
     def formatted(message: Any, category: type[Warning], *place: Any, **more: Any) -> str:
@@ -141,7 +141,7 @@ def run(argv: list[str] | None = None) -> int:
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:
-        # The reader of a pipe left, e.g. `| head`; the interpreter must not complain about it again at exit.
+        # The reader of a pipe has ended, e.g. `| head`; prevent another error when the interpreter flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -149,7 +149,7 @@ def run(argv: list[str] | None = None) -> int:
         message += unforced(arguments) if exit_code > 128 else ""
         tell_launcher(f"procap: {message}")
         printed = getattr(error, "printed_elsewhere", None)
-        # Before the process group exists, all processes of a machine run into the same errors.
+        # Before the process group exists, all processes of a machine fail with the same error: print it once.
         if speaks_here() if printed is None else not printed:
             if verbose:
                 traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Several runs in one command, of which some may fail; shared by `procap train` and `procap eval`."""
+"""Execute several runs in one command and collect failures; shared by `procap train` and `procap eval`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Failures:
-    """The failed runs of a command; the runs after a failed one are still done.
+    """Collect the failed runs of a command; the remaining runs are still executed.
 
     A command of one run fails as that run does. In a process group of several, a process that fails ends the others as
     well, as they wait for it in the middle of a run.
@@ -36,7 +36,7 @@ class Failures:
         self.reasons: dict[str, str] = {}
 
     def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
-        """The result of `work`, None when it failed. Signals are raised."""
+        """Return the result of `work`, None if it failed. Signals are raised."""
         try:
             return work()
         except Interrupted:
@@ -53,7 +53,7 @@ class Failures:
             return None
 
     def exit_code(self, done: int) -> int:
-        """Print the failures again; 0 when nothing failed, 3 when `done` others did not, else 1."""
+        """Print the failures again; return 0 without failures, 3 if `done` other runs succeeded, else 1."""
         if not self.reasons:
             return 0
         note(f"procap: {done} done, {len(self.reasons)} failed:")
@@ -64,7 +64,7 @@ class Failures:
 
 @contextmanager
 def process_group(runtime: RuntimeConfig) -> Iterator[tuple[ProcessGroup, RuntimeConfig]]:
-    """The process group that torchrun announced, and `runtime` with this process's own device."""
+    """Initialize the process group that torchrun announced; also returns `runtime` with this process's device."""
     from runner.distributed.process_group import init_process_group
 
     ranks = ranks_from_environment()

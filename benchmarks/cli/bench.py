@@ -40,7 +40,7 @@ RESUME_TEXT = (
 
 
 class SuiteGroup(TyperGroup):
-    """The commands of `procap bench`: one for each suite, by name or file, and `all`."""
+    """List the commands of `procap bench`: one for each suite, by name or file, and `all`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [ALL, *suite_paths()]
@@ -69,7 +69,7 @@ def group() -> None:
 
 
 def suite_command(name: str) -> Any:
-    """The command of one suite, or of all; its help is the docstring of the suite's file."""
+    """Make the command of one suite, or of all; its help is the docstring of the suite's file."""
     lines = ["--profile mini --quick", "--data DATA --results RESULTS --launcher ray", "--dry-run"]
     text = ALL_TEXT if name == ALL else suite_text(name)
 
@@ -149,7 +149,7 @@ def bench(
         remote.pull_all()
         missing = {run.path for run in runs if not is_done(run, runtime)}
         trackers.started = True
-        # Also runs that an earlier, killed attempt finished without recording them.
+        # Includes runs that an earlier, killed attempt finished without recording them.
         trackers.update(run.path for run in runs)
         for plan, tracker in zip(plans, trackers.trackers, strict=True):
             made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
@@ -173,9 +173,9 @@ def bench(
 def plan_suite(
     suite: Suite, flags: SuiteFlags, runtime: RuntimeFlags, data: Path, *, several: bool = False
 ) -> SuitePlan:
-    """The plan of `suite` with the options that the flags choose.
+    """Plan `suite` with the options given by the flags.
 
-    The profile is that of the data sets where these are named and known, else the paper's where there is a data root,
+    The profile is that of the named data sets if they are known, else the paper's if there is a data root,
     else the generated one.
     several: planned beside other suites, where --datasets does not apply to a suite with a list of its own.
     """
@@ -212,7 +212,7 @@ def _profile_of(datasets: Sequence[str], runtime: RuntimeFlags) -> Profile:
 
 
 def _note_prescribed(plans: Sequence[SuitePlan], flags: SuiteFlags, *, several: bool) -> None:
-    """Note the flags that do not change what a suite prescribes."""
+    """Note the flags that have no effect because the suite prescribes their values."""
     for plan in plans:
         name = plan.suite.name
         trained = [run for run in plan.runs if run.spec.config.recipe.epochs]
@@ -233,7 +233,7 @@ def _show_plan(
     *,
     force: bool,
 ) -> int:
-    """Print the runs, and how long machines of several sizes would take over those that are not done."""
+    """Print the runs, and how long machines of several sizes would take for those that are not done."""
     from benchmarks.cli.plan import make_plan
     from benchmarks.results.profiles import MINI
     from benchmarks.suites.checks import check_training_images
@@ -277,7 +277,7 @@ def _show_outputs(
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
     if name == ALL:
         try:
-            # Results at a URL are cached in a folder of this machine, which is no place for the report.
+            # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.store else None
             page = write_report(runtime.results, out, data=runtime.data, tracking=flags.tracking, shown=flags.results)
             note(f"report: {page}")

@@ -1,4 +1,4 @@
-"""`procap bench runtime`: time training and inference of every method, beside the paper's table."""
+"""`procap bench runtime`: time training and inference of every method, and compare with the paper's table."""
 
 from __future__ import annotations
 

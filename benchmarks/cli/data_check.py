@@ -1,4 +1,4 @@
-"""`procap data check`: are the packed shards whole, and are the raw folders what the published lists need?"""
+"""`procap data check`: check packed shards, or check raw folders against the published lists."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
 
 
 def _mending(broken: Sequence[str], root: Path) -> Iterator[str]:
-    """What brings broken sets back, by where they came from."""
+    """Yield commands that restore broken data sets, depending on their source."""
     if not broken:
         return
     if is_mirror(root):
@@ -175,19 +175,19 @@ def _raw_rows(reports: Sequence[RawReport], root: Path) -> Iterator[tuple[object
 
 
 def _of_splits(progress: Callable[[int, int], None]) -> Callable[[str, int, int], None]:
-    """Add up what is told split by split."""
+    """Convert per-split progress to progress over all splits."""
     done: dict[str, tuple[int, int]] = {}
 
-    def told(split: str, count: int, total: int) -> None:
+    def add_split(split: str, count: int, total: int) -> None:
         done[split] = count, total
         progress(sum(count for count, _ in done.values()), sum(total for _, total in done.values()))
 
-    return told
+    return add_split
 
 
 @contextmanager
 def _bar(what: str) -> Iterator[Any]:
-    """A progress bar whose length becomes known with the first call."""
+    """Show a progress bar whose length becomes known with the first call."""
     from runner.progress import ProgressDisplay
 
     with ProgressDisplay(what, 0, unit="images") as display:

@@ -41,7 +41,7 @@ SORTED = (
 
 @dataclass(frozen=True)
 class Row:
-    """One sample, with the data set's own label of its class."""
+    """One few-shot sample, with the data set's own label of its class."""
 
     split: str
     path: str
@@ -101,9 +101,9 @@ def few_shot(
 
 
 def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
-    """The digest that `--few-shot-samples DIGEST|FILE` stands for; empty without the flag.
+    """Return the digest for `--few-shot-samples DIGEST|FILE`; empty without the flag.
 
-    Raises UsageError where it does not fit the data sets or the shots, DataError for a file of anything else.
+    Raises UsageError if it does not fit the data sets or the shots, DataError for a file of anything else.
     """
     if not text:
         return ""
@@ -121,7 +121,7 @@ def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
 
 
 def store_file(text: str, dataset: str, data: Path) -> None:
-    """Store the samples of `--few-shot-samples FILE` beside the packed shards; a digest is stored already."""
+    """Store the samples of `--few-shot-samples FILE` beside the packed shards; a digest needs no storing."""
     if text and not DIGEST.fullmatch(text):
         samples = _read(text)
         shards = open_dataset(data, dataset)

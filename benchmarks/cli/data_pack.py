@@ -1,4 +1,4 @@
-"""`procap data pack` and `procap data show`: raw folders to shards, and a look at them."""
+"""`procap data pack` and `procap data show`: pack raw folders into shards, and show packed images."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def pack(
 
 
 def _digest(root: Path, name: str) -> str:
-    """What is packed under a name, "" for nothing that can be read."""
+    """Return the manifest digest of a packed data set, "" if nothing readable is packed under that name."""
     with suppress(DataError):
         return read_manifest(root / name, name).digest if is_packed(root, name) else ""
     return ""
@@ -137,7 +137,7 @@ def _plan(wanted: Sequence[Wanted], root: Path, output: OutputFlags) -> int:
 
 
 def _refuse_raw_folders(root: Path, packing: PackFlags) -> None:
-    """Raises UsageError where shards would come to lie among raw files, which are only ever read."""
+    """Raise UsageError if shards would be written among raw files, which must never change."""
     given = packing.raw or os.environ.get("PROCAP_RAW")
     if not given:
         return
@@ -148,7 +148,7 @@ def _refuse_raw_folders(root: Path, packing: PackFlags) -> None:
 
 
 def local_root(data: str) -> Path:
-    """The folder that shards are written to. Raises UsageError for a URL, which is only read from."""
+    """Return the folder to write shards to. Raises UsageError for a URL, which is read-only."""
     if "://" in data:
         raise UsageError(f"--data {data}: shards are packed into a folder; copy it to where the URL points")
     root = data_root(data)

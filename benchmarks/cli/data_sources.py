@@ -1,4 +1,4 @@
-"""From what a person names to what is packed: groups, data sets of the catalogue, derived ones, and own YAML sheets."""
+"""Resolve names to what is packed: groups, data sets of the catalogue, derived data sets, and the user's YAML files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SHEETS = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Wanted:
-    """One data set to be packed: its name, how its list of images is read, and what is done once it is packed.
+    """One data set to pack: its name, how to read its list of images, and how to clean up afterwards.
 
     origin: where the images come from, if that is known before they are fetched.
-    location: what images are read from where that is no raw folder: a YAML file, a folder or a URL.
+    location: the source of the images unless it is a raw folder: a YAML file, a folder or a URL.
     remote: reading the list of images downloads them all.
-    caution: what is not proven of the list of images, in one line.
+    caution: a warning about the list of images, in one line.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Wanted:
     caution: str = ""
 
     def packed_in(self, data_root: Path) -> Manifest | None:
-        """The manifest of what need not be fetched again, since it was packed from the same place.
+        """Return the manifest if the data set is already packed from the same origin, so that nothing is downloaded.
 
-        Raises DataUsageError where published test images would take the place of a set that has more than those.
+        Raises DataUsageError if published test images would take the place of a set that has more than those.
         """
         if not self.origin or not is_packed(data_root, self.name):
             return None
@@ -63,7 +63,7 @@ class Wanted:
 
 
 def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[Wanted]:
-    """What `names` mean: each a data set, a YAML file, or a group (all, world, paper), each set once.
+    """Resolve `names`: each is a data set, a YAML file, or a group (all, world, paper); duplicates are dropped.
 
     A group leaves out the published sets that are not below the raw root, and says so.
     Raises UsageError or DataUsageError for unknown names and for flags that do not fit them.
@@ -83,7 +83,7 @@ def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> li
 
 
 def raw_sets() -> list[Dataset]:
-    """The published sets, which are packed from the user's own raw folders."""
+    """List the published data sets, which are packed from the user's own raw folders."""
     return [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
 
 
@@ -182,7 +182,7 @@ def _is_remote(location: str) -> bool:
 
 
 def _folder(dataset: Dataset, packing: PackFlags) -> Wanted:
-    """A published set, changed as its name or the flags say."""
+    """Make the entry of a published data set, changed by its name or the flags."""
     from shards.raw.published import raw_source, unverified_lists_note
 
     named = parse_name(dataset.name) if dataset.variant else parse_name("")

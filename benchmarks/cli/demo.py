@@ -67,6 +67,6 @@ def demo(
     runtime = RuntimeFlags(
         data=str((data or out / "data").expanduser()), results=str(out / "results"), device=device, tracking=tracking
     )
-    # One run at a time, in this process: Ray would take longer to start than it saves here.
+    # Run one at a time in this process: starting Ray would take longer than it saves.
     launch = LaunchFlags(max_concurrent=1)
     return bench(SUITE, suite, launch, runtime, EngineFlags(), ModeFlags(dry_run=dry_run), output, limit, None)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
 
 Located = tuple[RunConfig, RuntimeConfig]
-"""A run, and the runtime with the folder of results that it lies in."""
+"""A run, and the runtime with its results folder."""
 
 app = typer.Typer(**PLAIN)
 
@@ -121,7 +121,7 @@ def _evaluate_all(
     *,
     force: bool,
 ) -> list[tuple[RunConfig, Target, EvalResult]]:
-    """Evaluate finished runs; each is loaded once, for all its targets without a result.
+    """Evaluate finished runs; each is loaded once for all targets that have no result yet.
 
     train_command: how a run is trained, for the error of one that was not.
     """
@@ -164,7 +164,7 @@ def _refuse_untrained(folder: RunFolder, train_command: str) -> None:
 
 
 def _locate(run: Path, runtime: RuntimeConfig) -> Located:
-    """The run of a folder, given as a path or as its name below the results."""
+    """Find the run of a folder, given as a path or as its name below the results."""
     if runtime.store and not run.is_absolute():
         RemoteResults.of(runtime).pull_run(run.as_posix())
     folder = next((f for f in (run.expanduser(), runtime.results / run) if (f / "config.json").exists()), None)
@@ -182,7 +182,7 @@ def _locate(run: Path, runtime: RuntimeConfig) -> Located:
 
 
 def _broadcast(find_runs: Callable[[], list[Located]], group: ProcessGroup, runtime: RuntimeConfig) -> list[Located]:
-    """The runs that the first rank finds, which alone needs the folder of the results."""
+    """Broadcast the runs found by rank 0, as only rank 0 needs access to the results folder."""
     runs = find_runs() if group.ranks.first else []
     plain = group.broadcast_object([(config.model_dump(mode="json"), str(at.results)) for config, at in runs])
     if group.ranks.first:

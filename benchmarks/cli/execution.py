@@ -1,4 +1,4 @@
-"""Execute the runs of suites, here or on a cluster, and record their progress."""
+"""Execute the runs of suites, on this machine or on a cluster, and record their progress."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def execute(
     *,
     force: bool,
 ) -> dict[str, str]:
-    """Execute runs, the longest first; returns the reason of each failure by the path of the run."""
-    # Only this process sends to MLflow, however many runs there are, and workers print nothing.
+    """Execute runs, the longest first; returns the error of each failed run by its path."""
+    # Workers print nothing and do not send to MLflow: this process does both for all runs.
     paths = StoragePaths.shared(flags.data, flags.results, replace(runtime, quiet=True, tracking_uri="off"))
     configs = [run.config for run in runs]
     ensure_packed(_splits(runs), runtime.data)
@@ -80,7 +80,7 @@ def execute(
 
 
 def _delete(runs: Sequence[RunSpec], runtime: RuntimeConfig) -> None:
-    """Delete the results of runs, once and not by the runs, so that a restarted run is resumed also with `--force`."""
+    """Delete the results of runs once in the driver, so that a restarted run resumes despite `--force`."""
     remote = RemoteResults.of(runtime)
     for run in runs:
         folder = RunFolder(runtime.results / run.path)
@@ -90,7 +90,7 @@ def _delete(runs: Sequence[RunSpec], runtime: RuntimeConfig) -> None:
 
 
 def _requirements(runs: Sequence[RunSpec], paths: StoragePaths) -> Requirements:
-    """What every node needs."""
+    """Collect what every node needs."""
     return Requirements(
         data=paths.data,
         results=paths.results,
@@ -101,7 +101,7 @@ def _requirements(runs: Sequence[RunSpec], paths: StoragePaths) -> Requirements:
 
 
 def _splits(runs: Sequence[RunSpec]) -> dict[str, set[str]]:
-    """The data sets that are trained or tested on, each with the splits that are read."""
+    """Collect the data sets that are trained or tested on, each with the splits that are read."""
     splits: dict[str, set[str]] = {}
     for run in runs:
         splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)

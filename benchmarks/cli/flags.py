@@ -1,4 +1,4 @@
-"""The flags that commands share: a field of a dataclass here is one flag, and `flat` gives a command all of them."""
+"""Define the flags that commands share: each field of a dataclass is a flag, and `flat` adds them to a command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectionFlags:
-    """Which runs are meant: every method on every data set with every seed."""
+    """Flags that select runs: every method on every data set with every seed."""
 
     methods: Annotated[str, typer.Option(metavar="A,B", help="methods, see `procap ls methods`")] = ""
     datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets trained on, see `procap ls datasets`")] = ""
@@ -36,7 +36,7 @@ class SelectionFlags:
 
 @dataclass(frozen=True)
 class RecipeFlags:
-    """What a run's recipe and method may be told to do differently."""
+    """Flags that change the recipe and the method's options."""
 
     recipe: Annotated[
         str, typer.Option(metavar="published|procap", help="the method's published recipe, or ProCAP's")
@@ -67,7 +67,7 @@ class RecipeFlags:
 
 @dataclass(frozen=True)
 class RuntimeFlags:
-    """Where things are and how the work is done; nothing here changes a result."""
+    """Flags for folders, devices and speed; none of them changes a result."""
 
     data: Annotated[
         str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
@@ -100,7 +100,7 @@ class RuntimeFlags:
         return data_root(self.data)
 
     def results_root(self) -> tuple[Path, str | None]:
-        """The folder of results, and the URL that it stands for, if any."""
+        """The local folder of results, and the URL it mirrors, if any."""
         from runner.remote_results import results_root
 
         return results_root(self.results, cache_home())
@@ -108,7 +108,7 @@ class RuntimeFlags:
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """What averages gradients where torchrun started several processes; nothing here changes a result."""
+    """Flags that choose the engine for several processes started by torchrun; none of them changes a result."""
 
     engine: Annotated[str, typer.Option(metavar="ddp|deepspeed", help="what averages gradients over processes")] = "ddp"
     zero_stage: Annotated[
@@ -121,7 +121,7 @@ class EngineFlags:
 
 @dataclass(frozen=True)
 class SuiteFlags:
-    """What of a suite is done."""
+    """Flags that choose a part of a suite."""
 
     profile: Annotated[
         str,
@@ -145,7 +145,7 @@ class SuiteFlags:
 
 @dataclass(frozen=True)
 class SweepFlags:
-    """What a sweep searches, how, and how far."""
+    """Flags that define a sweep: what it searches, how, and how long."""
 
     name: Annotated[
         str, typer.Option(metavar="NAME", help="a sweep of the same name is resumed [default: the file's]")
@@ -185,7 +185,7 @@ class SweepFlags:
 
 @dataclass(frozen=True)
 class LaunchFlags:
-    """Where many runs are carried out, and what each of them gets; nothing here changes a result."""
+    """Flags that choose where runs are executed and their resources; none of them changes a result."""
 
     launcher: Annotated[str, typer.Option(metavar="local|ray", help="this machine, or the nodes of a Ray cluster")] = (
         "local"
@@ -213,7 +213,7 @@ class LaunchFlags:
     ] = False
 
     def checked(self) -> Launcher:
-        """The launcher that the flags describe. Raises UsageError for flags that contradict each other."""
+        """Return the launcher given by the flags. Raises UsageError for flags that contradict each other."""
         from cluster.launcher import Launcher
 
         return Launcher(
@@ -229,7 +229,7 @@ class LaunchFlags:
 
 @dataclass(frozen=True)
 class PackFlags:
-    """What is packed from raw files, and what is changed on the way; each change gives another data set."""
+    """Flags that choose what is packed from raw files, and changes to it; each change makes another data set."""
 
     raw: Annotated[
         Path | None,
@@ -250,11 +250,11 @@ class PackFlags:
 
     @property
     def changes(self) -> bool:
-        """Whether another set than the published one is asked for."""
+        """Whether the flags change the published data set."""
         return self.random_split is not None or self.subset or self.resize is not None
 
     def raw_root(self) -> Path | None:
-        """The folder of raw data sets, None where none is named. Raises UsageError where it is no folder."""
+        """Return the folder of raw data sets, None if the flag is not given. Raises UsageError if it is no folder."""
         text = self.raw or os.environ.get("PROCAP_RAW")
         root = Path(text).expanduser() if text else None
         if root and not root.is_dir():
@@ -267,7 +267,7 @@ class PackFlags:
 
 @dataclass(frozen=True)
 class ModeFlags:
-    """How far a command goes when there is work to do."""
+    """Flags that stop a command early or repeat finished work."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False
     force: Annotated[bool, typer.Option("--force", help="forget what is already there and do it again")] = False
@@ -275,14 +275,14 @@ class ModeFlags:
 
 @dataclass(frozen=True)
 class OutputFlags:
-    """How a command speaks."""
+    """Flags that choose the output format."""
 
     json: Annotated[bool, typer.Option("--json", help="end with one line of JSON on stdout")] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show the traceback of an error")] = False
 
 
 def flat(command: Callable[..., int]) -> Callable[..., int]:
-    """`command` with every field of its dataclass parameters as a keyword parameter of its own, as typer reads them."""
+    """Return `command` with every field of its dataclass parameters as a separate keyword parameter, as typer needs."""
     hints = get_type_hints(command, include_extras=True)
     plain: dict[str, inspect.Parameter] = {}
     groups: dict[str, tuple[type, list[str]]] = {}
@@ -313,13 +313,13 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def typed_names(context: Any) -> set[str]:
-    """The parameters of a command that were typed, be it with their defaults. context: typer's."""
+    """Return the parameters that were typed, even with their default value. context: typer's."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
 
 
 def command_line(*groups: Any) -> str:
-    """The flags of `groups` that were given, as a person would type them."""
+    """Return the given flags of `groups` as they would be typed."""
     words: list[str] = []
     for group in groups:
         for field in fields(group):

@@ -1,4 +1,4 @@
-"""`procap ls`: what can be named in other commands, and the runs that are there."""
+"""`procap ls`: list the names that other commands accept, and existing runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _methods() -> Listing:
         try:
             found = method_class(spec.name)
         except UsageError:
-            # Its summary says why.
+            # A plug-in that cannot be loaded; its summary contains the error.
             continue
         row["recipe"] = found.recipe().model_dump(mode="json")
         row["options"] = {
@@ -127,7 +127,7 @@ def _datasets(root: Path) -> Listing:
 
 
 def _packed(root: Path) -> list[str]:
-    """What is packed in a data root; the server of a mirror cannot list its sets, so it is asked for the known ones."""
+    """List packed data sets; a mirror's server cannot list its data sets, so known names are tried there."""
     from shards.catalogue import CATALOGUE
     from shards.mirror import is_mirror
     from shards.resolve import is_packed, packed_names

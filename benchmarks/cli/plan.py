@@ -1,4 +1,4 @@
-"""The plan of a command: its runs, what of them is done, and the state of their data and weights."""
+"""Plan a command: its runs, which of them are done, and the state of their data and weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shards.resolve import is_packed, resolve_dataset
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """One evaluation; `images` is how many would be classified, 0 when its result is there."""
+    """One evaluation; `images` is how many would be classified, 0 if its result exists."""
 
     target: Target
     done: bool
@@ -30,7 +30,7 @@ class PlannedTarget:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run; `train_images` are epochs times images still to be trained on, after the last saved step."""
+    """One run; `train_images` is epochs times images still to train on after the last checkpoint."""
 
     config: RunConfig
     state: str
@@ -52,7 +52,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command is about to do. data, weights: the state of each data set and backbone, by name."""
+    """What a command will do. data, weights: the state of each data set and backbone, by name."""
 
     runs: list[PlannedRun]
     data: dict[str, str]
@@ -69,7 +69,7 @@ class Plan:
 
 
 def make_plan(work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]], *, force: bool = False) -> Plan:
-    """The state of runs and of their evaluations, in their order, read from files and written to none."""
+    """Plan runs and their evaluations in order, from existing results; results behind a URL are copied here first."""
     for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
         RemoteResults.of(runtime).pull_all()
     runs = [_plan_run(config, runtime, targets, force) for config, runtime, targets in work]
@@ -99,7 +99,7 @@ def _plan_run(config: RunConfig, runtime: RuntimeConfig, targets: Sequence[Targe
 
 
 def _train_images(config: RunConfig, data: Path, steps: int) -> int:
-    """Images of the epochs that are left after so many steps."""
+    """Compute how many images remain after so many steps."""
     dataset = resolve_dataset(config.dataset, data)
     classes = len(select_labels(range(dataset.classes), config.classes))
     each = dataset.counts["train"] / dataset.classes
@@ -116,7 +116,7 @@ def _test_images(target: Target, runtime: RuntimeConfig) -> int:
 
 
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
-    """For every data set: its number of shards, or why there are none."""
+    """Return the number of shards of each data set, or why there are none."""
     return {name: _data_state(name, data_root) for name in dict.fromkeys(names)}
 
 
@@ -135,7 +135,7 @@ def _data_state(name: str, data_root: Path) -> str:
 
 
 def weights_states(configs: Iterable[RunConfig]) -> dict[str, str]:
-    """For every backbone: the file of its weights, or that it is missing on this machine.
+    """Return the weights file of each backbone, or that it is missing on this machine.
 
     Raises UsageError for an unknown backbone.
     """
@@ -155,7 +155,7 @@ def weights_states(configs: Iterable[RunConfig]) -> dict[str, str]:
 
 
 def describe(runs: list[PlannedRun], data: dict[str, str], weights: dict[str, str]) -> str:
-    """The plan as text."""
+    """Format the plan as text."""
     rows = [
         (
             run.state,

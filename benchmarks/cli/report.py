@@ -60,7 +60,7 @@ def report(
     if tracking and not tracking.startswith(("http://", "https://")):
         raise UsageError(f"--tracking {tracking} has no pages to link: name a server, http://HOST:PORT")
     root = find_results(results)
-    # The folder that stands for a URL on this machine is a cache, where nobody looks for a page.
+    # The local folder of a URL is a cache, in which users would not find the page.
     out = out or (Path("report") if is_url(results) else None)
     page = write_report(
         root, out, data=data_root(data), tracking=tracking, price=price, wanted=suites or (), shown=results

@@ -1,4 +1,4 @@
-"""From flags to runs: `RunConfig`s, evaluation targets and a `RuntimeConfig`."""
+"""Convert flags to `RunConfig`s, evaluation targets and a `RuntimeConfig`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
-    """The recipe fields that flags change. Raises UsageError for what is not key=value, or is given twice."""
+    """Parse the recipe fields that flags change. Raises UsageError for invalid or repeated key=value."""
     given = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
     changes = {name: value for name, value in given.items() if value is not None}
     for item in recipe.recipe_field or ():
@@ -37,7 +37,7 @@ def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
 
 
 def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None) -> list[RunConfig]:
-    """Every run that the flags describe, method by method within a data set, seeds innermost.
+    """Make every run that the flags describe, method by method within a data set, seeds innermost.
 
     data: where the data sets are packed.
     """
@@ -72,7 +72,7 @@ def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | N
 
 
 def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
-    """The targets named in `text`; by default both halves (or all classes) of the data set that was trained on.
+    """Parse the targets in `text`; by default both halves (or all classes) of the training data set.
 
     A run on half of the base classes serves model selection: it is evaluated on val (on train where a set has no val,
     as ImageNet), never on test.
@@ -92,7 +92,7 @@ def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = No
 def runtime_config(
     flags: RuntimeFlags, engine: EngineFlags | None = None, *, limit: int | None = None, features: Path | None = None
 ) -> RuntimeConfig:
-    """The runtime that the flags describe. Raises UsageError where a file is in the place of a folder.
+    """Make the runtime given by the flags. Raises UsageError if a folder's path is a file.
 
     features: the folder of image features, None to compute them every time.
     """
@@ -123,7 +123,7 @@ def runtime_config(
 
 
 def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
-    """A predicate of recorded runs: whether the flags select a run. A flag that is not given selects all.
+    """Make a predicate that tests whether the flags select a run. A flag that is not given selects all.
 
     recorded: gives the data sets of the recorded runs, called only for names that are not in the catalogue.
     Raises UsageError or DataUsageError for an unknown method or data set.

@@ -90,7 +90,7 @@ def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: Out
     from cluster.submit import exit_code, explained, follow
     from runner.stop_signals import make_interrupted
 
-    # With --json stdout holds the one line at the end.
+    # With --json stdout is reserved for the JSON line at the end.
     stream = sys.stderr if output.json else sys.stdout
 
     def write(text: str) -> None:
@@ -115,7 +115,7 @@ def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: Out
 
 
 def _working_tree() -> Path | None:
-    """The source tree this program runs from, None for an installed copy."""
+    """Return the source tree this program runs from, None for an installed copy."""
     root = Path(__file__).resolve().parents[2]
     return root if (root / "pyproject.toml").is_file() else None
 

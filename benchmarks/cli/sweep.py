@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from runner.config import RuntimeConfig
 
 LISTED = 20
-"""Configurations that a plan prints."""
+"""How many configurations a plan prints."""
 
 
 app = typer.Typer(**PLAIN)
@@ -41,7 +41,7 @@ app = typer.Typer(**PLAIN)
 
 @dataclass(frozen=True)
 class SweepSelection(SelectionFlags):
-    """As other commands have it; held-out classes are chosen by the metric."""
+    """The selection flags with help texts for sweeps, as the metric decides about held-out classes."""
 
     classes: Annotated[
         str,
@@ -106,13 +106,13 @@ def sweep(
         try:
             drawn += make_runs(settings, values, at.data)
         except UsageError:
-            # Some of a distribution's values may be refused; `check_values` has found others.
+            # A drawn value may be invalid while others of its distribution are valid, as `check_values` has verified.
             continue
     check_engine((run.config for run in drawn), at, launcher.processes)
     if dry_run:
         return _show_plan(settings, folder, at, output)
     if launcher.kind == "local":
-        # A missing device is reported here and not by every run.
+        # Report a missing device once, before any run starts.
         resolve_device(at.device)
     ensure_packed(settings.datasets, at.data)
     if recipe.few_shot_samples:
@@ -131,7 +131,7 @@ def _execute(
     engine: EngineFlags,
     output: OutputFlags,
 ) -> int:
-    """Exit code 3 when some configurations failed and 1 when all did."""
+    """Execute the sweep; returns exit code 3 if some configurations failed and 1 if all did."""
     from benchmarks.console.output import SOME_FAILED, note
     from benchmarks.sweeps.progress import SweepProgress
     from cluster.paths import StoragePaths
@@ -146,12 +146,12 @@ def _execute(
     progress = SweepProgress(tracker, note if output.verbose else None)
     searched = progress.sweep = Sweep(settings, at, folder, progress.on_event)
     note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} done already")
-    # Only the driver prints and writes to MLflow, however many runs there are.
+    # Workers print nothing and do not send to MLflow: the driver does both for all runs.
     paths = StoragePaths.shared(runtime.data, runtime.results, replace(at, quiet=True, tracking_uri="off"))
     try:
         if not searched.is_complete:
             with _connected(settings, launcher, paths) as capacity, progress:
-                # Not before: a sweep that cannot run must not keep its name from one that can.
+                # Write the settings only now: a sweep that failed the checks must not occupy its name.
                 write_json(folder.path / "sweep.json", settings)
                 searched.run(paths, capacity)
     except BaseException as error:
@@ -188,7 +188,7 @@ def _requirements(settings: SweepSettings, paths: StoragePaths) -> Any:
     from cluster.preflight import TRAINING_SPLITS, Requirements
     from procap.weights.loading import canonical_name
 
-    # As runs have them: a name with a slash is no file, and a file has an absolute name.
+    # Resolve names as runs do: "ViT-B/16" is not a file, and the path of a file becomes absolute.
     backbones = settings.space.get("backbone", [settings.backbone])
     weights = settings.space.get("pretrained", [settings.pretrained])
     return Requirements(
@@ -218,7 +218,7 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
     document = table.summarize(settings, found, commands)
     write_json(searched.folder.path / "summary.json", document)
     plots = draw_sweep(settings, found, searched.folder.path)
-    # Also the notes of what MLflow has.
+    # Includes the records of what was exported to MLflow.
     RemoteResults.of(searched.runtime).push_all()
     if found:
         show(table.format_table(settings, found))
@@ -241,7 +241,7 @@ def _show_outcome(searched: Sweep, runtime: RuntimeFlags, engine: EngineFlags, o
 
 
 def _show_plan(settings: SweepSettings, folder: SweepFolder, at: RuntimeConfig, output: OutputFlags) -> int:
-    """Print what would be searched and what is known of it; write nothing."""
+    """Print what would be searched and what is done already; writes nothing."""
     from benchmarks.console.output import columns, plural, show, show_json
     from cluster.configuration import draw, key_of, make_runs
     from cluster.run import final_score

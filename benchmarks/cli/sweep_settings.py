@@ -1,4 +1,4 @@
-"""From the flags of `procap sweep` to `SweepSettings`: names checked, defaults filled in."""
+"""Convert the flags of `procap sweep` to `SweepSettings`: check names, fill in defaults."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from runner.config import explain_validation_error
 from shards.urls import redact
 
 MOST_LISTED = 100_000
-"""Configurations of a grid."""
+"""Largest number of configurations in a grid."""
 
 
 def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFlags, data: Path) -> SweepSettings:
-    """Raises UsageError in one line for what cannot be searched, DataUsageError for an unknown data set."""
+    """Make the settings. Raises UsageError for what cannot be searched, DataUsageError for an unknown data set."""
     from pydantic import ValidationError
 
     from benchmarks.cli.data_few_shot import samples_digest
@@ -92,7 +92,7 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
 
 
 def _split_methods(selected: str, params: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The methods, of --methods or of --param like any other field, and the other params."""
+    """Take the methods from --methods or --param, and return the other params separately."""
     varied = [text.partition("=")[2] for text in params if text.partition("=")[0].strip() == "method"]
     if varied and selected:
         raise UsageError("--methods and --param method contradict each other: give one of them")
@@ -113,7 +113,7 @@ def _make_space(params: Sequence[str], methods: Sequence[str]) -> dict[str, Doma
 def _refuse_fixed(
     space: Mapping[str, Domain], selection: SelectionFlags, recipe: RecipeFlags, methods: Sequence[str]
 ) -> None:
-    """Raises UsageError for a field that is varied and has one value as well."""
+    """Raise UsageError if a varied field also has a fixed value."""
     fixed = {name for name in ("shots", "backbone", "pretrained", "precision") if getattr(selection, name)}
     fixed |= {"recipe"} if recipe.recipe else set()
     fixed |= {f"recipe.{name}" for name in recipe_changes(recipe)}
@@ -199,7 +199,7 @@ def _check(settings: SweepSettings) -> None:
 
 
 def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, parallel: EngineFlags) -> list[str]:
-    """The commands that train a configuration with all seeds and test it.
+    """Make the commands that train a configuration with all seeds and test it.
 
     A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
     """
@@ -245,12 +245,12 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
 
 
 def _without_password(text: str) -> str:
-    """Without its password: what is printed is also written to a file that others read."""
+    """Remove the password from a URL, as the commands are also written to a file that others read."""
     return redact(text) if find_secret(text) else text
 
 
 def _format_option(value: Any) -> str:
-    """As it follows `=` on the command line: a text without quotes, unless it would be read as JSON."""
+    """Format a value as it follows `=` on the command line: text without quotes unless it would parse as JSON."""
     if isinstance(value, str):
         try:
             json.loads(value)

@@ -27,7 +27,7 @@ app = typer.Typer(**PLAIN)
 NOT_AS_PUBLISHED = 4
 """Exit code of `--check` unless every published number is there and agrees."""
 PUBLISHED = "published"
-"""Named in the place of a suite: the paper's own tables."""
+"""Name given instead of a suite to print the paper's own tables."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ def _suite_tables(
 
 
 def _chosen(options: SuiteOptions, selection: SelectionFlags, recipe: str, data: Path) -> SuiteOptions:
-    """`options` with what flags say otherwise. Raises UsageError for flags that suites decide themselves."""
+    """Apply flags to `options`. Raises UsageError for flags that suites decide themselves."""
     if selection.classes:
         raise UsageError("--classes is for tables without a suite: a suite has its own")
-    said: dict[str, object] = {
+    changes: dict[str, object] = {
         "methods": tuple(parse_methods(selection.methods)) if split_names(selection.methods) else None,
         "datasets": tuple(parse_datasets(selection.datasets, data)) if split_names(selection.datasets) else None,
         "seeds": tuple(parse_integers(selection.seeds, "--seeds")) or None,
@@ -151,7 +151,7 @@ def _chosen(options: SuiteOptions, selection: SelectionFlags, recipe: str, data:
         "pretrained": selection.pretrained or None,
         "precision": selection.precision or None,
     }
-    return replace(options, **{name: value for name, value in said.items() if value is not None})  # type: ignore[arg-type]
+    return replace(options, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _show_tables(name: str | None, tables: Sequence[Table], form: str, output: OutputFlags) -> None:

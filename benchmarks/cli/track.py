@@ -1,4 +1,4 @@
-"""`procap track sync`: export to MLflow what its store lacks."""
+"""`procap track sync`: export missing results to MLflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(help="Export results to MLflow.", **PLAIN)
 
 @app.callback(**examples("procap track sync --results demo/results"))
 def track() -> None:
-    # With a single command typer would leave out its name.
+    # Without a callback typer would drop the name of a group's only command.
     pass
 
 
@@ -65,7 +65,7 @@ def sync(
 
 
 def _count(paths: list[str]) -> str:
-    """How many of `paths` are runs, and how many are suites or sweeps."""
+    """Describe how many of `paths` are runs, and how many are suites or sweeps."""
     from runner.collection import COLLECTIONS
 
     parents = sum(path.startswith(f"{COLLECTIONS}/") for path in paths)
@@ -74,7 +74,7 @@ def _count(paths: list[str]) -> str:
 
 
 def open_results(given: str, *, weights: bool = False) -> RemoteResults:
-    """The folder of the results, up to date with their URL, if any. Raises UserError where there is none."""
+    """Return the results folder, synchronized with its URL, if any. Raises UserError if it does not exist."""
     from runner.remote_results import RemoteResults, results_root
     from shards.home import cache_home
 

@@ -85,7 +85,7 @@ def train(
 
 
 def _checked_runs(selection: SelectionFlags, recipe: RecipeFlags, runtime: RuntimeConfig) -> list[RunConfig]:
-    """The selected runs. Raises UsageError where the engine cannot train one of them."""
+    """Return the selected runs. Raises UsageError if the engine cannot train one of them."""
     runs = selected_runs(selection, recipe, runtime.data)
     if runtime.engine != "ddp":
         from runner.engines import engine_settings
@@ -98,7 +98,7 @@ def _checked_runs(selection: SelectionFlags, recipe: RecipeFlags, runtime: Runti
 def _train_all(
     runs: Sequence[RunConfig], runtime: RuntimeConfig, failures: Failures, group: ProcessGroup, *, force: bool
 ) -> dict[RunConfig, TrainResult]:
-    """Train `runs` in their order, packing missing data first; failed ones are left out of the result."""
+    """Train `runs` in order and pack missing data first; failed runs are left out of the result."""
     from runner.train import train as train_run
 
     done: dict[RunConfig, TrainResult] = {}

@@ -1,4 +1,4 @@
-"""`procap ui`: MLflow's own pages over the results, on this machine alone, opened at the comparison of the runs."""
+"""`procap ui`: start MLflow's UI on this machine and open the comparison of the selected runs."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ VIEW_TAG = "mlflow.sharedViewState."
 SHOWN = 100
 """Runs that the page loads at once."""
 ACCURACY = ("hm", "val_hm", "novel", "base", "all", "val_base", "val_dev-base", "val_all")
-"""Metrics that runs are ordered by: the first one that all have."""
+"""Metrics to order runs by: the first one that all runs have."""
 SPEED = ("fps", "val_fps", "train_seconds")
-"""Metrics that accuracy is plotted against: the first one that all have."""
+"""Metrics to plot accuracy against: the first one that all runs have."""
 AXES = 7
 PARALLEL = ("train_seconds", "val_fps", "fps", "val_dev-base", "val_dev-novel", "val_base", "val_hm", "base", "novel",
             "hm", "all")  # fmt: skip
@@ -62,7 +62,7 @@ PARALLEL = ("train_seconds", "val_fps", "fps", "val_dev-base", "val_dev-novel", 
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs to compare. runs: parts of their paths below the results; every field narrows further."""
+    """Select runs to compare. runs: parts of their paths below the results; every field narrows further."""
 
     runs: Sequence[str] = ()
     suite: str = ""
@@ -79,7 +79,7 @@ class RunFilter:
 
 @dataclass(frozen=True)
 class Pages:
-    """What MLflow shows of the selected runs. view: the key of the saved view, None for MLflow's own charts."""
+    """The MLflow pages of the selected runs. view: the key of the saved view, None for MLflow's default charts."""
 
     experiment_id: str
     paths: Sequence[str]
@@ -144,7 +144,7 @@ def serve(
 
 
 def prepare(results: Path, destination: Destination, wanted: RunFilter) -> Pages:
-    """Export what is missing, select runs and save a view of them in the store."""
+    """Export missing results, select runs and save a view of them in the store."""
     collection = find_collection(results, wanted)
     every = [folder.path.relative_to(results).as_posix() for folder in find_runs(results)]
     paths, where = select(every, wanted, collection)
@@ -163,7 +163,7 @@ def prepare(results: Path, destination: Destination, wanted: RunFilter) -> Pages
 
 
 def find_collection(results: Path, wanted: RunFilter) -> Collection | None:
-    """The suite or sweep that is wanted, None for none. Raises UsageError for one that was never started here."""
+    """Find the requested suite or sweep, None if none is requested. Raises UsageError if it was never started here."""
     if wanted.suite and wanted.sweep:
         raise UsageError("--suite and --sweep name one collection of runs each: give one of them")
     kind, name = ("suite", wanted.suite) if wanted.suite else ("sweep", wanted.sweep)
@@ -179,13 +179,13 @@ def find_collection(results: Path, wanted: RunFilter) -> Collection | None:
 
 
 def select(every: Sequence[str], wanted: RunFilter, collection: Collection | None = None) -> tuple[list[str], str]:
-    """The paths of the wanted runs among `every`, and the search that finds them in MLflow.
+    """Select the paths of the requested runs among `every`, and make the search that finds them in MLflow.
 
     Raises UsageError for a method or data set that none of them has, UserError when there is nothing to show.
     """
     found = [path for path in every if collection is None or path in set(collection.runs)]
     terms = [f"tags.`{collection.tag}` = 'yes'"] if collection else ["tags.method IS NOT NULL"]
-    # The place of each in RunConfig.path.
+    # Positions of these parts in RunConfig.path.
     for tag, place, names in (("method", 2, wanted.methods), ("dataset", 1, wanted.datasets)):
         values = sorted({path.split("/")[place] for path in found})
         for name in names:
@@ -206,7 +206,7 @@ def select(every: Sequence[str], wanted: RunFilter, collection: Collection | Non
 
 
 def save_view(store: Store, title: str, where: str) -> str | None:
-    """Save a view of the runs that match `where` in the experiment and give its key; a note and None if that fails."""
+    """Save a view of the runs that match `where` in the experiment and return its key; on failure a note and None."""
     try:
         runs = store.client.search_runs([store.experiment_id], where, max_results=COMPARED)
         state = json.dumps(view_state(where, runs), sort_keys=True)
@@ -223,18 +223,18 @@ def save_view(store: Store, title: str, where: str) -> str | None:
 
 
 def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
-    """The state of MLflow's page: parallel coordinates, and accuracy against speed, of the runs that match `where`.
+    """Build the state of MLflow's page: parallel coordinates, and accuracy against speed, of the matching runs.
 
     runs: some of them, whose metrics and differing parameters become the axes.
     """
-    # One that is still running has no final metrics yet.
+    # A run that has not finished has no final metrics yet.
     finished = [run for run in runs if run.info.status == "FINISHED"] or runs
     metrics = set.intersection(*(set(run.data.metrics) for run in finished)) if finished else set()
     accuracy = next((name for name in ACCURACY if name in metrics), "base")
     speed = next((name for name in SPEED if name in metrics), SPEED[-1])
     others = [name for name in PARALLEL if name in metrics and name != accuracy]
     params = _differing_params([run.data.params for run in runs])
-    # The last axis gives the colours.
+    # MLflow colours the lines by the last axis.
     axes = [*others[-(AXES - 1 - min(len(params), 3)) :], accuracy]
     columns = [f"metrics.`{name}`" for name in (accuracy, *reversed(others))]
 
@@ -267,7 +267,7 @@ def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _differing_params(params: Sequence[Mapping[str, str]]) -> list[str]:
-    """Parameters that all runs have with different values, but for those that follow from the method."""
+    """List parameters that all runs have with different values, without those that depend on the method."""
     shared = set.intersection(*map(set, params)) if params else set()
     values = {name: {one[name] for one in params} for name in shared}
     pairs = {name: {(one.get("method"), one[name]) for one in params} for name in shared}
@@ -281,7 +281,7 @@ def _differing_params(params: Sequence[Mapping[str, str]]) -> list[str]:
 def check_port(port: int) -> None:
     """Raise UserError when `port` cannot be bound or something listens there."""
     with closing(socket.socket()) as probe:
-        # As the server will bind: a port that a stopped server has just left is free.
+        # Same option as the server's socket: a port that was just released counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -294,15 +294,15 @@ def check_port(port: int) -> None:
 
 @contextmanager
 def server(destination: Destination, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `mlflow server` on 127.0.0.1 and give it once it answers; all its processes end with the block."""
+    """Run `mlflow server` on 127.0.0.1 and yield once it answers; all its processes end with the block."""
     folder = destination.file.parent if destination.file else destination.results
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "mlartifacts")]
     environment = {
         **os.environ,
-        # Not in the command line, which other users of this machine can read: the URI of a database holds a password.
+        # Pass the URI in the environment: it may contain a password, and other users can read command lines.
         "MLFLOW_BACKEND_STORE_URI": destination.uri,
-        # Two processes instead of ten, and no connection to anywhere else.
+        # Without job execution the server has two processes instead of ten. Telemetry is off.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
@@ -336,7 +336,7 @@ def _print_addresses(address: str, pages: Pages, open_browser: bool) -> None:
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: IO[bytes]) -> None:
-    # A proxy of the environment is for other machines.
+    # Ignore proxies from the environment for requests to this machine.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:

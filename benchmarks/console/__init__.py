@@ -1,1 +1,1 @@
-"""Terminal output, exit codes and one-line errors."""
+"""Print output, exit codes and one-line errors."""

@@ -1,4 +1,4 @@
-"""What the command line says when something goes wrong: one line, and the exit code it stands for."""
+"""Convert errors to one line of text and an exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND_LINE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """One line for an error, and the exit code it stands for."""
+    """Convert an error to one line and an exit code."""
     if isinstance(error, UserError | DataError):
         kind = "" if error.exit_code > 128 else "error: "
         return f"{kind}{one_line(str(error))}", error.exit_code
@@ -32,13 +32,13 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def unforced(arguments: Sequence[str]) -> str:
-    """What is added where a person is told to repeat a stopped command; what is sent to a cluster is not this one."""
+    """Return the hint to repeat a stopped command without --force, or "" if it does not apply."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return " (without --force, which starts over)" if "--force" in own else ""
 
 
 def usage_line(error: Any) -> str:
-    """Typer's complaint about the command line in one line, with the nearest command and where to read on."""
+    """Format a usage error of typer in one line, with the nearest command and a pointer to --help."""
     message = one_line(error.format_message()).rstrip(".")
     path = error.ctx.command_path if error.ctx else "procap"
     listed = getattr(error.ctx.command, "list_commands", None) if error.ctx else None

@@ -1,4 +1,4 @@
-"""How every command of `procap` shows its help."""
+"""Format the help of commands."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 def examples(*lines: str) -> dict[str, Any]:
-    """The settings of a command whose help ends in example lines."""
+    """Make the typer settings of a command whose help ends in example lines."""
     return {"epilog": "\b\nexamples:\n" + "\n".join(f"  {line}" for line in lines), "context_settings": HELP_NAMES}

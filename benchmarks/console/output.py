@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, words about the work on stderr, JSON last on stdout when asked for."""
+"""Print results to stdout, progress and notes to stderr, and JSON as the last line of stdout with --json."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 SOME_FAILED = 3
-"""Exit code of a command of many runs of which some failed and others did not."""
+"""Exit code of a command in which some runs failed and others succeeded."""
 
 
 def speaks() -> bool:
-    """Whether this process is the one that speaks to people, of those that a launcher started together."""
+    """Whether this process prints: rank 0, or a process without a launcher."""
     return not launched() or os.environ.get("RANK", "0") == "0"
 
 
 def launched() -> bool:
-    """Whether a launcher started this process together with others. What starts containers may set RANK as well."""
+    """Whether torchrun started this process in a group. RANK alone does not count: container platforms may set it."""
     return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
 def speaks_here() -> bool:
-    """Whether this process is the one of its machine that tells people what kept it from meeting the others."""
+    """Whether this process prints start-up errors: local rank 0 of each machine, or a process without a launcher."""
     return not launched() or os.environ["LOCAL_RANK"] == "0"
 
 
 def tell_launcher(message: str) -> None:
-    """Leave the reason of a failure where torchrun looks for it: its last lines, a page below ours, then show it."""
+    """Write the reason of a failure to the file that torchrun prints when a process fails."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         facts = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
@@ -40,7 +40,7 @@ def tell_launcher(message: str) -> None:
 
 
 def note(line: str = "") -> None:
-    """Tell the person at the terminal something that is not a result."""
+    """Print a message to stderr that is not a result."""
     if speaks():
         print(line, file=sys.stderr, flush=True)
 
@@ -58,7 +58,7 @@ def show_json(document: Any) -> None:
 
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A plain table with aligned columns; numbers to the right. The last column is not padded."""
+    """Format a plain table with aligned columns; numbers to the right. The last column is not padded."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
     numeric = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
@@ -71,10 +71,10 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def quoted(path: Path | str) -> str:
-    """`path` as it can be pasted into a shell."""
+    """Quote `path` for a shell."""
     return shlex.quote(str(path))
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 run`, `3 runs`."""
+    """Format a count: `1 run`, `3 runs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Pack data sets with a progress bar, and those that need no raw files when they are missing."""
+"""Pack data sets with a progress bar, and pack missing data sets that need no raw files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shards.urls import redact
 
 
 def ensure_packed(names: Iterable[str], data_root: Path) -> None:
-    """Pack the generated and the bundled data sets among `names` that are not there yet, and say so.
+    """Pack the generated and bundled data sets among `names` that are missing, and print a note.
 
     Raises DataError that names all those whose raw files only the user has.
     """

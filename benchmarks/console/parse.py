@@ -1,4 +1,4 @@
-"""Read comma lists, numbers and key=value flags; errors name the flag, the wrong part and the nearest known name."""
+"""Parse comma lists, numbers and key=value flags; errors name the flag, the wrong part and the nearest known name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from procap.errors import UsageError
 
 
 def split_names(text: str) -> list[str]:
-    """The names of a comma list, each once, in their order."""
+    """Split a comma list; duplicates are dropped and the order is kept."""
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def parse_integers(text: str, flag: str, example: str = "1,2,3") -> list[int]:
-    """Whole numbers of a comma list. Raises UsageError naming the flag and the part that is none."""
+    """Parse a comma list of whole numbers. Raises UsageError naming the flag and the invalid part."""
     parts = split_names(text)
     for part in parts:
         if not part.isascii() or not part.isdigit():
@@ -26,7 +26,7 @@ def parse_integers(text: str, flag: str, example: str = "1,2,3") -> list[int]:
 
 
 def parse_shot_count(text: str) -> int:
-    """Training images per class, 0 for all of them."""
+    """Parse the number of training images per class, 0 for all of them."""
     if text.lower() in ("full", "all"):
         return 0
     parts = split_names(text)
@@ -36,7 +36,7 @@ def parse_shot_count(text: str) -> int:
 
 
 def parse_shot_counts(text: str) -> tuple[int, ...]:
-    """The numbers of shots of a comma list, each once; none for an empty one; all images, which is 0, stand alone."""
+    """Parse a comma list of shots without duplicates; "all" (0) must stand alone, an empty text gives none."""
     if len(split_names(text)) < 2:
         return (parse_shot_count(text),) if text else ()
     parts = split_names(text)
@@ -46,7 +46,7 @@ def parse_shot_counts(text: str) -> tuple[int, ...]:
 
 
 def parse_methods(text: str) -> list[str]:
-    """The chosen methods; "all" is every one that is installed. Raises UsageError with the nearest known name."""
+    """Parse methods; "all" is every installed method. Raises UsageError with the nearest known name."""
     from procap.methods import method_class, method_paths
 
     known = list(method_paths())
@@ -59,7 +59,7 @@ def parse_methods(text: str) -> list[str]:
 
 
 def parse_datasets(text: str, data: Path | None = None) -> list[str]:
-    """The chosen data sets to train on, each once.
+    """Parse the data sets to train on, without duplicates.
 
     "all" is every one of the catalogue with training images that needs no raw files, "paper" the eleven that the paper
     trains on, which must be packed in `data`. Other names are those of the catalogue and of what is packed in `data`.
@@ -87,7 +87,7 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
 
 
 def paper_datasets(data: Path | None) -> list[str]:
-    """The eleven sets that the paper trains on. Raises UsageError naming those that are not packed in `data`."""
+    """List the eleven data sets of the paper. Raises UsageError naming those that are not packed in `data`."""
     from shards.catalogue import CATALOGUE
     from shards.resolve import is_packed
 
@@ -103,9 +103,9 @@ def paper_datasets(data: Path | None) -> list[str]:
 
 
 def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Options per method from `key=value` (for every chosen method) and `method.key=value`.
+    """Parse options per method from `key=value` (for every chosen method) and `method.key=value`.
 
-    A value is JSON where it can be read as JSON (4, 0.5, false, null, [1, 2]), else the text itself.
+    A value is parsed as JSON if possible (4, 0.5, false, null, [1, 2]), else it is the text itself.
     """
     options: dict[str, dict[str, Any]] = {method: {} for method in methods}
     for item in given:
@@ -122,7 +122,7 @@ def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dic
 
 
 def parse_value(text: str) -> Any:
-    """JSON where it can be read as JSON, else the text itself."""
+    """Parse JSON, or return the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

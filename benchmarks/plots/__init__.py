@@ -1,4 +1,4 @@
-"""Figures, a file per kind; what they have in common is in `benchmarks.plots.style`."""
+"""Plot results, a file per kind of plot; `benchmarks.plots.style` has what they share."""
 
 from benchmarks.plots.style import COLOURS, FAINT, FORMATS, GRID, INK, MARKERS, SPARE, grid, image_of, save_plots
 

@@ -1,4 +1,4 @@
-"""Base-to-novel plots: harmonic means as bars and as a radar, training curves, accuracy against speed."""
+"""Plot base-to-novel results: harmonic means as bars and as a radar, training curves, accuracy against speed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BARS_IN_ROW = 27
-"""As many as still have room for their figures."""
+"""Largest number of bars that still have room for their numbers."""
 
 
 RADAR = ("coop", "cocoop", "maple", "procap")
@@ -48,7 +48,7 @@ RADAR = ("coop", "cocoop", "maple", "procap")
 
 @dataclass(frozen=True)
 class Series:
-    """One method in a plot. Its mappings are by data set, with `AVERAGE` where all data sets are there.
+    """One method in a plot. Its mappings are by data set, including `AVERAGE` if all data sets have results.
 
     speeds: images per second, decoding included. losses: cross-entropy of each epoch, a list per run. published: the
     numbers are the paper's.
@@ -66,7 +66,7 @@ class Series:
 
 
 def halves_plots(suite: SuiteResults) -> Plots:
-    """The plots of base-to-novel.
+    """Return the plots of base-to-novel.
 
     The radar shows published values of the paper's methods that did not run, unless they do not compare with ours.
     """
@@ -98,7 +98,7 @@ def list_series(suite: SuiteResults) -> list[Series]:
 
 
 def _paper_series(datasets: Iterable[str], methods: Iterable[str]) -> list[Series]:
-    """What the paper prints of our methods on these data sets."""
+    """Collect what the paper prints of our methods on these data sets."""
     found = []
     for method in methods:
         lines = {name: line for name in datasets if (line := published.halves(method, name))}
@@ -111,7 +111,7 @@ def _paper_series(datasets: Iterable[str], methods: Iterable[str]) -> list[Serie
 
 @styled
 def hm_bars(series: Sequence[Series]) -> Figure | None:
-    """A bar of HM for every method on every data set and the average; triangles show base and novel."""
+    """Draw bars of HM for every method on every data set and the average; triangles show base and novel."""
     from matplotlib.patches import Patch
 
     shown = [one for one in series if any(one.hm(name) for name in one.halves)]
@@ -171,7 +171,7 @@ def _bar_row(axes: Axes, groups: Sequence[str], across: int, series: Sequence[Se
 
 @styled
 def hm_radar(series: Sequence[Series], beside: Sequence[Series] = ()) -> Figure | None:
-    """HM of every method on an axis per data set, published ones `beside` hollow; None for fewer than three data sets.
+    """Draw HM of every method on an axis per data set, `beside` (published) hollow; None for under three data sets.
 
     Where a method has no HM its line is broken.
     """
@@ -219,7 +219,7 @@ def hm_radar(series: Sequence[Series], beside: Sequence[Series] = ()) -> Figure 
 
 @styled
 def learning_curves(series: Sequence[Series]) -> Figure | None:
-    """Cross-entropy per epoch on the training images: one panel per data set, one line per method, seeds averaged."""
+    """Plot cross-entropy per epoch on the training images: a panel per data set, a line per method, seeds averaged."""
     from matplotlib.ticker import LogFormatter, MaxNLocator
 
     shown = [one for one in series if one.losses]
@@ -252,7 +252,7 @@ def learning_curves(series: Sequence[Series]) -> Figure | None:
             panel.xaxis.set_major_formatter("{x:g}")
             panel.xaxis.set_minor_formatter(LogFormatter())
         if panel.dataLim.xmax == 1:
-            # Around one point every locator falls back to parts of an epoch.
+            # For a single point matplotlib's locators would label fractions of an epoch.
             panel.set_xticks([1])
             panel.minorticks_off()
         elif max(lengths) <= 4 * min(lengths):
@@ -267,7 +267,7 @@ def learning_curves(series: Sequence[Series]) -> Figure | None:
 
 @styled
 def accuracy_speed(series: Sequence[Series]) -> Figure | None:
-    """HM against evaluated images per second: the average where there is one, else every data set."""
+    """Plot HM against evaluated images per second: the average if there is one, else every data set."""
 
     def points_of(one: Series, names: Iterable[str]) -> list[tuple[Series, str, Metric, float]]:
         found = [(name, one.hm(name), one.speeds.get(name)) for name in names]
@@ -294,7 +294,7 @@ def accuracy_speed(series: Sequence[Series]) -> Figure | None:
             markeredgecolor="white",
             elinewidth=0.9,
             zorder=3,
-            # 0 and 100 lie on the edge.
+            # Points at 0 and 100 would be cut off at the edge.
             clip_on=False,
         )
         if not averaged and len({point[1] for point in points}) > 1:
@@ -336,6 +336,6 @@ def _handles(series: Iterable[Series], looks: dict[str, Look], *, line: bool = T
 
 
 def _datasets(series: Iterable[Series]) -> list[str]:
-    """The data sets in order, the average last."""
+    """Return the data sets in order, the average last."""
     found = dict.fromkeys(name for one in series for name in one.halves)
     return [name for name in found if name != AVERAGE] + [AVERAGE] * (AVERAGE in found)

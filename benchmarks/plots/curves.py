@@ -1,4 +1,4 @@
-"""Accuracy over something that was varied, the number of prompt tokens or of epochs: on average, and by data set."""
+"""Plot accuracy over the number of prompt tokens or of epochs: on average, and by data set."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Points = Mapping[float, Halves]
 
 
 def prompt_length_plots(suite: SuiteResults) -> Plots:
-    """As the paper's: averages over the data sets on the left, harmonic means of each on the right."""
+    """Return plots as in the paper: averages over the data sets on the left, harmonic means of each on the right."""
     return _drawings(suite, "prompt-length", "n_ctx", "prompt tokens", log=True)
 
 
 def duration_plots(suite: SuiteResults) -> Plots:
-    """The same over epochs; in the paper's world with its figures beside ours."""
+    """Return the same plots over epochs; on the paper's data sets with published numbers beside ours."""
     printed: dict[str, Points] = {}
     if not why_incomparable(suite) and covers_paper(suite.datasets):
         for line in published.duration():
@@ -60,7 +60,7 @@ def _drawings(
     log: bool = False,
     printed: Mapping[str, Points] | None = None,
 ) -> Plots:
-    """A figure for each method in which `key` varies."""
+    """Return a plot for each method for which `key` varies."""
     variants: dict[str, dict[float, Variant]] = {}
     for variant in suite.variants:
         if variant.key.get(key):
@@ -78,7 +78,7 @@ def _drawings(
 def two_panels(
     suite: SuiteResults, variants: Mapping[float, Variant], label: str, *, log: bool, printed: Points
 ) -> Figure | None:
-    """Left: base, novel and harmonic mean, averaged over the data sets. Right: the harmonic mean of each data set.
+    """Plot averages of base, novel and harmonic mean (left), and the harmonic mean of each data set (right).
 
     A point that is missing leaves a gap. `printed` is hollow.
     """
@@ -141,6 +141,6 @@ def _line(axes: Axes, points: Mapping[float, Metric | None], look: Look, label: 
 
 
 def _legends(left: Axes, right: Axes) -> None:
-    """The left panel's inside or below it would cover lines or crowd: both stand to the right of their panels."""
+    """Place the legends to the right of their panels: inside or below they would cover lines or each other."""
     for panel in (left, right):
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, handlelength=2.6)

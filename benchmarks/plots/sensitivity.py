@@ -1,4 +1,4 @@
-"""Sensitivity of ProCAP: harmonic mean over two weights of its loss as a heat map, and over the initial temperature."""
+"""Plot the sensitivity of ProCAP: harmonic mean over two loss weights as a heat map, and over initial temperature."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def sensitivity_plots(suite: SuiteResults) -> Plots:
-    """The heat map and the curve of the suite sensitivity."""
+    """Return the heat map and the curve of the suite sensitivity."""
     return {
         "sensitivity-weights": partial(weights_map, suite),
         "sensitivity-temperature": partial(temperature_curve, suite),
@@ -40,7 +40,7 @@ def sensitivity_plots(suite: SuiteResults) -> Plots:
 
 @styled
 def weights_map(suite: SuiteResults) -> Figure | None:
-    """HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature.
+    """Draw HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature.
 
     A value of zero has a row or column of its own; a missing cell is hatched.
     """
@@ -57,7 +57,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     figure, axes = canvas(max(COLUMN, 0.52 * len(betas) + 1.1), 0.36 * len(lambdas) + 1.0)
     values = np.array([[_mean(cells.get((weight, beta))) for beta in betas] for weight in lambdas])
     low, high = min(means), max(means)
-    # As vectors, with edges of their own colour, against hairlines between the cells.
+    # Draw cells as vectors with edges of the same colour; otherwise viewers show hairlines between them.
     sides = [np.arange(len(names) + 1) - 0.5 for names in (betas, lambdas)]
     image = axes.pcolormesh(
         *sides, values, cmap="cividis", vmin=low, vmax=max(high, low + 0.1), edgecolor="face", linewidth=0.2
@@ -111,7 +111,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
 
 @styled
 def temperature_curve(suite: SuiteResults) -> Figure | None:
-    """HM over the initial temperature of InfoNCE at the paper's weights: data sets thin, their mean thick."""
+    """Plot HM over the initial temperature of InfoNCE at the paper's weights: thin per data set, thick on average."""
     _, temperature = paper_weights()
     variants = variants_by_temperature(suite)
     places = list(variants)
@@ -158,6 +158,6 @@ def _mean(cell: Metric | None) -> float:
 
 
 def _power(value: float) -> str:
-    """0, 1, 0.5, or a power of ten."""
+    """Format 0, 1, 0.5, or a power of ten."""
     exponent = round(math.log10(value)) if value > 0 else 0
     return rf"$10^{{{exponent}}}$" if value > 0 and exponent and math.isclose(value, 10.0**exponent) else f"{value:g}"

@@ -1,4 +1,4 @@
-"""Few-shot curves: accuracy over the number of shots, a panel for the average and one for each data set."""
+"""Plot few-shot curves: accuracy over the number of shots, a panel for the average and one for each data set."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def shots_plots(suite: SuiteResults) -> Plots:
-    """The curves of the suite few-shot."""
+    """Return the curves of the suite few-shot."""
     return {"few-shot": partial(few_shot_curves, suite)}
 
 
 @styled
 def few_shot_curves(suite: SuiteResults) -> Figure | None:
-    """A line per method with a band of one standard deviation over seeds; what trains nothing is a level line.
+    """Plot a line per method with a band of one standard deviation; untrained methods are horizontal lines.
 
     A point that is missing leaves a gap. The average of a number of shots is there where every data set is.
     """
@@ -110,5 +110,5 @@ def _frame(axes: Axes, name: str, ticks: Sequence[int], cells: Sequence[Metric |
 
 
 def _drawn(look: Look, variants: Any) -> Look:
-    """A level line has no markers."""
+    """Remove the markers of a horizontal line."""
     return look if any(variants) else Look(look.colour, "", look.dashes)

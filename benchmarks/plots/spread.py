@@ -1,4 +1,4 @@
-"""Spread over seeds: how far each seed is from the mean, with one standard deviation to both sides."""
+"""Plot the spread over seeds: how far each seed is from the mean, with one standard deviation to both sides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS = ("base", "novel", "harmonic mean")
 
 
 def spread_plots(suite: SuiteResults) -> Plots:
-    """A figure for each method; in the paper's world ProCAP's has the published deviations beside."""
+    """Return a plot for each method; on the paper's data sets ProCAP's shows the published deviations too."""
     several = len(suite.variants) > 1
     return {
         f"seed-spread-{number}-{variant.method}" if several else "seed-spread": partial(seed_spread, suite, variant)
@@ -46,7 +46,7 @@ def spread_plots(suite: SuiteResults) -> Plots:
 
 @styled
 def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
-    """A panel each for base, novel and HM, a row for each data set; None where no data set has several seeds.
+    """Draw a panel each for base, novel and HM, a row per data set; None if no data set has several seeds.
 
     Accuracies of data sets lie far apart and seeds close together, so that each row is drawn around its own mean, which
     stands beside it.
@@ -55,7 +55,7 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
 
     rows: dict[str, Halves] = {name: suite.halves(variant, name) for name in suite.datasets}
     if len(suite.datasets) > 1:
-        # Of the harmonic mean the mean over data sets, as the paper's table of stability has it.
+        # For HM take the mean over data sets, as in the paper's table of stability.
         rows[AVERAGE] = (*suite.average_halves(variant)[:2], suite.mean_of_hms(variant))
     cells = [cell for halves in rows.values() for cell in halves if cell]
     if not any(cell.std is not None for cell in cells):
@@ -74,7 +74,7 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
         grid(panel, "x")
         panel.tick_params(axis="y", length=0)
         panel.spines["left"].set_visible(False)
-    # Seeds that are all alike reach nowhere.
+    # Identical seeds would give an axis of zero width.
     reach = 1.12 * max(abs(x) for panel in axes for line in panel.lines for x in line.get_xdata()) or 1.0
     axes[0].set_xlim(-reach, reach)
     names = [display_name(name) + dagger(halves) for name, halves in rows.items()]
@@ -116,7 +116,7 @@ def _row(axes: Axes, place: int, cell: Metric | None, colour: str, printed: floa
 
 
 def _printed(suite: SuiteResults, variant: Variant) -> Mapping[str, tuple[float, float, float]]:
-    """By data set as published, and of the average where it is over the same ones."""
+    """Return published deviations by data set, and of the average if it is over the same data sets."""
     if variant.method != "procap" or variant.changed:
         return {}
     alike = {*suite.datasets} - suite.changed_sets.keys()

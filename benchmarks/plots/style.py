@@ -1,7 +1,7 @@
-"""How every figure looks: one palette, one look for each method, print sizes, and how figures become files.
+"""Define the style of all plots: colours, markers, print sizes and file formats.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart. A method keeps its colour, marker and dashes in all
-figures, so that it can be told by two of the three on a grey printout. Sizes are those of a printed page.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish. A method has the same colour, marker and dashes
+in all plots, so that it is also recognizable on a grey printout. Sizes are those of a printed page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, FAINT, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 FORMATS = ("png", "pdf")
 MAKER = "ProCAP Bench"
-"""Stands in the file of every figure."""
+"""Metadata of every plot file; identifies files that this program may replace."""
 DPI = 200
 DAGGER = "†"
 COLUMN, PAGE = 3.4, 6.9
@@ -60,7 +60,7 @@ TYPE: dict[Any, Any] = {
     "axes.titlecolor": INK,
     "text.color": INK,
     "legend.handlelength": 3.0,
-    # Names of classes and methods have dollars of their own; what is a formula says so.
+    # Names of classes and methods may contain dollar signs; texts with formulas pass parse_math=True.
     "text.parse_math": False,
 }
 FILES: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "procap"}
@@ -73,7 +73,7 @@ Draw = TypeVar("Draw", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Look:
-    """How one line or bar is drawn everywhere. hatch: of bars, so that no two are alike on a grey printout."""
+    """Colour, marker, dashes and hatch of one line or bar. hatch: distinguishes bars on a grey printout."""
 
     colour: str
     marker: str
@@ -81,11 +81,11 @@ class Look:
     hatch: str = ""
 
     def line(self, **more: Any) -> dict[str, Any]:
-        """Arguments of `Axes.plot`."""
+        """Return arguments of `Axes.plot`."""
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more}
 
     def fill(self, **more: Any) -> dict[str, Any]:
-        """Arguments of `Axes.bar` and of a patch in a legend."""
+        """Return arguments of `Axes.bar` and of a patch in a legend."""
         return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, **more}
 
 
@@ -97,11 +97,11 @@ LOOKS: Mapping[str, Look] = {
     "procap": Look(COLOURS["procap"], "o", DASHES[0]),
 }
 BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
-"""Base and novel accuracy where they are lines of their own."""
+"""Looks of base and novel accuracy in plots that draw them as separate lines."""
 
 
 def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
-    """A look per title, given its method: the method's own for its first title, spare ones for the others."""
+    """Assign a look to each title: the method's own for its first title, spare ones for the others."""
     found: dict[str, Look] = {}
     spares = [Look(colour, MARKERS[(3 + i) % len(MARKERS)], DASHES[i % len(DASHES)]) for i, colour in enumerate(SPARE)]
     for position, (title, method) in enumerate(methods.items()):
@@ -114,7 +114,7 @@ def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
 
 
 def assign_dataset_looks(datasets: Iterable[str]) -> dict[str, Look]:
-    """A look per data set, for figures whose lines are data sets of one method; no two of 56 are alike."""
+    """Assign a look to each data set, for plots with a line per data set; up to 56 are distinct."""
     colours = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
     return {
         name: Look(colours[i % len(colours)], MARKERS[(1 + i) % len(MARKERS)], DASHES[i % len(DASHES)])
@@ -123,7 +123,7 @@ def assign_dataset_looks(datasets: Iterable[str]) -> dict[str, Look]:
 
 
 def styled(draw: Draw) -> Draw:
-    """A function that draws with the sizes and colours of `TYPE`, whatever matplotlib is set to otherwise."""
+    """Decorate a function to draw with the sizes and colours of `TYPE`, whatever matplotlib's settings are."""
 
     @functools.wraps(draw)
     def drawn(*args: Any, **more: Any) -> Any:
@@ -135,7 +135,7 @@ def styled(draw: Draw) -> Draw:
 
 @contextlib.contextmanager
 def _set_to(values: Mapping[Any, Any]) -> Iterator[None]:
-    """Matplotlib's defaults with these changes: no setting of the person or of the machine shows in a figure."""
+    """Use matplotlib's defaults with these changes, so that no setting of the user or the machine affects a plot."""
     import matplotlib
 
     with matplotlib.rc_context():
@@ -145,29 +145,35 @@ def _set_to(values: Mapping[Any, Any]) -> Iterator[None]:
 
 
 def image_of(figure: Figure, form: str) -> bytes:
-    """The figure as "png", "pdf" or "svg"; the same numbers give the same bytes."""
+    """Render the figure as "png", "pdf" or "svg"; the same numbers give the same bytes."""
     image = io.BytesIO()
-    said: dict[str, dict[str, Any]] = {
+    metadata: dict[str, dict[str, Any]] = {
         "png": {"Software": MAKER},
         "pdf": {"Creator": MAKER, "CreationDate": None},
         "svg": {"Creator": MAKER, "Date": None},
     }
     with _set_to(FILES):
         figure.savefig(
-            image, format=form, dpi=DPI, metadata=said[form], bbox_inches="tight", pad_inches=0.03, facecolor="white"
+            image,
+            format=form,
+            dpi=DPI,
+            metadata=metadata[form],
+            bbox_inches="tight",
+            pad_inches=0.03,
+            facecolor="white",
         )
     found = image.getvalue()
     return _slim(found) if form == "svg" else found
 
 
 def _slim(svg: bytes) -> bytes:
-    """Without comments, and with places to a hundredth of a point."""
+    """Remove comments, and round coordinates to a hundredth of a point."""
     plain = re.sub(rb"\s*<!--.*?-->", b"", svg, flags=re.DOTALL)
     return re.sub(rb'(?<= d=")[^"]*', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]).replace(b"\n", b""), plain)
 
 
 def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw and write each figure in every format; gives the files of the first format.
+    """Draw and write each plot in every format; returns the files of the first format.
 
     A drawing that has nothing to show is left out.
     """
@@ -183,7 +189,7 @@ def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> 
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure with one panel; inches."""
+    """Make a figure with one panel; sizes in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -191,7 +197,7 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def panels(count: int, height: float, x: str, y: str, across: int | None = None) -> tuple[Figure, list[Axes]]:
-    """A figure as wide as a page with `count` panels of `height` inches; places that are left over stay empty.
+    """Make a figure as wide as a page with `count` panels of `height` inches; unused places stay empty.
 
     x, y: what the axes are, written below the last row and beside the first column.
     """
@@ -212,12 +218,12 @@ def panels(count: int, height: float, x: str, y: str, across: int | None = None)
 
 
 def panels_across(count: int) -> int:
-    """How many panels stand in a row: up to four, with as few left over as can be."""
+    """Return how many panels are in a row: up to four, with as few unused places as possible."""
     return count if count < 4 else min((4, 3), key=lambda across: (-count % across, -across)) if count > 4 else 2
 
 
 def grid(axes: Axes, which: Any) -> None:
-    """The lines and frame that all figures share; `which` is "x", "y" or "both"."""
+    """Draw the grid lines and frame that all plots share; `which` is "x", "y" or "both"."""
     axes.grid(axis=which, color=GRID, linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -228,17 +234,17 @@ def grid(axes: Axes, which: Any) -> None:
 
 
 def heading(figure: Figure, title: str, cells: Iterable[Metric | None] = ()) -> None:
-    """What is seen, above the figure, from its left edge; and what the dagger means where one of `cells` has it."""
+    """Write the title above the figure from its left edge, and explain the dagger if one of `cells` is limited."""
     limited = f";\n{DAGGER} only the first images of a test set" if dagger(cells) else ""
     figure.suptitle(f"{title}{limited}", x=0.01, ha="left")
 
 
 def legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    """Below the figure, in as many columns as its width has room for."""
+    """Draw the legend below the figure, in as many columns as fit its width."""
     widths = [0.58 + 0.056 * len(str(handle.get_label())) for handle in handles]
 
     def taken(columns: int) -> float:
-        # As matplotlib deals them out: down the columns, the first ones taking what is left over.
+        # Matplotlib fills legends column by column; the first columns get the remainder.
         rows, longer = divmod(len(widths), columns)
         ends = [column * rows + min(column, longer) for column in range(columns + 1)]
         return sum(max(widths[first:end]) for first, end in pairwise(ends))
@@ -249,14 +255,14 @@ def legend(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def ink_on(red: float, green: float, blue: float) -> str:
-    """White or ink, whichever has the higher contrast on a fill, by the rule of WCAG 2; channels from 0 to 1."""
+    """Return white or ink, whichever has the higher contrast on a fill, by WCAG 2; channels from 0 to 1."""
     channels = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in (red, green, blue)]
     luminance = sum(share * one for share, one in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
     return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.067 else INK
 
 
 def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
-    """How many seeds figures are of: "mean ± std of 3 seeds", "mean of 3 seeds", "seed 1"."""
+    """Describe the seeds of a plot: "mean ± std of 3 seeds", "mean of 3 seeds", "seed 1"."""
     seeds = {cell.seeds for cell in cells if cell is not None}
     if len(seeds) != 1:
         return "seeds differ" if seeds else ""
@@ -265,5 +271,5 @@ def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
 
 
 def dagger(cells: Iterable[Metric | None]) -> str:
-    """A mark where only the first images of a test set were looked at."""
+    """Return a dagger if only the first images of a test set were evaluated."""
     return f" {DAGGER}" if any(cell is not None and cell.limited for cell in cells) else ""

@@ -1,4 +1,4 @@
-"""Results: every evaluation as a row of one pandas DataFrame, `load`; means, paired tests, and the paper's numbers."""
+"""Load results as a DataFrame with a row per evaluation (`load`), average them, and compare them with the paper's."""
 
 from benchmarks.results.frame import load
 

@@ -1,4 +1,4 @@
-"""All results as one pandas DataFrame, the source of every table, plot, test and report."""
+"""Load all results as one pandas DataFrame, the source of every table, plot, test and report."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
         train_seconds         NaN for a method that trains nothing
         losses                cross-entropy on the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
-        changed               how the test set differs from the published one, empty where it does not
+        changed               how the test set differs from the published one, empty if it does not
         correct_bits          which images were right, see `runner.correctness`; None in files of older versions
 
-    Raises UserError where there is no such folder or suite, and where a file is broken or an evaluation is not of the
-    weights that the run has now.
+    Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
+    weights than the run has now.
     """
     root = find_results(results)
     wanted = None
@@ -68,7 +68,7 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
 
 
 def find_results(results: str | Path) -> Path:
-    """The local folder of `results`; for a URL a copy of its documents, without weights."""
+    """Return the local folder of `results`; for a URL, a copy of its documents without weights."""
     from runner.remote_results import RemoteResults, results_root
     from shards.home import cache_home
 
@@ -78,7 +78,7 @@ def find_results(results: str | Path) -> Path:
 
 
 def read_frame(results: Path, wanted: Callable[[RunConfig], bool] = lambda config: True) -> pd.DataFrame:
-    """`load` for a local folder and a choice of runs."""
+    """Load a local folder, restricted to some runs; see `load`."""
     if not results.is_dir():
         raise UserError(f"no results folder at {results}; name one with --results, or make one with `procap demo`")
     records = []
@@ -92,7 +92,7 @@ def read_frame(results: Path, wanted: Callable[[RunConfig], bool] = lambda confi
 
 
 def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
-    """The runs below `results` that lie where their configuration says: copies by a tracker are left out."""
+    """List the runs below `results` whose path matches their configuration, which excludes copies by a tracker."""
     found = []
     for folder in find_runs(results) if results.is_dir() else []:
         config = folder.config()
@@ -102,7 +102,7 @@ def run_folders(results: Path) -> list[tuple[RunFolder, RunConfig]]:
 
 
 def check_weights(path: Path, config: RunConfig, training: TrainResult, result: EvalResult) -> None:
-    """Raises UserError for an evaluation of other weights than the run has now."""
+    """Raise UserError if an evaluation used other weights than the run has now."""
     if (result.config_hash, result.checkpoint_sha256) != (config.hash, training.checkpoint_sha256):
         raise UserError(
             f"{path} was evaluated on {result.target} with other weights than it holds now; "
@@ -111,7 +111,7 @@ def check_weights(path: Path, config: RunConfig, training: TrainResult, result: 
 
 
 def make_record(config: RunConfig, training: TrainResult, result: EvalResult) -> dict[str, Any]:
-    """One row of the frame, without `variant`, which depends on the other rows."""
+    """Make one row of the frame, without `variant`, which depends on the other rows."""
     target = Target.recorded(result.target)
     return {
         "path": config.path,
@@ -157,30 +157,30 @@ COLUMNS = (
 
 
 def make_frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Records as a frame with all COLUMNS, also without any record."""
+    """Make a frame with all COLUMNS, even from no records."""
     import pandas as pd
 
     frame = pd.DataFrame(list(records), columns=[name for name in COLUMNS if name != "variant"])
-    # Without any row all columns would be objects, which is no mask.
+    # Without rows all columns would have dtype object, which cannot be used as a mask.
     frame = frame.astype({"limited": bool, "correct": int, "total": int, "accuracy": float, "fps": float})
     frame.insert(COLUMNS.index("variant"), "variant", title_variants(frame))
     return frame
 
 
 def is_half(frame: pd.DataFrame) -> pd.Series:
-    """Which rows are of base or novel test images of the data set on whose base classes the run was trained."""
+    """Mark the rows with base or novel test images of the data set on whose base classes the run was trained."""
     own = (frame.target_dataset == frame.dataset) & (frame.split == "test")
     return own & (frame.classes == "base") & frame.target_classes.isin(["base", "novel"])
 
 
 def images_per_second(frame: pd.DataFrame, column: str = "fps") -> float | None:
-    """Images over seconds of several evaluations together; untimed ones are left out, None without a timed one."""
+    """Divide images by seconds over several evaluations; untimed ones are left out, None if all are untimed."""
     timed = frame[frame[column].notna()]
     return float(timed.total.sum() / (timed.total / timed[column]).sum()) if len(timed) else None
 
 
 def describe_settings(config: RunConfig) -> dict[str, str]:
-    """What sets a run apart from others, besides method, data set and seed; without settings that it never reads.
+    """Collect the settings that distinguish a run, besides method, data set and seed; unused settings are left out.
 
     A dotted name is a field of the recipe or an option of the method. Colour jitter and rotation depend on the data set
     and are left out.
@@ -202,13 +202,13 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
 
 
 def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = True) -> tuple[Any, ...]:
-    """Sort key and identity of a variant. classes: whether the classes trained on are part of it."""
+    """Make the sort key and identity of a variant. classes: whether the classes trained on are part of it."""
     rest = tuple((name, value) for name, value in settings.items() if classes or name != "classes")
     return method_order(method), method, rest
 
 
 def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
-    """A title for each row: the method's, and what distinguishes its settings from those of other rows.
+    """Make a title for each row: the method's, and the settings in which it differs from other rows.
 
     What makes results incomparable (backbone, shots, ...) is named as soon as it differs anywhere in the frame, a field
     of the recipe or of the method when it differs between rows of that method. classes: see `settings_key`.
@@ -239,7 +239,7 @@ def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
 
 
 def dataset_order(dataset: str) -> tuple[float, str]:
-    """Sort key: the order of the catalogue, derived sets after the one they come from, own ones at the end."""
+    """Sort key: the order of the catalogue, each derived data set after its base, user data sets at the end."""
     from shards.catalogue import CATALOGUE
     from shards.resolve import base_name
 
@@ -248,7 +248,7 @@ def dataset_order(dataset: str) -> tuple[float, str]:
 
 
 def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
-    """How data sets trained on or evaluated differ from published ones, by name; published ones are left out.
+    """Describe how data sets differ from the published ones, by name; unchanged ones are left out.
 
     What a result recorded of its images counts; for data sets that were only trained on, what their name says.
     """
@@ -262,13 +262,13 @@ def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def unequal_targets(frame: pd.DataFrame) -> dict[str, int]:
-    """Targets that runs were evaluated on with different images, and in how many versions."""
+    """Count versions of targets whose images differ between runs."""
     versions = frame.groupby("target", sort=False)[["images", "manifest"]].apply(lambda own: len(own.drop_duplicates()))
     return {target: int(count) for target, count in versions.items() if count > 1} if len(frame) else {}
 
 
 def losses_by_dataset(frame: pd.DataFrame) -> dict[str, list[Sequence[float]]]:
-    """Training losses of each run that has any, by the data set trained on."""
+    """Collect the training losses of each run that has any, by the data set trained on."""
     found: dict[str, list[Sequence[float]]] = {}
     for run in frame.drop_duplicates("path").itertuples():
         if run.losses:
@@ -277,7 +277,7 @@ def losses_by_dataset(frame: pd.DataFrame) -> dict[str, list[Sequence[float]]]:
 
 
 def accuracy_over_seeds(rows: pd.DataFrame) -> Metric | None:
-    """The accuracy of rows of one target, one per seed. Limited ones count only where there is no whole one."""
+    """Average the accuracy of one target, one row per seed. Limited results count only if all are limited."""
     limited = bool(rows.limited.all())
     rows = rows if limited else rows[~rows.limited]
     values = dict(zip(map(int, rows.seed), map(float, rows.accuracy), strict=True))
@@ -285,7 +285,7 @@ def accuracy_over_seeds(rows: pd.DataFrame) -> Metric | None:
 
 
 def split_variants(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The parts of the frame by `variant`, in the order of methods and settings, as `statistics.compare` takes them."""
+    """Split the frame by `variant`, in the order of methods and settings, as `statistics.compare` needs it."""
     keys = {
         variant: settings_key(method, settings)
         for variant, method, settings in zip(frame.variant, frame.method, frame.settings, strict=True)

@@ -1,4 +1,4 @@
-"""Means over seeds and over data sets. A mean with a missing part is missing: nothing is averaged over fewer values."""
+"""Average over seeds and data sets. A mean with a missing part is missing: nothing is averaged over fewer values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Metric:
 
     @property
     def delta(self) -> float | None:
-        """Ours minus published."""
+        """Our number minus the published one."""
         return None if self.published is None else self.mean - self.published
 
 
@@ -36,15 +36,15 @@ Halves = tuple[Metric | None, Metric | None, Metric | None]
 
 
 def mean_over_seeds(values: Mapping[int, float], *, limited: bool = False) -> Metric | None:
-    """The mean of one value per seed; None without any."""
+    """Average one value per seed; None without any."""
     seeds = tuple(sorted(values))
     return _metric([values[seed] for seed in seeds], seeds, limited) if values else None
 
 
 def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
-    """The harmonic mean of mean base and mean novel accuracy; its `values` are those of the single seeds.
+    """Compute the harmonic mean of mean base and mean novel accuracy; `values` are those of the single seeds.
 
-    None where one is missing or they differ in seeds or in whether they are limited.
+    None if one is missing or they differ in seeds or in whether they are limited.
     """
     if not base or not novel or (base.seeds, base.limited) != (novel.seeds, novel.limited):
         return None
@@ -53,7 +53,7 @@ def harmonic(base: Metric | None, novel: Metric | None) -> Metric | None:
 
 
 def average(metrics: Sequence[Metric | None]) -> Metric | None:
-    """The mean over data sets, seed by seed; None where one is missing or they differ in seeds or limits."""
+    """Average over data sets, seed by seed; None if one is missing or they differ in seeds or limits."""
     there = [metric for metric in metrics if metric is not None]
     if len(there) < len(metrics) or len({(metric.seeds, metric.limited) for metric in there}) != 1:
         return None
@@ -62,7 +62,7 @@ def average(metrics: Sequence[Metric | None]) -> Metric | None:
 
 
 def mean_if_complete(numbers: Sequence[float | None]) -> float | None:
-    """The mean of plain numbers; None where one is missing."""
+    """Average plain numbers; None if one is missing."""
     there = [number for number in numbers if number is not None]
     return fmean(there) if there and len(there) == len(numbers) else None
 

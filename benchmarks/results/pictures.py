@@ -18,12 +18,12 @@ FILE = "pictures.json"
 
 
 def planned_paths(suite: SuiteResults) -> list[str]:
-    """The runs of the plan in its order, each once: which come first decides what pictures show."""
+    """List the runs of the plan in order, without duplicates; the order decides which runs the pictures show."""
     return list(dict.fromkeys(run.path for run in suite.runs))
 
 
 def read_pictures(suite: SuiteResults) -> dict[str, Any]:
-    """The record of pictures made of these very runs; empty where there is none that can be read."""
+    """Read the record of pictures made of exactly these runs; empty if there is no readable one."""
     try:
         record = json.loads((suite.folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

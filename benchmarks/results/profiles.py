@@ -1,4 +1,4 @@
-"""Profiles: the data sets, backbone and recipes of the paper, and those of generated data that need no download."""
+"""Define profiles: the data sets, backbone and recipes of the paper, and those of generated data without a download."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from procap.errors import unknown_name
 
 @dataclass(frozen=True)
 class Profile:
-    """Data sets that belong together, the backbone that is theirs, and how long methods are trained on them.
+    """Data sets, their backbone, and how long methods are trained on them.
 
     recipe, changes, rates: as `plan_run` takes them; rates are learning rates by method. quick: further changes, for a
     look at whether everything works. general: what stands for ImageNet, and shifts: its shifted test sets. where: for
@@ -72,7 +72,7 @@ PROFILES = {profile.name: profile for profile in (PAPER, MINI)}
 
 
 def find_profile(name: str) -> Profile:
-    """Raises UsageError with the nearest known name."""
+    """Find a profile by name. Raises UsageError with the nearest known name."""
     if name not in PROFILES:
         raise unknown_name("profile", name, PROFILES)
     return PROFILES[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 3
-"""Reports of another version are measured again."""
+"""Version of the report's format; reports of another version are ignored and measured again."""
 METHOD_TITLES = {
     "zeroshot": "zero-shot CLIP",
     "maple": "MaPLe-style",
@@ -19,7 +19,7 @@ METHOD_TITLES = {
 
 
 def load_runtime_reports(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every report of this version below `results`, with its file; other files are left out."""
+    """Load every report of this version below `results`, with its file; other files are left out."""
     for file in sorted((results / "runtime").glob("*/runtime.json")):
         try:
             report = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Paired comparison of two lines of results: tests over data sets and seeds, and an interval over test images.
+"""Compare two rows of results pairwise: tests over data sets and seeds, and an interval over test images.
 
 Shapes: n differences, N test images, K kinds of images, R draws.
 """
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Measure = Literal["hm", "accuracy"]
 Results = tuple[Any, ...]
-"""Rows of the frame that make up one number: base and novel classes for a harmonic mean, else one."""
+"""Rows of the frame for one metric: base and novel classes for a harmonic mean, else one row."""
 
 EXACT = 16
-"""Up to so many differences all 2^n choices of signs are counted; beyond it 2^16 of them are drawn."""
+"""For up to this many differences all 2^n choices of signs are enumerated; for more, 2^16 choices are drawn."""
 DRAWS = 10_000
-"""How often test images are drawn for an interval."""
+"""Number of bootstrap draws of test images for an interval."""
 
 
 class Pair(NamedTuple):
@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
     @property
     def values(self) -> tuple[float, float]:
-        """In percent, of A and of B."""
+        """Accuracies or harmonic means of A and of B, in percent."""
         return _value([row.accuracy for row in self.a]), _value([row.accuracy for row in self.b])
 
 
@@ -73,30 +73,30 @@ class Task:
 
     @property
     def has_bits(self) -> bool:
-        """Whether every result records which images were right."""
+        """Whether every result records which images were classified correctly."""
         return all(isinstance(row.correct_bits, str) for pair in self.pairs for row in (*pair.a, *pair.b))
 
     @property
     def parts(self) -> list[tuple[Results, Results]]:
-        """Results of A and of B over seeds, for each part of the number: base and novel classes, or the target."""
+        """Results of A and of B over seeds, for each part of the metric: base and novel classes, or the target."""
         a, b = (list(zip(*side, strict=True)) for side in zip(*((pair.a, pair.b) for pair in self.pairs), strict=True))
         return list(zip(a, b, strict=True))
 
     @property
     def values(self) -> tuple[float, float]:
-        """Of A and B: accuracy averaged over seeds, of two halves the harmonic mean of both means."""
+        """Metrics of A and B: accuracy averaged over seeds, or the harmonic mean of both averages."""
         means = [[fmean(row.accuracy for row in side) for side in part] for part in self.parts]
         a, b = zip(*means, strict=True)
         return _value(a), _value(b)
 
     @property
     def differences(self) -> list[float]:
-        """A minus B, by seed."""
+        """A minus B for each seed."""
         return [a - b for a, b in (pair.values for pair in self.pairs)]
 
 
 class PValues(NamedTuple):
-    """Two-sided and uncorrected: two over pairs, one over tasks averaged over seeds; None without any."""
+    """Two-sided and uncorrected p values: two over pairs, one over tasks averaged over seeds; None without tasks."""
 
     wilcoxon: float | None
     permutation: float | None
@@ -105,9 +105,9 @@ class PValues(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A against B, in percentage points.
+    """Compare A with B, in percentage points.
 
-    interval: 95 %, of `difference` under other test images; None where a result does not record single images.
+    interval: 95 %, of `difference` under other test images; None if a result does not record single images.
     left_out: sentences on what was not compared.
     """
 
@@ -120,7 +120,7 @@ class Comparison:
 
     @property
     def means(self) -> tuple[float, float] | None:
-        """Of A and B over tasks; None where they share nothing."""
+        """Means of A and B over tasks; None if they share no task."""
         if not self.tasks:
             return None
         a, b = zip(*(task.values for task in self.tasks), strict=True)
@@ -132,12 +132,12 @@ class Comparison:
 
     @property
     def pairs(self) -> list[float]:
-        """A minus B of each task and seed."""
+        """A minus B for each task and seed."""
         return [difference for task in self.tasks for difference in task.differences]
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Those of every task, empty where they differ."""
+        """The seeds of every task, empty if they differ."""
         found = {task.seeds for task in self.tasks}
         return next(iter(found)) if len(found) == 1 else ()
 
@@ -176,7 +176,7 @@ class Comparison:
 def compare(
     lines: Mapping[str, pd.DataFrame], a: str, b: str, *, measure: Measure | None = None, draws: int = DRAWS
 ) -> Comparison:
-    """Compare two lines of a table, each a part of the frame; see `pair_up` for which results count.
+    """Compare two rows of a table, each a part of the frame; see `pair_up` for which results count.
 
     measure: None takes the harmonic mean where any line was trained on base classes and evaluated on a half, else
     accuracy. Equal results give equal intervals and p values, to the last digit. Raises UsageError for an unknown line.
@@ -199,7 +199,7 @@ def find_measure(lines: Mapping[str, pd.DataFrame]) -> Measure:
 
 
 def find_reference(lines: Mapping[str, pd.DataFrame], measure: Measure) -> tuple[str, bool]:
-    """The first line of ProCAP, else the line ahead of most others; and whether it was chosen for being ahead."""
+    """Return the first ProCAP row, else the row that wins most comparisons; and whether it was chosen by its wins."""
     own = [title for title, frame in lines.items() if (frame.method == "procap").any()]
     if own:
         return own[0], False
@@ -211,12 +211,12 @@ def find_reference(lines: Mapping[str, pd.DataFrame], measure: Measure) -> tuple
 
 
 def round_differences(differences: Sequence[float]) -> Floats:
-    """Differences [n] without floating-point noise, so that equal accuracies compare as equal."""
+    """Round differences [n] to remove floating-point noise, so that equal accuracies compare as equal."""
     return np.round(np.asarray(differences, float), 9) + 0.0
 
 
 def sign_flip_p(differences: Sequence[float], generator: np.random.Generator) -> float:
-    """Two-sided p of the mean of n paired differences, by flipping their signs (Fisher's randomization test).
+    """Compute the two-sided p of the mean of n paired differences by flipping signs (Fisher's randomization test).
 
     Exact up to `EXACT` differences that are not 0, else from 2^16 draws. 1 without a difference.
     """
@@ -228,7 +228,7 @@ def sign_flip_p(differences: Sequence[float], generator: np.random.Generator) ->
         return 1.0
 
     def statistic(x: Floats, axis: int = -1) -> Floats:
-        # Sums of the same numbers in another order differ in their last digits.
+        # Round, as sums of the same numbers in another order differ in their last digits.
         return np.round(np.abs(x.sum(axis=axis)), 6)
 
     found = permutation_test(
@@ -244,7 +244,7 @@ def sign_flip_p(differences: Sequence[float], generator: np.random.Generator) ->
 
 
 def wilcoxon_p(differences: Sequence[float], generator: np.random.Generator) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test without zeros; 1 where nothing is left.
+    """Compute the two-sided p of Wilcoxon's signed-rank test without zeros; 1 if nothing is left.
 
     Exact; where differences of one size share a rank, `sign_flip_p` of the signed ranks.
     """
@@ -261,7 +261,7 @@ def wilcoxon_p(differences: Sequence[float], generator: np.random.Generator) -> 
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
-    """p values after Holm's correction over those that are there, in the same order."""
+    """Apply Holm's correction to the p values that are not None, in the same order."""
     there = sorted((value, place) for place, value in enumerate(values) if value is not None)
     corrected: list[float | None] = [None] * len(values)
     highest = 0.0
@@ -272,10 +272,10 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def resample(task: Task, draws: int, seed: int = 0) -> Floats:
-    """Percentages of A and of B [R, 2] on R bootstrap draws of the images of each test split.
+    """Compute percentages of A and of B [R, 2] on R bootstrap draws of the images of each test split.
 
     Both methods and all seeds are evaluated on the same drawn images; base and novel classes are drawn independently.
-    Every target has a random stream of its own, so that further data sets in a table change nothing here.
+    Every target has a separate random stream, so that further data sets in a table change nothing here.
     """
     parts = []
     for number, part in enumerate(task.parts):
@@ -290,7 +290,7 @@ def resample(task: Task, draws: int, seed: int = 0) -> Floats:
 
 
 def resample_accuracy(a: NDArray[np.bool_], b: NDArray[np.bool_], draws: int, generator: np.random.Generator) -> Floats:
-    """Accuracy in percent of A and of B [R, 2], from which images each of S seeds had right [S, N], both.
+    """Compute accuracies in percent of A and of B [R, 2] from which images each of S seeds had right [S, N].
 
     Images are grouped by how many seeds of A and of B were right: which image of a kind is drawn makes no difference,
     and the number drawn of each kind is multinomial. This is the distribution of drawing N images one by one at the
@@ -305,7 +305,7 @@ def resample_accuracy(a: NDArray[np.bool_], b: NDArray[np.bool_], draws: int, ge
 
 
 def pair_up(lines: Mapping[str, pd.DataFrame], a: str, b: str, measure: Measure) -> tuple[list[Task], tuple[str, ...]]:
-    """The tasks that lines `a` and `b` share, and sentences on everything of theirs that is left out.
+    """Find the tasks that rows `a` and `b` share, and describe in sentences everything that is left out.
 
     Only test splits count. Where any line has targets of other data sets than it was trained on, the one trained on is
     left out, as in the paper's averages. Limited results count only with the same images, and where there is no whole
@@ -319,7 +319,7 @@ def pair_up(lines: Mapping[str, pd.DataFrame], a: str, b: str, measure: Measure)
             for seed in by_seed.keys() - other.get(problem, {}).keys():
                 left_out.add(f"{rival} lacks results that {title} has, left out", problem[1], seed)
     shared = sorted(mine.keys() & theirs.keys(), key=lambda problem: (dataset_order(problem[1]), problem))
-    # Where several data sets were trained on, a target alone does not identify a task.
+    # With several training data sets a target alone does not identify a task.
     several = away and len({source for source, _ in shared}) > 1
     tasks = []
     for problem in shared:
@@ -343,7 +343,7 @@ def pair_up(lines: Mapping[str, pd.DataFrame], a: str, b: str, measure: Measure)
 
 
 class LeftOut:
-    """Collects what a comparison leaves out: reasons, and the data sets and seeds they apply to."""
+    """Collect what a comparison leaves out: reasons, and the data sets and seeds they apply to."""
 
     def __init__(self) -> None:
         self._places: dict[str, dict[str, set[int]]] = {}
@@ -354,7 +354,7 @@ class LeftOut:
             seeds.add(seed)
 
     def sentences(self) -> tuple[str, ...]:
-        """One for each reason: `reason: place, place (seeds 1, 2); place (seed 3).`"""
+        """Format one sentence per reason: `reason: place, place (seeds 1, 2); place (seed 3).`"""
         found = []
         for reason, places in self._places.items():
             names: dict[tuple[int, ...], list[str]] = {}
@@ -366,7 +366,7 @@ class LeftOut:
 
 
 def format_seeds(seeds: Sequence[int]) -> str:
-    """`seed 1`, `seeds 1, 2`."""
+    """Format seeds: `seed 1`, `seeds 1, 2`."""
     return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
@@ -381,7 +381,7 @@ def _is_away(frame: pd.DataFrame) -> pd.Series:
 def _by_problem(
     frame: pd.DataFrame, measure: Measure, away: bool, title: str, left_out: LeftOut
 ) -> dict[tuple[str, str], dict[int, Results]]:
-    """The results of one line by problem and seed; of a harmonic mean base before novel."""
+    """Group the results of one row by problem and seed; for a harmonic mean base before novel."""
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     marked = frame.assign(half=is_half(frame), away=_is_away(frame))
     for row in marked.itertuples():
@@ -410,7 +410,7 @@ def _by_problem(
 
 
 def _with_same_images(pairs: Sequence[Pair], place: str, who: str, left_out: LeftOut) -> list[Pair]:
-    """The pairs of the images that most seeds have; whole ones before limited ones."""
+    """Keep the pairs with the images that most seeds have; unlimited results before limited ones."""
 
     def images(rows: Results) -> tuple[Any, ...]:
         return tuple((row.manifest, row.images, row.total) for row in rows)

@@ -1,4 +1,4 @@
-"""A suite's plan with the results that exist of it, as its tables and plots look them up."""
+"""Combine a suite's plan with its existing results and look up metrics for tables and plots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SuiteResults:
     frame: columns of `benchmarks.results.load`, one row per planned run and target with a result, with `number`, the
     place of its variant in `variants`. A result of a method without training has one row for each seed.
     paper_rounding: accuracies are taken with one decimal and their means over seeds with two, as in logs of older
-    code. unreadable: reasons, by run, where files could not be read; these results are missing.
+    code. unreadable: errors of files that could not be read, by run; these results are missing.
     """
 
     suite: SuiteDefinition
@@ -54,7 +54,7 @@ class SuiteResults:
         runs: Iterable[SuiteRun] | None = None,
         paper_rounding: bool = False,
     ) -> SuiteResults:
-        """Read what exists below `results` of the suite's plan, or of `runs` instead of it."""
+        """Read existing results below `results` of the suite's plan, or of `runs` instead of it."""
         runs = tuple(suite.plan(options) if runs is None else runs)
         found: dict[tuple[str, str], tuple[TrainResult, EvalResult]] = {}
         unreadable: dict[str, str] = {}
@@ -94,12 +94,12 @@ class SuiteResults:
 
     @property
     def folder(self) -> Path:
-        """Where tables and plots of the suite lie."""
+        """The folder of the suite's tables and plots."""
         return self.results / COLLECTIONS / "suite" / self.name
 
     @cached_property
     def variants(self) -> list[Variant]:
-        """What is compared, in the order of the plan."""
+        """The compared variants, in the order of the plan."""
         return list_variants(self.runs)
 
     @cached_property
@@ -115,7 +115,7 @@ class SuiteResults:
 
     @cached_property
     def shorter(self) -> list[tuple[str, str]]:
-        """Evaluations with a limited result where another seed has a whole one."""
+        """Evaluations with a limited result whose other seeds have an unlimited one."""
         found: list[tuple[str, str]] = []
         for _, own in self.frame.groupby(["dataset", "number", "target"], sort=False):
             if own.limited.nunique() > 1:
@@ -124,11 +124,11 @@ class SuiteResults:
 
     @cached_property
     def changed_sets(self) -> dict[str, str]:
-        """The data sets that are not as published, and how they differ."""
+        """The data sets that differ from the published ones, and how."""
         return changed_datasets(self.frame)
 
     def rows(self, variant: Variant, dataset: str = "", target: Target | None = None) -> pd.DataFrame:
-        """The part of the frame of one variant, of one data set trained on, of one target."""
+        """Return the rows of one variant, optionally of one training data set and one target."""
         wanted = self.frame.number == self.variants.index(variant)
         if dataset:
             wanted &= self.frame.dataset == dataset
@@ -138,7 +138,7 @@ class SuiteResults:
 
     @cached_property
     def _metrics(self) -> dict[tuple[int, str, str], Metric | None]:
-        """Accuracy over seeds by variant, data set and target. Limited ones count only where no whole one is there."""
+        """Accuracy over seeds by variant, data set and target. Limited results count only if all are limited."""
         found: dict[Any, Metric | None] = {}
         for key, own in self.frame.groupby(["number", "dataset", "target"]):
             metric = accuracy_over_seeds(own)
@@ -152,27 +152,27 @@ class SuiteResults:
         return found
 
     def metric(self, variant: Variant, dataset: str, target: Target) -> Metric | None:
-        """The accuracy over seeds; None unless every chosen seed has a result, all whole or all limited."""
+        """Return the accuracy over seeds; None unless every chosen seed has a result, all or none limited."""
         return self._metrics.get((self.variants.index(variant), dataset, str(target)))
 
     def halves(self, variant: Variant, dataset: str) -> Halves:
-        """Base, novel, and their harmonic mean."""
+        """Return base and novel accuracy, and their harmonic mean."""
         base, novel = (self.metric(variant, dataset, Target(dataset, half)) for half in ("base", "novel"))
         return base, novel, harmonic(base, novel)
 
     def average_halves(self, variant: Variant) -> Halves:
-        """Average base, average novel, and their harmonic mean; None where a data set is missing."""
+        """Return average base and novel accuracy, and their harmonic mean; None if a data set is missing."""
         rows = [self.halves(variant, dataset) for dataset in self.datasets]
         base, novel = average([row[0] for row in rows]), average([row[1] for row in rows])
         return base, novel, harmonic(base, novel)
 
     def mean_of_hms(self, variant: Variant) -> Metric | None:
-        """The other reading of an average HM: the mean of the data sets' own."""
+        """Return the mean of the data sets' harmonic means, the other reading of an average HM."""
         return average([self.halves(variant, dataset)[2] for dataset in self.datasets])
 
 
 def list_variants(runs: Iterable[SuiteRun]) -> list[Variant]:
-    """The variants of a plan in its order, each once."""
+    """List the variants of a plan in order, without duplicates."""
     found: list[Variant] = []
     for run in runs:
         if run.variant not in found:
@@ -185,7 +185,7 @@ def frame_of_runs(
     seeds: Sequence[int],
     found: Mapping[tuple[str, str], tuple[TrainResult, EvalResult]],
 ) -> pd.DataFrame:
-    """The frame of planned runs from what was read of them, by path and target."""
+    """Make the frame of planned runs from their results, by path and target."""
     variants = list_variants(runs)
     records: list[dict[str, Any]] = []
     for run in runs:
@@ -194,6 +194,6 @@ def frame_of_runs(
         for target in run.spec.targets:
             if (run.path, target) in found:
                 record = make_record(config, *found[run.path, target]) | {"dataset": run.dataset, "number": number}
-                # Without training one run stands for all seeds.
+                # A method without training has one run, whose result counts for all seeds.
                 records += [{**record, "seed": seed} for seed in ([config.seed] if config.recipe.epochs else seeds)]
     return make_frame(records).assign(number=[record["number"] for record in records])

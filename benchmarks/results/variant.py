@@ -1,4 +1,4 @@
-"""What a suite compares and how it is chosen: variants of methods, the options of a suite, and its planned runs."""
+"""Define what a suite compares: variants of methods, the options of a suite, and its planned runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNTRAINED_SEED = 1
 
 
 def is_trained(method: str) -> bool:
-    """Whether the method has a training at all, which zero-shot CLIP has not."""
+    """Whether the method is trained at all; zero-shot CLIP is not."""
     from procap.methods import method_class
 
     return method_class(method).recipe().epochs > 0
@@ -30,11 +30,11 @@ def is_trained(method: str) -> bool:
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the things that a suite compares: a method, and what is changed of it.
+    """A method with changed options or recipe, as a suite compares it.
 
     key: what varies within the suite, by name, as tables and figures look it up: {"n_ctx": 8}. options are the
-    method's, overrides the recipe's. recipe: "published" or "procap" where the suite prescribes one. part: share of the
-    epochs is trained. shots: where the suite prescribes how many.
+    method's, overrides the recipe's. recipe: "published" or "procap" if the suite prescribes one. part: share of the
+    epochs to train. shots: their number if the suite prescribes it.
     """
 
     method: str
@@ -48,19 +48,19 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """The method's title where the variant has none of its own."""
+        """The variant's title, or the method's if it has none."""
         return self.title or TITLES.get(self.method, self.method)
 
     @property
     def changed(self) -> bool:
-        """Whether it is another method than the one whose figures the paper's main tables print."""
+        """Whether the variant differs from the method whose numbers the paper's main tables print."""
         control = self.recipe == "procap" and self.method not in ("procap", "zeroshot")
         return control or bool(self.options or self.overrides) or self.part != 1.0 or self.shots not in (None, SHOTS)
 
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """What a person may choose of any suite. recipe: empty for the profile's; data: where their own sets are packed.
+    """Options that a user may choose for any suite. recipe: empty for the profile's; data: root of packed data sets.
 
     shots: of all runs, or those of a curve, for a suite that draws one; 0 takes every image. Empty: the suite's own.
     """
@@ -79,7 +79,7 @@ class SuiteOptions:
     data: Path | None = None
 
     def run(self, variant: Variant, dataset: str, seed: int, classes: str, task: str | None = None) -> RunConfig:
-        """The run of one variant on one data set in this profile.
+        """Configure the run of one variant on one data set in this profile.
 
         The profile's changes apply to the profile's recipe only; another recipe stays as published.
         """
@@ -115,21 +115,21 @@ class SuiteOptions:
         prescribed = {**self.overrides, **variant.overrides}
         shortened = "epochs" in {**changes, **further} and "warmup_epochs" not in prescribed
         if shortened and epochs <= config.recipe.warmup_epochs:
-            # What is all warm-up teaches nothing.
+            # With epochs of warm-up only, the learning rate would never reach its full value.
             further["warmup_epochs"] = epochs - 1
         return planned(overrides={**changes, **further}) if further else config
 
     def plain(self) -> dict[str, Any]:
-        """As JSON, for `settings` of a collection."""
-        said = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}
-        return json.loads(json.dumps({"profile": self.profile.name, **said}))
+        """Convert to JSON, for `settings` of a collection."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("profile", "data")}
+        return json.loads(json.dumps({"profile": self.profile.name, **values}))
 
     @classmethod
-    def of_plain(cls, said: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
-        """What `plain` gave. Raises UserError for what is none."""
+    def of_plain(cls, values: Mapping[str, Any], data: Path | None = None) -> SuiteOptions:
+        """Convert back from `plain`. Raises UserError for anything else."""
         try:
-            lists = {name: tuple(said[name]) for name in ("datasets", "methods", "seeds", "shots") if name in said}
-            return cls(**{**said, "profile": find_profile(said["profile"]), **lists}, data=data)
+            lists = {name: tuple(values[name]) for name in ("datasets", "methods", "seeds", "shots") if name in values}
+            return cls(**{**values, "profile": find_profile(values["profile"]), **lists}, data=data)
         except (KeyError, TypeError) as error:
             raise UserError(
                 f"a collection whose settings are no options of a suite ({error}); run the suite again"
@@ -138,7 +138,7 @@ class SuiteOptions:
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """One run of a suite: which variant it is, and what is sent to a machine."""
+    """One run of a suite: its variant, and the run that is sent to a machine."""
 
     variant: Variant
     dataset: str
@@ -175,7 +175,7 @@ class SuiteDefinition(Protocol):
     def targets(self, options: SuiteOptions, dataset: str, /) -> tuple[Target, ...]: ...
 
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
-        """Every run of the suite, data set by data set."""
+        """List every run of the suite, data set by data set."""
 
     def command(self, options: SuiteOptions, results: str | Path) -> str:
-        """The command line that runs the suite with these options."""
+        """Return the command line that runs the suite with these options."""

@@ -4,7 +4,7 @@
     procap bench runtime --backbone ViT-B/16 --random         full size, random weights
     procap bench runtime --check                              the ratios to reach, met or not; on a GPU at full size
 
-Cases of one data set see the same images in the same order, take turns round by round, and start every timed stretch on
+Cases of one data set use the same images in the same order, take turns round by round, and every timed block starts on
 an idle device. Shapes: B images, C classes.
 """
 
@@ -41,9 +41,9 @@ TABLE_SHARE, TRAIN_SHARE = 0.8, 0.75
 
 
 def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, *, budget: float | None, force: bool) -> None:
-    """Measure what the suite `runtime` needs and write it below the results, unless it is there and not `force`.
+    """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`.
 
-    budget: seconds; None: the default of `make_settings`. Raises UserError where a part failed.
+    budget: seconds; None: the default of `make_settings`. Raises UserError if a part failed.
     """
     from benchmarks.runtime.measure import silence_profiler
 
@@ -60,7 +60,7 @@ def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, *, budget: float 
 
 
 def _find_measured(settings: Settings, results: Path, device: torch.device) -> Path | None:
-    """The folder of a report with the same settings from such a machine in which nothing failed."""
+    """Find a complete report with the same settings, measured on the same kind of machine."""
     wanted = json.loads(json.dumps(asdict(settings)))
     machine = _describe_device(device), environment(device)["cpu"]
     for file, report in load_runtime_reports(results):
@@ -73,7 +73,7 @@ def _find_measured(settings: Settings, results: Path, device: torch.device) -> P
 def measure(
     settings: Settings, runtime: RuntimeConfig, device: torch.device, *, check: bool = False, verbose: bool = False
 ) -> dict[str, Any]:
-    """Measure everything that `settings` ask for, and with `check` what the targets need besides; plain JSON."""
+    """Measure everything in `settings`, and with `check` also what the targets need; returns plain JSON."""
     import torch
 
     from benchmarks.runtime.data import canonical_name, prepare
@@ -87,7 +87,7 @@ def measure(
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False
     load = os.getloadavg()[0]
-    # Data sets are packed before any clock runs.
+    # Pack data sets before the time budget starts.
     names = dict.fromkeys(canonical_name(name, runtime.data) for name in settings.datasets)
     roots = {name: prepare(name, runtime.data, runtime.results / "runtime" / "data") for name in names}
     clock = Clock(settings.budget, settings.limit)
@@ -132,7 +132,7 @@ def measure(
 
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
-    """Write, draw and track what was measured; gives the tables as Markdown."""
+    """Write, plot and track the measurements; returns the tables as Markdown."""
     from benchmarks.runtime.plots import draw_figures
     from benchmarks.runtime.targets import list_targets
     from benchmarks.runtime.track import track
@@ -158,7 +158,7 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
 
 @contextmanager
 def _part(report: dict[str, Any], name: str, verbose: bool) -> Iterator[None]:
-    """Name a part that fails in the report; the measurements of the others stay."""
+    """Record an exception of one part in the report, so that the other measurements are kept."""
     try:
         yield
     except UserError:
@@ -176,7 +176,7 @@ def _log(line: str) -> None:
 
 
 def _measure_scaling(settings: Settings, models: Models, clock: Clock) -> list[dict[str, Any]]:
-    """One method over classes and batches, in training and evaluation."""
+    """Measure one method over classes and batches, in training and evaluation."""
     from benchmarks.runtime.sizes import Point, measure_points
 
     method = "procap" if "procap" in settings.methods else settings.methods[-1]

@@ -1,4 +1,4 @@
-"""One case of the runtime benchmark: a method in a mode at a precision, trained and evaluated in measured rounds.
+"""Train and evaluate one case of the runtime benchmark: a method in a mode at a precision, in measured rounds.
 
 Shapes: B images, C classes.
 """
@@ -52,7 +52,7 @@ class Passes:
 
 
 class Case:
-    """A method at its seeded start; all cases of one data set see the same images in the same order."""
+    """A method at its seeded start; all cases of one data set use the same images in the same order."""
 
     def __init__(self, config: RunConfig, data: CaseData, models: Models, mode: ModeName, settings: Settings) -> None:
         self.config, self.data, self.mode, self.workers = config, data, mode, settings.workers
@@ -79,12 +79,12 @@ class Case:
         return f"{self.config.method} {self.mode} {self.config.precision}"
 
     def start_training(self, images: Tensor, labels: Tensor) -> Start:
-        """Prepare for batches like this one, which is on the device."""
+        """Prepare the training for batches like `images` and `labels`, which are on the device."""
         self.train_start = self.training.start(self.training.batch(images, labels, 0))
         return self.train_start
 
     def train_round(self, steps: int) -> None:
-        """Take the next `steps` steps of the training, fewer at its end."""
+        """Take the next `steps` training steps, or fewer at the end of the training."""
         before = {name: self.meter.phases[name] for name in MODEL}
         done, losses = self.steps_done, []
         with timed(self.device, energy=True) as timing:
@@ -100,7 +100,7 @@ class Case:
         self.rounds.append(Round(self.steps_done - done, timing.seconds, model, timing.joules))
 
     def start_evaluation(self, images: Tensor, rest: int) -> Start:
-        """Prepare for batches like `images`, which are on the device, and a last one of `rest`; training is over."""
+        """Prepare batches like `images`, which are on the device, and a last one of `rest`; training is over."""
         self.eval_start = self.evaluation.start(images, rest)
         return self.eval_start
 
@@ -120,30 +120,30 @@ class Case:
         passes.correct = int(torch.stack(correct).sum())
 
     def expected_step_seconds(self) -> float:
-        """Wall seconds of one training step, from the last round."""
+        """Return the wall seconds of one training step in the last round."""
         return self.rounds[-1].seconds / self.rounds[-1].steps
 
     def step_seconds(self) -> Spread | None:
-        """Forward, backward and optimizer of one step, over the rounds."""
+        """Return the seconds of forward, backward and optimizer of one step, over the rounds."""
         seconds = [one.model_seconds / one.steps for one in self.rounds if one.steps]
         return Spread.of(seconds) if seconds else None
 
     def train_seconds(self) -> float | None:
-        """Wall seconds of the whole training; steps that were not run count as the median of the rounds."""
+        """Return the wall seconds of the whole training; steps that were not run count as the median step."""
         seconds = [one.seconds / one.steps for one in self.rounds if one.steps]
         if not seconds:
             return None
         return sum(one.seconds for one in self.rounds) + (self.steps - self.steps_done) * Spread.of(seconds).median
 
     def release(self) -> None:
-        """End the stream of images, and its threads."""
+        """Stop the stream of images and its threads."""
         if self.trains:
             self._batches.close()  # type: ignore[attr-defined]
 
     def row(
         self, settings: Settings, passes: Passes, encoder: Sequence[float], peak: float, load_seconds: float
     ) -> dict[str, Any]:
-        """Everything that was measured, as plain JSON with null where nothing is known.
+        """Return all measurements as plain JSON, with null for unknown ones.
 
         encoder: seconds of one test batch already on the device. peak: operations per second of matrix products.
         """
@@ -206,7 +206,7 @@ class Case:
         }
 
     def _accuracy_note(self, settings: Settings, finished: bool) -> str | None:
-        """Why an accuracy would mislead, None where it does not."""
+        """Explain why an accuracy would mislead, None if it does not."""
         if settings.pretrained == "random":
             return "the weights are random"
         if self.data.synthetic:
@@ -228,7 +228,7 @@ class Case:
             yield from batches if isinstance(self.stream, DeviceTrainStream) else self._moved(batches)
 
     def _moved(self, batches: Iterator[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-        """To the device; in fast mode while the batch before is computed."""
+        """Move batches to the device; fast mode does so while the previous batch is computed."""
         if self.mode == "fast":
             yield from to_device(batches, self.device)
         else:

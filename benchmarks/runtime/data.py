@@ -49,7 +49,7 @@ class CaseData:
 
 
 def class_names(count: int) -> tuple[str, ...]:
-    """Distinct names of one to five words, the same ones every time."""
+    """Make distinct names of one to five words, the same ones every time."""
     names = [thing if not place else f"{place} {thing}" for place, thing in product(("", *PLACES), THINGS)]
     names = names[:1] + names[11::7] + [f"{colour} {name}" for colour, name in product(COLOURS, names)]
     if count > len(names):
@@ -58,7 +58,7 @@ def class_names(count: int) -> tuple[str, ...]:
 
 
 def prepare(name: str, data: Path, made: Path) -> Path:
-    """The folder that holds data set `name`, packed now where it can be; synthetic ones are packed into `made`."""
+    """Return the folder of data set `name` and pack it if needed; synthetic data sets are packed into `made`."""
     if not SYNTHETIC.fullmatch(name):
         ensure_packed([name], data)
         return data
@@ -68,7 +68,7 @@ def prepare(name: str, data: Path, made: Path) -> Path:
 
 
 def canonical_name(name: str, data: Path) -> str:
-    """The canonical name. Raises DataUsageError for one that is neither known nor synthetic."""
+    """Return the canonical name. Raises DataUsageError for one that is neither known nor synthetic."""
     return name if SYNTHETIC.fullmatch(name) else resolve_dataset(name, data).name
 
 
@@ -106,7 +106,7 @@ class PhotographPart:
 
 
 def photograph_source(name: str) -> Source:
-    """The source that `photographs-C` is packed from."""
+    """Make the source that `photographs-C` is packed from."""
     found = SYNTHETIC.fullmatch(name)
     assert found
     classes = int(found[1])
@@ -122,7 +122,7 @@ def photograph_source(name: str) -> Source:
 
 
 def photographs(count: int, seed: int = 0) -> list[bytes]:
-    """JPEGs whose spectrum falls as that of photographs does, two of three in landscape."""
+    """Make JPEGs with the spectrum of photographs, two of three in landscape format."""
     draw = np.random.default_rng(seed)
     noise = [_one_over_f(draw) for _ in range(min(count, 60))]
     images = []
@@ -142,6 +142,6 @@ def _one_over_f(draw: np.random.Generator, width: int = 500, height: int = 375) 
     spectrum = (draw.normal(size=shape) + 1j * draw.normal(size=shape)) / frequency**1.05
     planes = np.fft.irfft2(spectrum, s=(height, width)).transpose(1, 2, 0)
     planes /= planes.std((0, 1))
-    # Colours of a photograph differ less than its brightness, and its sensor adds a little noise.
+    # As in photographs, colours vary less than brightness, and the sensor adds a little noise.
     pixels = 110 + 50 * planes[..., :1] + 12 * planes + 4 * draw.normal(size=(height, width, 1))
     return np.clip(pixels, 0, 255).astype(np.uint8)

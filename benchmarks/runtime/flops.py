@@ -18,7 +18,7 @@ from procap.methods.method import Method
 from shards.rng import generator
 
 FUSED = "PROCAP_FUSED"
-"""The switch that `procap.kernels` reads."""
+"""Environment variable with which `procap.kernels` disables fused kernels."""
 # Fused attention on a CPU, which torch's own table leaves out.
 CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *rest, **more: sdpa_flop_count(q, k, v),
@@ -29,7 +29,7 @@ CPU_ATTENTION: dict[Any, Callable[..., int]] = {
 
 
 def count_flops(work: Callable[[], object], method: Method | None = None) -> float:
-    """Operations of `work`, which runs once, eagerly and without fused kernels.
+    """Count the operations of `work`, which runs once, eagerly and without fused kernels.
 
     method: whose weights need no gradient in `work`; the counter looks for the place of those that do in the graph,
     which inference mode has not got.
@@ -62,7 +62,7 @@ def without_fused_kernels() -> Iterator[None]:
 
 
 def count_step(method: Method, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Operations of the forward and backward pass of one training step; gradients are dropped."""
+    """Count operations of the forward and backward pass of one training step; gradients are dropped."""
     noise = tuple(one.to(images.device) for one in method.draw(generator(1, "noise", 0)))
 
     def step() -> None:

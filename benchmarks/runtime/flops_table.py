@@ -52,7 +52,7 @@ def _count_evaluation(clip: CLIP, name: str, images: int, classes: int) -> float
 
 
 def bilinear(count: Callable[[int, int], float]) -> list[float]:
-    """Coefficients of 1, B, C and B C through the counted sizes."""
+    """Fit the coefficients of 1, B, C and B C to the counted sizes."""
     rows = [[1.0, b, c, b * c] for b in IMAGES for c in CLASSES]
     counted = [count(b, c) for b in IMAGES for c in CLASSES]
     solved = torch.linalg.solve(torch.tensor(rows, dtype=torch.float64), torch.tensor(counted, dtype=torch.float64))
@@ -60,14 +60,14 @@ def bilinear(count: Callable[[int, int], float]) -> list[float]:
 
 
 def empty_clip(geometry: Geometry) -> CLIP:
-    """A model whose weights were never written: only its shapes count."""
+    """Make a CLIP with uninitialized weights: only its shapes count."""
     with torch.device("meta"):
         clip = CLIP(geometry)
     return clip.to_empty(device="cpu").requires_grad_(False)
 
 
 def count_backbone(clip: CLIP) -> dict[str, dict[str, Any]]:
-    """The table of one backbone, by method."""
+    """Count the operations of every method on one backbone."""
     table: dict[str, dict[str, Any]] = {}
     for name in METHODS:
         trains = name != "zeroshot"

@@ -33,7 +33,7 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def rate(self, count: float) -> Spread:
-        """`count` things per each of these durations."""
+        """Return the rate of `count` things per duration."""
         return Spread(count / self.median, count / self.highest, count / self.lowest, self.count)
 
 
@@ -68,7 +68,7 @@ def timed(device: torch.device, *, energy: bool = False) -> Iterator[Timing]:
 def time_in_turns(
     workloads: Sequence[Callable[[], object]], rounds: int, device: torch.device, repeats: int = 1
 ) -> list[list[float]]:
-    """Seconds of each workload in each round; a round runs all of them, starting one further on than the last.
+    """Time each workload in each round; every round starts with the next workload, so that order has no effect.
 
     repeats: runs between two synchronizations, which hide the slow first launches of an idle GPU.
     """
@@ -84,12 +84,12 @@ def time_in_turns(
 
 
 def repeats_on(device: torch.device) -> int:
-    """Runs of a workload between two synchronizations."""
+    """Return how often to run a workload between two synchronizations."""
     return 10 if device.type == "cuda" else 1
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of tensors alive at once while `work` runs, beyond those before it.
+    """Measure the peak of tensor bytes while `work` runs, in excess of the bytes allocated before.
 
     On a GPU by the allocator. On a CPU by the allocations that torch's profiler records: unlike the resident size of
     the process this does not depend on earlier work; scratch memory inside libraries is not included.
@@ -116,12 +116,12 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 
 
 def silence_profiler() -> None:
-    """Keep the profiler's library from printing; it reads this when torch is imported."""
+    """Keep the profiler's library from printing; call before torch is imported."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def matmul_peak(device: torch.device, precision: str) -> float:
-    """The highest rate of square matrix products on this device, in floating-point operations per second."""
+    """Measure the highest rate of square matrix products on this device, in floating-point operations per second."""
     best = 0.0
     for size in PEAK_SIZES[device.type]:
         a, b = (torch.randn(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))

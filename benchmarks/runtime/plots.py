@@ -1,4 +1,4 @@
-"""Plots of the runtime benchmark: FPS and time as bars, step time against classes.
+"""Plot the runtime benchmark: FPS and time as bars, step time against classes.
 
 Colours and markers are those of `benchmarks.plots`; reference mode is hatched and pale, fast mode full.
 """
@@ -26,7 +26,7 @@ PANELS = (
 
 
 def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the plots that the report has the numbers for, as PNG and PDF; gives the PNGs' paths."""
+    """Write the plots that the report has numbers for, as PNG and PDF; returns the PNGs' paths."""
     drawings: dict[str, Callable[[dict[str, Any]], Figure | None]] = {
         "runtime-bars": bars,
         "runtime-classes": step_against_classes,
@@ -35,7 +35,7 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def bars(report: dict[str, Any]) -> Figure | None:
-    """A panel each for training time and both rates; a bar per method and mode, whiskers from lowest to highest."""
+    """Draw a panel each for training time and both rates; a bar per method and mode, whiskers from min to max."""
     from matplotlib.figure import Figure
 
     rows = report["rows"]
@@ -72,7 +72,7 @@ def bars(report: dict[str, Any]) -> Figure | None:
 
 
 def step_against_classes(report: dict[str, Any]) -> Figure | None:
-    """Milliseconds of a training step and of an evaluated batch over the number of classes, a line per batch and mode.
+    """Plot milliseconds of a training step and of an evaluated batch against classes, by batch size and mode.
 
     Dotted: the reference's time divided by the ratio of counted operations, that is, what counting promises.
     """

@@ -24,7 +24,7 @@ from shards.transforms import eval_transform
 
 MIN_ROUNDS = 3
 SAFE_SHARE = 0.9
-"""Of the remaining seconds that are planned for: the cost of a step is known from its first rounds only."""
+"""Share of the remaining seconds to plan for, as the cost of a step is only known from the first rounds."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Clock:
     excluded: float = 0.0
 
     def left(self, share: float = 1.0) -> float | None:
-        """Seconds until `share` of the budget is used up, or until the limit."""
+        """Return the seconds until `share` of the budget is used up, or until the limit."""
         now = time.perf_counter() - self.began
         ends = [] if self.budget is None else [share * self.budget + self.excluded]
         ends += [] if self.limit is None else [self.limit]
@@ -57,7 +57,7 @@ def run_cases(
     clock: Clock,
     ends: tuple[float, float],
 ) -> list[dict[str, Any]]:
-    """Train and evaluate every case on one data set and give their rows.
+    """Train and evaluate every case on one data set and return their rows.
 
     ends: shares of the clock's budget at which training and evaluation have to end.
     """
@@ -81,9 +81,9 @@ def run_cases(
 
 
 def affordable_steps(costs: Sequence[float], wanted: int, seconds: float | None) -> list[int]:
-    """Steps of each training, a step of which takes `costs` seconds: `wanted` where they fit into an equal share.
+    """Choose the steps of each training, given the seconds of one step: `wanted` if they fit into an equal share.
 
-    What the short ones leave is shared among the long ones; each takes a step at least.
+    Time that short trainings do not need is shared among the long ones; each takes at least one step.
     """
     if seconds is None:
         return [wanted] * len(costs)
@@ -96,14 +96,14 @@ def affordable_steps(costs: Sequence[float], wanted: int, seconds: float | None)
 
 
 def _train(cases: Sequence[Case], settings: Settings, clock: Clock, end: float) -> None:
-    """Take turns until the trainings, the steps asked for or the time is over."""
+    """Run training rounds in turns until all steps are done or the time is over."""
     training = [case for case in cases if case.trains]
     if not training:
         return
     images, labels = (tensor.to(training[0].device) for tensor in _first_batch(training[0]))
     for case in training:
         _exclude(case.start_training(images, labels), case, clock)
-    # A first step of each shows its cost, and gives every row a number whatever the clock says.
+    # Take one step of each training to measure its cost; every row then has a number even if time runs out.
     for case in training:
         case.train_round(1)
     left, total = clock.left(end), training[0].steps
@@ -113,7 +113,7 @@ def _train(cases: Sequence[Case], settings: Settings, clock: Clock, end: float) 
     for number in range(rounds):
         for position in range(len(training)):
             which = (position + number) % len(training)
-            # Rounded up, so that a short training begins with the others; all end together.
+            # Round up, so that also a short training takes a step in the first round; all end together.
             goal = -(-goals[which] * (number + 1) // rounds)
             if goal > training[which].steps_done:
                 training[which].train_round(goal - training[which].steps_done)
@@ -127,7 +127,7 @@ def _train(cases: Sequence[Case], settings: Settings, clock: Clock, end: float) 
 
 
 def _exclude(start: Start, case: Case, clock: Clock) -> None:
-    """Keep compiling and recording out of the budget; a plain warm-up takes no longer than a step."""
+    """Exclude compiling and graph capture from the budget; a plain warm-up takes no longer than a step."""
     if case.accelerations.compile or case.accelerations.graphs:
         clock.excluded += start.seconds
         note(f"  {case.data.name}: {case.name} ready after {start.seconds:.1f} s")
@@ -136,7 +136,7 @@ def _exclude(start: Start, case: Case, clock: Clock) -> None:
 def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
     config = case.config
     augment = train_augment(config.recipe, case.method.clip)
-    # A stream of its own, so that no case has decoded anything before its clock runs.
+    # Use a separate stream, so that no case has decoded images before it is timed.
     stream = TrainStream(case.data.fewshot.train, config.recipe.batch_size, augment, config.seed)
     with closing(stream.epoch(0)) as batches:  # type: ignore[type-var]
         return next(batches)
@@ -145,7 +145,7 @@ def _first_batch(case: Case) -> tuple[Tensor, Tensor]:
 def _evaluate(
     cases: Sequence[Case], settings: Settings, clock: Clock, end: float
 ) -> tuple[list[Passes], list[list[float]]]:
-    """Passes over the test images and repeated batches of the encoder alone, both in turns."""
+    """Run passes over the test images, and repeated batches of the encoder alone, both in turns."""
     device, data = cases[0].device, cases[0].data
     count = len(data.test.images)
     batch = min(settings.test_batch, count)
@@ -160,7 +160,7 @@ def _evaluate(
         rounds = max(1, min(rounds, int(left / 3 / max(once * repeats, 1e-9))))
     work: list[Callable[[], object]] = [partial(case.evaluation, images) for case in cases]
     encoder = time_in_turns(work, rounds, device, repeats)
-    # Where the time is short, one pass over as many images as it is enough for.
+    # If time is short, make the passes over fewer images.
     per_image, left = sum(min(seconds) for seconds in encoder) / batch, clock.left(end)
     wanted = count
     if left is not None and per_image * count > left:

@@ -1,4 +1,4 @@
-"""Flags of the runtime benchmark, and the settings they stand for on a device."""
+"""Define the flags of the runtime benchmark and convert them to settings for a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SHOTS, SEED, TRAIN_BATCH, TEST_BATCH = 16, 1, 32, 100
 DEFAULT_METHODS, DEFAULT_MODES = "zeroshot,maple,procap", "reference,fast"
 METHOD_OPTIONS: dict[str, dict[str, Any]] = {"maple": {"n_ctx": 4}}
-"""The paper's MaPLe-style has as many tokens as ProCAP, and its recipe."""
+"""Options of methods: the paper's MaPLe-style has as many tokens as ProCAP, and ProCAP's recipe."""
 SCALING = ((10, 50, 200), (4, 32))
 # The sizes of the check on a GPU: the table's own number of classes, and one batch.
 CHECK_SCALING = ((102, 10, 500), (32,))
@@ -68,7 +68,7 @@ class Settings:
 
     @property
     def hash(self) -> str:
-        """Of all settings, so that only the same measurement replaces another in its folder."""
+        """Hash of all settings, so that only the same measurement replaces another in its folder."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -110,7 +110,7 @@ class Flags:
 
 
 def flags_of_options(options: SuiteOptions, budget: float | None) -> Flags:
-    """The flags of the suite `runtime` with these options; its table has no sizes."""
+    """Convert options of the suite `runtime` to flags; its table has no sizes."""
     profile = options.profile
     return Flags(
         methods=",".join(options.methods),
@@ -124,7 +124,7 @@ def flags_of_options(options: SuiteOptions, budget: float | None) -> Flags:
 
 
 def make_settings(flags: Flags, runtime: RuntimeConfig, device: torch.device) -> Settings:
-    """The settings that the flags stand for on `device`. Raises UsageError for impossible ones."""
+    """Make the settings for the flags on `device`. Raises UsageError for impossible ones."""
     from procap.weights.loading import canonical_name
 
     gpu = device.type == "cuda"
@@ -195,7 +195,7 @@ def run_config(
     data: Path | None = None,
     batch: int | None = None,
 ) -> RunConfig:
-    """A run with ProCAP's recipe for the data set, so that methods differ in nothing else.
+    """Configure a run with ProCAP's recipe for the data set, so that only the methods differ.
 
     data: the folder of packed sets that the catalogue does not list. batch: images of a batch.
     """

@@ -1,4 +1,4 @@
-"""Time synthetic steps and batches: over numbers of classes and images, and with each acceleration alone and together.
+"""Time synthetic steps and batches over numbers of classes and images, and with every combination of accelerations.
 
 Only the number of images and class names counts here. Shapes: B images, C classes.
 """
@@ -31,7 +31,7 @@ UNFUSED, NO_BATCH = "attention_math", " without a batch"
 
 @dataclass(frozen=True)
 class Point:
-    """One size of one kind of work."""
+    """One training step or evaluated batch of a given size."""
 
     kind: Kind
     classes: int
@@ -48,7 +48,7 @@ def measure_points(
     seconds: float | None,
     log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Measure `points` in both modes, in their order; later ones are left out once `seconds` have gone by.
+    """Measure `points` in both modes, in their order; stops once `seconds` have passed.
 
     ratio: seconds of reference over fast mode, median over the rounds; counted: the same of counted operations;
     reached: the one as a share of the other.
@@ -104,7 +104,7 @@ def _measure_point(
 def measure_accelerations(
     models: Models, settings: Settings, peaks: dict[str, float], seconds: float | None, log: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """ProCAP's training step and evaluated batch with every combination of accelerations that `settings` allow.
+    """Measure ProCAP's training step and evaluated batch with every combination of allowed accelerations.
 
     peaks: operations per second of this device's matrix products, by precision. seconds: where there are not enough,
     there are fewer rounds, one at least.
@@ -123,7 +123,7 @@ def _measure_ladder(
 ) -> list[dict[str, Any]]:
     batch = settings.batch if kind == "train" else settings.test_batch
     config = run_config(ABLATION_METHOD, precision, settings, batch=batch)
-    # Reference mode's model is never compiled: with the exact optimizations it is fast mode's without the compiler.
+    # Reference mode's model is never compiled; with the exact optimizations it equals fast mode without compiling.
     plain = models["reference"].with_optimizations(models["fast"].optimizations)
     allowed = settings.accelerations
     rungs = [rung for rung in LADDER if rung.compile <= allowed.compile and rung.graphs <= allowed.graphs]
@@ -156,7 +156,7 @@ def _measure_ladder(
 
 
 def _time(loads: Sequence[Workload], models: Models, rounds: int, left: float | None) -> list[list[float]]:
-    """Seconds by workload and round; fewer rounds where `left` seconds are not enough, half of them for starts."""
+    """Return seconds by workload and round; runs fewer rounds if they would take more than half of `left`."""
     device = models["fast"].device
     repeats = repeats_on(device)
     if left is not None:
@@ -166,7 +166,7 @@ def _time(loads: Sequence[Workload], models: Models, rounds: int, left: float | 
 
 
 def count_attention_calls(work: Callable[[], object]) -> dict[str, int]:
-    """How often `work` calls each implementation of torch's attention, by the name that torch's profiler shows."""
+    """Count how often `work` calls each of torch's attention kernels, by their names in torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
@@ -181,13 +181,13 @@ def count_attention_calls(work: Callable[[], object]) -> dict[str, int]:
 
 
 def cross_attention_timings() -> list[dict[str, Any]]:
-    """Timings of ProCAP's cross-attention in this process, eager against fused kernels; empty without a GPU."""
+    """Return the timings of eager and fused cross-attention in this process; empty without a GPU."""
     from procap.kernels.refinement import get_timings
 
     found = []
     for key, timings in get_timings().items():
         _, dtype, tokens, vision_width, text_width, *_, autocast = key
-        # JSON has no infinity, which is the time of a variant that did not run.
+        # A variant that did not run has infinite time, which JSON cannot store.
         milliseconds = {name: ms if ms < float("inf") else None for name, ms in timings._asdict().items()}
         found.append(
             {

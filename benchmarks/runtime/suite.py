@@ -22,19 +22,19 @@ from runner.config import RuntimeConfig
 
 
 def no_runs(options: SuiteOptions, method: str) -> list[Variant]:
-    """No variants: the benchmark trains and evaluates by itself."""
+    """Return no variants: the benchmark trains and evaluates by itself."""
     return []
 
 
 def measure(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
-    """Measure, unless the same was measured on such a machine."""
+    """Run the benchmark, unless it was measured with these settings on such a machine."""
     from benchmarks.runtime.benchmark import measure_suite
 
     measure_suite(suite, runtime, budget=QUICK_BUDGET if suite.options.quick else None, force=force)
 
 
 def changed_flags(options: SuiteOptions) -> list[str]:
-    """The flags of `procap bench runtime`, which measures without runs and has flags of its own."""
+    """Return the flags of `procap bench runtime`, which has no runs and flags of its own."""
     words: list[str] = []
     for name, value in vars(flags_of_options(options, QUICK_BUDGET if options.quick else None)).items():
         text = f"{value:g}" if isinstance(value, float) else str(value)

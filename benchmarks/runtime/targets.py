@@ -1,4 +1,4 @@
-"""The ratios that fast mode has to reach in one run: met, not met, or not measured and with which command it can be.
+"""Check the ratios that fast mode must reach: met, not met, or not measured and with which command it can be.
 
 The ratios at full size come from single settings with random weights, which `--check` measures beside the table.
 """
@@ -32,7 +32,7 @@ H200_FPS, H200_SECONDS, H200_SET = 9000.0, 4.0, "photographs-102"
 
 @dataclass(frozen=True)
 class Target:
-    """One target. wanted: the least or, without `least`, the most. found: what was measured, None where it was not."""
+    """One target. wanted: the lowest allowed value if `least`, else the highest. found: the measured value, if any."""
 
     what: str
     wanted: float
@@ -49,7 +49,7 @@ class Target:
 
 
 def list_targets(report: dict[str, Any]) -> list[Target]:
-    """Every target, with what `report` measured of it."""
+    """List every target with its measured value in `report`."""
     return [
         *_methods(report),
         *_full_size(report),
@@ -61,7 +61,7 @@ def list_targets(report: dict[str, Any]) -> list[Target]:
 
 
 def format_targets(listed: list[dict[str, Any]]) -> str:
-    """The targets as a plain table."""
+    """Format the targets as a plain table."""
     rows = []
     for one in listed:
         target = Target(**one)
@@ -72,7 +72,7 @@ def format_targets(listed: list[dict[str, Any]]) -> str:
 
 
 def measure_full_size(report: dict[str, Any], settings: Settings, device: torch.device) -> None:
-    """Add single sizes at ViT-B/16 to `report`, where this kind of device has targets for them."""
+    """Measure single sizes at ViT-B/16 and add them to `report`, if this kind of device has targets for them."""
     from benchmarks.runtime.measure import matmul_peak
     from benchmarks.runtime.sizes import Point, measure_points
     from benchmarks.runtime.workload import models_by_mode
@@ -159,7 +159,7 @@ def _h200(report: dict[str, Any]) -> Iterator[Target]:
 
 
 def _share_and_start(report: dict[str, Any], row: dict[str, Any], kind: str) -> str:
-    """The share of the peak that a speed reaches, and the seconds of its start."""
+    """Check the share of the peak rate that is reached, and the seconds of the start."""
     cache = report["compile_cache"]
     compiled = f", cache of compiled programs {cache['state']}" if cache else ""
     share, start = 100 * row["share_of_peak"][kind], row["start_seconds"][kind]
@@ -167,7 +167,7 @@ def _share_and_start(report: dict[str, Any], row: dict[str, Any], kind: str) -> 
 
 
 def _memory(report: dict[str, Any]) -> Iterator[Target]:
-    """Peak memory at the worst size of each backbone."""
+    """Check the peak memory at the worst size of each backbone."""
     found: dict[str, list[tuple[float, str]]] = {}
     for one in report["scaling"]:
         if one["point"]["kind"] == "train" and one["peaks"]:
@@ -185,7 +185,7 @@ def _memory(report: dict[str, Any]) -> Iterator[Target]:
 
 
 def _attention(report: dict[str, Any]) -> Iterator[Target]:
-    """Calls of attention in the towers without a fused kernel."""
+    """Check that no attention in the towers runs without a fused kernel."""
     from benchmarks.runtime.sizes import UNFUSED
 
     for one in report["acceleration_ablation"]:

@@ -1,4 +1,4 @@
-"""An MLflow run for each row of the runtime benchmark, where MLflow is installed and tracking is on."""
+"""Send each row of the runtime benchmark to MLflow as a run, if MLflow is installed and tracking is on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARAMS = ("dataset", "method", "mode", "precision", "classes", "train_images", "
 
 
 def track(report: Mapping[str, Any], folder: Path, results: Path, uri: str) -> int:
-    """Send the rows; gives how many were sent. Trouble with the store is one line and never an error."""
+    """Send the rows; returns how many were sent. A failing store causes a warning and never an error."""
     if uri == "off" or importlib.util.find_spec("mlflow") is None:
         return 0
     try:
@@ -49,7 +49,7 @@ def _send(client: Any, experiment: str, row: Mapping[str, Any], report: Mapping[
 
 
 def metrics_of(row: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a row by its place, `encoder_fps/median`; what is unknown is left out."""
+    """Flatten the numbers of a row: `encoder_fps/median`; missing ones are left out."""
     for name, value in row.items():
         if path == "" and name in (*PARAMS, "options"):
             continue

@@ -1,10 +1,10 @@
-"""The work that is timed, in two modes: training steps and evaluated batches.
+"""Define the timed work in two modes: training steps and evaluated batches.
 
-Reference mode works as public code does: every row of every class prompt, prompts and class features again for every
-batch, eager, with torch's default optimizer implementation. Fast mode is what this program does by itself, with the
+Reference mode works as public code does: it encodes all padding of class prompts, computes class features for every
+batch, runs eagerly, and uses torch's default optimizer implementation. Fast mode is this program's default, with the
 accelerations that `--accelerate` allows on the device. Both give the same numbers up to rounding.
 
-Warm-up, compiling, recording, counting and a look at the memory are a start that is timed apart.
+Warm-up, compiling, graph capture, counting operations and measuring memory belong to the start, timed separately.
 Shapes: B images, C classes, S image size, T loss terms.
 """
 
@@ -50,7 +50,7 @@ Classify = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Start:
-    """What comes before the first timed work.
+    """Measurements of the preparation before the first timed step or batch.
 
     seconds: all of it. once: one eager step or batch. peak: bytes of tensors alive in it. flops: operations of it.
     loss: of the example batch in training.
@@ -64,7 +64,7 @@ class Start:
 
 
 def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
-    """`clip` for each mode; compiled for fast mode on request, which gives reference mode a copy of the weights."""
+    """Return `clip` for each mode; if fast mode compiles it, reference mode gets a copy of the weights."""
     plain = copy.deepcopy(clip) if accelerations.compile else clip
     if accelerations.compile:
         from procap.kernels.compiled import compile_blocks
@@ -75,12 +75,12 @@ def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
 
 
 def accelerations_of(mode: ModeName, accelerations: Acceleration) -> Acceleration:
-    """Reference mode has none."""
+    """Return the accelerations of a mode; reference mode has none."""
     return accelerations if mode == "fast" else Acceleration()
 
 
 def compile_cache(accelerations: Acceleration) -> dict[str, Any] | None:
-    """The folder of compiled programs and whether it is warm; None where nothing is compiled."""
+    """Return the folder of compiled programs and whether it is warm; None without compiling."""
     if not accelerations.compile:
         return None
     set_compile_cache()
@@ -90,7 +90,7 @@ def compile_cache(accelerations: Acceleration) -> dict[str, Any] | None:
 
 
 def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
-    """The engine of a training; in reference mode with torch's default implementation of the optimizer."""
+    """Make the engine of a training; reference mode uses torch's default implementation of the optimizer."""
     engine = Engine(method, config)
     if mode == "reference":
         for group in engine.optimizer.param_groups:
@@ -101,14 +101,14 @@ def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
 
 
 def make_classifier(method: Method, mode: ModeName) -> Classify:
-    """Images [B, 3, S, S] to logits [B, C], as the mode does it; `method` is over the towers of that mode."""
+    """Make the function from images [B, 3, S, S] to logits [B, C]; `method` uses the towers of that mode."""
     classifier = method.classifier()
-    # Where the text depends on the image no class features can be kept, in either mode.
+    # If the text depends on the image, class features cannot be cached in either mode.
     return classifier if mode == "fast" or classifier.depends_on_image else EveryBatch(method)
 
 
 class EveryBatch:
-    """Classification that computes prompts and class features again for every batch."""
+    """Classify and compute prompts and class features again for every batch, as public code does."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -122,7 +122,7 @@ class EveryBatch:
 
 
 class CountingCapture:
-    """A graph capture that counts: a part that cannot be captured runs eagerly, which the report shows."""
+    """Count captured graphs: a part that cannot be captured runs eagerly, and the report shows that."""
 
     def __init__(self, graphs: GraphCapture) -> None:
         self.graphs = graphs
@@ -138,13 +138,13 @@ class CountingCapture:
 
 
 class _Workload:
-    """What training and evaluation share: where they run, and how."""
+    """Base of training and evaluation: device, mode, accelerations."""
 
     def __init__(self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration) -> None:
         self.method, self.config, self.mode = method, config, mode
         self.device = method.clip.device
         self._graphs = CountingCapture(CudaGraphs(self.device)) if accelerations.graphs else None
-        # On a CPU without compiling, the look at the memory is warm-up enough.
+        # On a CPU without compiling, measuring the peak memory is enough warm-up.
         self._warm_ups = 2 if self.device.type == "cuda" or accelerations.compile else 0
 
     @contextmanager
@@ -158,7 +158,7 @@ class _Workload:
 
 
 class Training(_Workload):
-    """Steps of `method`, whose towers are those of `mode`, as `procap train` takes them."""
+    """Training steps of `method` as in `procap train`, in one mode."""
 
     def __init__(
         self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration, meter: Meter
@@ -173,12 +173,12 @@ class Training(_Workload):
         return self._graphs is not None and self._graphs.count == len(PHASES)
 
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
-        """Images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
+        """Make a batch of images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         return Batch(images, labels, tuple(upload(one, self.device) for one in noise))
 
     def start(self, batch: Batch) -> Start:
-        """Prepare for batches like `batch`; weights and optimizer state stay unchanged."""
+        """Warm up, measure and capture a step; weights and optimizer state stay unchanged."""
         losses: list[Tensor] = []
 
         def step() -> None:
@@ -199,13 +199,13 @@ class Training(_Workload):
         return Start(whole.seconds, once.seconds, peak, flops, float(losses[-1]))
 
     def __call__(self, batch: Batch) -> Tensor:
-        """One step: its terms and their sum, [T + 1], until the next step overwrites them."""
+        """Take one step; returns its loss terms and their sum, [T + 1], until the next step overwrites them."""
         with self._in_mode(len(batch.images), "train"):
             return self._step(batch)
 
 
 class Evaluation(_Workload):
-    """Images [B, 3, S, S] to logits [B, C] under the present weights of `method`, as `procap eval` does it."""
+    """Map images [B, 3, S, S] to logits [B, C] with the current weights of `method`, as in `procap eval`."""
 
     def __init__(self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration) -> None:
         super().__init__(method, config, mode, accelerations)
@@ -217,7 +217,7 @@ class Evaluation(_Workload):
         return self._graphs is not None and self._graphs.count > 0
 
     def renew(self) -> None:
-        """Compute prompts and class features; the weights must not change after `start`, a recording keeps its own."""
+        """Compute prompts and class features. A captured graph keeps those computed in `start`."""
         fused = without_fused_kernels() if self.mode == "reference" else nullcontext()
         with fused, autocast(self.config, self.device):
             classify = make_classifier(self.method, self.mode)
@@ -225,7 +225,7 @@ class Evaluation(_Workload):
             self._classify = classify
 
     def start(self, images: Tensor, rest: int = 0) -> Start:
-        """Prepare for batches like `images`, and for a last one of `rest` images."""
+        """Warm up, measure and capture batches like `images`, and a last one of `rest` images."""
         with timed(self.device) as whole:
             self.renew()
             for _ in range(self._warm_ups):
@@ -258,21 +258,21 @@ class Workload:
 def make_workload(
     kind: Kind, clip: CLIP, config: RunConfig, mode: ModeName, accelerations: Acceleration, classes: int, batch: int
 ) -> Workload:
-    """A training step or an evaluated batch over always the same synthetic images."""
+    """Make a training step or an evaluated batch that always uses the same synthetic images."""
     method, images, labels = synthetic_case(clip, config.method, classes, batch)
     if kind == "eval":
         evaluation = Evaluation(method, config, mode, accelerations)
         start = evaluation.start(images)
         return Workload(lambda: evaluation(images), start, evaluation.recorded)
     training = Training(method, config, mode, accelerations, Meter(method.clip.device, 0))
-    # At a rate of zero the optimizer does all its work and every round starts from the same weights.
+    # With a learning rate of zero the optimizer still does all its work, but the weights never change.
     training.engine.set_rate(0.0)
     start = training.start(training.batch(images, labels, 0))
     return Workload(lambda: training(training.batch(images, labels, 0)), start, training.recorded)
 
 
 def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
-    """A method at its start over synthetic class names, with images [B, 3, S, S] and labels [B] on the device."""
+    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device."""
     size = clip.geometry.image_size
     space = LabelSpace(class_names(classes))
     built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))

@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A printed figure that was held against others. finding: None where it agrees.
+    """A printed figure that was held against others. finding: None if it agrees.
 
     readings: of an average harmonic mean, those that give what is printed.
     """
@@ -171,7 +171,7 @@ def _hm_remark(base: float, novel: float, hm: float) -> str:
 
 
 def _partner(half: float, hm: float) -> float | None:
-    """The other half of a harmonic mean, None where it would be no percentage."""
+    """The other half of a harmonic mean, None if it would be no percentage."""
     rest = 2 * _exact(half) - _exact(hm)
     value = _exact(hm) * _exact(half) / rest if rest > 0 else Fraction(101)
     return float(value) if value <= 100 else None
@@ -208,7 +208,7 @@ class Audit:
 
     @property
     def readings(self) -> Mapping[tuple[str, str], tuple[Reading, ...]]:
-        """How each average harmonic mean is to be read, by table and place; empty where no reading gives it."""
+        """How each average harmonic mean is to be read, by table and place; empty if no reading gives it."""
         return {(check.table, check.where): check.readings for check in self.checks if check.kind == "average HM"}
 
 
@@ -376,8 +376,8 @@ def _reading_notes(done: Audit) -> Iterator[str]:
     for (table, _), readings in done.readings.items():
         tables.setdefault(table, Counter())[" or ".join(readings) or "neither reading"] += 1
     for table, counter in tables.items():
-        told = "; ".join(f"{reading} in {count} of {counter.total()}" for reading, count in counter.items())
-        yield f"Average HM of {table}: {told}."
+        counts = "; ".join(f"{reading} in {count} of {counter.total()}" for reading, count in counter.items())
+        yield f"Average HM of {table}: {counts}."
 
 
 def _whole_notes(folder: Path) -> Iterator[str]:

@@ -107,7 +107,7 @@ class Outcome:
 
 
 def simulate(runs: Sequence[Run], gpus: int, given: Conditions, seed: int = 0) -> Outcome:
-    """Carry out `runs` on `gpus` GPUs. Raises UsageError where nodes fail before any run can save something."""
+    """Carry out `runs` on `gpus` GPUs. Raises UsageError if nodes fail before any run can save something."""
     _refuse_endless(runs, given)
     draw = random.Random(seed)
     sizes = {node: min(given.per_node, gpus - first) for node, first in enumerate(range(0, gpus, given.per_node))}

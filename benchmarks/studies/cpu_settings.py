@@ -212,7 +212,7 @@ def read_speed() -> float:
 
 
 def flags() -> list[str]:
-    """What this processor says it has for lower precision; empty where the system does not tell."""
+    """What this processor says it has for lower precision; empty if the system does not tell."""
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")

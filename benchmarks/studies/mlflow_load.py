@@ -170,7 +170,7 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> list[Path]:
-    """Write charts.png and, for a few runs, side-by-side.png. Raises UserError where there is no Chromium."""
+    """Write charts.png and, for a few runs, side-by-side.png. Raises UserError if there is no Chromium."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UserError(f"pictures of pages need a browser: none of {', '.join(BROWSERS)} is installed")

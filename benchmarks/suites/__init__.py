@@ -1,4 +1,4 @@
-"""The experiments of the paper by name, one file each.
+"""List the experiments of the paper by name, one file each.
 
 A suite of somebody else is a file with a `SUITE` in it, named by its path (`procap bench my_suite.py`), or is announced
 by a package through the entry-point group "procap.suites": a name and `module:SUITE`.
@@ -36,25 +36,25 @@ SUITES: dict[str, str] = {
     "runtime": "benchmarks.runtime.suite:SUITE",
     "qualitative": "benchmarks.qualitative.suite:SUITE",
 }
-"""Our own suites in the order of the paper: where each lives. Nothing is imported before a suite is asked for."""
+"""Our own suites in the order of the paper, as `module:attribute`, so that each is imported only when it is used."""
 
 ALL = "all"
-"""The word that stands for every suite of the paper."""
+"""The name of all suites of the paper together on the command line."""
 
 
 def suites_of(name: str) -> list[str]:
-    """The suites that a word of the command line stands for."""
+    """Find the suites for a name or `all` on the command line."""
     return list(SUITES) if name == ALL else [name]
 
 
 def suite_paths() -> dict[str, str]:
-    """Name and `module:attribute` of every suite, ours first; a plug-in never takes one of our names."""
+    """List name and `module:attribute` of every suite, ours first; a plug-in cannot replace one of ours."""
     plugins = {point.name: point.value for point in entry_points(group=GROUP)}
     return SUITES | {name: path for name, path in plugins.items() if name not in SUITES}
 
 
 def suite_named(name: str) -> Suite:
-    """The suite of that name, or of the file `name`; UsageError for an unknown name or what is no suite."""
+    """Load the suite of that name, or of the file `name`; UsageError for an unknown name or an invalid suite."""
     from benchmarks.suites.suite import Suite
 
     module, attribute = _place(name)
@@ -67,9 +67,9 @@ def suite_named(name: str) -> Suite:
 
 
 def suite_text(name: str) -> str:
-    """What the suite's file says of it at its top, in paragraphs that keep the lines of what is to be typed."""
+    """Return the docstring of the suite's file in paragraphs; lines of commands are kept."""
     text = inspect.getdoc(_place(name)[0]) or name
-    # Backspace alone keeps the lines of a paragraph in a help text.
+    # A backspace character (Click's syntax) keeps the line breaks of a paragraph in a help text.
     return "\n\n".join(f"\b\n{part}" if part.startswith(" ") else part for part in text.split("\n\n"))
 
 

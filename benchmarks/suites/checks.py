@@ -1,4 +1,4 @@
-"""Checks before many runs begin, so that an error common to all of them is reported once and nothing is written."""
+"""Check requirements before many runs begin, so that a common error is reported once and nothing is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shards.resolve import is_packed
 
 
 def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
-    """Raises UsageError for an unknown backbone, UserError where its weights are not on this machine."""
+    """Raise UsageError for an unknown backbone, UserError if its weights are not on this machine."""
     from procap.weights.loading import weights_file
 
     for name, pretrained in dict.fromkeys(backbones):
@@ -23,11 +23,11 @@ def check_weights(backbones: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes: int) -> None:
-    """Raises UsageError for an unknown acceleration, or an engine that no run can use with so many processes."""
+    """Raise UsageError for an unknown acceleration, or an engine that no run can use with so many processes."""
     import torch
 
     if not {*runtime.accelerate.split(",")} <= {*NAMES}:
-        # Whether a known acceleration is possible depends on the machine of the run.
+        # Only check the name: whether the acceleration is possible depends on the machine of the run.
         Acceleration.of(runtime.accelerate, torch.device("cpu"))
     if runtime.engine == "ddp":
         return
@@ -45,7 +45,7 @@ def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:
-    """Raises DataUsageError where a packed data set has fewer images of every class than a run asks for."""
+    """Raise DataUsageError if a packed data set has fewer images of every class than a run needs."""
     asked = {(config.dataset, config.shots): None for config in configs if config.recipe.epochs and not config.picks}
     for dataset, shots in asked:
         if is_packed(data, dataset):

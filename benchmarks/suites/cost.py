@@ -34,37 +34,37 @@ from shards.errors import DataError
 
 FLOPS_FILE = Path(__file__).with_name("flops.json")
 STAND_IN = "maple"
-"""Whose operations scale the finished runs of a method that was never counted."""
+"""The method whose counted operations are used for methods without counts."""
 
 # Assumptions, used until runs have finished on the device.
 CPU_PACE = 5e10
 GPU_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16 operations per second, by the data sheets."""
 GPU_SHARE = 0.4
-"""Of the peak that a training reaches."""
+"""Share of the peak rate that a training reaches."""
 FP32_SHARE = 1 / 15
-"""Of the bfloat16 peak that float32 reaches without TF32."""
+"""Share of the bfloat16 peak that float32 reaches without TF32."""
 GPU_STEP_SECONDS = 2e-3
-"""The least that a recorded step takes: about a thousand kernels that follow each other at 2 us."""
+"""Lower limit of a step with CUDA graphs: about a thousand kernels of 2 us each."""
 START_SECONDS = {"cpu": 1.0, "cuda": 20.0}
-"""Until the first step: loading weights, and on a GPU compiling and recording."""
+"""Seconds until the first step: loading weights, and on a GPU compiling and capturing graphs."""
 DECODE_SECONDS = {"photograph": 4.5e-3, "generated": 2.5e-4}
-"""Of one core for one image (docs/results/loader.md); a cached image of a later epoch takes a third."""
+"""Seconds of one core per image (docs/results/loader.md); a cached image of a later epoch takes a third."""
 DECODE_THREADS = 12
-"""That decode beside a GPU."""
+"""Number of threads that decode images for a GPU."""
 MAX_FINISHED_RUNS = 400
 CLUSTER_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The device that runs are carried out on."""
+    """The device that executes runs."""
 
     name: str
     device: Literal["cpu", "cuda"]
 
     def pace(self, precision: str) -> float:
-        """Assumed operations per second; an unlisted GPU counts as the slowest one listed."""
+        """Return assumed operations per second; an unlisted GPU counts as the slowest one listed."""
         if self.device == "cpu":
             return CPU_PACE
         peak = next((peak for gpu, peak in GPU_PEAKS.items() if gpu in self.name), min(GPU_PEAKS.values()))
@@ -72,12 +72,12 @@ class Machine:
 
 
 def find_machine(device: str = "auto") -> Machine:
-    """This machine's first GPU, or else its processor; found without torch."""
+    """Find this machine's first GPU, or else its processor, without importing torch."""
     from runner.environment import cpu_name
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() not in ("", "-1")
     if visible and not device.startswith("cpu"):
-        # Without a driver, or without the library, there is no GPU to train on either.
+        # An error means that the driver or the library is missing; then there is no usable GPU.
         with suppress(Exception):
             import pynvml
 
@@ -88,21 +88,21 @@ def find_machine(device: str = "auto") -> Machine:
 
 @functools.cache
 def load_flops() -> dict[str, dict[str, dict[str, Any]]]:
-    """Counted operations by backbone and method: `step` and `eval` are [1, B, C, B C] coefficients."""
+    """Load counted operations by backbone and method: `step` and `eval` are [1, B, C, B C] coefficients."""
     return json.loads(FLOPS_FILE.read_text(encoding="utf-8"))
 
 
 def flops(coefficients: Sequence[float], images: float, classes: int) -> float:
-    """Operations on `images` images and `classes` classes."""
+    """Compute the operations on `images` images and `classes` classes."""
     terms = (1.0, images, classes, images * classes)
     return sum(coefficient * term for coefficient, term in zip(coefficients, terms, strict=True))
 
 
 class CostModel:
-    """Estimates seconds of runs on one machine; implements `cluster.progress.Forecast`."""
+    """Estimate seconds of runs on one machine; implements `cluster.progress.Forecast`."""
 
     def __init__(self, runtime: RuntimeConfig, machine: Machine, *, processes: int = 1, force: bool = False) -> None:
-        """Learn from the newest finished runs below `runtime.results` that were trained on such a machine.
+        """Learn from the newest finished runs below `runtime.results` that were trained on the same kind of machine.
 
         processes: train one run together, which divides its steps and images evenly. force: finished work is repeated.
         """
@@ -111,19 +111,19 @@ class CostModel:
         self._first: dict[str, float] = {}
         newest = sorted((folder.train_file for folder in find_runs(runtime.results)), key=_age)[:MAX_FINISHED_RUNS]
         for file in newest:
-            # An unreadable run is no example; the command that needs it reports the error.
+            # Skip unreadable runs here; the command that needs such a run reports the error.
             with suppress(OSError, ValueError, KeyError, TypeError, UserError, DataError):
                 self._learn_from_file(file)
 
     def seconds(self, run: RunSpec) -> float:
-        """Seconds of what was left of `run` at the first call; infinite where nothing is known of it."""
+        """Estimate the seconds of what was left of `run` at the first call; infinite if nothing is known of it."""
         if run.path not in self._first:
             self._first[run.path] = self._work_left(run)
         work = self._first[run.path]
         return self._ratio(run.config) * work if work else 0.0
 
     def learn(self, run: RunSpec, taken: float) -> None:
-        """Correct later estimates by a run that did in `taken` seconds all that was left of it."""
+        """Improve later estimates by a run that took `taken` seconds for all that was left of it."""
         self.seconds(run)
         self._add(run.config, self._first[run.path], taken)
 
@@ -131,7 +131,7 @@ class CostModel:
         return makespan(left, max(1, at_once))
 
     def longest_first(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
-        """The order in which greedy packing ends earliest."""
+        """Sort runs so that greedy packing ends early."""
         return sorted(runs, key=self.seconds, reverse=True)
 
     def basis(self, config: RunConfig) -> str:
@@ -147,7 +147,7 @@ class CostModel:
         return f"assumed: {self.machine.pace(config.precision) / 1e12:.3g} TFLOP/s"
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
-        """Uncorrected seconds of a run and its evaluations; `trained`: share of the training that is done.
+        """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done.
 
         Raises DataUsageError for an unknown data set.
         """
@@ -161,20 +161,20 @@ class CostModel:
             batch, epochs = config.recipe.batch_size, config.recipe.epochs * (1 - trained)
             step = flops(counted["step"], min(batch, images), classes) / pace / self.processes
             steps = epochs * max(1, round(images) // batch)
-            # A GPU crops the cached images of later epochs itself.
+            # Later epochs read cached images, which a GPU augments itself, so only the first epoch decodes.
             again = images * decode / DECODE_THREADS if on_gpu else images * decode * (1 + epochs / 3)
             seconds += steps * max(step, GPU_STEP_SECONDS if on_gpu else 0.0) + again
         for target in targets:
             classes, images, decode = self._split(target.dataset, target.classes, target.split)
             images = images if self.runtime.limit is None else min(images, self.runtime.limit)
             encode = flops(counted["eval"], images, classes) / pace
-            # Threads decode while a GPU computes; a processor does one after the other.
+            # Decoding overlaps with a GPU's work; on a CPU the times add up.
             both = max(encode, images * decode / DECODE_THREADS) if on_gpu else encode + images * decode
             seconds += both / self.processes
         return seconds
 
     def _work_left(self, run: RunSpec) -> float:
-        """Uncorrected seconds; 0 where everything is there, infinite where the data set is unknown."""
+        """Estimate seconds without correction; 0 if everything is done, infinite for an unknown data set."""
         targets, trained = [Target.recorded(target) for target in run.targets], 0.0
         folder = RunFolder(self.runtime.results / run.config.path)
         with suppress(UserError, DataError):
@@ -195,7 +195,7 @@ class CostModel:
             return math.inf
 
     def _ratio(self, config: RunConfig) -> float:
-        """Median of measured over estimated seconds of like runs."""
+        """Return the median of measured over estimated seconds of similar runs."""
         own = self._ratios.get((config.method, config.backbone), [])
         if not own and not _is_counted(config):
             return math.inf
@@ -216,12 +216,12 @@ class CostModel:
         config = RunConfig.model_validate_json((train.parent / "config.json").read_bytes())
         evaluations = [json.loads(file.read_bytes()) for file in (train.parent / "eval").glob("*.json")]
         work = self.work(config, [Target.recorded(one["target"]) for one in evaluations])
-        # The start of a run is not part of its recorded seconds.
+        # Recorded seconds do not include the start, but the estimate does.
         taken = done["seconds"] + sum(one["seconds"] for one in evaluations) + START_SECONDS[self.machine.device]
         self._add(config, work, taken)
 
     def _split(self, dataset: str, classes: str, split: str) -> tuple[int, float, float]:
-        """Classes, images, and seconds that one core takes to decode an image."""
+        """Return classes, images, and seconds that one core takes to decode an image."""
         from shards.fewshot import select_labels
         from shards.resolve import resolve_dataset
 
@@ -232,14 +232,14 @@ class CostModel:
 
 
 def cost_model(nodes: Sequence[Node], runtime: RuntimeConfig, *, processes: int = 1) -> CostModel:
-    """The cost model of runs on `nodes`, or without any on this machine."""
+    """Make the cost model of runs on `nodes`, or without nodes on this machine."""
     gpu = next((node.accelerator for node in nodes if node.gpus), None)
     machine = find_machine(runtime.device) if gpu is None else Machine(gpu, "cuda")
     return CostModel(runtime, machine, processes=processes)
 
 
 def describe_forecast(model: CostModel, runs: Sequence[RunSpec], *, price: float | None = None) -> list[str]:
-    """Lines for a plan: wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs, packed greedily.
+    """Describe wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs, packed greedily.
 
     price: of one GPU's (or machine's) hour, idle or not.
     """
@@ -262,7 +262,7 @@ def describe_forecast(model: CostModel, runs: Sequence[RunSpec], *, price: float
 
 
 def makespan(seconds: Iterable[float], slots: int) -> float:
-    """When the last of some jobs ends, begun in the order given, each as soon as one of `slots` is free."""
+    """Compute when the last job ends if each starts in order as soon as one of `slots` is free."""
     free = [0.0] * slots
     for one in seconds:
         heapq.heapreplace(free, free[0] + one)

@@ -1,4 +1,4 @@
-"""The files of a suite whose runs are done: its further results, tables and plots, and its metrics for MLflow.
+"""Write the outputs of a suite: further results, tables and plots, and metrics for MLflow.
 
 Tables and plots of earlier options are removed, as they would pass for current ones. Files are recognized by what this
 program writes into them; other files in the folder stay.
@@ -36,8 +36,8 @@ PNG_HEAD = 1000
 class SuiteOutputs:
     """The tables of a suite and the metrics of its collection.
 
-    folder: of its tables, plots and further results. failed: why something could not be made, empty where all was.
-    unreadable: the reason, by run, where results could not be read.
+    folder: of its tables, plots and further results. failed: why a part could not be made, empty without failures.
+    unreadable: the errors of results that could not be read, by run.
     """
 
     suite: Suite
@@ -106,7 +106,7 @@ def _plot(suite: Suite, done: SuiteResults, folder: Path) -> list[Path]:
 
 
 def metrics_of(done: SuiteResults) -> dict[str, float]:
-    """The average of each variant over the data sets, as `hm/maple`, `all/procap n_ctx 8`, where none is missing."""
+    """Average each variant over the data sets, as `hm/maple`, `all/procap n_ctx 8`; incomplete ones are left out."""
     return {
         f"{kind}/{name}": cell.mean
         for variant, name in zip(done.variants, short_names(done.variants), strict=True)
@@ -116,7 +116,7 @@ def metrics_of(done: SuiteResults) -> dict[str, float]:
 
 
 def short_names(variants: Sequence[Variant]) -> list[str]:
-    """The method of each variant and what varies where it has several, in characters that MLflow allows in metrics."""
+    """Name each variant by its method, and what varies if the method has several, in characters MLflow allows."""
     methods = [variant.method for variant in variants]
     names = []
     for variant in variants:
@@ -134,7 +134,7 @@ def _averages(done: SuiteResults, variant: Variant) -> dict[str, Metric | None]:
 
 
 def remove_other_tables(done: SuiteResults, tables: Iterable[Table]) -> list[Path]:
-    """Remove the files of every table in the suite's folder that is not among `tables`; returns them."""
+    """Remove the files of tables in the suite's folder that are not among `tables`; returns them."""
     names = {table.name for table in tables}
     # The JSON file identifies the others, so it is removed last.
     suffixes = sorted(SUFFIXES.values(), key=lambda suffix: suffix == "json")
@@ -143,7 +143,7 @@ def remove_other_tables(done: SuiteResults, tables: Iterable[Table]) -> list[Pat
 
 
 def remove_other_plots(done: SuiteResults, drawn: Iterable[Path]) -> list[Path]:
-    """Remove every plot in the suite's folder that is neither `drawn` nor a recorded picture; returns them."""
+    """Remove plots in the suite's folder that are neither `drawn` nor a recorded picture; returns them."""
     names = {file.stem for file in drawn} | set(read_pictures(done).get("pictures", ()))
     suffixes = sorted(FORMATS, key=lambda suffix: suffix == "png")
     files = sorted(done.folder.glob("*.png"))

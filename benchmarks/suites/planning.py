@@ -1,4 +1,4 @@
-"""The runs of one or several suites: planned from options, merged, and found again in a folder of results."""
+"""Plan the runs of one or several suites from options, merge them, and find recorded ones in a results folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.results import RunFolder, find_runs
 from shards.errors import DataError
 
 PATH_PARTS = 6
-"""Of a run's path: classes, data set, method, backbone, shots, and seed with hash."""
+"""Parts of a run's path: classes, data set, method, backbone, shots, and seed with hash."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class SuitePlan:
 
 
 def merge_runs(plans: Iterable[SuitePlan]) -> list[RunSpec]:
-    """Every run of the plans once, with the evaluation targets of all of them."""
+    """List every run of the plans once, with the evaluation targets of all plans."""
     configs: dict[str, RunConfig] = {}
     targets: dict[str, dict[str, None]] = {}
     for run in (run for plan in plans for run in plan.runs):
-        # By path, as equal recipes may have different names.
+        # Compare paths, not configs, as equal recipes may have different names.
         configs.setdefault(run.path, run.spec.config)
         targets.setdefault(run.path, {}).update(dict.fromkeys(run.spec.targets))
     return [RunSpec(config=config, targets=tuple(targets[path])) for path, config in configs.items()]
 
 
 def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
-    """Whether the run and all its evaluations are there. Unreadable files count as missing."""
+    """Whether the run and all its evaluations exist. Unreadable files count as missing."""
     folder = RunFolder(runtime.results / run.config.path)
     try:
         training = folder.train()
@@ -74,7 +74,7 @@ def is_done(run: RunSpec, runtime: RuntimeConfig) -> bool:
 def recorded_options(
     suite: Suite, collection: Collection | None, results: Path, data: Path | None = None, *, profile: str = ""
 ) -> tuple[SuiteOptions, bool]:
-    """The options of the suite's last run, and whether they had to be guessed.
+    """Return the options of the suite's last run, and whether they had to be guessed.
 
     profile: the one that is asked for; empty: any. Options are guessed where none are recorded, or those of another
     profile: the options (of each profile, with and without `--quick`) whose plan shares most runs with those that are
@@ -101,7 +101,7 @@ def _split_paths(paths: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def _options_of(runs: Sequence[tuple[str, ...]]) -> dict[str, Any]:
-    """Data sets, methods and seeds of recorded runs, as fields of SuiteOptions; empty without runs."""
+    """Collect data sets, methods and seeds of recorded runs as fields of SuiteOptions; empty without runs."""
     if not runs:
         return {}
     datasets, methods = (tuple(dict.fromkeys(run[part] for run in runs)) for part in (1, 2))

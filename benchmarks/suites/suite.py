@@ -1,4 +1,4 @@
-"""What a suite is: an experiment as a list of runs, where each is evaluated, and how its results are shown."""
+"""Define a suite: an experiment as a list of runs, their evaluation targets, and its tables and plots."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 def plain(options: SuiteOptions, method: str) -> list[Variant]:
-    """The method as it is."""
+    """Return the method without changes."""
     return [Variant(method)]
 
 
 def halves(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """Base and novel test images of the data set that was trained on."""
+    """Return base and novel test images of the data set that was trained on."""
     return Target(dataset, "base"), Target(dataset, "novel")
 
 
 def everything(options: SuiteOptions, dataset: str) -> tuple[Target, ...]:
-    """All test images of the data set that was trained on."""
+    """Return all test images of the data set that was trained on."""
     return (Target(dataset, "all"),)
 
 
 @dataclass(frozen=True)
 class Quick:
-    """The shorter lists of a suite under `--quick`; empty ones stay the suite's own."""
+    """The shorter lists of a suite under `--quick`; the suite's own apply if empty."""
 
     datasets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
@@ -53,12 +53,12 @@ class Suite:
     name, title: for the command line and for headings.
     methods, seeds: the defaults. datasets: those trained on, by profile; all of a profile that is not named.
     classes: the classes trained on. task: whose published recipes count, see `plan_run`.
-    variants: what is compared of a method. targets: where a run on a data set is evaluated.
-    tables: its tables. figures: its plots.
+    variants: the variants of a method. targets: the evaluation targets of a run on a data set.
+    tables, plots: make its tables and plots.
     finish: makes further results when all runs are done; the flag says whether to make them again.
     quick: what `--quick` shortens. published: the file of `results/published/` with the paper's numbers.
-    typed: its name on the command line where that is not `name`: a file, or the name that a package gives it.
-    flags: the flags of its command for given options, where they are not those of other suites.
+    typed: its name on the command line if that is not `name`: a file, or the name that a package gives it.
+    flags: makes the flags of its command from options, if they are not those of other suites.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Suite:
         return self.title[:1].upper() + self.title[1:]
 
     def options(self, profile: Profile, *, quick: bool = False, **more: Any) -> SuiteOptions:
-        """The suite's defaults in `profile`; `more` are fields of SuiteOptions, of which None keeps the default."""
+        """Return the suite's defaults in `profile`; `more` are fields of SuiteOptions, None keeps the default."""
         datasets = self.quick.datasets.get(profile.name) if quick else None
         own: dict[str, Any] = {
             "datasets": datasets or self.datasets.get(profile.name, profile.datasets),
@@ -99,7 +99,7 @@ class Suite:
         return SuiteOptions(profile, **own | given, quick=quick)
 
     def plan(self, options: SuiteOptions) -> list[SuiteRun]:
-        """Every run, data set by data set; a run that two variants share is listed for both.
+        """List every run, data set by data set; a run that two variants share is listed for both.
 
         A method without training has one run per data set, whatever the seeds and shots.
         Raises UsageError for options or variants that contradict each other.
@@ -124,7 +124,7 @@ class Suite:
         return runs
 
     def command(self, options: SuiteOptions, results: str | Path) -> str:
-        """The command line that runs the suite with these options."""
+        """Return the command line that runs the suite with these options."""
         words = ["procap", "bench", self.typed or self.name, *(self.flags or self._changed_flags)(options)]
         words += ["--data", str(options.data)] if options.data and options.data != data_root("") else []
         return shlex.join([*words, "--results", str(results)])

@@ -1,1 +1,1 @@
-"""What a sweep is asked for and what it shows; `cluster` carries it out."""
+"""Read sweep files and show the results of sweeps; `cluster` executes them."""

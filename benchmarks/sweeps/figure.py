@@ -1,4 +1,4 @@
-"""Plot of a sweep: the score against each varied field, one panel per field."""
+"""Plot a sweep: the score against each varied field, one panel per field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACROSS = 3
 
 
 def draw_sweep(settings: SweepSettings, configurations: Sequence[Configuration], folder: Path) -> list[Path]:
-    """Write sweep.png and sweep.pdf into `folder` and return the PNG's path; nothing for fewer than two points."""
+    """Write sweep.png and sweep.pdf into `folder` and return the PNG's path; no plot for fewer than two points."""
     shown = [one for one in configurations if one.score is not None]
     panels = [field for field in settings.domains if len({str(one.values.get(field)) for one in shown}) > 1]
     return save_plots(folder, {"sweep": lambda: _plot(settings, shown, panels)}) if panels else []
@@ -54,7 +54,7 @@ def _plot(settings: SweepSettings, shown: Sequence[Configuration], panels: Seque
 
 
 def _handles(settings: SweepSettings, colours: Mapping[str, str], *, stopped: bool) -> list[Any]:
-    """The legend."""
+    """Make the entries of the legend."""
     from matplotlib.lines import Line2D
 
     mean = f"{{}}, mean ± std of {len(settings.seeds)} seeds" if len(settings.seeds) > 1 else "{}"
@@ -107,7 +107,7 @@ def _draw_panel(
 
 
 def _positions(field: str, domain: Domain, shown: Sequence[Configuration]) -> list[float]:
-    """X of each configuration: the drawn number, or the place of a listed value, equal ones side by side."""
+    """Compute X of each configuration: the drawn number, or the place of a listed value, equal ones side by side."""
     values = [one.values[field] for one in shown]
     if not isinstance(domain, list):
         return [float(value) for value in values]
@@ -120,6 +120,6 @@ def _positions(field: str, domain: Domain, shown: Sequence[Configuration]) -> li
 
 
 def _sort_values(values: list[Any]) -> list[Any]:
-    """Numbers by size, other values as they were given."""
+    """Sort numbers by size, other values as they were given."""
     plain = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return sorted(values) if plain else values

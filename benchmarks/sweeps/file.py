@@ -1,4 +1,4 @@
-"""The YAML file of a sweep: its keys are the flags of the command line, without dashes."""
+"""Read the YAML file of a sweep: its keys are the flags of the command line, without dashes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from procap.errors import UsageError
 from runner.collection import COLLECTION_NAME
 
 MAPPINGS = ("param", "option", "recipe_field")
-"""Keys with a mapping of fields to values; each item is a flag of its own."""
+"""Keys with a mapping of fields to values; each item corresponds to one flag."""
 
 
 def merge_file(context: Any, file: Path, typed: set[str]) -> dict[str, Any]:
-    """The parameters of a command with what `file` says where no flag was typed; `param` is merged by field.
+    """Merge the values of `file` into parameters without a typed flag; `param` is merged by field.
 
     context: typer's. Raises UsageError for a file that is not there or not YAML, unknown keys and wrong values.
     """
@@ -79,7 +79,7 @@ def _to_flags(document: Mapping[Any, Any]) -> list[str]:
         elif value is True:
             words.append(flag)
         elif value is False and name == "tracking":
-            # YAML reads `off` as false.
+            # YAML parses `off` as false.
             words += [flag, "off"]
         elif isinstance(value, list):
             words += [flag, ",".join(map(str, value))]
@@ -89,7 +89,7 @@ def _to_flags(document: Mapping[Any, Any]) -> list[str]:
 
 
 def _to_text(value: Any, domain: bool) -> str:
-    """A value as it follows `=` on the command line. domain: lists are alternatives, mappings distributions."""
+    """Format a value as it follows `=` on the command line. domain: lists are alternatives, mappings distributions."""
     if domain and isinstance(value, Mapping):
         return ",".join(f"{kind}({', '.join(map(json.dumps, numbers))})" for kind, numbers in value.items())
     if domain and isinstance(value, list):

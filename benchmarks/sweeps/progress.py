@@ -1,4 +1,4 @@
-"""Progress of a sweep: a bar with the best score so far, a line for each configuration, updates to MLflow."""
+"""Show the progress of a sweep: a bar with the best score, a line for each configuration, updates to MLflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.tracking.background import CollectionTracker
 
 
 class SweepProgress:
-    """Receives the events of a `Sweep`; a context manager around its execution."""
+    """Handle the events of a `Sweep`; a context manager around its execution."""
 
     def __init__(self, tracker: CollectionTracker, trace: Callable[[str], None] | None) -> None:
         """trace: called with the traceback of an internal error."""

@@ -1,4 +1,4 @@
-"""Tables and summary of a sweep."""
+"""Make the tables and the summary of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = {"finished": "finished", "stopped": "stopped early", "running": "unfinis
 
 
 def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
-    """The best first: finished ones by score, then those that got less far, failed ones last."""
+    """Sort configurations: finished ones by score, then those that ended earlier, failed ones last."""
     order = {"finished": 0, "stopped": 1, "running": 2, "failed": 3}
     sign = -1 if settings.direction == "max" else 1
 
@@ -26,12 +26,12 @@ def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> li
 
 
 def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) -> Configuration | None:
-    """The best finished configuration; None where data sets are varied, whose scores do not compare."""
+    """Find the best finished configuration; None if data sets are varied, whose scores are not comparable."""
     return None if settings.varies_data else _first_finished(settings, configurations)
 
 
 def find_best_of_each(settings: SweepSettings, configurations: Iterable[Configuration]) -> dict[str, Configuration]:
-    """The best finished configuration of each data set where they are varied, else of each method."""
+    """Find the best finished configuration of each data set if they are varied, else of each method."""
     field, names = ("dataset", settings.datasets) if settings.varies_data else ("method", settings.methods)
     configurations = list(configurations)
     found = {}
@@ -43,7 +43,7 @@ def find_best_of_each(settings: SweepSettings, configurations: Iterable[Configur
 
 
 def find_winners(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
-    """The best configuration, or that of each data set where they are varied."""
+    """Find the best configuration, or that of each data set if they are varied."""
     if settings.varies_data:
         return list(find_best_of_each(settings, configurations).values())
     first = find_best(settings, configurations)
@@ -56,7 +56,7 @@ def _first_finished(settings: SweepSettings, configurations: Iterable[Configurat
 
 
 def format_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> str:
-    """Every configuration, the best first and marked."""
+    """Format every configuration, the best first and marked."""
     winners = find_winners(settings, configurations)
     rows = []
     for one in rank(settings, configurations):
@@ -69,7 +69,7 @@ def format_table(settings: SweepSettings, configurations: Sequence[Configuration
 
 
 def format_configuration(one: Configuration) -> str:
-    """A configuration that has ended, in a line."""
+    """Format a configuration that has ended in one line."""
     values = format_values(one.values) or "as it is"
     if one.state == "failed":
         run, why = next(iter(one.failures.items()))
@@ -87,7 +87,7 @@ def method_of(settings: SweepSettings, values: Values) -> str:
 
 
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
-    """The document of `--json` and summary.json."""
+    """Make the document of `--json` and summary.json."""
     first = find_best(settings, configurations)
     each = {name: _to_row(one) for name, one in find_best_of_each(settings, configurations).items()}
     states: list[str] = [one.state for one in configurations]

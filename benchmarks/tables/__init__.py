@@ -1,1 +1,1 @@
-"""The tables of the suites, ours beside published, and how they are printed."""
+"""Make the tables of the suites, our numbers beside published ones, and render them."""

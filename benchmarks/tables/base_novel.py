@@ -1,4 +1,4 @@
-"""Tables of suites that train on base classes and test on base and novel ones: from the main table to the ablation."""
+"""Make the tables of suites that test on base and novel classes: from the main table to the ablation."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Triple = tuple[float | None, float | None, float | None]
 NOTHING: Triple = (None, None, None)
 PAPER_TOKENS = 4
 SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
-"""Neither end is better: runs were timed one after the other, on any machine and beside any other work."""
+"""No end is marked better: runs were timed at different times, on any machine, and beside other work."""
 
 
 def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
-    """The averages first where there are several, then every data set as in the paper, speeds, and the comparison."""
+    """Make the averages if there are several data sets, each data set as in the paper, speeds, and the comparison."""
     title, tables = suite.heading, []
     if len(suite.datasets) > 1:
         tables.append(_averages(suite, title))
@@ -50,7 +50,7 @@ def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
 
 
 def stability_tables(suite: SuiteResults) -> list[Table]:
-    """Mean and standard deviation of every data set; the average's HM is the mean of HMs, as in the paper's table."""
+    """Make mean and standard deviation of every data set; the average's HM is the mean of HMs, as in the paper."""
     spreads = {line.dataset: line for line in published.stability()} if in_paper(suite) else {}
     rows = []
     for dataset in _with_average(suite):
@@ -80,7 +80,7 @@ def stability_tables(suite: SuiteResults) -> list[Table]:
 
 
 def ablation_tables(suite: SuiteResults) -> list[Table]:
-    """Harmonic means of every variant by data set, then what they are made of."""
+    """Make harmonic means of every variant by data set, then base and novel accuracies."""
     sets = suite.datasets
     several = len(sets) > 1
     columns = [Column(display_name(dataset)) for dataset in sets] + [Column(AVERAGE)] * several
@@ -89,7 +89,7 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
     rows = []
     for name, line in paper.items():
         numbers = [line.hm.get(dataset) for dataset in sets] + [line.average if same_sets else None] * several
-        # Other data sets have no published numbers.
+        # The paper has no numbers for other data sets.
         if any(number is not None for number in numbers):
             rows.append(published_row([published_title(name)], numbers, group=published_group(suite)))
     for variant in suite.variants:
@@ -115,13 +115,13 @@ def ablation_tables(suite: SuiteResults) -> list[Table]:
 
 
 def prompt_length_tables(suite: SuiteResults) -> list[Table]:
-    """Base, novel and HM by the number of tokens, for every data set and on average."""
+    """Make base, novel and HM by the number of tokens, for every data set and on average."""
     main = _by_key(suite, "n_ctx", "Tokens", "Number of prompt tokens", suite.name)
     return [main, *comparison_tables(suite, _procap_title(suite, {"n_ctx": PAPER_TOKENS}))]
 
 
 def duration_tables(suite: SuiteResults) -> list[Table]:
-    """By the number of epochs: on average, as in the paper, and for every data set."""
+    """Make results by the number of epochs: on average, as in the paper, and for every data set."""
     title, tables = suite.heading, []
     paper = {line.epochs: line for line in published.duration()} if covers_paper(suite.datasets) else {}
     paper = paper if in_paper(suite) else {}
@@ -146,7 +146,7 @@ def duration_tables(suite: SuiteResults) -> list[Table]:
 
 
 def _averages(suite: SuiteResults, title: str) -> Table:
-    """Both readings of the average."""
+    """Make the table of averages, with both readings of the average HM."""
     rows = []
     with_paper = in_paper(suite) and covers_paper(suite.datasets)
     if with_paper:
@@ -156,7 +156,7 @@ def _averages(suite: SuiteResults, title: str) -> Table:
                 hms.setdefault(line.method, []).append(line.hm)
         for line in _published_of(AVERAGE):
             own = hms.get(line.method, [])
-            # Recomputed from the printed cells; a method without any has no such mean.
+            # Recompute the mean from the printed cells; None for a method whose cells are not all printed.
             mean = sum(own) / len(own) if len(own) == len(suite.datasets) else None
             numbers = (line.base, line.novel, line.hm, mean)
             labels = [published_title(line.method, line.venue)]
@@ -177,7 +177,7 @@ def _averages(suite: SuiteResults, title: str) -> Table:
 
 
 def _speeds(suite: SuiteResults, title: str) -> list[Table]:
-    """How fast training and the evaluation of both halves were; nothing where no method has all of them."""
+    """Make the table of training and evaluation speeds; no table if no method has all of them."""
     variants = variants_by_title(suite)
     rows = tuple(Row((name,), _mean_speeds(suite, variant)) for name, variant in variants.items())
     if not any(cell for row in rows for cell in row.cells):
@@ -197,7 +197,7 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
 
 
 def _mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Cell, ...]:
-    """Means over the data sets; None where one was not measured, or only on the first images."""
+    """Average speeds over the data sets; None if one was not measured, or only on the first images."""
     numbers: tuple[list[float | None], ...] = ([], [], [])
     for dataset in suite.datasets:
         rows = suite.rows(variant, dataset).drop_duplicates(["path", "target"])
@@ -213,7 +213,7 @@ def _mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Cell, ...]:
 
 
 def _by_key(suite: SuiteResults, key: str, header: str, title: str, name: str) -> Table:
-    """Every data set and the average, by one key of the variants."""
+    """Make a table of every data set and the average, by one key of the variants."""
     rows = []
     for dataset in _with_average(suite):
         for variant in suite.variants:
@@ -229,7 +229,7 @@ def _blocks(
     printed: Callable[[Variant, str], Triple],
     lines_of: Callable[[str], Iterable[PublishedHalves]],
 ) -> tuple[Row, ...]:
-    """A block for every data set and for the average: published rows, then ours."""
+    """Make the rows of every data set and of the average: published rows, then ours."""
     rows = []
     for dataset in _with_average(suite):
         name, is_average = display_name(dataset), dataset == AVERAGE
@@ -249,7 +249,7 @@ def _blocks(
 def _cells(
     suite: SuiteResults, variant: Variant, dataset: str, halves: Halves, printed: Triple = NOTHING
 ) -> tuple[Cell, ...]:
-    """Base, novel and HM of one row, beside the published numbers where they are of the same data sets."""
+    """Make base, novel and HM of one row, beside published numbers for the same data sets."""
     is_average = dataset == AVERAGE
     if is_average and not covers_paper(suite.datasets):
         printed = NOTHING
@@ -267,7 +267,7 @@ def _with_average(suite: SuiteResults) -> list[str]:
 
 
 def _main_table(variant: Variant, dataset: str) -> Triple:
-    """What the paper's main table prints of a method as it is."""
+    """Return the paper's numbers of an unchanged method."""
     line = None if variant.changed else published.halves(variant.method, dataset)
     return (line.base, line.novel, line.hm) if line else NOTHING
 
@@ -277,7 +277,7 @@ def _published_of(dataset: str) -> list[PublishedHalves]:
 
 
 def _procap_title(suite: SuiteResults, key: dict[str, Any]) -> str | None:
-    """The title of ProCAP's variant with this key, as comparisons print it."""
+    """Return the title of ProCAP's variant with this key, as comparisons print it."""
     variants = variants_by_title(suite).items()
     return next((title for title, one in variants if (one.method, dict(one.key)) == ("procap", key)), None)
 

@@ -1,4 +1,4 @@
-"""Are our results those of the paper: every figure of a suite that is published, ours, and whether they agree."""
+"""Compare every published number of a suite with ours and report whether they agree."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ FIGURES = ("base", "novel", "hm")
 TITLES = {"base": "Base", "novel": "Novel", "hm": "HM"}
 OK, OUTSIDE, MISSING = "ok", "OUTSIDE", "missing"
 NAMED = 8
-"""Missing figures that a note names; it counts them all."""
+"""How many missing numbers a note names; it counts all of them."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One published figure and ours, None where it is missing.
+    """One published number and ours, None if it is missing.
 
-    where: a data set, or what it is averaged over. std: of ours, over seeds. among: how many figures that are checked
-    with it depend on chance.
+    where: a data set, or the name of an average. std: of ours, over seeds. among: how many of the numbers that are
+    checked together are random.
     """
 
     where: str
@@ -69,9 +69,9 @@ class Check:
 
 
 def collect_checks(suite: SuiteResults) -> list[Check]:
-    """Every published figure that the suite as it was chosen has a place for.
+    """Collect every published number that the suite with these options covers.
 
-    Raises UserError in one line where nothing can be compared: no figures are published of it, other data, another
+    Raises UserError in one line if nothing can be compared: no published numbers, other data, another
     backbone, other schedules, limited results, or no results at all.
     """
     if suite.suite.published not in CHECKS:
@@ -90,12 +90,12 @@ def collect_checks(suite: SuiteResults) -> list[Check]:
 
 
 def all_agree(checks: Sequence[Check]) -> bool:
-    """Whether every published figure is there and inside."""
+    """Whether every published number has a result that agrees."""
     return all(check.verdict == OK for check in checks)
 
 
 def check_table(suite: SuiteResults, checks: Sequence[Check]) -> Table:
-    """What disagrees first, then what is missing, then the rest."""
+    """Make the table of checks: disagreements first, then missing results, then the rest."""
     order = (OUTSIDE, MISSING, OK)
     rows = tuple(_row(check) for check in sorted(checks, key=lambda check: order.index(check.verdict)))
     counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in order}
@@ -123,7 +123,7 @@ def check_table(suite: SuiteResults, checks: Sequence[Check]) -> Table:
 
 
 def _reasons(suite: SuiteResults, checks: Sequence[Check]) -> Iterator[str]:
-    """Where what is allowed comes from, of the figures that are here."""
+    """Explain the tolerances of these checks."""
     chance = [check for check in checks if check.tolerance.error]
     if chance:
         seeds = len(suite.seeds)
@@ -139,7 +139,7 @@ def _reasons(suite: SuiteResults, checks: Sequence[Check]) -> Iterator[str]:
 
 
 def _measured(suite: SuiteResults) -> Iterator[str]:
-    """What a contest says of itself, where the suite is one."""
+    """Repeat the warnings of the runtime benchmark, if the suite is that one."""
     report = newest_measurement(suite) if suite.suite.published == "runtime" else None
     if report is None:
         return
@@ -152,7 +152,7 @@ def _measured(suite: SuiteResults) -> Iterator[str]:
 def _row(check: Check) -> Row:
     ours: Cell = None if check.ours is None else Metric(check.ours, check.std)
     difference: Cell = None if check.ours is None else format_number(check.ours - check.published, 2, "+")
-    # A Metric would have a published one and a difference of its own in CSV.
+    # Text, not a Metric, which would add columns for its published number and difference in CSV.
     known = format_number(check.published, 2)
     items = (ours, known, difference, check.tolerance.printed(check.among), check.verdict)
     return Row((check.where, check.method, check.figure), items, average=check.where in (AVERAGE, TARGET_MEAN))
@@ -170,7 +170,7 @@ def _check(
     printed: bool = True,
     theirs: int = PUBLISHED_SEEDS,
 ) -> Iterator[Check]:
-    """Nothing where the paper has no such figure, or where the images or the recipe of ours are others.
+    """Yield one check, or none if the paper lacks the number or our images or recipe differ.
 
     printed: whether the variant is ProCAP in its main table wherever it is ProCAP. theirs: seeds of the published
     figure.
@@ -188,12 +188,12 @@ def _check(
 def _tolerance(
     suite: SuiteResults, variant: Variant, dataset: str, figure: str, std: float | None, *, printed: bool, theirs: int
 ) -> Tolerance:
-    """From the deviations that the paper prints, which are of ProCAP as it is, on base and novel classes."""
+    """Choose the tolerance from the deviations that the paper prints, of unchanged ProCAP on base and novel classes."""
     if variant.method == "zeroshot":
         return OF_UNTRAINED
     exact = printed and variant.method == "procap" and figure in FIGURES
     summed = dataset in (AVERAGE, TARGET_MEAN)
-    # Of accuracy on all classes no deviation is printed; that on novel classes is the wider one.
+    # The paper prints no deviation for accuracy on all classes; use that of novel classes, the wider one.
     like = figure if figure in FIGURES else "novel"
     spread = expected(AVERAGE if summed else dataset, like, published.stability())
     return of_means(spread, len(suite.seeds), std=std, printed=exact, theirs=theirs)
@@ -210,7 +210,7 @@ def _main(suite: SuiteResults) -> Iterator[Check]:
 
 
 def _stability(suite: SuiteResults) -> Iterator[Check]:
-    """Like the main table, but for the average's HM, which is the mean of HMs here."""
+    """Check the spread table: like the main table, except that the average's HM is the mean of HMs."""
     for line in published.stability():
         summed = line.dataset == AVERAGE
         if not (covers_paper(suite.datasets) if summed else line.dataset in suite.datasets):
@@ -248,7 +248,7 @@ def _duration(suite: SuiteResults) -> Iterator[Check]:
         line = table.get((variant.method, str(variant.key.get("epochs"))))
         for figure, cell in zip(FIGURES, suite.average_halves(variant), strict=True):
             titled = f"{TITLES[figure]} after {variant.key.get('epochs')} epochs"
-            # Of fewer epochs no deviation is printed.
+            # The paper prints no deviation for fewer epochs.
             known, whole = getattr(line, figure, None), variant.part == 1.0
             for check in _check(suite, variant, AVERAGE, figure, cell, known, sets=suite.datasets, printed=whole):
                 yield replace(check, figure=titled)
@@ -273,9 +273,9 @@ def _transfer(table: Callable[[], tuple[PublishedTransfer, ...]]) -> Callable[[S
 
 
 def _runtime(suite: SuiteResults) -> Iterator[Check]:
-    """How ProCAP relates to MaPLe-style in reference mode, which works as the paper's code does.
+    """Check ratios of ProCAP to MaPLe-style in reference mode, which works as the paper's code does.
 
-    Raises UserError where what was measured last is other work than the paper's.
+    Raises UserError if the newest measurement is not of the paper's work.
     """
     report = newest_measurement(suite)
     if report and (why := why_unlike(report)):
@@ -301,4 +301,4 @@ CHECKS: dict[str, Callable[[SuiteResults], Iterator[Check]]] = {
     "training_duration": _duration,
     "runtime": _runtime,
 }
-"""By the file of published/ that has a suite's figures."""
+"""The checks by the file of published/ with a suite's numbers."""

@@ -1,4 +1,4 @@
-"""The table of paired tests: how much better one line is than every other, and whether that may be chance."""
+"""Make the table of paired tests: how much better one row is than every other, and whether that may be chance."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def comparison_tables(
     variants: Mapping[str, Variant] | None = None,
     source: str = "",
 ) -> list[Table]:
-    """One table called <suite>-comparison; none where fewer than two rows have results.
+    """Make one table called <suite>-comparison; none if fewer than two rows have results.
 
     reference: the title that the others are compared with; None: ProCAP. variants: by title; None: all. source: only
     runs trained on this data set, where several were trained on and evaluated on the same targets.
@@ -66,10 +66,10 @@ def comparison_table(
     name: str = "comparison",
     draws: int = DRAWS,
 ) -> Table:
-    """One row for each other line of `lines`, which are parts of the frame by title.
+    """Make one row for each other entry of `lines`, which are parts of the frame by title.
 
     reference: None takes the first line of ProCAP, else the line that is ahead of most others.
-    Raises UserError where there are no two lines, UsageError for an unknown reference.
+    Raises UserError if there are no two lines, UsageError for an unknown reference.
     """
     if len(lines) < 2:
         raise UserError("a comparison needs results of two methods, or of two settings of one")
@@ -152,7 +152,7 @@ def _notes(reference: str, is_best: bool, measure: Measure, found: Sequence[Comp
 
 
 def _list_seeds(each: Comparison) -> str:
-    """Which seeds are compared of which task."""
+    """Describe which seeds are compared on which task."""
     names: dict[tuple[int, ...], list[str]] = {}
     for task in each.tasks:
         names.setdefault(task.seeds, []).append(task.name)

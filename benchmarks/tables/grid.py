@@ -1,4 +1,4 @@
-"""Tables of suites whose variants form a grid: shots by method, weights of the loss, temperatures."""
+"""Make the tables of suites whose variants form a grid: shots by method, weights of the loss, temperatures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from procap.methods.procap import ProCAPOptions
 from runner.config import Target
 
 Weights = tuple[float, float]
-"""Of InfoNCE (lambda) and of KL (beta)."""
+"""Weights of InfoNCE (lambda) and of KL (beta)."""
 
 
 def few_shot_tables(suite: SuiteResults) -> list[Table]:
-    """A row per data set and method, a column per number of shots; the average below; the most shots compared."""
+    """Make a row per data set and method, a column per number of shots; the average below; compare at most shots."""
     shots = sorted({variant.key["shots"] for variant in suite.variants})
     grouped = group_by_title(suite, "shots")
     rows = []
@@ -50,14 +50,14 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
 
 
 def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
-    """Accuracy on all classes of the data set trained on, or the mean over data sets for AVERAGE."""
+    """Return the accuracy on all classes of the data set trained on, or the mean over data sets for AVERAGE."""
     if dataset == AVERAGE:
         return average([suite.metric(variant, name, Target(name)) for name in suite.datasets])
     return suite.metric(variant, dataset, Target(dataset))
 
 
 def paper_weights() -> tuple[Weights, float]:
-    """ProCAP's default weights of InfoNCE and KL, and its initial temperature, which are the paper's."""
+    """Return ProCAP's default weights of InfoNCE and KL, and its initial temperature, as in the paper."""
     weight, beta, temperature = (
         float(ProCAPOptions.model_fields[name].default) for name in ("nce_weight", "kl_weight", "nce_temperature")
     )
@@ -65,7 +65,7 @@ def paper_weights() -> tuple[Weights, float]:
 
 
 def variants_by_weights(suite: SuiteResults) -> dict[Weights, Variant]:
-    """The variants at the paper's temperature by their weights of InfoNCE and KL."""
+    """Return the variants at the paper's temperature by their weights of InfoNCE and KL."""
     _, temperature = paper_weights()
     return {
         (variant.key["nce_weight"], variant.key["kl_weight"]): variant
@@ -75,7 +75,7 @@ def variants_by_weights(suite: SuiteResults) -> dict[Weights, Variant]:
 
 
 def variants_by_temperature(suite: SuiteResults) -> dict[float, Variant]:
-    """The variants at the paper's weights by their initial temperature, the lowest first."""
+    """Return the variants at the paper's weights by their initial temperature, the lowest first."""
     weights, _ = paper_weights()
     found = {
         variant.key["nce_temperature"]: variant
@@ -86,7 +86,7 @@ def variants_by_temperature(suite: SuiteResults) -> dict[float, Variant]:
 
 
 def sensitivity_tables(suite: SuiteResults) -> list[Table]:
-    """HM over both weights on average, over the temperature, and over both weights for each data set."""
+    """Make HM over both weights on average, over the temperature, and over both weights for each data set."""
     (weight, beta), temperature = paper_weights()
     grid = variants_by_weights(suite)
     lambdas, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
@@ -125,7 +125,7 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
 
 
 def _temperatures(suite: SuiteResults, rule: str) -> Table:
-    """A row per initial temperature at the paper's weights, and for methods that have none."""
+    """Make a row per initial temperature at the paper's weights, and for methods without a temperature."""
     variants = [*variants_by_temperature(suite).values(), *(variant for variant in suite.variants if not variant.key)]
     several = len(suite.datasets) > 1
     rows = []
@@ -143,7 +143,7 @@ def _temperatures(suite: SuiteResults, rule: str) -> Table:
 
 
 def _note_best(means: Mapping[str, Metric | None], own: Metric | None) -> str:
-    """Where the highest number lies, and what the paper's own values give; empty where one is missing."""
+    """Describe the highest number and the number at the paper's values; empty if one is missing."""
     there = {name: mean for name, mean in means.items() if mean is not None and not mean.limited}
     if not there or len(there) < len(means):
         return ""
@@ -154,5 +154,5 @@ def _note_best(means: Mapping[str, Metric | None], own: Metric | None) -> str:
 
 
 def _format(number: Any) -> str:
-    """0.01, 1e-05 as 1e-5."""
+    """Format a number: 0.01, and 1e-05 as 1e-5."""
     return f"{number:g}".replace("e-0", "e-")

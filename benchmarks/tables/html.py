@@ -1,4 +1,4 @@
-"""Render a table as an HTML `<table>`; the page it stands in brings the style sheet."""
+"""Render a table as an HTML `<table>`; the CSS is part of the page that contains it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAGS: dict[Mark | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}<
 
 
 def to_html(table: Table, labelled_by: str = "") -> str:
-    """The table as HTML, with all texts escaped.
+    """Render the table as HTML, with all texts escaped.
 
     labelled_by: the id of the element that holds its title; without one the title becomes the caption, and the notes
     follow as a list.
@@ -38,7 +38,7 @@ def to_html(table: Table, labelled_by: str = "") -> str:
 
 
 def html_notes(table: Table) -> list[str]:
-    """The notes below a table: what its marks mean, then its own."""
+    """Render the notes below a table: what its marks mean, then its own."""
     return [*explain_marks(table.without_details(), "bold", "underlined", "italics"), *table.notes]
 
 
@@ -69,7 +69,7 @@ def _render_headers(table: Table, grouped: bool) -> str:
 
 
 def _render_bodies(table: Table, grouped: bool) -> list[str]:
-    """A `<tbody>` for each group, whose rows can be sorted among each other."""
+    """Render a `<tbody>` for each group, whose rows can be sorted within the group."""
     marks = table.marks()
     width = len(table.labels) - grouped + len(table.columns)
     lines = []

@@ -1,4 +1,4 @@
-"""Render a table as LaTeX `table` environments that need only booktabs; what exceeds a page is divided.
+"""Render a table as LaTeX `table` environments that need only booktabs; a table longer than a page is split.
 
 Text is escaped for pdfLaTeX, XeLaTeX and LuaLaTeX.
 """
@@ -14,13 +14,13 @@ from benchmarks.tables.text import MINUS, explain_marks, format_cell, format_lab
 FRAMES = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
 ITALICS = r"\textit{{{}}}"
 SIZES = (("", 1.0), (r"\small", 0.925), (r"\footnotesize", 0.85), (r"\scriptsize", 0.8))
-"""Type by size, and how wide its characters are."""
+"""LaTeX's size commands, and the width of characters relative to 10 pt."""
 GAP = 8.0
 """Points between two columns."""
 NARROW, WIDE = 340.0, 465.0
-"""Points of text that a `table` and a `table*` may take: an article as LaTeX has it, and a journal's page."""
+"""Text width in points of a `table` (LaTeX's article class) and a `table*` (a two-column page)."""
 PAGE, CAPTION = 36, 90
-"""Rows of a table on a page, and characters of a caption that take the space of one."""
+"""Rows of a table on a page, and characters of a caption that take the space of one row."""
 
 SIGNS = {
     "\\": r"\textbackslash{}",
@@ -86,7 +86,7 @@ ACCENTS = {
 
 
 def to_latex(table: Table) -> str:
-    """As many environments as pages are needed; the caption of the first holds the notes."""
+    """Render as many environments as pages are needed; the caption of the first contains the notes."""
     table = table.without_details()
     marks = table.marks()
     cells = [
@@ -108,7 +108,7 @@ def to_latex(table: Table) -> str:
 
 
 def _mathematics(cell: str) -> str:
-    """Signs in a formatted number as LaTeX sets them."""
+    """Replace signs in a formatted number by LaTeX's."""
     return MINUS.sub("$-$", cell.replace(" ± ", r" $\pm$ ").replace(" †", r" $^\dagger$"))
 
 
@@ -136,12 +136,12 @@ def _environment(
 
 
 def _side(table: Table, place: int) -> str:
-    """Alignment: numbers to the right, texts to the left."""
+    """Return the alignment: numbers to the right, texts to the left."""
     return "l" if any(isinstance(row.cells[place], str) for row in table.rows) else "r"
 
 
 def _pages(table: Table, first: int) -> list[list[int]]:
-    """The numbers of the rows on each page, `first` on the first; a group that fits on one page is not cut."""
+    """Return the row numbers of each page, `first` on the first; a group that fits on one page is not split."""
     pages: list[list[int]] = [[]]
     for group in table.groups:
         rows = [number for number, row in enumerate(table.rows) if row.group == group]
@@ -156,7 +156,7 @@ def _pages(table: Table, first: int) -> list[list[int]]:
 
 
 def _columns(table: Table, size: str, widths: Sequence[float]) -> list[list[int]]:
-    """The columns of each part, which all have the labels."""
+    """Split the columns into parts that fit the page; every part repeats the labels."""
     labels = sum(widths[: len(table.labels)])
     scale = dict(SIZES)[size]
     parts: list[list[int]] = [[]]
@@ -171,7 +171,7 @@ def _columns(table: Table, size: str, widths: Sequence[float]) -> list[list[int]
 
 
 def _size(table: Table) -> tuple[str, list[float]]:
-    """The largest type in which the widest line fits, else the smallest; and the columns' widths in the largest."""
+    """Return the largest type size in which the widest row fits, else the smallest; and column widths at the first."""
     first = list_headers(table)
     rows = [[*row.labels, *(format_cell(table, cell, at) for at, cell in enumerate(row.cells))] for row in table.rows]
     widths = [max(map(_width, (cells[place] for cells in [first, *rows]))) for place in range(len(first))]
@@ -184,7 +184,7 @@ def _room(table: Table) -> float:
 
 
 def _width(text: str) -> float:
-    """Points in Computer Modern of 10 pt, with room for bold digits."""
+    """Return the width in points in Computer Modern of 10 pt, with room for bold digits."""
     wide = sum(sign in "±+=↑↓" for sign in text)
     upper = sum(sign.isupper() for sign in text)
     thin = sum(sign in " .,;:()'|-/il" for sign in text)
@@ -192,13 +192,13 @@ def _width(text: str) -> float:
 
 
 def escape(text: str) -> str:
-    """`text` as plain type, with its usual signs and accents; any other sign by its number, as U+1F600.
+    """Escape `text` for LaTeX, with its usual signs and accents; any other sign by its number, as U+1F600.
 
     Text between backticks is set in typewriter type.
     """
     parts = " ".join(text.split()).split("`")
     if len(parts) % 2 == 0:
-        # Backticks that are no pairs are signs like any other.
+        # An unpaired backtick is an ordinary character.
         parts = ["`".join(parts)]
     return "".join(
         rf"\texttt{{{_escape_plain(part)}}}" if place % 2 else _escape_plain(part) for place, part in enumerate(parts)
@@ -206,7 +206,7 @@ def escape(text: str) -> str:
 
 
 def _escape_plain(text: str) -> str:
-    # Two hyphens, as flags have them, would be set as a dash.
+    # LaTeX would join the two hyphens of a flag to a dash.
     return "".join(
         "{}-" if text[place - 1 : place + 1] == "--" else _escape_sign(sign) for place, sign in enumerate(text)
     )
@@ -224,7 +224,7 @@ def _escape_sign(sign: str) -> str:
 
 
 def join_row(cells: Sequence[str]) -> str:
-    """Cells that are LaTeX already, as one line of a tabular."""
-    # A line that begins with a bracket would be read as an argument of the line break before it.
+    """Join cells that are already LaTeX to one row of a tabular."""
+    # LaTeX would read a bracket at the start of a row as an argument of the previous line break.
     first, *rest = cells
     return " & ".join(["{}" + first if first.startswith("[") else first, *rest]) + r" \\"

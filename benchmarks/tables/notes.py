@@ -1,4 +1,4 @@
-"""Notes below tables: what the runs have in common, what is missing, and which results do not compare."""
+"""Write the notes below tables: shared settings, missing results, and results that are not comparable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 RECIPE = ("optimizer", "lr", "epochs", "batch_size")
 """The fields of a changed recipe that a note names."""
 NAMED = 3
-"""Missing results that a note names; it counts the others."""
+"""How many missing results a note names; it counts the others."""
 
 
 def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[str, ...]:
-    """What a reader must know of a suite's numbers: `own` after what all tables have in common."""
+    """Write the notes of a suite: `own` after those that all tables share."""
     found = ["Accuracy in %, computed from the integer counts of the result files."]
     if halves:
         found.append("HM is the harmonic mean of mean base and mean novel accuracy.")
@@ -46,7 +46,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
 
 
 def note_average(suite: SuiteResults) -> str:
-    """Which of the two readings of an average HM is printed, and the numbers of the other one."""
+    """Describe which reading of an average HM is printed, and list the numbers of the other one."""
     if len(suite.datasets) < 2:
         return ""
     means = {title: suite.mean_of_hms(variant) for title, variant in variants_by_title(suite).items()}
@@ -57,7 +57,7 @@ def note_average(suite: SuiteResults) -> str:
 
 
 def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
-    """What runs, each a method and its settings, have in common, and how the fields of a changed recipe differ."""
+    """Describe the settings that runs share, each a method and its settings, and changed recipe fields."""
     values: dict[str, dict[str, list[str]]] = {}
     for method, settings in variants:
         for name, value in settings.items():
@@ -83,12 +83,12 @@ def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str
 
 
 def note_changed(changed: Mapping[str, str]) -> list[str]:
-    """How data sets differ from published ones, by name."""
+    """Describe how data sets differ from published ones, by name."""
     return [f"{name}: {words}; not comparable with published figures." for name, words in changed.items()]
 
 
 def note_unequal(frame: pd.DataFrame) -> list[str]:
-    """Targets whose images are not the same for all runs."""
+    """Describe targets whose images are not the same for all runs."""
     return [
         f"{target} was evaluated on {count} different packings of its data set: these numbers do not compare."
         for target, count in unequal_targets(frame).items()
@@ -107,7 +107,7 @@ def _note_seeds(suite: SuiteResults, halves: bool) -> str:
 
 
 def _note_recipes(suite: SuiteResults) -> list[str]:
-    """The settings of all planned runs, and which recipes there are where they differ."""
+    """Describe the settings of all planned runs, and the recipes if they differ."""
     configs = {run.path: run.spec.config for run in suite.runs}.values()
     variants = [(config.method, describe_settings(config)) for config in configs]
     found = note_settings(variants)
@@ -144,7 +144,7 @@ def _first_named(places: Sequence[tuple[str, str]]) -> str:
 
 
 def _describe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:
-    """One field of a changed recipe: its value, or its values by method."""
+    """Describe one field of a changed recipe: its value, or its values by method."""
     if len(found) == 1:
         return f"{name} {next(iter(found))}"
     values: dict[str, list[str]] = {}
@@ -154,5 +154,5 @@ def _describe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:
 
 
 def _join(words: Sequence[str]) -> str:
-    """1, 2 and 4."""
+    """Join words: 1, 2 and 4."""
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)

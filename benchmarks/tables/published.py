@@ -1,4 +1,4 @@
-"""The paper's tables as it prints them, for results that stand apart from them because their data are others."""
+"""Make tables of the paper's numbers alone, for results on other data, which do not share a table with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKS = {True: "yes", False: "-"}
 
 
 def published_tables() -> list[Table]:
-    """The tables with figures, in the order of the suites; each is called published-<suite>."""
+    """Make the tables in the order of the suites; each is called published-<suite>."""
     return [
         _base_to_novel(),
         _stability(),
@@ -26,7 +26,7 @@ def published_tables() -> list[Table]:
 
 
 def _base_to_novel() -> Table:
-    """Data set by data set, the average last as everywhere here."""
+    """Make the main table data set by data set, with the average last."""
     table = published.base_to_novel()
     order = [*(name for name in published.DATASETS if any(line.dataset == name for line in table)), AVERAGE]
     rows = [

@@ -1,4 +1,4 @@
-"""Tables of the qualitative suite: how methods agree on the test images, and the words nearest to learned prompts."""
+"""Make the tables of the qualitative suite: agreement of methods on images, and words nearest to learned prompts."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from benchmarks.tables.table import Column, Row, Table
 
 
 def qualitative_tables(suite: SuiteResults) -> list[Table]:
-    """Read from what the pictures were made with; nothing where none were made of these runs yet."""
+    """Make the tables from the data saved with the pictures; none if no pictures were made of these runs."""
     record = read_pictures(suite)
     try:
         return [*_words(record, suite.name), *_agreement(record, suite.name)] if record else []
     except (KeyError, TypeError):
-        # Another version of this program wrote it; the suite writes it anew each time.
+        # Written by another version of this program; running the suite again replaces it.
         return []
 
 
 def _words(record: dict[str, Any], name: str) -> list[Table]:
-    """A row for every learned token of every method."""
+    """Make a row for every learned token of every method."""
     prompts = record["prompts"]
     rows = [
         Row(
@@ -57,7 +57,7 @@ def _words(record: dict[str, Any], name: str) -> list[Table]:
 
 
 def _agreement(record: dict[str, Any], name: str) -> list[Table]:
-    """On how many images of the test split which methods were right; of one method alone nothing."""
+    """Count the images of the test split by which methods were right; no table for a single method."""
     if "agreement" not in record:
         return []
     seen, of = record["images"]["seen"], record["images"]["of"]
@@ -66,7 +66,7 @@ def _agreement(record: dict[str, Any], name: str) -> list[Table]:
         for kind, count in record["agreement"].items()
     )
     columns = (Column("Images", "", digits=0), Column("Share, %", "", digits=1))
-    # As the pictures were picked: those that methods disagree on, where there are any.
+    # Same rule as for the pictures: prefer images on which methods disagree.
     some = any(count for kind, count in record["agreement"].items() if kind.startswith("only"))
     shown = "some where the methods disagree" if some else "the first, as no method is right where another is wrong"
     note = f"{seen:,} of {of:,} images of {record['target']}; the pictures show {shown}."

@@ -1,4 +1,4 @@
-"""Render a table as Markdown, CSV, LaTeX, HTML or JSON, and write the files of many."""
+"""Render a table as Markdown, CSV, LaTeX, HTML or JSON, and write the files of several tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIXES = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}
 
 
 def render(table: Table, form: str) -> str:
-    """The table in one of FORMATS, without a newline at the end."""
+    """Render the table in one of FORMATS, without a newline at the end."""
     return FORMATS[form](table)
 
 
@@ -38,7 +38,7 @@ def write_tables(tables: Sequence[Table], folder: Path) -> list[Path]:
 
 
 def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], *, left: int) -> str:
-    """Cells as a Markdown table: `left` columns of text, the rest numbers, padded to be readable as source."""
+    """Render cells as a Markdown table: `left` columns of text, the rest numbers, padded to be readable as source."""
     widths = [max(3, *(len(row[i]) for row in [headers, *body])) for i in range(len(headers))]
 
     def line(cells: Sequence[str]) -> str:
@@ -50,7 +50,7 @@ def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], *, left
 
 
 def to_markdown(table: Table) -> str:
-    """A title, the table, its notes as a list."""
+    """Render a title, the table, and its notes as a list."""
     table = table.without_details()
     marks, frames = table.marks(), {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
     body = []
@@ -69,7 +69,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Plain numbers, empty where there is none: for each column of numbers its mean, std, n, published, delta, limited.
+    """Render plain numbers, empty if missing: for each metric its mean, std, n, published, delta, limited.
 
     Notes are left out.
     """
@@ -90,7 +90,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_dict(table: Table) -> dict[str, Any]:
-    """Full precision, with the values of single seeds and the marks, as JSON."""
+    """Convert to JSON with full precision, the values of single seeds and the marks."""
     marks = table.marks()
     return {
         "name": table.name,

@@ -1,4 +1,4 @@
-"""Rows of suite tables: their titles, and where published numbers may stand beside ours."""
+"""Make rows of suite tables: their titles, and whether published numbers may be shown beside ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.results.variant import SHOTS, Variant
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 BACKBONE = "ViT-B-16"
-"""The backbone of every published number, with its own weights, which are OpenAI's."""
+"""The backbone of every published number, with its default weights, which are OpenAI's."""
 HALVES = (Column("Base"), Column("Novel"), Column("HM"))
 REPRODUCED = ", reproduced"
 DELTA = "Δ vs ProCAP"
@@ -22,12 +22,12 @@ WIDEST = 8
 
 
 def in_paper(suite: SuiteResults) -> bool:
-    """Whether the suite ran on the paper's data sets, so that published rows stand in the same tables."""
+    """Whether the suite ran on the paper's data sets, so that published rows are in the same tables."""
     return suite.options.profile.name == "paper"
 
 
 def why_incomparable(suite: SuiteResults) -> str:
-    """Why no result of the suite may be compared with a published number; empty where it may be."""
+    """Explain why no result of the suite is comparable with published numbers; empty if they are."""
     if not in_paper(suite):
         return "they are of generated data sets"
     backbones = {(run.spec.config.backbone, run.spec.config.pretrained) for run in suite.runs}
@@ -55,7 +55,7 @@ def has_controls(suite: SuiteResults) -> bool:
 
 
 def is_comparable(suite: SuiteResults, variant: Variant, datasets: Iterable[str]) -> bool:
-    """Whether results of `variant` on `datasets` compare with published ones: same images, same kind of recipe."""
+    """Whether results of `variant` on `datasets` are comparable with published ones: same images and recipe."""
     changed = suite.changed_sets.keys() & set(datasets)
     return not (why_incomparable(suite) or is_control(suite, variant) or changed)
 
@@ -63,34 +63,34 @@ def is_comparable(suite: SuiteResults, variant: Variant, datasets: Iterable[str]
 def with_published(
     suite: SuiteResults, variant: Variant, datasets: Iterable[str], metric: Metric | None, published: float | None
 ) -> Metric | None:
-    """A result beside its published number where they compare; limited results have none."""
+    """Attach the published number to a result if they are comparable; limited results get none."""
     if metric is None or metric.limited or not is_comparable(suite, variant, datasets):
         return metric
     return replace(metric, published=published)
 
 
 def covers_paper(datasets: Sequence[str]) -> bool:
-    """Whether these are the eleven data sets that published averages are over."""
+    """Whether these are the eleven data sets of the published averages."""
     return set(datasets) == set(list(DATASETS)[:11])
 
 
 def title_of(suite: SuiteResults, variant: Variant) -> str:
-    """The title of a row beside a column that says what varies."""
+    """Return the title of a row in a table that has a column for what varies."""
     return _with_recipe(suite, variant, variant.name)
 
 
 def unique_title(suite: SuiteResults, variant: Variant) -> str:
-    """The title of a row where no column beside it says what varies."""
+    """Return the title of a row in a table without a column for what varies."""
     return next(title for title, other in variants_by_title(suite).items() if other == variant)
 
 
 def variants_by_title(suite: SuiteResults) -> dict[str, Variant]:
-    """The variants by title; those that share one are told apart by what varies."""
+    """Return the variants by title; what varies is added to titles that would be equal."""
     return {title: variants[0] for title, variants in group_by_title(suite).items()}
 
 
 def group_by_title(suite: SuiteResults, column: str = "") -> dict[str, list[Variant]]:
-    """The variants by title, told apart by what varies except for the key `column`."""
+    """Group the variants by title; what varies, except the key `column`, is added to titles that would be equal."""
     varied = [", ".join(f"{key} {value}" for key, value in one.key.items() if key != column) for one in suite.variants]
     distinct = {(variant.name, words) for variant, words in zip(suite.variants, varied, strict=True)}
     names = [name for name, _ in distinct]
@@ -102,7 +102,7 @@ def group_by_title(suite: SuiteResults, column: str = "") -> dict[str, list[Vari
 
 
 def mark_reproduced(title: str, cells: Iterable[Cell]) -> str:
-    """`title`, marked where any cell of its row has a published number beside it."""
+    """Mark `title` if any cell of its row has a published number beside it."""
     return title + REPRODUCED * any(isinstance(cell, Metric) and cell.published is not None for cell in cells)
 
 
@@ -111,7 +111,7 @@ def published_title(method: str, venue: str = "") -> str:
 
 
 def published_group(suite: SuiteResults, group: str = "") -> str:
-    """The group of published rows: one of its own, with its own best, where ours do not compare with them.
+    """Return the group of published rows: a separate one, with its own best, if ours are not comparable.
 
     So it is beside controls, which are compared with each other because all of them have the same recipe.
     """

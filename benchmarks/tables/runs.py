@@ -1,6 +1,6 @@
-"""Tables of all runs in a folder, without a suite: both halves of every data set, and other targets.
+"""Make tables of all runs in a folder, without a suite: both halves of every data set, and other targets.
 
-Runs that differ in more than data set and seed have rows of their own. Speeds are means over data sets.
+Runs that differ in more than data set and seed have separate rows. Speeds are means over data sets.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HALVES_DETAILS = (Column("FPS of the model", "", digits=0, detail=True), Column(
 
 
 def run_tables(frame: pd.DataFrame) -> list[Table]:
-    """One table of base and novel classes and one of the other targets, each where there is any."""
+    """Make one table of base and novel classes and one of the other targets, each if it has rows."""
     frame, left_out = _one_per_seed(frame)
     half = is_half(frame)
     tables = []
@@ -92,7 +92,7 @@ def _halves(frame: pd.DataFrame, left_out: list[str]) -> Table:
 
 
 def _averages(lines: Mapping[tuple[str, str], _Line]) -> dict[tuple[str, str], _Line]:
-    """Each method's average over every data set of the table; none where a data set is missing."""
+    """Average each method over every data set of the table; none if a data set is missing."""
     datasets = {dataset for dataset, _ in lines}
     found: dict[tuple[str, str], _Line] = {}
     for title in dict.fromkeys(title for _, title in lines) if len(datasets) > 1 else ():
@@ -116,7 +116,7 @@ def _targets(frame: pd.DataFrame, left_out: list[str]) -> Table:
         assert metric is not None
         tested = own.target_dataset.iloc[0]
         cells: tuple[Cell, ...] = (metric, own.method.iloc[0], _describe_changes(changed, [dataset, tested]))
-        # What a model was trained on sets it apart as much as its method does: only the method may vary in a group.
+        # Only the method may vary within a group, so the training set is part of the group's name.
         trained_on = f"{dataset}:{classes}"
         row = Row((trained_on, target, title), cells, group=f"{trained_on} {target}")
         lines.append(((trained_on, dataset_order(tested), target), metric, row))
@@ -135,7 +135,7 @@ def _targets(frame: pd.DataFrame, left_out: list[str]) -> Table:
 
 
 def _titled(frame: pd.DataFrame) -> pd.DataFrame:
-    """With a column `title`, in the order of rows: by data set, then by method and settings.
+    """Add a column `title` and sort rows by data set, then by method and settings.
 
     A method that trains nothing has one result for all seeds: it is repeated for those that other rows of its target
     have.
@@ -162,7 +162,7 @@ def _for_all_seeds(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Drop all but the first of results that would share a cell and a seed, and name them."""
+    """Drop all but the first of results that would share a cell and a seed, and describe them."""
     first: dict[object, str] = {}
     keep, notes = [], []
     for row in frame.itertuples():
@@ -175,7 +175,7 @@ def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> str | None:
-    """How the data sets of a row differ from published ones; None where they do not."""
+    """Describe how the data sets of a row differ from published ones; None if they do not."""
     return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
@@ -193,7 +193,7 @@ def _seeds_differ(metrics: list[Metric]) -> bool:
 
 
 def _note_seeds(metrics: list[Metric]) -> list[str]:
-    """What the deviations are, and of which seeds everything is where they are the same."""
+    """Describe what the deviations are, and the number of seeds if it is the same everywhere."""
     found = []
     if any(metric.std is not None for metric in metrics):
         found.append("± is the sample standard deviation over seeds (ddof = 1).")
@@ -214,7 +214,7 @@ def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str,
 
 
 def _note_untimed(frame: pd.DataFrame) -> list[str]:
-    """Methods of which a speed is missing because the image encoder did not run."""
+    """Describe methods without a speed because the image encoder did not run."""
     titles = dict.fromkeys(frame.title[frame.features != "computed"])
     if not titles:
         return []

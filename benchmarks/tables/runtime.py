@@ -1,4 +1,4 @@
-"""The runtime table: the newest measurement of the suite's data sets, beside the paper's, and ratios of methods."""
+"""Make the runtime tables: the newest measurement of the suite's data sets beside the paper's, and ratios."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.tables.table import Cell, Column, Row, Table
 
 COLUMNS = (
     Column("training s", "low", digits=1),
-    # A training that was not run to its end has a column of its own: no measurement that could be the best.
+    # Extrapolated times have a separate column, so that they cannot be marked the best.
     Column(f"{GUESSED} training s", "", digits=1),
     Column("FPS encoder", digits=1),
     Column("FPS end to end", digits=1),
@@ -31,16 +31,16 @@ RATIOS = (
 )
 RATIO, RATIO_TITLE = ("procap", "maple"), "ProCAP / MaPLe-style"
 PUBLISHED_WORK = {"epochs": 10, "batch": 32, "test_batch": 100}
-"""What the paper measured, by the names of a measurement's settings."""
+"""The paper's settings, by the names of a measurement's settings."""
 WARNINGS = ("THE MACHINE WAS BUSY", GUESSED, "†", "FAILED", "published:")
-"""How notes of a measurement begin that must be known before its ratios are judged."""
+"""Prefixes of the notes of a measurement that also concern its ratios."""
 
 Measurement = dict[str, Any]
 """A `runtime.json`, see `benchmarks.runtime`."""
 
 
 def runtime_tables(suite: SuiteResults) -> list[Table]:
-    """Measurements and ratios; nothing where these methods were not measured on these data sets."""
+    """Make measurements and ratios; no table if these methods were not measured on these data sets."""
     report = newest_measurement(suite)
     if report is None:
         return []
@@ -62,7 +62,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
 
 
 def newest_measurement(suite: SuiteResults) -> Measurement | None:
-    """The newest measurement with every data set and method of the suite, on its backbone."""
+    """Find the newest measurement with every data set and method of the suite, on its backbone."""
     from procap.weights.loading import canonical_name
 
     backbone, _ = canonical_name(suite.options.backbone or suite.options.profile.backbone)
@@ -79,7 +79,7 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
 
 
 def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float | None, float | None]:
-    """Training seconds, encoder's and whole speed of ProCAP over MaPLe-style, of one data set, mode and precision."""
+    """Compute training seconds, encoder and end-to-end speed of ProCAP over MaPLe-style, from rows of one mode."""
     pair = [next((row for row in rows if row["method"] == method), None) for method in RATIO]
     if pair[0] is None or pair[1] is None:
         return None, None, None
@@ -89,7 +89,7 @@ def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float 
 
 
 def published_ratios(dataset: str) -> tuple[float, float] | None:
-    """Training seconds and speed of ProCAP over MaPLe-style as the paper has them; None for other data sets."""
+    """Compute published training seconds and speed of ProCAP over MaPLe-style; None for other data sets."""
     lines = {line.key: line for line in published.runtime() if line.dataset == dataset}
     if set(RATIO) - set(lines):
         return None
@@ -98,7 +98,7 @@ def published_ratios(dataset: str) -> tuple[float, float] | None:
 
 
 def why_unlike(report: Measurement) -> str:
-    """Why the measurement's ratios are not of the work that the paper measured; empty where they are."""
+    """Explain why the measurement differs from the work that the paper measured; empty if it does not."""
     if (backbone := report["backbone"]["name"]) != BACKBONE:
         return f"the backbone is {backbone}, not {BACKBONE}"
     settings = report["settings"]
@@ -111,18 +111,18 @@ def why_unlike(report: Measurement) -> str:
 
 
 def is_extrapolated(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether a training that the ratio is of was not run to its end."""
+    """Whether a training used in the ratio was not run to its end."""
     return any(row["extrapolated"] for row in rows if row["method"] in RATIO)
 
 
 def list_warnings(report: Measurement) -> list[str]:
-    """What was measured, on what, and what must be known before its ratios are judged."""
+    """List what was measured, on what machine, and warnings about its ratios."""
     work, recipe, *others = list_notes(report)
     return [work, recipe, *(note for note in others if note.startswith(WARNINGS))]
 
 
 def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows of one data set by mode, and by precision where there are several."""
+    """Group the rows of one data set by mode, and by precision if there are several."""
     several = len({row["precision"] for row in report["rows"]}) > 1
     found: dict[str, list[dict[str, Any]]] = {}
     for row in report["rows"]:
@@ -132,7 +132,7 @@ def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, 
 
 
 def _published(suite: SuiteResults, dataset: str) -> Iterator[Row]:
-    """Measured on another machine, so that nothing of it is marked the best."""
+    """Make the published rows; they are of another machine, so none of their cells is marked the best."""
     name = display_name(dataset)
     for line in published.runtime() if in_paper(suite) else ():
         if line.dataset == dataset:
@@ -154,7 +154,7 @@ def _ours(report: Measurement, dataset: str) -> Iterator[Row]:
 
 
 def _ratios(suite: SuiteResults, report: Measurement, dataset: str) -> Iterator[Row]:
-    """The paper's machine is not ours: only how one method relates to the other can be compared."""
+    """Make rows of ratios between methods; the paper's machine is another one, so only ratios are comparable."""
     name = display_name(dataset)
     known = published_ratios(dataset) if in_paper(suite) else None
     if known:
@@ -172,7 +172,7 @@ def _ratios(suite: SuiteResults, report: Measurement, dataset: str) -> Iterator[
 
 
 def _in_column(training: Cell, extrapolated: bool) -> tuple[Cell, Cell]:
-    """Seconds of a training, or their ratio, in the column of those that were run to their end or of the others."""
+    """Place the seconds of a training, or their ratio, in the column of finished or of extrapolated ones."""
     return (None, training) if extrapolated else (training, None)
 
 
@@ -188,7 +188,7 @@ def _divide(pair: list[float | None]) -> float | None:
 
 
 def _notes(suite: SuiteResults, report: Measurement) -> tuple[str, ...]:
-    """The measurement's own notes that concern these columns."""
+    """Collect the measurement's own notes about these columns."""
     others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
     kept = (note for note in list_notes(report) if not note.startswith(others))
     return tuple(note.replace("is in the CSV", "is in runtime.csv") for note in kept)

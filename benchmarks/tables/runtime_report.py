@@ -1,4 +1,4 @@
-"""Tables of a report of the runtime benchmark: speed, accelerations, sizes and phases, with notes."""
+"""Make the tables of a runtime report: speed, accelerations, sizes and phases, with notes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.results import write_bytes
 
 SPEED_COLUMNS = (
     Column("training s", "low", digits=1),
-    # A training that was not run to its end has a column of its own: it is no measurement that could be the best.
+    # Extrapolated times have a separate column, so that they cannot be marked the best.
     Column("≈ training s", "", digits=1),
     Column("step ms", "low", digits=1),
     Column("FPS encoder", digits=1),
@@ -51,7 +51,7 @@ BUSY = 0.25
 
 
 def write_report(report: dict[str, Any], folder: Path) -> str:
-    """Write runtime.md, .csv, .tex and .json to `folder`; gives the Markdown."""
+    """Write runtime.md, .csv, .tex and .json to `folder`; returns the Markdown."""
     speed, *more = report_tables(report)
     text = "\n\n".join(render(table, "md") for table in (*more, speed))
     rows = [{"dataset": one.dataset, "method": one.method} | vars_of(one) for one in published.runtime()]
@@ -67,7 +67,7 @@ def write_report(report: dict[str, Any], folder: Path) -> str:
 
 
 def vars_of(row: published.PublishedRuntime) -> dict[str, float]:
-    """A published row's numbers."""
+    """Return the numbers of a published row."""
     return {
         "time_s": row.train_seconds,
         "fps": row.images_per_second,
@@ -76,7 +76,7 @@ def vars_of(row: published.PublishedRuntime) -> dict[str, float]:
 
 
 def report_tables(report: dict[str, Any]) -> list[Table]:
-    """The table of speed with its notes, and those of accelerations, sizes and phases that the report has."""
+    """Make the table of speed with its notes, and those of accelerations, sizes and phases in the report."""
     speed = Table(
         "runtime",
         "Training time and speed of inference",
@@ -102,7 +102,7 @@ def report_tables(report: dict[str, Any]) -> list[Table]:
 
 
 def list_notes(report: dict[str, Any]) -> list[str]:
-    """What the numbers are of, and how they were measured."""
+    """List what the numbers are of, and how they were measured."""
     settings, machine, rows = report["settings"], report["environment"], report["rows"]
     where = machine["gpu"] or f"{machine['cpu']['name']}, {machine['cpu']['threads']} threads"
     before, after = report["load_average"]
@@ -152,7 +152,7 @@ def list_notes(report: dict[str, Any]) -> list[str]:
 
 
 def describe_case(row: dict[str, Any]) -> str:
-    """`digits ProCAP fast fp32`."""
+    """Describe a row: `digits ProCAP fast fp32`."""
     return f"{row['dataset']} {row['title']} {row['mode']} {row['precision']}"
 
 
@@ -213,7 +213,7 @@ def _size(one: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _describe_accelerations(report: dict[str, Any]) -> str:
-    """What fast mode had beyond its exact optimizations, what of it failed, and the cost of its starts."""
+    """Describe the accelerations of fast mode, which of them failed, and the cost of its starts."""
     on = [name for name, chosen in report["settings"]["accelerations"].items() if chosen]
     cache, rows = report["compile_cache"], [row for row in report["rows"] if row["mode"] == "fast"]
     text = f"Accelerations of fast mode: {', '.join(on) or 'none'} (`--accelerate`); of reference mode: none."
@@ -232,7 +232,7 @@ def _describe_accelerations(report: dict[str, Any]) -> str:
 
 
 def _describe_kernels(report: dict[str, Any]) -> list[str]:
-    """Which attention kernels ran, and how ProCAP's cross-attention was chosen."""
+    """Describe which attention kernels ran, and how ProCAP's cross-attention was chosen."""
     notes = []
     for one in report["acceleration_ablation"]:
         calls = ", ".join(f"{name} {count}" for name, count in one["attention"].items())
@@ -249,7 +249,7 @@ def _describe_kernels(report: dict[str, Any]) -> list[str]:
 
 
 def _loss_difference(rows: Sequence[dict[str, Any]]) -> float | None:
-    """The largest relative difference between the modes in the loss of the first batch."""
+    """Compute the largest relative difference between the modes in the loss of the first batch."""
     losses: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
         if row["first_loss"] is not None:

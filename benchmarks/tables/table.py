@@ -1,6 +1,6 @@
-"""A printed table: rows of labels and cells, ours and published ones beside each other, for every output format.
+"""Define a table: rows of labels and cells, ours and published ones, independent of the output format.
 
-The best metric of a group is found here once, so that all formats mark the same ones.
+`Table.marks` finds the best metric of each group, so that all formats mark the same ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Mark = Literal["best", "second"]
 
 @dataclass(frozen=True)
 class Column:
-    """better: which end is the better one, empty where there is none. detail: shown in CSV and JSON only."""
+    """better: which end is the better one, empty if there is none. detail: shown in CSV and JSON only."""
 
     title: str
     better: Literal["high", "low", ""] = "high"
@@ -71,20 +71,20 @@ class Table:
 
     @cached_property
     def seeds_differ(self) -> bool:
-        """Whether metrics are of different seeds, so that each has to show how many it is of."""
+        """Whether metrics are of different seeds, so that each cell must show its number of seeds."""
         return len({metric.seeds for metric in self.metrics if metric.seeds}) > 1
 
     @property
     def mixed(self) -> bool:
-        """Whether published rows stand among ours and have to be told apart."""
+        """Whether the table has both published rows and ours, which must be distinguishable."""
         return len({row.source for row in self.rows}) > 1
 
     def without_details(self) -> Table:
-        """The table as Markdown, LaTeX and HTML show it."""
+        """Return the table as Markdown, LaTeX and HTML show it."""
         return self.with_columns(place for place, column in enumerate(self.columns) if not column.detail)
 
     def without_empty_columns(self) -> Table:
-        """The table without columns that have no cell."""
+        """Return the table without columns that have no cell."""
         places = range(len(self.columns))
         return self.with_columns(place for place in places if any(row.cells[place] is not None for row in self.rows))
 
@@ -98,7 +98,7 @@ class Table:
         return cell if isinstance(cell, Metric) else None
 
     def marks(self) -> Mapping[tuple[int, int], Mark]:
-        """The best and the second of each group and column, by (row, column).
+        """Find the best and the second of each group and column, by (row, column).
 
         Limited results are left out, which their dagger shows. A column whose own results in a group are not all of
         the same seeds has no mark at all: the best of those that are alike may be below one beside it, and would still

@@ -1,4 +1,4 @@
-"""Tables of suites that train on one data set and test on others: a method is a row, a test set a column."""
+"""Make the tables of suites that train on one data set and test on others: a row per method, a column per test set."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ TARGET_MEAN = "Target mean"
 
 
 def cross_dataset_tables(suite: SuiteResults) -> list[Table]:
-    """One table for each data set that was trained on, then the comparison."""
+    """Make one table for each data set that was trained on, then the comparison."""
     return _tables(suite, "Cross-dataset transfer", published.cross_dataset())
 
 
 def domain_generalization_tables(suite: SuiteResults) -> list[Table]:
-    """Likewise, on shifted test sets."""
+    """Make the same tables as `cross_dataset_tables`, for shifted test sets."""
     return _tables(suite, "Domain generalization", published.domain_generalization())
 
 
 def target_metrics(
     suite: SuiteResults, variant: Variant, source: str
 ) -> tuple[Metric | None, Mapping[str, Metric | None], Metric | None]:
-    """Accuracy on the source, on each target by name, and the mean of the targets, where all are there."""
+    """Return the accuracy on the source, on each target by name, and the mean of the targets if all exist."""
     targets = {name: suite.metric(variant, source, Target(name)) for name in list_targets(suite, source)}
     return suite.metric(variant, source, Target(source)), targets, average(list(targets.values())) if targets else None
 
 
 def list_targets(suite: SuiteResults, source: str) -> list[str]:
-    """The test sets of runs that were trained on `source`, without its own."""
+    """List the test sets of runs that were trained on `source`, without `source` itself."""
     targets = [target for run in suite.runs if run.dataset == source for target in run.spec.targets]
     names = dict.fromkeys(Target.recorded(target).dataset for target in targets)
     return [name for name in names if name != source]
 
 
 def find_transfer(lines: Sequence[PublishedTransfer], variant: Variant, source: str) -> PublishedTransfer | None:
-    """The paper's line of a method, which trains on ImageNet alone."""
+    """Find the paper's row of a method, which trains on ImageNet alone."""
     if variant.changed or source != "imagenet":
         return None
     return next((line for line in lines if line.key == variant.method), None)
@@ -64,7 +64,7 @@ def _tables(suite: SuiteResults, title: str, paper: Sequence[PublishedTransfer])
     titles = {name: f"{title}, trained on {display_name(name)}" if others else title for name in suite.datasets}
     tables = [_table(suite, suite.name, titles[first], first, paper)]
     tables += [_table(suite, f"{suite.name}-from-{name}", titles[name], name, paper) for name in others]
-    # Each source has a comparison of its own: over several sources a target would count more than once.
+    # Compare each source separately: over several sources a target would count more than once.
     sources = suite.datasets if others else ("",)
     return [*tables, *(table for source in sources for table in comparison_tables(suite, source=source))]
 

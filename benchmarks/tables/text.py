@@ -1,4 +1,4 @@
-"""The words of a printed table, the same in every format: cells, headers, labels, and what the marks mean."""
+"""Format cells, headers, labels and the meaning of marks, the same in every output format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.tables.table import Cell, Row, Table
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
 MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
-"""The sign of a number, where type would have a hyphen; 1e-05 and dates have none."""
+"""Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
 
 
 def format_cell(table: Table, cell: Cell, place: int, frame: str = "{}", escape: Callable[[str], str] = str) -> str:
-    """A cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †, with n where seeds differ.
+    """Format a cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †, with n if seeds differ.
 
     frame: what is put around the mean; escape: for texts.
     """
@@ -34,17 +34,17 @@ def format_cell(table: Table, cell: Cell, place: int, frame: str = "{}", escape:
 
 
 def format_number(number: float, digits: int, sign: str = "") -> str:
-    """With the sign of what is printed: what rounds to nothing is 0.00, never -0.00. sign: as in a format."""
+    """Format with the sign of the rounded number, so that 0.00 is never -0.00. sign: as in a format string."""
     return f"{round(number, digits) or 0.0:{sign}.{digits}f}"
 
 
 def list_headers(table: Table) -> list[str]:
-    """Labels, and columns with an arrow to their better end."""
+    """List labels, and column titles with an arrow to their better end."""
     return [*table.labels, *(column.title + ARROWS[column.better] for column in table.columns)]
 
 
 def format_labels(table: Table, row: Row, before: Row | None, frame: str, escape: Callable[[str], str]) -> list[str]:
-    """The labels of a row; the first of several is printed once for all rows in succession that have it.
+    """Format the labels of a row; the first of several is printed only once for adjacent rows that share it.
 
     frame: around those of a published row among ours, but for a label that stands for ours below it as well.
     """
@@ -58,7 +58,7 @@ def format_labels(table: Table, row: Row, before: Row | None, frame: str, escape
 
 
 def explain_marks(table: Table, best: str, second: str, published: str) -> list[str]:
-    """What the marks of a table mean, given the words for how a format shows them."""
+    """Explain the marks of a table, given the words for how a format shows them."""
     marks = set(table.marks().values())
     found = []
     if marks:

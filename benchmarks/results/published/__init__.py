@@ -1,1 +1,1 @@
-"""The paper's printed tables, their audit, and whether our results agree with them."""
+"""Load the paper's tables and compare our results with them."""

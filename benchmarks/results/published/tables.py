@@ -1,7 +1,7 @@
-"""The tables that the ProCAP paper prints, as Python: the CSV files beside, with our names for sets and methods.
+"""Load the tables of the ProCAP paper from the CSV files in this folder, with our names for data sets and methods.
 
-Every figure is a percentage as printed, with two decimals, unless its field says otherwise. The paper compares eighteen
-methods; five of them are ours too, the others have no `key`.
+Every number is a percentage with two decimals as printed, unless its field differs. The paper compares eighteen
+methods; five of them are implemented here, the others have no `key`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 PUBLISHED = Path(__file__).parent
 AVERAGE = "Average"
-"""Stands where a data set's name stands, in the lines that sum up all of them; those names have small letters."""
+"""Used as the data set's name in rows of averages; real data set names are lower case."""
 
 DATASETS: Mapping[str, str] = MappingProxyType(
     {
@@ -36,7 +36,7 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "imagenet-r": "ImageNet-R",
     }
 )
-"""Our name of a data set, and the paper's."""
+"""The paper's name of a data set, by our name."""
 
 METHOD_KEYS: Mapping[str, str] = MappingProxyType(
     {
@@ -49,7 +49,7 @@ METHOD_KEYS: Mapping[str, str] = MappingProxyType(
         "ProCAP (Full)": "procap",
     }
 )
-"""The method as the paper prints it, and ours. "MaPLe-style" is MaPLe in ProCAP's recipe, with as many tokens."""
+"""Our name of a method, by the paper's. "MaPLe-style" is MaPLe in ProCAP's recipe, with as many tokens."""
 
 COMPONENTS = ("cross_attention", "gaussian", "kl", "l2", "infonce")
 SPLITS = ("train", "val", "test")
@@ -57,7 +57,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class PublishedHalves:
-    """A line of the main table. dataset: our name, or AVERAGE; venue: "Ours" for ProCAP; hm: harmonic mean."""
+    """A row of the main table. dataset: our name, or AVERAGE; venue: "Ours" for ProCAP; hm: harmonic mean."""
 
     method: str
     key: str | None
@@ -70,7 +70,7 @@ class PublishedHalves:
 
 @dataclass(frozen=True)
 class PublishedTransfer:
-    """Trained on ImageNet: its own accuracy, those of the targets by our names, and their mean without the source."""
+    """A row of transfer results after training on ImageNet: accuracy on ImageNet, on each target, and their mean."""
 
     method: str
     key: str | None
@@ -95,7 +95,7 @@ class PublishedSpread:
 
 @dataclass(frozen=True)
 class PublishedAblation:
-    """A variant by its printed name, which of COMPONENTS it has, and its harmonic means by our names of the sets."""
+    """A variant by its printed name, its COMPONENTS, and its harmonic means by our data set names."""
 
     variant: str
     key: str
@@ -106,7 +106,7 @@ class PublishedAblation:
 
 @dataclass(frozen=True)
 class PublishedDuration:
-    """ProCAP after so many epochs, on average over the eleven data sets."""
+    """ProCAP after `epochs` epochs, averaged over the eleven data sets."""
 
     method: str
     key: str
@@ -118,7 +118,7 @@ class PublishedDuration:
 
 @dataclass(frozen=True)
 class PublishedRuntime:
-    """A line of the runtime table: training seconds of 10 epochs, images per second in inference, accuracy."""
+    """A row of the runtime table: training seconds of 10 epochs, images per second in inference, accuracy."""
 
     method: str
     key: str
@@ -130,7 +130,7 @@ class PublishedRuntime:
 
 @dataclass(frozen=True)
 class PublishedSize:
-    """A data set's number of classes, and of images by split. within: by how many images rounding can be off."""
+    """A data set's number of classes, and of images by split. within: the largest rounding error of the counts."""
 
     dataset: str
     classes: int
@@ -140,22 +140,22 @@ class PublishedSize:
 
 
 def display_name(dataset: str) -> str:
-    """The paper's name of one of its data sets, "Average" for AVERAGE; any other set is called by its own name."""
+    """Return the paper's name of a data set, "Average" for AVERAGE; other data sets keep their name."""
     return DATASETS.get(dataset, dataset)
 
 
 def dataset_name(printed: str) -> str:
-    """Our name of a data set that the paper prints. KeyError for one that it does not."""
+    """Return our name of a data set that the paper prints. Raises KeyError for any other."""
     return AVERAGE if printed.capitalize() == AVERAGE else _names()[printed]
 
 
 def method_key(printed: str) -> str | None:
-    """Our name of a method that the paper prints, None where we do not have it."""
+    """Return our name of a method that the paper prints, None if it is not implemented here."""
     return METHOD_KEYS.get(printed)
 
 
 def base_to_novel(folder: Path = PUBLISHED) -> tuple[PublishedHalves, ...]:
-    """Base-to-novel generalisation of eighteen methods on eleven data sets, and on average; of DCPL the average alone.
+    """Load base-to-novel results of eighteen methods on eleven data sets and their average; DCPL has only the average.
 
     ProCAP's lines are means over seeds 1, 2, 3.
     """
@@ -167,24 +167,24 @@ def base_to_novel(folder: Path = PUBLISHED) -> tuple[PublishedHalves, ...]:
 
 
 def halves(key: str, dataset: str) -> PublishedHalves | None:
-    """The paper's figures of our method `key` on our data set (or AVERAGE), None where it has none."""
+    """Return the paper's numbers of our method `key` on our data set (or AVERAGE), None if it has none."""
     return next((line for line in base_to_novel() if (line.key, line.dataset) == (key, dataset)), None)
 
 
 def cross_dataset(folder: Path = PUBLISHED) -> tuple[PublishedTransfer, ...]:
-    """ImageNet's all classes with 16 shots, tested on the ten other data sets; the venues are the other tables'."""
+    """Load results of training on all classes of ImageNet with 16 shots; venues are those of the other tables."""
     venues = {line.method: line.venue for line in domain_generalization(folder)}
     venues |= {line.method: line.venue for line in base_to_novel(folder)}
     return tuple(_transfer(row, venues[row["method"]]) for row in _rows(folder / "cross_dataset.csv"))
 
 
 def domain_generalization(folder: Path = PUBLISHED) -> tuple[PublishedTransfer, ...]:
-    """The same training, tested on ImageNet's four shifts. "DCPL*" is printed with its star."""
+    """Load results of the same training on ImageNet's four shifts. "DCPL*" is printed with its star."""
     return tuple(_transfer(row, row["venue"]) for row in _rows(folder / "domain_generalization.csv"))
 
 
 def stability(folder: Path = PUBLISHED) -> tuple[PublishedSpread, ...]:
-    """ProCAP's spread over seeds. The average line, the first, has the mean of the eleven harmonic means."""
+    """Load ProCAP's spread over seeds. The first row is the average, the mean of the eleven harmonic means."""
     return tuple(
         PublishedSpread(dataset_name(row["dataset"]), *(float(row[f"{name}_{what}"])
                         for name in ("base", "novel", "hm") for what in ("mean", "std")))
@@ -193,7 +193,7 @@ def stability(folder: Path = PUBLISHED) -> tuple[PublishedSpread, ...]:
 
 
 def ablation(folder: Path = PUBLISHED) -> tuple[PublishedAblation, ...]:
-    """Harmonic means of seed 1 on four data sets, with parts of ProCAP removed."""
+    """Load harmonic means of seed 1 on four data sets, with parts of ProCAP removed."""
     return tuple(
         PublishedAblation(
             row["variant"],
@@ -207,7 +207,7 @@ def ablation(folder: Path = PUBLISHED) -> tuple[PublishedAblation, ...]:
 
 
 def duration(folder: Path = PUBLISHED) -> tuple[PublishedDuration, ...]:
-    """ProCAP trained for 10, 25 and 50 epochs."""
+    """Load ProCAP's results after 10, 25 and 50 epochs."""
     return tuple(
         PublishedDuration(row["method"], METHOD_KEYS[row["method"]], int(row["epochs"]), float(row["base"]),
                           float(row["novel"]), float(row["hm"]))
@@ -216,7 +216,7 @@ def duration(folder: Path = PUBLISHED) -> tuple[PublishedDuration, ...]:
 
 
 def runtime(folder: Path = PUBLISHED) -> tuple[PublishedRuntime, ...]:
-    """Training time, speed and accuracy on all classes of two data sets, one GPU, mixed precision, seed 1."""
+    """Load training time, speed and accuracy on all classes of two data sets, one GPU, mixed precision, seed 1."""
     return tuple(
         PublishedRuntime(row["method"], METHOD_KEYS[row["method"]], dataset_name(row["dataset"]), float(row["time_s"]),
                          float(row["fps"]), float(row["accuracy"]))
@@ -225,7 +225,7 @@ def runtime(folder: Path = PUBLISHED) -> tuple[PublishedRuntime, ...]:
 
 
 def dataset_sizes(folder: Path = PUBLISHED) -> tuple[PublishedSize, ...]:
-    """The fifteen data sets. A split that the paper leaves empty is not in `counts`."""
+    """Load the sizes of the fifteen data sets. A split that the paper leaves empty is not in `counts`."""
     return tuple(
         PublishedSize(
             dataset_name(row["dataset"]),
@@ -239,7 +239,7 @@ def dataset_sizes(folder: Path = PUBLISHED) -> tuple[PublishedSize, ...]:
 
 
 def templates(folder: Path = PUBLISHED) -> Mapping[str, tuple[str, str]]:
-    """The two prompts of each data set that ProCAP starts from, by our names."""
+    """Load the two initial prompts of ProCAP for each data set, by our names."""
     rows = _rows(folder / "templates.csv")
     return MappingProxyType({dataset_name(row["dataset"]): (row["template_1"], row["template_2"]) for row in rows})
 
@@ -271,7 +271,7 @@ def _transfer(row: Mapping[str, str], venue: str) -> PublishedTransfer:
 
 
 def _count(text: str) -> tuple[int, int]:
-    """A count and half of its last printed place: "1.28M" is 1,280,000 within 5,000."""
+    """Parse a count and half of its last printed place: "1.28M" is 1,280,000 within 5,000."""
     if not text.endswith("M"):
         return int(text), 0
     unit = 10 ** (6 - len(text[:-1].partition(".")[2]))

@@ -1,9 +1,9 @@
-"""How far a result may lie from a published figure and still agree with it: every number with its reason.
+"""Define how far a result may be from a published number and still agree with it, with a reason for every constant.
 
-Ours is a mean over our seeds, theirs one over the paper's: both would be others with other seeds. How much, the paper
-prints of ProCAP alone, from three seeds, which is a rough measure; so it is pooled with what is typical of the printed
-table and with the deviation of our own seeds. The critical value is Student's, of all figures that are checked
-together (Bonferroni's correction): each of them alone may be outside far more seldom than one of them.
+Our number and the paper's are both means over a few seeds, so both vary by chance. The paper prints the deviation of
+ProCAP only, from three seeds, which is a rough estimate; so it is pooled with the typical deviation of the printed
+table and with the deviation of our own seeds. The critical value is Student's t with Bonferroni's correction over all
+numbers that are checked together, as one of many is outside by chance more often than a single number.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from statistics import fmean
 from benchmarks.results.published.tables import AVERAGE, PublishedSpread
 
 PUBLISHED_SEEDS = 3
-"""Seeds of the paper's means; its ablation is of one."""
+"""Number of seeds of the paper's means; its ablation has one seed."""
 ALARMS = 0.05
-"""The share of correct reproductions that chance may take outside, in one figure or more."""
+"""Probability that a correct reproduction has at least one number outside its tolerance by chance."""
 PRINTED_DF = PUBLISHED_SEEDS - 1
 TYPICAL_DF = 4
-"""Of a column's typical deviation, a choice of ours.
+"""Degrees of freedom of a column's typical deviation; our own choice.
 
-The printed ones differ no more than those of three seeds do where the true one is the same everywhere, so more weight
-could be argued for; less is safe where data sets differ after all.
+The printed deviations vary no more than three-seed deviations of a common true value would, so a larger number
+could be justified; this one is safe if data sets do differ.
 """
 OTHERS = 2.0
-"""How much more than ProCAP in its main table anything without a printed deviation varies, a choice of ours.
+"""Factor on ProCAP's deviation in the main table for results without a printed deviation; our own choice.
 
-It keeps what is known of data sets, single ones above averages, noisy ones above quiet ones; a deviation of our own
-seeds that is larger widens it further.
+The ratios between data sets, and between single data sets and averages, are kept; a larger deviation of our own
+seeds widens the tolerance further.
 """
 LEAST, UNTRAINED = 0.5, 0.3
-"""Percentage points that no seed explains, readings of ours."""
+"""Differences in percentage points that are allowed even without randomness over seeds; our own choice."""
 NO_SEED = "other weights files, other decoding of JPEG, bf16 instead of fp16"
 PRINTED = (
     f"where the paper prints a deviation, of ProCAP: s pools the printed one ({PRINTED_DF} degrees of freedom), the "
@@ -49,10 +49,10 @@ CHOSEN = (
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest difference that is no disagreement: what no seed explains, or chance where that reaches further.
+    """The largest difference that still agrees: a fixed minimum, or the variation by chance if that is larger.
 
-    least: percentage points, or a part of what is published if `relative`. error: standard error of ours minus
-    published, known by `df` degrees of freedom; 0: nothing is drawn at random. theirs: seeds of the published mean.
+    least: percentage points, or a fraction of the published number if `relative`. error: standard error of ours minus
+    published, with `df` degrees of freedom; 0: nothing is random. theirs: seeds of the published mean.
     """
 
     least: float
@@ -63,11 +63,11 @@ class Tolerance:
     theirs: int = PUBLISHED_SEEDS
 
     def limit(self, among: int = 1) -> float:
-        """What is allowed where so many figures are checked together."""
+        """Return the allowed difference if `among` numbers are checked together."""
         return max(self.least, student(self.df, among) * self.error) if self.error else self.least
 
     def allows(self, ours: float, published: float, among: int = 1) -> bool:
-        """Whether `ours` is near enough; what is printed with two decimals is known to half of the last one alone."""
+        """Whether `ours` is near enough; half of the last printed decimal is allowed as well."""
         allowed = self.limit(among) * (published if self.relative else 1.0)
         return abs(ours - published) <= allowed + 0.005
 
@@ -83,13 +83,13 @@ OF_RATIO = Tolerance(0.25, "25 %: a ratio of two methods on one machine, on anot
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation of single runs over seeds, and the degrees of freedom that it is known by."""
+    """The standard deviation of single runs over seeds, and its degrees of freedom."""
 
     std: float
     df: int
 
     def pooled(self, std: float | None, seeds: int) -> Spread:
-        """With the sample deviation over `seeds` of ours, which is None for a single one."""
+        """Pool with the sample deviation over `seeds` of our seeds, which is None for a single one."""
         if std is None:
             return self
         df = self.df + seeds - 1
@@ -97,11 +97,11 @@ class Spread:
 
 
 def expected(dataset: str, figure: str, table: Sequence[PublishedSpread]) -> Spread:
-    """What the paper says of a figure ("base", "novel" or "hm") of ProCAP, on a data set or AVERAGE.
+    """Estimate the deviation of a number ("base", "novel" or "hm") of ProCAP on a data set or AVERAGE from the paper.
 
-    The printed deviation of an average is twice what data sets that vary independently give, so that it is taken as
-    it is, and as well known as those of data sets, a choice of ours. A data set that the table does not have varies as
-    is typical of the column.
+    The printed deviation of an average is twice that of independently varying data sets, so it is not pooled, and gets
+    the degrees of freedom of the data sets; our own choice. A data set that is not in the table gets the typical
+    deviation of the column.
     """
     column = {line.dataset: getattr(line, f"{figure}_std") for line in table}
     typical = fmean(std**2 for name, std in column.items() if name != AVERAGE)
@@ -116,9 +116,9 @@ def expected(dataset: str, figure: str, table: Sequence[PublishedSpread]) -> Spr
 def of_means(
     spread: Spread, seeds: int, *, std: float | None, printed: bool, theirs: int = PUBLISHED_SEEDS
 ) -> Tolerance:
-    """Of a mean over `seeds` of ours, whose sample deviation is `std`, against one over `theirs` of the paper.
+    """Make the tolerance of a mean over our `seeds` with deviation `std` against one over `theirs` of the paper.
 
-    printed: whether `spread` is of this very figure; else it is of ProCAP in its main table.
+    printed: whether `spread` is of exactly this number; else it is that of ProCAP in its main table.
     """
     known = spread if printed else Spread(OTHERS * spread.std, spread.df)
     known = known.pooled(std, seeds)
@@ -128,7 +128,7 @@ def of_means(
 
 @functools.cache
 def student(df: int, among: int) -> float:
-    """The two-sided critical value of Student's t that ALARMS of `among` tests together exceed at most."""
+    """Compute the two-sided critical value of Student's t that ALARMS of `among` tests together exceed at most."""
     from scipy.stats import t
 
     return float(t.isf(ALARMS / (2 * among), df))

@@ -127,8 +127,8 @@ class Campaign:
     def __init__(self, seed: int, job: Job, processes: int) -> None:
         self.job, self.processes = job, processes
         self.draw = random.Random(f"faults {seed}")
-        self.story = SeedResult(seed, job.config.method)
-        self.watcher = Watcher(job, self.story.wrong)
+        self.result = SeedResult(seed, job.config.method)
+        self.watcher = Watcher(job, self.result.wrong)
         self.stages = [KILLABLE[seed % len(KILLABLE)]]
         if self.draw.random() < 0.5:
             self.stages.append(self.draw.choice(KILLABLE))
@@ -136,25 +136,25 @@ class Campaign:
         self._reached = 0
 
     def run(self, reference: Job) -> SeedResult:
-        began, story = time.monotonic(), self.story
+        began, result = time.monotonic(), self.result
         for stage in self.stages:
             self._attempt(stage)
         failures = 0
         while not self._attempt(None):
             failures += 1
             if failures == MOST_FAILURES:
-                story.wrong.append(f"does not finish: {story.unasked[-1]}")
+                result.wrong.append(f"does not finish: {result.unasked[-1]}")
                 break
         else:
-            story.difference = compare(reference, self.job, story.wrong)
-        story.looks, story.seconds = self.watcher.looks, time.monotonic() - began
-        return story
+            result.difference = compare(reference, self.job, result.wrong)
+        result.looks, result.seconds = self.watcher.looks, time.monotonic() - began
+        return result
 
     def _attempt(self, stage: int | None) -> bool:
-        """Repeat the command; gives whether it finished."""
-        story, draw = self.story, self.draw
-        size = self.processes if not story.sizes else draw.choice(SIZES)
-        story.sizes.append(size)
+        """Repeat the command; returns whether it finished."""
+        result, draw = self.result, self.draw
+        size = self.processes if not result.sizes else draw.choice(SIZES)
+        result.sizes.append(size)
         kept = find_newest_state(self.job.folder)
         with Attempt(self.job, size) as attempt:
             killed = None if stage is None else self._strike(attempt, stage)
@@ -163,27 +163,27 @@ class Campaign:
                 for rank in attempt.alive():
                     attempt.signal(rank, signal.SIGTERM)
             if not attempt.wait(TIMEOUT_SECONDS + 60.0, self.watcher.look):
-                story.wrong.append(f"rank {attempt.alive()} of {size} hung: {killed}")
+                result.wrong.append(f"rank {attempt.alive()} of {size} hung: {killed}")
             seconds = time.monotonic() - began
             self.watcher.look(at_once=True)
             self._follow_up(attempt, kept)
             codes = [attempt.code(rank) for rank in range(size)]
-            said = [attempt.stderr(rank) for rank in range(size)]
+            outputs = [attempt.stderr(rank) for rank in range(size)]
             if killed is not None:
                 rank, hit = killed
                 lost = self._reached - find_newest_state(self.job.folder) if hit <= WRITING else 0
-                story.kills.append(Kill(STAGES[hit], rank, size, terminated, seconds, max(lost, 0)))
-                others = [(codes[r], said[r]) for r in range(size) if r != rank]
-                story.wrong += [_describe_end(STAGES[hit], end) for end in others if _is_unclear(end, terminated)]
+                result.kills.append(Kill(STAGES[hit], rank, size, terminated, seconds, max(lost, 0)))
+                others = [(codes[r], outputs[r]) for r in range(size) if r != rank]
+                result.wrong += [_describe_end(STAGES[hit], end) for end in others if _is_unclear(end, terminated)]
                 return False
         if any(codes):
-            story.unasked += [text.strip() for text in said if text.strip()] or [f"exit codes {codes}"]
-            story.wrong += [f"{text!r}" for text in said if "internal error" in text or "Traceback" in text]
+            result.unasked += [text.strip() for text in outputs if text.strip()] or [f"exit codes {codes}"]
+            result.wrong += [f"{text!r}" for text in outputs if "internal error" in text or "Traceback" in text]
             return False
         return True
 
     def _strike(self, attempt: Attempt, stage: int) -> tuple[int, int] | None:
-        """Kill a rank in a stage: the rank, and the stage it was in; None where it had ended before."""
+        """Kill a rank in a stage: the rank, and the stage it was in; None if it had ended before."""
         draw = self.draw
         rank = draw.randrange(attempt.size)
         if stage == WRITING and draw.random() < 0.75:
@@ -202,39 +202,39 @@ class Campaign:
 
     def _follow_up(self, attempt: Attempt, kept: int) -> None:
         """Check which state an attempt resumed from, and whether it saved its own in time."""
-        story, job = self.story, self.job
+        result, job = self.result, self.job
         resumed = attempt.signs.resumed_from()
         if resumed is None:
             return
         if resumed != kept:
-            story.wrong.append(f"went on from step {resumed}, the newest state was of step {kept}")
-        story.repeated += max(self._reached - resumed, 0)
+            result.wrong.append(f"went on from step {resumed}, the newest state was of step {kept}")
+        result.repeated += max(self._reached - resumed, 0)
         self._reached = attempt.signs.reached()
         late = count_overdue(job, attempt.signs)
         if late:
-            story.wrong.append(f"{late} steps were done after a state was due")
+            result.wrong.append(f"{late} steps were done after a state was due")
 
 
 def _is_unclear(end: tuple[int | None, str], terminated: bool) -> bool:
     """Whether a rank that was not killed ended in another way than with one line that says why."""
-    code, said = end
-    if "internal error" in said or "Traceback" in said or said.count("\n") > 1:
+    code, stderr = end
+    if "internal error" in stderr or "Traceback" in stderr or stderr.count("\n") > 1:
         return True
     if terminated:
         return code not in (0, 1, 128 + signal.SIGTERM, -signal.SIGTERM)
     # A run that was finished when the rank was killed loses nothing and says so by its code.
-    return not (code == 0 or (code == 1 and ("gone without a word" in said or "did not get to" in said)))
+    return not (code == 0 or (code == 1 and ("gone without a word" in stderr or "did not get to" in stderr)))
 
 
 def _describe_end(stage: str, end: tuple[int | None, str]) -> str:
     """An unclear end in one line: a rank may print pages of frames."""
-    code, said = end
-    lines = said.strip().splitlines() or [""]
+    code, stderr = end
+    lines = stderr.strip().splitlines() or [""]
     return f"after a kill during {stage} a rank ended with {code} and {len(lines)} lines, the last: {lines[-1]}"
 
 
 def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False) -> dict[str, Any]:
-    """All seeds, one after the other; gives the report."""
+    """All seeds, one after the other; returns the report."""
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="faults-") as root,
@@ -247,13 +247,13 @@ def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False)
         references = {method: make_job(method, data, folder / "undisturbed") for method in methods}
         for job in references.values():
             run_undisturbed(job)
-        stories = []
+        results = []
         for seed in range(seeds):
             method = methods[seed % len(methods)]
             job = make_job(method, data, folder / f"seed-{seed}")
-            stories.append(Campaign(seed, job, processes).run(references[method]))
-            killed = sum(len(story.kills) for story in stories)
-            display.update(len(stories), kills=killed, wrong=sum(len(story.wrong) for story in stories))
+            results.append(Campaign(seed, job, processes).run(references[method]))
+            killed = sum(len(result.kills) for result in results)
+            display.update(len(results), kills=killed, wrong=sum(len(result.wrong) for result in results))
     return {
         "command": f"python -m benchmarks.studies.faults --seeds {seeds} --processes {processes}",
         "note": note,
@@ -264,8 +264,8 @@ def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False)
         "timeout_seconds": TIMEOUT_SECONDS,
         "sizes": SIZES,
         "tolerance": {"weights": WEIGHTS, "terms": TERMS},
-        "wrong": sum(len(story.wrong) for story in stories),
-        "seeds": [asdict(story) for story in stories],
+        "wrong": sum(len(result.wrong) for result in results),
+        "seeds": [asdict(result) for result in results],
     }
 
 

@@ -78,7 +78,7 @@ class Signs:
         return max((step for step, moment in enumerate(self.ticks) if moment), default=0)
 
     def resumed_from(self) -> int | None:
-        """The step that the first step done followed, None where none was done."""
+        """The step that the first step done followed, None if none was done."""
         return next((step - 1 for step, moment in enumerate(self.ticks) if moment), None)
 
 

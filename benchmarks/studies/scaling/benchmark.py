@@ -52,7 +52,7 @@ class Measured:
 
     seconds: of every round, by the slowest process; cpu: of the processor, by the process that used most.
     speedup: one process's seconds over these, median over the rounds.
-    communication: share of a step in messages and waiting, mean of the processes; None where messages are not seen.
+    communication: share of a step in messages and waiting, mean of the processes; None if messages are not seen.
     sent_bytes, messages: of one process a step. tensor_bytes: alive at once in a step, process_bytes: the process's
     peak in a step; both of the process that has most. expected: seconds by the model. loss: the same in all variants.
     """

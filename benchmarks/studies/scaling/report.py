@@ -158,7 +158,7 @@ def _most(one: dict[str, Any]) -> list[str]:
 
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the plot as PNG and PDF; gives the PNG's path."""
+    """Write the plot as PNG and PDF; returns the PNG's path."""
     return save_plots(folder, {"scaling": lambda: plot_speedups(report)})
 
 
