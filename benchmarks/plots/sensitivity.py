@@ -42,7 +42,7 @@ def sensitivity_plots(suite: SuiteResults) -> Plots:
 def weights_map(suite: SuiteResults) -> Figure | None:
     """Draw HM over lambda (upwards) x beta, the mean over the data sets, at the paper's temperature.
 
-    A value of zero has a row or column of its own; a missing cell is hatched.
+    A value of zero has a separate row or column; a missing cell is hatched.
     """
     import numpy as np
     from matplotlib.patches import Rectangle

@@ -48,8 +48,8 @@ def spread_plots(suite: SuiteResults) -> Plots:
 def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
     """Draw a panel each for base, novel and HM, a row per data set; None if no data set has several seeds.
 
-    Accuracies of data sets lie far apart and seeds close together, so that each row is drawn around its own mean, which
-    stands beside it.
+    Data sets differ much more than seeds, so each row is drawn around its own mean, whose value
+    is printed beside it.
     """
     from matplotlib.figure import Figure
 

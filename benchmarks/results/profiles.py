@@ -14,7 +14,7 @@ class Profile:
     """Data sets, their backbone, and how long methods are trained on them.
 
     recipe, changes, rates: as `plan_run` takes them; rates are learning rates by method. quick: further changes, for a
-    look at whether everything works. general: what stands for ImageNet, and shifts: its shifted test sets. where: for
+    smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets. where: for
     people, behind what is done there.
     """
 

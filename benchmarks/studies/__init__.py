@@ -1,1 +1,1 @@
-"""Measurements of this program itself, each runnable by hand. Not part of the wheel."""
+"""Measure this program itself; each study is run by hand. Not part of the wheel."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.studies.audit
 
-A number with two decimals is known to half a hundredth. What follows from such numbers is known to an interval, and a
-printed result disagrees only if no true values that round to what is printed could give it.
+A number with two decimals is known to half a hundredth. A value computed from such numbers lies in an interval, and a
+printed result disagrees only if it is not a rounding of any value in that interval.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ HALF_UNIT = Fraction(1, 200)
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a true percentage lies, ends included."""
+    """The range of a true percentage, ends included."""
 
     low: Fraction
     high: Fraction
 
     def gives(self, printed: float) -> bool:
-        """Whether a true value in here can be printed so, whichever way a tie is rounded."""
+        """Whether a value in the interval can round to `printed`, whichever way a tie is rounded."""
         rounded = known(printed)
         return rounded.low <= self.high and self.low <= rounded.high
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A printed figure that disagrees with what its own or another table gives: `recomputed`, in [low, high].
+    """A printed number that disagrees with the value `recomputed`, in [low, high], from its own or another table.
 
     where: method and data set as printed. remark: what would explain it.
     """
@@ -73,9 +73,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A printed figure that was held against others. finding: None if it agrees.
+    """A printed number that was recomputed. finding: None if it agrees.
 
-    readings: of an average harmonic mean, those that give what is printed.
+    readings: for an average harmonic mean, the readings that agree with the printed number.
     """
 
     table: str
@@ -86,36 +86,36 @@ class Check:
 
 
 def known(printed: float) -> Interval:
-    """What a percentage printed with two decimals says; none is below 0 or above 100."""
+    """Return the interval of a percentage printed with two decimals, within 0 and 100."""
     return Interval(max(_exact(printed) - HALF_UNIT, Fraction(0)), min(_exact(printed) + HALF_UNIT, Fraction(100)))
 
 
 def harmonic(base: Interval, novel: Interval) -> Interval:
-    """The harmonic mean of two percentages: it grows with both."""
+    """Compute the harmonic mean of two percentages, which increases with both."""
     return Interval(_hm(base.low, novel.low), _hm(base.high, novel.high))
 
 
 def mean(parts: Sequence[Interval]) -> Interval:
-    """The mean of several percentages."""
+    """Average several percentages."""
     return Interval(_mean([part.low for part in parts]), _mean([part.high for part in parts]))
 
 
 def check_hm(table: str, where: str, base: float, novel: float, hm: float) -> Check:
-    """The harmonic mean of one data set against its base and novel accuracy."""
+    """Check the harmonic mean of one data set against its base and novel accuracy."""
     centre = _hm(_exact(base), _exact(novel))
     return _check(table, where, "HM", hm, centre, harmonic(known(base), known(novel)), _hm_remark(base, novel, hm))
 
 
 def check_mean(table: str, where: str, kind: Kind, parts: Sequence[float], printed: float) -> Check:
-    """A mean against the figures that it is the mean of."""
+    """Check a mean against the numbers it averages."""
     centre = _mean([_exact(part) for part in parts])
     return _check(table, where, kind, printed, centre, mean([known(part) for part in parts]))
 
 
 def check_average_hm(table: str, where: str, base: float, novel: float, hm: float, hms: Sequence[float] = ()) -> Check:
-    """An average line's harmonic mean, read as that of the averages and, with `hms`, as the mean of the data sets' own.
+    """Check an average row's HM, as the HM of the averages and, with `hms`, as the mean of the data sets' HMs.
 
-    It agrees if one of the readings gives it; a finding is told by the reading that comes nearest.
+    It agrees if one of the readings gives it; a finding describes the nearest reading.
     """
     ways: dict[Reading, tuple[Fraction, Interval]] = {
         "HM of averages": (_hm(_exact(base), _exact(novel)), harmonic(known(base), known(novel)))
@@ -130,13 +130,13 @@ def check_average_hm(table: str, where: str, base: float, novel: float, hm: floa
 
 
 def check_same(table: str, where: str, printed: float, elsewhere: float, remark: str) -> Check:
-    """A figure that two tables print: nothing was computed between them, so it has to be the same to the last digit."""
+    """Check a number that two tables print; it must be equal to the last digit."""
     finding = Finding(table, where, printed, elsewhere, elsewhere, elsewhere, "other table", remark)
     return Check(table, where, "other table", None if printed == elsewhere else finding)
 
 
 def check_count(table: str, where: str, printed: int, count: int, within: int, remark: str) -> Check:
-    """A printed number of things against their count; `within` is half of its last printed place."""
+    """Check a printed count against the number of things; `within` is half of its last printed place."""
     finding = Finding(table, where, printed, count, count - within, count + within, "data set", remark)
     return Check(table, where, "data set", None if abs(printed - count) <= within else finding)
 
@@ -151,7 +151,7 @@ def _check(
 
 
 def _exact(printed: float) -> Fraction:
-    # The shortest decimal of a float is what was printed; the float itself is a hair beside it.
+    # str() gives the printed decimal; the float itself differs slightly from it.
     return Fraction(str(printed))
 
 
@@ -164,14 +164,14 @@ def _hm(base: Fraction, novel: Fraction) -> Fraction:
 
 
 def _hm_remark(base: float, novel: float, hm: float) -> str:
-    """Which base or novel accuracy would give the printed harmonic mean with the other half as printed."""
+    """Describe which base or novel accuracy would give the printed harmonic mean with the other one as printed."""
     values = {"base": _partner(novel, hm), "novel": _partner(base, hm)}
     fits = [f"{name} {value:.2f}" for name, value in values.items() if value is not None]
     return f"fits {' or '.join(fits)}" if fits else "fits no base or novel accuracy"
 
 
 def _partner(half: float, hm: float) -> float | None:
-    """The other half of a harmonic mean, None if it would be no percentage."""
+    """Compute the other accuracy of a harmonic mean, None if it would not be a percentage."""
     rest = 2 * _exact(half) - _exact(hm)
     value = _exact(hm) * _exact(half) / rest if rest > 0 else Fraction(101)
     return float(value) if value <= 100 else None
@@ -191,24 +191,24 @@ NAMES: Mapping[Kind, str] = {
 
 @dataclass(frozen=True)
 class Audit:
-    """All that was checked of the tables in `folder`."""
+    """All checks of the tables in `folder`."""
 
     checks: tuple[Check, ...]
     folder: Path
 
     @property
     def findings(self) -> list[Finding]:
-        """What disagrees, in the order of the tables."""
+        """The disagreements, in the order of the tables."""
         return [check.finding for check in self.checks if check.finding]
 
     @property
     def checked(self) -> Mapping[Kind, int]:
-        """How many figures were checked, of each kind."""
+        """The number of checks of each kind."""
         return Counter(check.kind for check in self.checks)
 
     @property
     def readings(self) -> Mapping[tuple[str, str], tuple[Reading, ...]]:
-        """How each average harmonic mean is to be read, by table and place; empty if no reading gives it."""
+        """The readings of each average harmonic mean that agree, by table and place; may be empty."""
         return {(check.table, check.where): check.readings for check in self.checks if check.kind == "average HM"}
 
 
@@ -219,7 +219,7 @@ def audit(folder: Path = PUBLISHED) -> Audit:
 
 
 def audit_table(folder: Path = PUBLISHED) -> Table:
-    """What disagrees as a table, the largest difference first; the notes say the rule and what was not checked."""
+    """Make a table of disagreements, the largest difference first; notes explain the rule and what was not checked."""
     done = audit(folder)
     found = sorted(done.findings, key=lambda finding: -abs(finding.printed - finding.recomputed))
     return Table(
@@ -241,7 +241,7 @@ def audit_table(folder: Path = PUBLISHED) -> Table:
 
 
 def by_method(lines: Iterable[PublishedHalves]) -> Mapping[str, list[PublishedHalves]]:
-    """The lines of the main table by method as printed, in the order of first appearance."""
+    """Group the rows of the main table by method as printed, in the order of first appearance."""
     found: dict[str, list[PublishedHalves]] = {}
     for line in lines:
         found.setdefault(line.method, []).append(line)
@@ -313,7 +313,7 @@ def _sizes(folder: Path) -> Iterator[Check]:
 
 
 def _halves(table: str, method: str, lines: Iterable[PublishedHalves | PublishedSpread]) -> Iterator[Check]:
-    """The lines of one method: each data set's harmonic mean, then the averages over them."""
+    """Check the rows of one method: each data set's harmonic mean, then the averages over them."""
     every = list(lines)
     sets = [line for line in every if line.dataset != AVERAGE]
     for line in sets:
@@ -334,7 +334,7 @@ def _target_means(table: str, lines: Sequence[PublishedTransfer]) -> Iterator[Ch
 
 
 def _main(folder: Path) -> dict[str, PublishedHalves]:
-    """ProCAP's lines of the main table, by data set."""
+    """Return ProCAP's rows of the main table, by data set."""
     return {line.dataset: line for line in base_to_novel(folder) if line.key == "procap"}
 
 
@@ -371,7 +371,7 @@ def _notes(done: Audit) -> tuple[str, ...]:
 
 
 def _reading_notes(done: Audit) -> Iterator[str]:
-    """For each table, which reading of an average harmonic mean gives what is printed, and how often."""
+    """Describe for each table which reading of an average harmonic mean agrees, and how often."""
     tables: dict[str, Counter[str]] = {}
     for (table, _), readings in done.readings.items():
         tables.setdefault(table, Counter())[" or ".join(readings) or "neither reading"] += 1
@@ -381,7 +381,7 @@ def _reading_notes(done: Audit) -> Iterator[str]:
 
 
 def _whole_notes(folder: Path) -> Iterator[str]:
-    """An accuracy of 100.00 breaks no rule, but a reader wants to know of it, and of what the others have there."""
+    """Describe accuracies of 100.00, which break no rule but are notable, and the other methods' there."""
     lines = base_to_novel(folder)
     for line in lines:
         for half in ("base", "novel"):

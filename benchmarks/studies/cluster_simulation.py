@@ -45,7 +45,7 @@ START = START_SECONDS["cuda"]
 
 @dataclass(frozen=True)
 class Run:
-    """Seconds of `training`, which saves checkpoints, of `evaluations`, which do not, and of every `start`."""
+    """One run: seconds of `training`, which saves checkpoints, of `evaluations`, which do not, and of every `start`."""
 
     training: float
     evaluations: tuple[float, ...] = ()
@@ -53,11 +53,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Of work, the start left out."""
+        """Seconds of work without the start."""
         return self.training + sum(self.evaluations)
 
     def saved(self, worked: float, checkpoint: float) -> float:
-        """Seconds of work that survive when the run is lost after `worked` seconds of it in all."""
+        """Return the seconds of work that are kept if the run is lost after `worked` seconds of work."""
         if worked < self.training:
             return math.floor(worked / checkpoint) * checkpoint
         saved = self.training
@@ -70,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The cluster; seconds, but for `mtbf_hours`, after which a node fails on average (None: never).
+    """The cluster; all times in seconds except `mtbf_hours`, the mean time between failures of a node (None: never).
 
     checkpoint: between checkpoints of a training. notice: until a lost node is noticed. replace: until another node has
     taken its place.
@@ -85,7 +85,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulation. Seconds of GPUs: `useful` work, `lost` work, `starting`; floor: no schedule ends earlier."""
+    """One simulation. GPU seconds of `useful` work, `lost` work, `starting`; floor: lower bound of the makespan."""
 
     gpus: int
     makespan: float
@@ -98,7 +98,7 @@ class Outcome:
 
     @property
     def gpu_hours(self) -> float:
-        """Of all GPUs until the last run has ended, busy or not."""
+        """Hours of all GPUs until the last run has ended, busy or not."""
         return self.gpus * self.makespan / 3600
 
     @property
@@ -107,7 +107,7 @@ class Outcome:
 
 
 def simulate(runs: Sequence[Run], gpus: int, given: Conditions, seed: int = 0) -> Outcome:
-    """Carry out `runs` on `gpus` GPUs. Raises UsageError if nodes fail before any run can save something."""
+    """Simulate `runs` on `gpus` GPUs. Raises UsageError if nodes fail before any run can save something."""
     _refuse_endless(runs, given)
     draw = random.Random(seed)
     sizes = {node: min(given.per_node, gpus - first) for node, first in enumerate(range(0, gpus, given.per_node))}
@@ -175,14 +175,14 @@ def _refuse_endless(runs: Sequence[Run], given: Conditions) -> None:
 
 
 class PublishedA100(Machine):
-    """An A100 at the pace of the paper's own code."""
+    """An A100 at the speed of the paper's own code."""
 
     def pace(self, precision: str) -> float:
         return A100_PUBLISHED_PACE
 
 
 def machines() -> dict[str, Machine]:
-    """The two assumptions between which a GPU is expected, by the words of the report."""
+    """Return the slow and the fast assumption about a GPU, by their names in the report."""
     return {
         "H200, assumed: 40% of its 989 TFLOP/s reached": Machine("H200", "cuda"),
         f"A100, published: {A100_PUBLISHED_PACE / 1e12:.1f} TFLOP/s by the paper's training seconds": PublishedA100(
@@ -192,7 +192,7 @@ def machines() -> dict[str, Machine]:
 
 
 def table_one() -> list[RunConfig]:
-    """Every run of the paper's Table 1, each method by its published recipe."""
+    """List every run of the paper's Table 1, each method with its published recipe."""
     return [
         plan_run(method=method, dataset=dataset, seed=seed, backbone="ViT-B-16", precision="bf16")
         for dataset in PAPER.datasets
@@ -202,7 +202,7 @@ def table_one() -> list[RunConfig]:
 
 
 def runs_of(configs: Sequence[RunConfig], machine: Machine, start: float) -> list[Run]:
-    """Durations of `configs`, tested on base and novel classes."""
+    """Compute the durations of `configs`, tested on base and novel classes."""
     nowhere = Path("/nonexistent")
     model = CostModel(RuntimeConfig(nowhere, nowhere), machine)
     base = model.work(configs[0], [], trained=1.0)
@@ -215,7 +215,7 @@ def runs_of(configs: Sequence[RunConfig], machine: Machine, start: float) -> lis
 
 
 def study(flags: argparse.Namespace) -> dict[str, Any]:
-    """Simulate everything; plain JSON. Raises UsageError for unusable flags."""
+    """Run all simulations; returns plain JSON. Raises UsageError for unusable flags."""
     sizes = _sizes(flags)
     given = Conditions(flags.gpus_per_node, flags.mtbf_hours or None, replace=flags.replace)
     hours = sorted({*FAILING_HOURS, *([given.mtbf_hours] if given.mtbf_hours else [])})
@@ -248,7 +248,7 @@ def study(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _row(runs: Sequence[Run], gpus: int, given: Conditions, flags: argparse.Namespace) -> dict[str, Any]:
-    """Means over the seeds; one simulation is enough where nothing fails."""
+    """Average over the seeds; one simulation is enough without failures."""
     seeds = flags.seeds if given.mtbf_hours is not None else 1
     outcomes = [simulate(runs, gpus, given, seed) for seed in range(seeds)]
     spans = [one.makespan for one in outcomes]
@@ -283,7 +283,7 @@ def _sizes(flags: argparse.Namespace) -> list[int]:
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Format the report as Markdown."""
     given, cases = report["conditions"], report["cases"]
     mtbf = f"every {given['mtbf_hours']:,.0f} hours" if given["mtbf_hours"] else "never"
     parts = [
@@ -341,7 +341,7 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def draw_makespans(report: dict[str, Any]) -> Figure:
-    """Plot makespan over GPUs with its floor, both axes logarithmic."""
+    """Plot makespan over GPUs with its lower bound, both axes logarithmic."""
     from matplotlib.figure import Figure
 
     from benchmarks.plots import INK, grid
@@ -366,7 +366,7 @@ def draw_makespans(report: dict[str, Any]) -> Figure:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, simulate, print tables; with --out write them with a figure and the numbers."""
+    """Parse the command line, simulate, print tables; with --out also write tables, plot and numbers."""
     parser = argparse.ArgumentParser(description="Simulate the paper's Table 1 on clusters of several sizes.")
     parser.add_argument("--gpus", default=",".join(map(str, CLUSTER_SIZES)))
     parser.add_argument("--gpus-per-node", type=int, default=8)

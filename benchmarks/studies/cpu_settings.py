@@ -1,13 +1,13 @@
-"""Which settings of a CPU pay off on this machine, by measurement: precision, threads, and how images become patches.
+"""Measure which CPU settings are fastest on this machine: precision, threads, and how images become patches.
 
-The parts of the training step that do not depend on the batch, refinement and optimizer, stand beside the whole step.
+The parts of the training step that do not depend on the batch, refinement and optimizer, are also timed separately.
 
     python -m benchmarks.studies.cpu_settings                                 mini, batches of 4 and 32; under a minute
     python -m benchmarks.studies.cpu_settings --backbone ViT-B/16 --random    full size, random weights; ten minutes
 
-Every setting does the same work in one process, in interleaved rounds; a time beside another one is the median of the
-rounds' own ratios, so that whatever else the machine does falls on both. Prints a table and leaves no file, unless
-`--out` names one. How threads wait for each other is fixed when OpenMP starts: compare runs of this command under
+Every setting does the same work in one process, in interleaved rounds; a speed-up is the median of the
+ratios per round, so that other load on the machine affects both. Prints a table and writes no file, unless
+`--out` is given. How threads wait for each other is fixed when OpenMP starts: compare runs of this command under
 OMP_WAIT_POLICY=active and passive.
 
 Shapes: B images, C classes, D vision width, L patches, W image size.
@@ -39,14 +39,14 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Setting:
-    """One way of running everything: threads of a product, and whether autocast rounds products to bfloat16."""
+    """One setting: number of threads, and whether autocast uses bfloat16."""
 
     name: str
     threads: int
     bf16: bool
 
     def run(self, work: Work) -> object:
-        """`work` on that many threads; it asks for `autocast` itself, around its forward pass alone."""
+        """Run `work` with this number of threads; `work` calls `autocast` itself around its forward pass."""
         import torch
 
         torch.set_num_threads(self.threads)
@@ -63,7 +63,7 @@ Work = Callable[[Setting], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement: milliseconds (median), and how many times as fast as the first setting of the same work."""
+    """One measurement: median milliseconds, and the speed-up over the first setting of the same work."""
 
     work: str
     batch: int
@@ -73,7 +73,7 @@ class Row:
 
 
 def settings_here() -> list[Setting]:
-    """All cores in float32, which everything is compared with; bfloat16; and one thread, where there are more cores."""
+    """List the settings: all cores in float32 (the reference), bfloat16, and one thread if there are more cores."""
     cores = os.cpu_count() or 1
     every = f"{cores} threads" if cores > 1 else "1 thread"
     found = [Setting(f"fp32, {every}", cores, False), Setting(f"bf16, {every}", cores, True)]
@@ -83,7 +83,7 @@ def settings_here() -> list[Setting]:
 
 
 def measure(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> list[Row]:
-    """Rows of the training step, its constant parts, the evaluated batch and the patches of every batch size."""
+    """Measure the training step, its constant parts, the evaluated batch and the patches for every batch size."""
     settings, rows = settings_here(), []
     for batch in batches:
         for name, work in _works(clip, batch, classes).items():
@@ -117,7 +117,7 @@ def _compare(
 
 
 def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
-    """ProCAP's whole training step, two parts of it, and its classification of as many images."""
+    """Make ProCAP's whole training step, two parts of it, and its classification of as many images."""
     import torch
 
     from benchmarks.runtime.data import class_names
@@ -130,7 +130,7 @@ def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
     method = build_method("procap", clip, LabelSpace(class_names(classes)), {}, generator(SEED, "init"))
     assert isinstance(method, ProCAP)
     optimizer = make_optimizer(method, PROCAP_RECIPE)
-    # At a rate of zero the optimizer does all its work and every round starts from the same weights.
+    # With a learning rate of zero the optimizer still does all its work, but the weights never change.
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     images, labels = _images(clip, batch), torch.arange(batch) % classes
@@ -156,19 +156,19 @@ def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
     def update(setting: Setting) -> None:
         optimizer.step()
 
-    # In this order: the update takes the gradients that the refinement leaves, and those are nearly all there are.
+    # The order matters: the update uses the gradients of the refinement, which are nearly all gradients.
     return {"training step": step, "of it refinement": refine, "of it optimizer": update, "evaluated batch": evaluate}
 
 
 def _patch_ways(clip: CLIP, batch: int) -> list[tuple[str, Work]]:
-    """Images to rows of patches [B, L, D]: as the tower does it, and as the convolution that it stands for."""
+    """Make images to rows of patches [B, L, D]: as the tower does it, and as the equivalent convolution."""
     import torch
 
     tower, images = clip.visual, _images(clip, batch)
     weight, stride = tower.conv1.weight, tower.conv1.stride
 
     def rows(x: Tensor, kernel: Tensor) -> Tensor:
-        # Contiguous, as the rows of the product are.
+        # Make the result contiguous, like that of the matrix product.
         return torch.conv2d(x, kernel, stride=stride).flatten(2).transpose(1, 2).contiguous()
 
     def last(x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def _images(clip: CLIP, batch: int) -> torch.Tensor:
 
 
 def read_speed() -> float:
-    """Bytes read per second by a sum over more than caches hold."""
+    """Measure bytes read per second by a sum over more data than the caches hold."""
     import torch
 
     from benchmarks.runtime.measure import timed
@@ -212,7 +212,7 @@ def read_speed() -> float:
 
 
 def flags() -> list[str]:
-    """What this processor says it has for lower precision; empty if the system does not tell."""
+    """List the processor's features for lower precision; empty if the system does not report them."""
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -223,7 +223,7 @@ def flags() -> list[str]:
 
 
 def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dict[str, Any]:
-    """Everything that was measured, as plain JSON, and on what."""
+    """Collect all measurements and the machine as plain JSON."""
     import torch
 
     from benchmarks.runtime.measure import matmul_peak
@@ -252,7 +252,7 @@ def report(clip: CLIP, batches: Sequence[int], classes: int, rounds: int) -> dic
 
 
 def table(found: dict[str, Any]) -> str:
-    """The report as a plain table."""
+    """Format the report as a plain table."""
     cpu, peaks = found["environment"]["cpu"], found["gflops"]
     head = [
         f"{cpu['name']}, {cpu['cores']} cores ({', '.join(found['flags']) or 'flags unknown'}), "

@@ -1,4 +1,4 @@
-"""ProCAP's cross-attention in eager, compiled and fused form, timed beside what reading its weights takes.
+"""Time ProCAP's cross-attention in eager, compiled and fused form, and compare with the time to read its weights.
 
     python -m benchmarks.studies.cross_attention                    all levels of ViT-B/16, on the first GPU; a minute
     python -m benchmarks.studies.cross_attention --autocast         as mixed precision trains it
@@ -36,7 +36,7 @@ from runner.environment import environment, resolve_device
 from runner.results import write_bytes, write_json
 
 HBM = 4.8e12
-"""Bytes per second of an H200's memory by its data sheet."""
+"""Memory bandwidth of an H200 in bytes per second, from its data sheet."""
 
 THIS_MEMORY = "this memory (copying 1 GiB)"
 FLOOR_HEADERS = ("bytes at", "TB/s", "forward us", "with backward us")
@@ -49,7 +49,7 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 @dataclass
 class Way:
-    """One way of running the stack: `forward` and `step` (with backward) give tensors to compare; None cannot run."""
+    """One implementation: `forward` and `step` (with backward) return tensors to compare; None if it cannot run."""
 
     name: str
     forward: Callable[[], object] | None
@@ -89,7 +89,7 @@ class Stack:
 
     @property
     def level_bytes(self) -> int:
-        """Bytes of the parameters that one level reads, W_p among them."""
+        """Bytes of the parameters that one level reads, including W_p."""
         modules = self.projection, self.vision[0], self.text[0]
         return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
 
@@ -101,7 +101,7 @@ class Stack:
         return v, t
 
     def ways(self, refine: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Step, Step]:
-        """The stack forward without gradients, and forward with all gradients."""
+        """List the implementations: the stack forward without gradients, and forward with all gradients."""
 
         def forward() -> tuple[Tensor, ...]:
             with torch.no_grad():
@@ -114,7 +114,7 @@ class Stack:
 
 
 def measure_ways(stack: Stack, rounds: int, compiled: bool) -> list[Way]:
-    """Every way on the GPU of `stack`, timed in interleaved rounds; on a CPU eager alone."""
+    """Measure every implementation on the GPU of `stack` in interleaved rounds; on a CPU only eager."""
     refines: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {"eager": lambda: stack.refine(eager_level)}
     if stack.device.type == "cuda":
         if compiled:
@@ -126,7 +126,7 @@ def measure_ways(stack: Stack, rounds: int, compiled: bool) -> list[Way]:
         forward, step = stack.ways(refine)
         try:
             found = (*forward(), *step())
-        # A way that fails on this device is a row that says so, and the others are still of use.
+        # An implementation that fails on this device gets an empty row; the others are still measured.
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             ways.append(Way(name, None, None))
@@ -158,7 +158,7 @@ def _microseconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _kernels(step: Step, device: torch.device) -> int | None:
-    """How many kernels a step launches, or None on a CPU."""
+    """Count the kernels that a step launches, None on a CPU."""
     if device.type != "cuda":
         return None
     from torch.profiler import ProfilerActivity, profile
@@ -170,7 +170,7 @@ def _kernels(step: Step, device: torch.device) -> int | None:
 
 
 def bandwidth(device: torch.device, size: int) -> float:
-    """Bytes read and written per second by copies of `size` bytes, many in one graph so that launches overlap."""
+    """Measure bytes read and written per second by copies of `size` bytes, in one graph so that launches overlap."""
     source, repeats = torch.zeros(size, dtype=torch.uint8, device=device), 20
     target = torch.empty_like(source)
 
@@ -183,7 +183,7 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Format the report as Markdown."""
     setting, floor, machine = report["setting"], report["floor"], report["environment"]
     lines = [
         "# ProCAP's cross-attention: eager, compiled, fused",
@@ -241,7 +241,7 @@ def _median(values: list[float]) -> float | None:
 
 
 def main() -> None:
-    """Parse the command line, measure, print the table; on a GPU write it beside the figures."""
+    """Parse the command line, measure, print the table; on a GPU also write it and the plots."""
     parser = argparse.ArgumentParser(description="Time ProCAP's cross-attention in every form beside its floor.")
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--levels", type=int, default=9)

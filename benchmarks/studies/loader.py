@@ -1,11 +1,11 @@
-"""How fast images are packed, streamed and augmented, beside bare loops of Pillow over the same bytes in the same run.
+"""Measure how fast images are packed, streamed and augmented, compared with bare loops of Pillow over the same bytes.
 
     python -m benchmarks.studies.loader                 about eight minutes on 2 CPU cores
     python -m benchmarks.studies.loader --images 100    half a minute, to see that it works
 
-The images are photographs to a decoder: 1/f noise of 500 x 375 pixels, JPEG of quality 90, about 110 kB, ImageNet's
-mean. Every round runs every row once, so that whatever else the machine does falls on all of them; figures are medians
-over the rounds. It prints a Markdown table and writes that and all figures to `docs/results/`.
+Images decode like photographs: 1/f noise of 500 x 375 pixels, JPEG of quality 90, about 110 kB, ImageNet's
+mean. Every round runs every row once, so that other load on the machine affects all of them; results are medians
+over the rounds. It prints a Markdown table and writes the table and all numbers to `docs/results/`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DECODE, TRANSFORM = "Pillow decodes", "and CoOp's transform"
 
 @dataclass
 class Row:
-    """One thing that is timed: `run` handles `images` images on `cores` cores; a number for each round."""
+    """One timed task: `run` processes `images` images on `cores` cores; a number for each round."""
 
     name: str
     what: str
@@ -72,12 +72,12 @@ class Row:
         return [self.images / seconds for seconds in self.seconds]
 
     def share_of(self, loop: Row) -> float:
-        """Median over the rounds of this rate divided by the rate of a bare loop on as many cores."""
+        """Return the median over the rounds of this rate divided by the rate of a bare loop on as many cores."""
         pairs = zip(self.rates, loop.rates, strict=True)
         return statistics.median(rate / (bare * self.cores) for rate, bare in pairs)
 
     def report(self, decode: Row, transform: Row) -> dict[str, Any]:
-        """Its figures as plain JSON."""
+        """Return the measurements as plain JSON."""
         rate = statistics.median(self.rates)
         used = statistics.median(cpu / wall for cpu, wall in zip(self.cpu_seconds, self.seconds, strict=True))
         return {
@@ -97,7 +97,7 @@ class Row:
 
 
 def folder_source(root: Path, images: list[bytes]) -> Source:
-    """The images as files in class folders, and how they are packed."""
+    """Write the images as files in class folders and return the source to pack them from."""
     paths = tuple(f"{i % CLASSES}/{i:05d}.jpg" for i in range(len(images)))
     for path, data in zip(paths, images, strict=True):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _folder_part(
 
 
 def rows(images: list[bytes], folder: Path, workers: int) -> list[Row]:
-    """Everything that is timed, the bare loops first; packs the images once to have something to stream."""
+    """List all timed tasks, the bare loops first; packs the images once to have something to stream."""
     from torchvision import transforms
     from torchvision.transforms import InterpolationMode
 
@@ -186,7 +186,7 @@ def _evaluate(split: Split, workers: int) -> None:
 
 
 def _training(split: Split, workers: int, images: int) -> Row:
-    """Epochs after the first, over images that are in the cache, as many as the other rows handle images."""
+    """Read epochs after the first, over cached images, with as many images as the other rows."""
     from shards.loader import TrainStream
     from shards.transforms import TrainAugment
 
@@ -200,14 +200,14 @@ def _training(split: Split, workers: int, images: int) -> Row:
             for _ in stream.epoch(epoch):
                 pass
 
-    # One epoch leaves out the images of its incomplete last batch; another few see them too.
+    # Fill the cache: an epoch drops its incomplete last batch, but several shuffled epochs read all images.
     for epoch in range(1, 4):
         list(stream.epoch(epoch))
     return Row("cached training", _some(workers, "thread"), max(1, workers), epochs * per_epoch, train)
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Format the report as Markdown."""
     images, machine = report["images"], report["environment"]
     before, after = report["load_average"]
     lines = [
@@ -250,7 +250,7 @@ def _line(row: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Parse the command line, measure, print the table and write it beside the figures."""
+    """Parse the command line, measure, print the table and write it with the measurements."""
     parser = argparse.ArgumentParser(description="Time packing and streaming beside bare loops of Pillow.")
     parser.add_argument("--images", type=int, default=1500, help="100 for a quick look")
     parser.add_argument("--rounds", type=int, default=5)
@@ -260,7 +260,7 @@ def main() -> None:
     arguments = parser.parse_args()
     import torch
 
-    # A core is a core: torchvision's tensor operations would use them all.
+    # Rows with one core must use one core only; torchvision's tensor operations would use all of them.
     torch.set_num_threads(1)
     before = os.getloadavg()[0]
     images = photographs(arguments.images)

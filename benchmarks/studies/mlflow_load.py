@@ -64,7 +64,7 @@ BROWSER_FLAGS = ("--headless=new", "--no-sandbox", "--hide-scrollbars", "--windo
 
 
 def make_results(results: Path, count: int) -> list[str]:
-    """Write `count` finished runs, each evaluated on base and novel classes, below `results`; gives their paths."""
+    """Write `count` finished runs, each evaluated on base and novel classes, below `results`; returns their paths."""
     plans = [plan_run(method=method, dataset=dataset) for dataset in DATASETS for method in METHODS]
     configs = (plan.model_copy(update={"seed": seed}) for seed in itertools.count(1) for plan in plans)
     paths = []
@@ -92,7 +92,7 @@ def _write_run(results: Path, config: RunConfig) -> None:
         ),
     }  # fmt: skip
     rate, total = SPEED[config.method] * (1 + 0.02 * (config.seed % 5)), 400
-    # Shares of right answers that differ between methods, data sets and seeds as real ones do.
+    # Make accuracies differ between methods, data sets and seeds like real ones.
     rank, number = METHODS.index(config.method), DATASETS.index(config.dataset)
     noise = int(checkpoint[:8], 16) / 16**8 - 0.5
     base, novel = 0.6 + 0.07 * rank + 0.03 * math.sin(number) + 0.04 * noise, 0.55 + 0.04 * rank + 0.06 * noise
@@ -105,13 +105,13 @@ def _write_run(results: Path, config: RunConfig) -> None:
             images_per_second_model=1.5 * rate, warmup_batches=1, checkpoint_sha256=checkpoint, **MEASURED,
         )  # fmt: skip
     (folder.path / "eval").mkdir(parents=True, exist_ok=True)
-    # Without the fsync of real results, which would take most of the time.
+    # Write without fsync, unlike real results, as it would take most of the time.
     for file, document in documents.items():
         file.write_text(json.dumps(document.model_dump(mode="json", by_alias=True), indent=1))
 
 
 def measure(results: Path, runs: int, port: int) -> dict[str, Any]:
-    """Seconds of each action in a store of `runs` runs, which are made first as far as they are missing."""
+    """Time each action in a store of `runs` runs; missing runs are made first."""
     seconds: dict[str, float] = {}
 
     def timed(what: str, action: Callable[[], Any]) -> Any:
@@ -170,7 +170,7 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> list[Path]:
-    """Write charts.png and, for a few runs, side-by-side.png. Raises UserError if there is no Chromium."""
+    """Write charts.png and, for a few runs, side-by-side.png. Raises UserError if Chromium is missing."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UserError(f"pictures of pages need a browser: none of {', '.join(BROWSERS)} is installed")

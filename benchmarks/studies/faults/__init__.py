@@ -1,1 +1,1 @@
-"""Ranks of trainings killed at random moments, and what must hold of the run afterwards."""
+"""Kill ranks of trainings at random moments and check the run afterwards."""

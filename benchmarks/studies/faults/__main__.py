@@ -1,4 +1,4 @@
-"""`python -m benchmarks.studies.faults`."""
+"""Run `python -m benchmarks.studies.faults`."""
 
 import sys
 

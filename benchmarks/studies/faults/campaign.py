@@ -3,14 +3,14 @@
     python -m benchmarks.studies.faults                       30 seeds, two ranks each; a few minutes on two cores
     python -m benchmarks.studies.faults --seeds 3 --json      a short form, as the test suite has it
 
-Of each seed a training of a few seconds and the evaluation of it are started on several ranks. A random rank is killed
-during a stage that the seed draws (all stages come up equally often); the others are left alone with that, or get a
-SIGTERM at once as torchrun sends it. The command is then repeated, on another number of ranks, until it finishes.
+For each seed a training of a few seconds and its evaluation start on several ranks. A random rank is killed
+during a stage chosen by the seed (all stages equally often); the other ranks get no signal, or a
+SIGTERM at once as from torchrun. The command is then repeated, on another number of ranks, until it finishes.
 
-Wrong is: a rank that neither ends nor says why in one line; a result file that cannot be read at any moment; steps
-repeated that were done before the last state was saved, or for longer than the interval of states; other few-shot
-picks, steps or images than an undisturbed run of one process; loss terms or weights beyond the rounding of fp32 sums;
-another count of right images of any class; a file that is left over. Exit code 1 when anything was wrong.
+Recorded as wrong: a rank that hangs or ends without a one-line reason; a result file that is ever unreadable; steps
+repeated although a later checkpoint exists or was due; other few-shot
+samples, steps or images than an undisturbed run of one process; loss terms or weights that differ by more than the
+rounding of fp32 sums; another count of correct images of a class; a leftover file. Exit code 1 if anything was wrong.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from runner.progress import ProgressDisplay
 METHODS = ("procap", "maple")
 SIZES = (1, 2, 4)
 KILLABLE = (STEPS, WRITING, FINISHING, START_UP, JOINING, LOADING, EVALUATING)
-# Seconds at most that a kill waits after its stage has begun: about as long as the stage lasts.
+# Longest random delay in seconds between the start of a stage and the kill: about the length of the stage.
 WAITS = {START_UP: 0.04, JOINING: 0.06, LOADING: 0.4, STEPS: 0.1, WRITING: 0.001, FINISHING: 0.03, EVALUATING: 0.3}
 EPOCHS, STEPS_PER_EPOCH = 4, 5
 STATE_SECONDS = 0.3
@@ -66,7 +66,7 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL: the stage it hit, the rank of how many, what became of the others and how much was lost."""
+    """One SIGKILL: the stage and rank it hit, what became of the other ranks and how many steps were lost."""
 
     stage: str
     rank: int
@@ -78,7 +78,7 @@ class Kill:
 
 @dataclass
 class SeedResult:
-    """What happened under one seed."""
+    """The result of one seed."""
 
     seed: int
     method: str
@@ -93,14 +93,16 @@ class SeedResult:
 
 
 def make_config(method: str) -> RunConfig:
-    """A training of some 20 steps at the method's own recipe but for its length and batch; SGD, since AdamW turns a
-    gradient that is nearly zero into a whole step of either sign, which rounding decides."""
+    """Configure a training of some 20 steps with the method's own recipe except for length, batch and optimizer.
+
+    SGD, since AdamW turns a gradient that is nearly zero into a full step whose sign depends on rounding.
+    """
     overrides = {"epochs": EPOCHS, "batch_size": 4, "optimizer": "sgd", "lr": 0.002, "warmup": "none"}
     return plan_run(method=method, dataset="digits", shots=4, overrides=overrides)
 
 
 def pack_digits(root: Path) -> None:
-    """Some of the digit scans, as all trainings here read them."""
+    """Pack a part of the digit scans, which all trainings here use."""
     from shards.catalogue import find
     from shards.pack import pack_source
     from shards.sources import builtin_source
@@ -115,14 +117,14 @@ def make_job(method: str, data: Path, results: Path) -> Job:
 
 
 def run_undisturbed(job: Job) -> None:
-    """Do the run that all others are compared with: one process without kills."""
+    """Run the reference that all others are compared with: one process without kills."""
     with Attempt(job, 1) as attempt:
         if not attempt.wait(300.0, lambda: None) or attempt.code(0) != 0:
             sys.exit(f"the undisturbed run failed: {attempt.stderr(0)}")
 
 
 class Campaign:
-    """One seed: attempts with kills, then attempts without until one finishes."""
+    """Run one seed: attempts with kills, then attempts without until one finishes."""
 
     def __init__(self, seed: int, job: Job, processes: int) -> None:
         self.job, self.processes = job, processes
@@ -132,7 +134,7 @@ class Campaign:
         self.stages = [KILLABLE[seed % len(KILLABLE)]]
         if self.draw.random() < 0.5:
             self.stages.append(self.draw.choice(KILLABLE))
-        # Steps that were done and are not yet known to be kept.
+        # The last step that was done so far; it may not be in a checkpoint.
         self._reached = 0
 
     def run(self, reference: Job) -> SeedResult:
@@ -151,7 +153,7 @@ class Campaign:
         return result
 
     def _attempt(self, stage: int | None) -> bool:
-        """Repeat the command; returns whether it finished."""
+        """Run the command once more; returns whether it finished."""
         result, draw = self.result, self.draw
         size = self.processes if not result.sizes else draw.choice(SIZES)
         result.sizes.append(size)
@@ -183,7 +185,7 @@ class Campaign:
         return True
 
     def _strike(self, attempt: Attempt, stage: int) -> tuple[int, int] | None:
-        """Kill a rank in a stage: the rank, and the stage it was in; None if it had ended before."""
+        """Kill a rank in a stage; returns the rank and its stage, None if it had ended before."""
         draw = self.draw
         rank = draw.randrange(attempt.size)
         if stage == WRITING and draw.random() < 0.75:
@@ -216,25 +218,25 @@ class Campaign:
 
 
 def _is_unclear(end: tuple[int | None, str], terminated: bool) -> bool:
-    """Whether a rank that was not killed ended in another way than with one line that says why."""
+    """Whether a rank that was not killed ended without a one-line reason."""
     code, stderr = end
     if "internal error" in stderr or "Traceback" in stderr or stderr.count("\n") > 1:
         return True
     if terminated:
         return code not in (0, 1, 128 + signal.SIGTERM, -signal.SIGTERM)
-    # A run that was finished when the rank was killed loses nothing and says so by its code.
+    # If the run was already finished when the rank was killed, the others end with 0.
     return not (code == 0 or (code == 1 and ("gone without a word" in stderr or "did not get to" in stderr)))
 
 
 def _describe_end(stage: str, end: tuple[int | None, str]) -> str:
-    """An unclear end in one line: a rank may print pages of frames."""
+    """Describe an unclear end in one line, as a rank may print long tracebacks."""
     code, stderr = end
     lines = stderr.strip().splitlines() or [""]
     return f"after a kill during {stage} a rank ended with {code} and {len(lines)} lines, the last: {lines[-1]}"
 
 
 def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False) -> dict[str, Any]:
-    """All seeds, one after the other; returns the report."""
+    """Run all seeds, one after the other; returns the report."""
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="faults-") as root,
@@ -270,7 +272,7 @@ def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line, run the campaign, print the table; 1 when anything was wrong."""
+    """Parse the command line, run the campaign, print the table; returns 1 if anything was wrong."""
     library_defaults()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=30, help="3 for a quick look")

@@ -1,4 +1,4 @@
-"""Check a run whose ranks were killed: always readable, little lost, the same results, nothing left over."""
+"""Check a run whose ranks were killed: readable files, few lost steps, the same results, no leftovers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from runner.checkpoint import STATE_NAME, read_prompts
 from runner.results import RunFolder, RunHeld, TrainResult
 
 WEIGHTS = 1e-3
-"""How far a weight may be off, of the largest of its tensor: sums in fp32 in another order."""
+"""Tolerance of a weight, relative to the largest of its tensor: fp32 sums in another order."""
 
 TERMS = 1e-4
-"""How far the mean of a loss term over an epoch may be off, relatively."""
+"""Relative tolerance of the mean of a loss term over an epoch."""
 
 LOOK_SECONDS = 0.03
 LATE_STEPS = 3
-"""Steps that may end after a state was due: the one that sees it, the one all agree in, and one that is under way."""
+"""Steps allowed after a checkpoint is due: one notices it, one lets all ranks agree, and one is already running."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two runs: the worst relative difference of loss terms and of weights, and counts of classes that differ."""
+    """Differences of two runs: worst relative difference of loss terms and of weights, and count differences."""
 
     terms: float
     weights: float
@@ -36,7 +36,7 @@ class Difference:
 
 
 class Watcher:
-    """Reads all result files of a run again and again while it is trained."""
+    """Read all result files of a run again and again while it is trained."""
 
     def __init__(self, job: Job, wrong: list[str]) -> None:
         self.job, self.looks = job, 0
@@ -44,7 +44,7 @@ class Watcher:
         self._last = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Read everything, unless that was done a moment ago; an unreadable file is noted."""
+        """Read all files, unless they were read a moment ago; an unreadable file is recorded."""
         if not at_once and time.monotonic() - self._last < LOOK_SECONDS:
             return
         folder = self.job.folder
@@ -62,7 +62,7 @@ class Watcher:
 
 
 def find_newest_state(folder: RunFolder) -> int:
-    """The step of the newest state, 0 without one. Raises ValueError for a file that is not what its name says."""
+    """Return the step of the newest checkpoint, 0 without one. Raises ValueError for a damaged file."""
     newest = 0
     for path in folder.state.glob("step-*"):
         with suppress(FileNotFoundError):
@@ -74,7 +74,7 @@ def find_newest_state(folder: RunFolder) -> int:
 
 
 def count_overdue(job: Job, signs: Signs) -> int:
-    """Steps of an attempt that were done although a state was long due, beyond those that agreeing on it takes."""
+    """Count steps of an attempt that were done after a checkpoint was due, beyond those that agreeing on it takes."""
     written = [job.folder.progress_file, *job.folder.state.glob("step-*")]
     moments = []
     for path in written:
@@ -87,7 +87,7 @@ def count_overdue(job: Job, signs: Signs) -> int:
 
 
 def compare(reference: Job, job: Job, wrong: list[str]) -> Difference:
-    """Compare a finished run with the undisturbed one, and note what may not differ and what may not lie there."""
+    """Compare a finished run with the undisturbed one; record differences and leftover files."""
     wanted, found = _results(reference), _results(job)
     for name in ("steps", "images", "fewshot", "backbone_digest", "manifest_digest"):
         if getattr(wanted, name) != getattr(found, name):
@@ -104,7 +104,7 @@ def compare(reference: Job, job: Job, wrong: list[str]) -> Difference:
 
 
 def list_leftovers(job: Job) -> list[str]:
-    """What a finished run leaves besides its results, and a lock that is still held."""
+    """List files of a finished run that are not results, and a lock that is still held."""
     folder = job.folder
     for partial in (folder.path / "eval").glob(".*.tmp"):
         # A partial file is removed once it is a minute old; its age is set here instead of waiting.

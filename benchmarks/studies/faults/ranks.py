@@ -1,4 +1,4 @@
-"""Run the ranks of a training as processes that are watched from outside and killed at a chosen moment.
+"""Run the ranks of a training as processes that can be observed from outside and killed at a chosen moment.
 
 A process that imports torch costs seconds, one that is forked nothing: a server of `multiprocessing` imports once and
 forks every rank. A rank writes its stage into shared memory, which a kill leaves readable.
@@ -68,22 +68,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Signs:
-    """Shared memory. stages: the present stage of each rank; ticks: when each step was done, 0.0 for never."""
+    """Shared memory. stages: the current stage of each rank; ticks: when each step was done, 0.0 for never."""
 
     stages: Any
     ticks: Any
 
     def reached(self) -> int:
-        """The last step that was done, 0 for none."""
+        """Return the last step that was done, 0 for none."""
         return max((step for step, moment in enumerate(self.ticks) if moment), default=0)
 
     def resumed_from(self) -> int | None:
-        """The step that the first step done followed, None if none was done."""
+        """Return the step before the first step of this attempt, None if no step was done."""
         return next((step - 1 for step, moment in enumerate(self.ticks) if moment), None)
 
 
 class Attempt:
-    """`size` ranks at work on a job, until they end or the block does."""
+    """Run `size` ranks on a job until they end or the block ends."""
 
     def __init__(self, job: Job, size: int) -> None:
         self.job, self.size = job, size
@@ -111,7 +111,7 @@ class Attempt:
         return [rank for rank, process in enumerate(self._processes) if process.exitcode is None]
 
     def signal(self, rank: int, number: int) -> None:
-        """Send a signal; of SIGKILL the rank is gone afterwards."""
+        """Send a signal; after SIGKILL wait until the rank has ended."""
         process = self._processes[rank]
         if process.exitcode is None and process.pid is not None:
             os.kill(process.pid, number)
@@ -119,7 +119,7 @@ class Attempt:
             process.join()
 
     def wait(self, seconds: float, look: Callable[[], None]) -> bool:
-        """Wait until all have ended, with a `look` now and then; False when some have not after `seconds`."""
+        """Wait until all ranks have ended and call `look` now and then; False if some have not after `seconds`."""
         deadline = time.monotonic() + seconds
         while alive := self.alive():
             if time.monotonic() > deadline:
@@ -130,7 +130,7 @@ class Attempt:
         return True
 
     def code(self, rank: int) -> int | None:
-        """The exit code, negative for a signal, None while the rank works."""
+        """Return the exit code, negative for a signal, None while the rank runs."""
         return self._processes[rank].exitcode
 
     def stderr(self, rank: int) -> str:
@@ -138,7 +138,7 @@ class Attempt:
         return file.read_text() if file.exists() else ""
 
     def stage(self, rank: int) -> int:
-        """The present stage of a rank, an index of `STAGES`."""
+        """Return the current stage of a rank, an index of `STAGES`."""
         stage: int = self.signs.stages[rank]
         if stage != LOADING:
             return stage
@@ -152,7 +152,7 @@ class Attempt:
 
 
 def _work(job: Job, rank: int, size: int, port: int, output: str, signs: Signs) -> None:
-    """Run one rank; like the command line it ends with one line where something fails."""
+    """Run one rank; like the command line it prints one line if something fails."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -204,7 +204,7 @@ def _ticking(signs: Signs) -> Iterator[None]:
 
 @functools.cache
 def _context() -> ForkServerContext:
-    """The server that ranks are forked from; it starts now and ends with this process."""
+    """Start the server that ranks are forked from; it ends with this process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["torch._dynamo", "runner.train", "runner.evaluate", "runner.distributed.process_group", __name__]

@@ -15,7 +15,7 @@ HEADERS = (
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Format the report as Markdown."""
     stories = report["seeds"]
     cpu = report["environment"]["cpu"]
     parts = [

@@ -1,1 +1,1 @@
-"""How training steps scale over processes: measured here, estimated for more GPUs."""
+"""Measure and estimate how training steps scale over processes."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.studies.scaling`."""
+"""Run `python -m benchmarks.studies.scaling`."""
 
 import sys
 

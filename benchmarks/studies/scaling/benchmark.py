@@ -1,11 +1,11 @@
-"""How a training step scales over processes: several with one thread each beside one with one thread, in one run.
+"""Measure how a training step scales over processes: several with one thread each against one with one thread.
 
     python -m benchmarks.studies.scaling                                  mini, 51, 500 and 1,000 classes, two processes
     python -m benchmarks.studies.scaling --classes 8,16,32,64 --batch 8      where dealing out classes begins to pay
     python -m benchmarks.studies.scaling --engine ddp,deepspeed,deepspeed:2  beside DeepSpeed, at ZeRO stage 0 and 2
     python -m benchmarks.studies.scaling --backbone ViT-B/16 --random        full size; speed without weights
 
-Steps are those of `procap train`, over synthetic images and class names, on CPUs, where messages go over gloo. In every
+Steps are those of `procap train`, over synthetic images and class names, on CPUs with gloo. In every
 round each group of processes takes its steps once while the others sleep. Below what is measured stands a model of many
 GPUs (`model.py`): an estimate, not a measurement. With `--out FOLDER` tables, figures and numbers are written there.
 """
@@ -48,7 +48,7 @@ GPU_CLASSES, GPU_BATCHES, GPU_RANKS = (51, 500, 1000), (32, 256), (1, 2, 4, 8, 1
 
 @dataclass(frozen=True)
 class Measured:
-    """A step of a job, taken in one variant.
+    """The measurements of a job in one variant.
 
     seconds: of every round, by the slowest process; cpu: of the processor, by the process that used most.
     speedup: one process's seconds over these, median over the rounds.
@@ -86,7 +86,7 @@ class Measured:
 
 
 def list_variants(processes: Sequence[int], engines: Sequence[str]) -> list[Variant]:
-    """One process, and every variant of several: engines are "ddp", "deepspeed" or "deepspeed:STAGE"."""
+    """List one process, and every variant of several: engines are "ddp", "deepspeed" or "deepspeed:STAGE"."""
     variants = [ALONE]
     for count in processes:
         if count < 2:
@@ -106,7 +106,7 @@ def list_variants(processes: Sequence[int], engines: Sequence[str]) -> list[Vari
 def measure(
     groups: Sequence[Group], jobs: Sequence[Job], rounds: int, budget: float, tell: Callable[[str], None]
 ) -> tuple[list[Measured], dict[Job, Parts], Links]:
-    """Measure every job in every variant; the first group is one process. Fewer rounds where time runs short."""
+    """Measure every job in every variant; the first group has one process. Runs fewer rounds if time is short."""
     links = _links(groups)
     found: list[Measured] = []
     parts: dict[Job, Parts] = {}
@@ -171,7 +171,7 @@ def _measure(
 def split(
     job: Job, whole: Sequence[float], half_images: Sequence[float], half_classes: Sequence[float], learnables: int
 ) -> Parts:
-    """What images, classes and everything else take of a step, from steps over half the images and half the classes."""
+    """Split a step into parts for images, classes and the rest, by steps over half the images and half the classes."""
 
     def part(half: Sequence[float], items: int) -> float:
         saved = statistics.median(all_of - some for all_of, some in zip(whole, half, strict=True))
@@ -190,7 +190,7 @@ def split(
 
 
 def _links(groups: Sequence[Group]) -> Links:
-    """How processes of this machine reach each other, from all-reduces of few and of many numbers by the first two."""
+    """Measure the connections between processes of this machine by all-reduces of few and of many numbers."""
     group = next(group for group in groups if group.variant.processes > 1)
     ranks, many = group.variant.processes, 1_000_000
     few, more = (_slowest(group.ask("ping", size=size)) for size in (SMALL_PING, many))
@@ -203,7 +203,7 @@ def _slowest(answers: Sequence[dict[str, Any]]) -> float:
 
 
 def launched(method: str) -> int:
-    """Operations that a step launches one by one; counted on mini, whose towers have as many blocks as ViT-B/16's."""
+    """Count the operations that a step launches one by one, on mini, whose towers have the depth of ViT-B/16's."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from benchmarks.runtime.workload import synthetic_case
@@ -234,7 +234,7 @@ def launched(method: str) -> int:
 
 
 def estimates(methods: Sequence[str], gpus: Sequence[Accelerator]) -> list[dict[str, Any]]:
-    """The model's estimates for every method, GPU, global batch and number of classes, at 1 to 64 GPUs."""
+    """Compute the model's estimates for every method, GPU, global batch and number of classes, at 1 to 64 GPUs."""
     found = []
     for method in methods:
         launches = launched(method)
@@ -242,7 +242,7 @@ def estimates(methods: Sequence[str], gpus: Sequence[Accelerator]) -> list[dict[
             for gpu in gpus:
                 for batch in GPU_BATCHES:
                     parts = counted_parts(method, classes, batch, gpu, launches)
-                    # A global batch is sharded evenly or not at all.
+                    # Skip batches that cannot be divided evenly.
                     counts = tuple(ranks for ranks in GPU_RANKS if batch % ranks == 0)
                     costs = {ranks: step_cost(parts, gpu.links, ranks) for ranks in counts}
                     found.append(
@@ -266,7 +266,7 @@ def estimates(methods: Sequence[str], gpus: Sequence[Accelerator]) -> list[dict[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, measure, print tables; with --out write them with figures and numbers."""
+    """Parse the command line, measure, print tables; with --out also write tables, plots and numbers."""
     parser = argparse.ArgumentParser(description="Time a training step on several processes beside one.")
     parser.add_argument("--methods", default="procap,maple")
     parser.add_argument("--classes", default="51,500,1000")
@@ -301,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(flags: argparse.Namespace) -> dict[str, Any]:
-    """The whole report. Raises UsageError for flags that contradict each other, UserError when a process is lost."""
+    """Make the whole report. Raises UsageError for flags that contradict each other, UserError if a process is lost."""
     from runner.environment import environment
 
     methods, classes = parse_methods(flags.methods), parse_integers(flags.classes, "--classes", "51,500")

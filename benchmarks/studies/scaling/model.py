@@ -1,16 +1,16 @@
-"""A model of what a training step costs on W processes: an estimate from counted work and data sheets, no measurement.
+"""Estimate what a training step costs on W processes from counted operations and data sheets; not a measurement.
 
 step = max(image / W + text / W + every, floor) + gathers + all-reduce of the gradients
 
 - image, text: both towers, forward and backward. A process has B / W images, and C / W classes, rounded up; where
   classes are not sharded every process has all of them.
-- every: what all processes do alike: refinement, heads, loss, optimizer.
-- floor: the least that a step's kernels take, of which no process is spared one: where Python launches them one by one,
-  or where a recorded step is replayed. One process replays; steps of several have messages in them and are launched.
+- every: the part that every process repeats: refinement, heads, loss, optimizer.
+- floor: the minimum time of a step's kernels, which every process runs: either launched one by one from Python,
+  or replayed as a CUDA graph. One process replays; steps of several processes contain messages and are launched.
 - a message takes its start, a latency for each doubling of the processes, and its bytes: a gather sends (W - 1) / W of
   what is gathered, an all-reduce twice (W - 1) / W of the gradients.
-- nothing of the all-reduce hides behind the backward pass: the learnables lie before both towers, so their gradients
-  are there when the towers are done.
+- the all-reduce does not overlap with the backward pass: the learnables are before both towers, so their gradients
+  are only ready when the towers are done.
 
 Shapes: W processes, B images, C classes, E joint embedding.
 """
@@ -26,14 +26,14 @@ FLOAT = 4
 EMBEDDING = 512
 """Width of the joint space of ViT-B/16."""
 GRADIENT_PASSES = 3
-"""Parameters that a refinement reads forward, reads backward, and writes gradients of."""
+"""How often a refinement accesses its parameters: reads forward, reads backward, writes gradients."""
 OPTIMIZER_BYTES = 28
 """AdamW reads weight, gradient and two moments in float32, and writes all but the gradient."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """How processes reach each other: bytes per second and seconds.
+    """Connections between processes: rates in bytes per second, latencies in seconds.
 
     rate: what a process sends at to others on its host. host_rate: what a ring over hosts runs at, all of a host's
     network cards together. latency, host_latency: of one doubling of processes and of hosts. start: of any message.
@@ -47,11 +47,11 @@ class Links:
     host_latency: float = 0.0
 
     def gather(self, size: float, ranks: int) -> float:
-        """Seconds until everyone has `size` bytes, of which everyone had an equal part."""
+        """Return the seconds of an all-gather that gives every process `size` bytes in total."""
         return self._message((ranks - 1) / ranks * size, ranks, 1)
 
     def all_reduce(self, size: float, ranks: int) -> float:
-        """Seconds until everyone has the sum of what everyone had, `size` bytes each."""
+        """Return the seconds of an all-reduce of `size` bytes."""
         return self._message(2 * (ranks - 1) / ranks * size, ranks, 2)
 
     def _message(self, traffic: float, ranks: int, passes: int) -> float:
@@ -65,7 +65,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Parts:
-    """One step on one process: seconds of its parts, and bytes that several have to send.
+    """One step on one process: seconds of its parts, and bytes to send with several processes.
 
     features: bytes of all images' features; class_features: of all classes'. launched, replayed: floors, see above.
     """
@@ -102,7 +102,7 @@ class Cost:
 
 
 def step_cost(parts: Parts, links: Links, ranks: int, *, sharded: bool = True, recorded: bool = False) -> Cost:
-    """A step of `parts` on `ranks` processes.
+    """Estimate a step of `parts` on `ranks` processes.
 
     sharded: classes are sharded, where there are enough of them. recorded: steps of several processes are replayed too.
     """
@@ -116,18 +116,18 @@ def step_cost(parts: Parts, links: Links, ranks: int, *, sharded: bool = True, r
 
 
 def speedup(parts: Parts, links: Links, ranks: int, *, sharded: bool = True) -> float:
-    """How many times as fast a step is on `ranks` processes as on one."""
+    """Return how many times as fast a step is on `ranks` processes as on one."""
     return step_cost(parts, links, 1).total / step_cost(parts, links, ranks, sharded=sharded).total
 
 
 def pays_up_to(parts: Parts, links: Links, counts: tuple[int, ...], least: float = 0.5) -> int:
-    """The largest of `counts` of processes, each twice the one before, whose speed-up is `least` of their number."""
+    """Return the largest of `counts`, each twice the one before, with a speed-up of `least` times the count."""
     return max((ranks for ranks in counts if speedup(parts, links, ranks) >= least * ranks), default=1)
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A GPU and its cluster: rates of data sheets, and the shares of them that are assumed to be reached.
+    """A GPU and its cluster: rates of data sheets, and the assumed shares of them that are reached.
 
     flops: dense bfloat16 products per second, memory: bytes per second. launch, replay: seconds of a kernel that has
     next to nothing to do, launched from Python and replayed.
@@ -162,7 +162,7 @@ A100 = Accelerator(
 
 
 def counted_parts(method: str, classes: int, batch: int, gpu: Accelerator, launches: int) -> Parts:
-    """The parts of a step of `method` with ViT-B/16 on `batch` images on one GPU, from counted operations."""
+    """Compute the parts of a step of `method` with ViT-B/16 on `batch` images on one GPU, from counted operations."""
     counted = load_flops()["ViT-B-16"][method]
     constant, image, text, pairs = counted["step"]
     learnables = counted["learnables"]

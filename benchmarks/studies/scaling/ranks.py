@@ -1,8 +1,8 @@
 """Run groups of processes that take training steps on request and sleep in between.
 
-A group is started once and keeps its libraries, its frozen model and its connections. So groups of different sizes can
-take turns, round by round, and what else the machine does falls on all of them. A process of a group runs this file: a
-line of JSON on standard input is a request, one on standard output the answer.
+A group is started once and keeps its libraries, its frozen model and its connections, so that groups of different sizes
+can take turns, round by round, and other load on the machine affects all of them. A process of a group runs this file:
+a line of JSON on standard input is a request, one on standard output the answer.
 
 Shapes: W processes, B images of the global batch, C classes.
 """
@@ -35,13 +35,13 @@ MODULE = "benchmarks.studies.scaling.ranks"
 WAIT_SECONDS = 600.0
 END_SECONDS = 60.0
 WARM_UPS = 3
-"""DDP lays its buckets out anew, and says so to all processes, in the third step at the latest."""
+"""DDP rebuilds its buckets, with extra messages, within the first three steps."""
 PINGS = 10
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How steps are taken. sharded: classes are sharded to the processes, otherwise each encodes all of them."""
+    """A way to take steps. sharded: classes are sharded over the processes, else each encodes all of them."""
 
     name: str
     processes: int = 1
@@ -52,7 +52,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Job:
-    """The step to take: of a method on a global batch of synthetic images and that many synthetic classes."""
+    """The step to take: a method on a global batch of synthetic images and a number of synthetic classes."""
 
     method: str
     classes: int
@@ -60,7 +60,7 @@ class Job:
 
 
 class Group:
-    """The processes of a variant, one thread each. Raises UserError when one of them is gone."""
+    """The processes of a variant, one thread each. Raises UserError if one of them has ended."""
 
     def __init__(self, variant: Variant, backbone: str, pretrained: str | None) -> None:
         self.variant = variant
@@ -85,7 +85,7 @@ class Group:
             os.close(stderr)
 
     def ask(self, request: str, job: Job | None = None, **details: Any) -> list[dict[str, Any]]:
-        """What every process answers, in order of the ranks; they work on it at the same time."""
+        """Send a request to every process and return the answers in order of the ranks; all work at the same time."""
         about = {"job": asdict(job)} if job else {}
         line = json.dumps({"request": request, **about, **details}) + "\n"
         for process in self._processes:
@@ -128,7 +128,7 @@ class Group:
 
 
 def start_groups(variants: Sequence[Variant], backbone: str, pretrained: str | None, stack: ExitStack) -> list[Group]:
-    """A group for each of `variants`, all ready; `stack` closes them."""
+    """Start a group for each of `variants` and wait until all are ready; `stack` closes them."""
     groups = []
     for variant in variants:
         groups.append(Group(variant, backbone, pretrained))
@@ -145,7 +145,7 @@ def _free_port() -> int:
 
 
 class Steps:
-    """Steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
+    """Take steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
 
     def __init__(self, job: Job, variant: Variant, group: ProcessGroup, clip: CLIP) -> None:
         from benchmarks.runtime.workload import synthetic_case
@@ -169,7 +169,7 @@ class Steps:
         self._step = TrainStep(self.engine, self.meter)
 
     def take(self, times: int) -> dict[str, Any]:
-        """Means of `times` steps in a row: seconds, those of the processor, those in messages where they are seen."""
+        """Take `times` steps; returns mean seconds, CPU seconds, and seconds of communication if they are measured."""
         self.group.barrier()
         waited, worked, began = self.group.communication_seconds, time.process_time(), time.perf_counter()
         for _ in range(times):
@@ -180,7 +180,7 @@ class Steps:
         return {"seconds": seconds / times, "cpu": worked / times, "waited": waited / times if self.counted else None}
 
     def look(self) -> dict[str, Any]:
-        """What a step sends and holds, and how large the process has become."""
+        """Measure what a step sends and allocates, and the memory of the process."""
         from benchmarks.runtime.measure import peak_bytes
         from runner.meters import ResourceMonitor
 
@@ -203,7 +203,7 @@ class Steps:
 
 
 def run_config(job: Job) -> RunConfig:
-    """A run under ProCAP's recipe, so that methods differ in nothing else."""
+    """Configure a run with ProCAP's recipe, so that only the methods differ."""
     from benchmarks.runtime.settings import METHOD_OPTIONS
     from runner.config import plan_run
 
@@ -218,7 +218,7 @@ def run_config(job: Job) -> RunConfig:
 
 
 def sent_bytes(work: Any, size: int) -> tuple[float, int]:
-    """Bytes that one of `size` processes sends while `work` is done, and in how many messages.
+    """Count the bytes that one of `size` processes sends while `work` runs, and the messages.
 
     Counted from the tensors of the messages, as rings send them: a gather W - 1 parts of W, an all-reduce twice that.
     """
@@ -231,7 +231,7 @@ def sent_bytes(work: Any, size: int) -> tuple[float, int]:
     class Messages(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function.namespace == "c10d" and function._opname not in ("barrier", "monitored_barrier_"):
-                # Of gathers the first argument is what they fill, of scatters the second is what they read.
+                # The full tensor is the first argument of a gather (output) and the second of a scatter (input).
                 whole = args[1] if function._opname.startswith(("reduce_scatter", "_reduce_scatter")) else args[0]
                 size_of = sum(leaf.nbytes for leaf in tree_leaves(whole) if isinstance(leaf, Tensor))
                 found.append(size_of * (2 if "allreduce" in function._opname else 1))
@@ -243,7 +243,7 @@ def sent_bytes(work: Any, size: int) -> tuple[float, int]:
 
 
 def ping(size: int) -> float:
-    """Seconds of an all-reduce of `size` float32 numbers."""
+    """Time an all-reduce of `size` float32 numbers."""
     import torch
     import torch.distributed as dist
 
@@ -264,7 +264,7 @@ def serve(variant: Variant, clip: CLIP, group: ProcessGroup, requests: Any, answ
             one.engine.close()
         steps.clear()
         gc.collect()
-        # What glibc keeps for later would count as the next job's memory.
+        # Return freed memory to the system, or it would count as the next job's memory.
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
@@ -286,10 +286,10 @@ def serve(variant: Variant, clip: CLIP, group: ProcessGroup, requests: Any, answ
 
 
 def main() -> None:
-    """Be one process of a group."""
+    """Run one process of a group."""
     setting = json.loads(sys.argv[1])
     variant = Variant(**setting["variant"])
-    # Libraries print; the answers have a place of their own.
+    # Libraries may print to stdout, so keep the original descriptor for the answers only.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from runner.environment import library_defaults

@@ -1,4 +1,4 @@
-"""What the scaling benchmark writes: tables of what was measured and of what the model expects, and figures of both."""
+"""Write the tables and plots of the scaling benchmark: measurements, and estimates of the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
 
 
 def table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Format the report as Markdown."""
     return "\n\n".join([*_measured(report), *_expected(report)]) + "\n"
 
 
@@ -163,7 +163,7 @@ def draw(report: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def plot_speedups(report: dict[str, Any]) -> Figure:
-    """Speed-up against processes: measured for every method, and the model of many GPUs by batch."""
+    """Plot speed-up against processes: measured for every method, and the model of many GPUs by batch."""
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(row["job"]["method"] for row in report["rows"]))
@@ -224,7 +224,7 @@ def _described(gpu: dict[str, Any]) -> str:
 
 
 def _why(report: dict[str, Any]) -> str:
-    """Where more GPUs stop paying, in words."""
+    """Describe from which number on more GPUs do not pay."""
     one = next(one for one in report["estimates"] if one["batch"] == max(e["batch"] for e in report["estimates"]))
     parts = one["parts"]
     work, floor = parts["image"] + parts["text"] + parts["every"], parts["launched"]

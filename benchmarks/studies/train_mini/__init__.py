@@ -1,1 +1,1 @@
-"""Training of the embedded CLIP `mini`."""
+"""Train the embedded CLIP `mini`."""

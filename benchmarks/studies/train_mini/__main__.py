@@ -1,4 +1,4 @@
-"""`python -m benchmarks.studies.train_mini`."""
+"""Run `python -m benchmarks.studies.train_mini`."""
 
 from benchmarks.studies.train_mini.train import main
 

@@ -1,4 +1,4 @@
-"""The embedded CLIP as it is built, grown, trained against and stored: what `train.py` steps over.
+"""Build, grow, train and store the embedded CLIP; used by `train.py`.
 
 Shapes: B images, N prompts, R used vocabulary rows, L sequence, D width, E joint embedding, F teacher features.
 """
@@ -22,7 +22,7 @@ from benchmarks.studies.train_mini.teacher import FAMILY_NAMES, IMAGE, Pool, Tea
 from shards.world.generate import FAMILIES
 
 DEPTH = 12
-# What people write around a class name; a family's own templates are used as often as all of these together.
+# Common templates around a class name; a family's own templates are used as often as all of these together.
 PHRASES = (
     "{}.", "a {}.", "a photo of {}.", "a photo of a {}.", "a photo of the {}.", "a photo of many {}.",
     "a picture of a {}.", "a drawing of a {}.", "a small {}.", "a large {}.", "a clean image of a {}.", "{}",
@@ -33,7 +33,7 @@ PHRASES = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the training depends on; written beside the weights."""
+    """The settings of the training; written beside the weights."""
 
     seed: int = 0
     images: int = 700_000
@@ -52,33 +52,33 @@ class Recipe:
     teacher_images: int = 250_000
 
     def command(self) -> str:
-        """The command line that trains so."""
+        """The command line of a training with these settings."""
         options = f"--seed {self.seed} --images {self.images} --minutes {self.minutes:g}"
         return f"python -m benchmarks.studies.train_mini {options}"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The rows of CLIP's vocabulary that mini knows, and prompts as compact ids."""
+    """The rows of CLIP's vocabulary that mini has, and prompts as compact ids."""
 
     tokenizer: SimpleTokenizer
     rows: tuple[int, ...]
 
     def ids(self, prompts: list[str]) -> Tensor:
-        """int64 [N, L] positions in `rows`, cut after the last end-of-text token; the largest id is end-of-text."""
+        """Return int64 [N, L] positions in `rows`, cut after the last end-of-text token, which has the largest id."""
         tokens = self.tokenizer(prompts)
         tokens = tokens[:, : int(tokens.argmax(1).max()) + 1]
         return torch.searchsorted(torch.tensor(self.rows), tokens.contiguous())
 
 
 def phrases(family: str) -> tuple[str, ...]:
-    """The family's own templates, with and without a full stop."""
+    """Return the family's own templates, with and without a full stop."""
     own = FAMILIES[family]
     return (own.template, *own.templates, *(f"{template}." for template in own.templates))
 
 
 def vocabulary(pool: Pool) -> Vocabulary:
-    """Every token that a prompt or caption of the training can hold, the padding included."""
+    """Collect every token that a prompt or caption of the training can contain, including the padding."""
     texts = set(pool.captions)
     for name in FAMILY_NAMES:
         for template in (*phrases(name), *PHRASES):
@@ -88,7 +88,7 @@ def vocabulary(pool: Pool) -> Vocabulary:
 
 
 def build(recipe: Recipe, rows: int, layers: int) -> CLIP:
-    """An untrained CLIP with a vocabulary of `rows`, positions that start as 2-D sines, quiet residual branches."""
+    """Build an untrained CLIP with a vocabulary of `rows`, 2-D sine positions, and residual branches near zero."""
     torch.manual_seed(recipe.seed)
     vision = {
         "layers": layers,
@@ -108,7 +108,7 @@ def build(recipe: Recipe, rows: int, layers: int) -> CLIP:
 
 
 def sines(side: int, width: int) -> Tensor:
-    """2-D sine-cosine positions [side * side, width] (He et al. 2022, MAE, appendix)."""
+    """Compute 2-D sine-cosine positions [side * side, width] (He et al. 2022, MAE, appendix)."""
     rates = 1000.0 ** -(torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * rates
     line = torch.cat([angles.sin(), angles.cos()], 1)
@@ -117,7 +117,7 @@ def sines(side: int, width: int) -> Tensor:
 
 
 def deepen(model: CLIP) -> None:
-    """Put a block behind every block of both towers that is its copy but adds nothing yet."""
+    """Insert after every block of both towers a copy that has no effect yet."""
     for tower in (model.visual.transformer, model.transformer):
         blocks: list[nn.Module] = []
         for block in tower.resblocks:
@@ -131,7 +131,7 @@ def deepen(model: CLIP) -> None:
 
 
 def encode_text(model: CLIP, ids: Tensor) -> Tensor:
-    """Unit text features [N, E] of compact ids [N, L]; causal, so what follows end-of-text need not be computed."""
+    """Encode compact ids [N, L] to unit text features [N, E]; causal, so tokens after end-of-text are skipped."""
     length = ids.shape[1]
     x = model.token_embedding(ids) + model.positional_embedding[:length]
     x = model.ln_final(model.transformer(x, attn_mask=model.attn_mask[:length, :length]))
@@ -140,7 +140,7 @@ def encode_text(model: CLIP, ids: Tensor) -> Tensor:
 
 
 class Student(nn.Module):
-    """mini and the heads that only training needs: masks and the teacher's features from the patches."""
+    """mini and the heads used only in training: masks and the teacher's features from the patches."""
 
     def __init__(self, clip: CLIP, recipe: Recipe, features: int = 128) -> None:
         super().__init__()
@@ -150,10 +150,10 @@ class Student(nn.Module):
         self.pooled = nn.Linear(recipe.embed, features * 4)
 
     def losses(self, images: Tensor, masks: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
-        """Unit image features [B, E] and the summed dense loss."""
+        """Compute unit image features [B, E] and the summed dense loss."""
         early: list[Tensor] = []
         blocks = self.clip.visual.transformer.resblocks
-        # The masks are asked of an early block: telling thing from ground comes before naming the thing.
+        # Predict the masks from an early block: the blocks after it can build on the segmentation.
         hook = blocks[len(blocks) // 3 - 1].register_forward_hook(lambda _block, _inputs, output: early.append(output))
         pooled, tokens = self.clip.visual(images)
         hook.remove()
@@ -172,7 +172,7 @@ class Student(nn.Module):
 
 
 def save_weights(model: CLIP, words: Vocabulary, recipe: Recipe, out: Path) -> None:
-    """fp16 weights under open_clip's names; of the vocabulary the used rows alone."""
+    """Save fp16 weights under open_clip's names; of the vocabulary only the used rows."""
     model = copy.deepcopy(model)
     while len(model.transformer.resblocks) < DEPTH:
         deepen(model)

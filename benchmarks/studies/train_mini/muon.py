@@ -1,6 +1,8 @@
-"""Muon (Jordan et al. 2024): momentum whose matrix updates are made orthogonal. It takes the embedded CLIP as far in
-four thousand pictures as AdamW in forty thousand. `torch.optim.Muon` iterates in bfloat16, slow on a processor, and
-takes the stacked query, key and value for one matrix."""
+"""Implement Muon (Jordan et al. 2024): momentum with orthogonalised matrix updates.
+
+The embedded CLIP gets as far in four thousand pictures as with AdamW in forty thousand. `torch.optim.Muon` iterates in
+bfloat16, slow on a CPU, and treats the stacked query, key and value as one matrix.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 
 def orthogonal(updates: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrices to [N, R, C], R <= C, roughly: five quintic Newton-Schulz steps."""
+    """Approximate the nearest (semi-)orthogonal matrices to [N, R, C], R <= C, by five quintic Newton-Schulz steps."""
     x = updates / (updates.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
@@ -20,14 +22,14 @@ def orthogonal(updates: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For weight matrices only; a weight three times as tall as wide is a stacked query, key and value."""
+    """Optimize weight matrices; a weight three times as tall as wide is a stacked query, key and value."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.05) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter with a gradient; matrices of one shape are orthogonalised together."""
+        """Update every parameter with a gradient; matrices of one shape are orthogonalised together."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor, bool]]] = {}
             for weight in group["params"]:

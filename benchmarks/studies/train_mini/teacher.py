@@ -1,4 +1,4 @@
-"""What the embedded CLIP learns from: a pool of plain pictures of the generated world, and a small convolutional
+"""Make what the embedded CLIP learns from: a pool of plain pictures of the generated data, and a small convolutional
 teacher, since a convolution sees shapes after minutes where a transformer needs hours.
 
 Shapes: B images, S = IMAGE pixels per side, G = 6 patches per side, F teacher features."""
@@ -40,13 +40,13 @@ class Pool:
 
 
 def shrink(pictures: NDArray[np.uint8], size: int = IMAGE) -> NDArray[np.uint8]:
-    """Bicubic, anti-aliased resize of [B, 64, 64, 3], by the same library as the evaluation transform."""
+    """Resize [B, 64, 64, 3] with bicubic anti-aliasing, by the same library as the evaluation transform."""
     resized = [Image.fromarray(picture).resize((size, size), Image.Resampling.BICUBIC) for picture in pictures]
     return np.stack([np.asarray(picture) for picture in resized])
 
 
 def draw_pool(per_family: int, split: str, style: Style, seed: int, with_captions: bool = True) -> Pool:
-    """`per_family` pictures of every family with labels in turn."""
+    """Draw `per_family` pictures of every family with labels in turn."""
     parts: list[tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], list[str]]] = []
     for index, name in enumerate(FAMILY_NAMES):
         classes = len(FAMILIES[name].classnames)
@@ -55,7 +55,7 @@ def draw_pool(per_family: int, split: str, style: Style, seed: int, with_caption
             seeds = np.array([sample_seed(name, split, start + k, seed) for k in range(len(labels))], np.int64)
             pictures, masks = paint(name, labels, seeds, style)
             coarse = masks.reshape(-1, 32, 2, 32, 2).mean((2, 4))
-            # 24 rows of mask go with 48 rows of picture: 4 x 4 numbers per patch.
+            # Masks have half the resolution of the 48 x 48 pictures: 4 x 4 values per patch.
             small = shrink(np.repeat(coarse.astype(np.uint8)[..., None], 3, 3), 24)[..., 0]
             pairs = zip(labels.tolist(), seeds.tolist(), strict=True)
             words = [captions(name, label, number) for label, number in pairs] if with_captions else []
@@ -65,7 +65,7 @@ def draw_pool(per_family: int, split: str, style: Style, seed: int, with_caption
 
 
 def cached_pool(folder: Path, per_family: int, seed: int) -> Pool:
-    """The training pool, drawn once and kept in `folder` so that a resumed run starts at once."""
+    """Load the training pool from `folder`, or draw and store it, so that a resumed run starts at once."""
     file = folder / f"pool-{per_family}-{seed}.npz"
     if not file.exists():
         pool = draw_pool(per_family, "mini", "plain", seed)
@@ -78,7 +78,7 @@ def cached_pool(folder: Path, per_family: int, seed: int) -> Pool:
 
 
 def batch_tensor(pool: Pool, rows: NDArray[np.int64], rng: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Normalised images [B, 3, S, S] and masks [B, 24, 24]; with `rng`, lit and tinted a little."""
+    """Make normalised images [B, 3, S, S] and masks [B, 24, 24]; with `rng`, change light and tint a little."""
     images = torch.from_numpy(pool.images[rows]).permute(0, 3, 1, 2).float().div_(255)
     masks = torch.from_numpy(pool.masks[rows]).float().div_(255)
     if rng is not None:
@@ -90,7 +90,7 @@ def batch_tensor(pool: Pool, rows: NDArray[np.int64], rng: torch.Generator | Non
 
 
 def class_offsets() -> list[int]:
-    """Where each family's classes begin in the list of all classes."""
+    """Return where each family's classes begin in the list of all classes."""
     counts = [len(FAMILIES[name].classnames) for name in FAMILY_NAMES]
     return [sum(counts[:k]) for k in range(len(counts) + 1)]
 
@@ -110,7 +110,7 @@ class Teacher(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.body(images)
-        # Four quarters rather than one mean: where a stroke lies tells a seven from an L.
+        # Pool four quarters instead of the whole image: the position of a stroke distinguishes a seven from an L.
         pooled = functional.adaptive_avg_pool2d(functional.relu(features), 2).flatten(1)
         return features, self.head(pooled)
 

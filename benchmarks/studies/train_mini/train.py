@@ -1,11 +1,13 @@
-"""Train the embedded CLIP `mini`: a ViT CLIP of OpenAI's kind, 12 layers in both towers and 128 wide, on plain pictures
-of the generated world. It is small enough to ship and real enough that prompts tune it as they tune ViT-B/16.
+"""Train the embedded CLIP `mini`: a ViT CLIP like OpenAI's with 12 layers of width 128 in both towers.
+
+It is trained on plain pictures of the generated data, and is small enough to ship. Prompt tuning has similar effects on
+it as on ViT-B/16.
 
     python -m benchmarks.studies.train_mini --out procap/weights/mini.safetensors
 
 takes about 52 minutes on 2 CPU cores: drawing the pictures (2), the convolutional teacher (4), mini (46). A run that is
-stopped goes on from its last checkpoint in `--work`. It starts 3 layers deep; twice a block that starts as the identity
-goes behind every block, which costs less than training all 12 layers from the start.
+stopped continues from its last checkpoint in `--work`. It starts 3 layers deep; twice a block that is the identity
+at first is inserted after every block, which costs less than training all 12 layers from the start.
 
 Shapes: B images, C classes, N prompts, L sequence, D width, E joint embedding, F teacher features, G patches.
 """
@@ -60,7 +62,7 @@ REPORT_SECONDS = 240
 
 
 class Prompts:
-    """Class prompts of every family under every template, and captions, as compact ids made once."""
+    """Class prompts of every family and template, and captions, as compact ids made once."""
 
     def __init__(self, words: Vocabulary, pool: Pool) -> None:
         self.templates = {name: [*phrases(name), *PHRASES] for name in FAMILY_NAMES}
@@ -74,7 +76,7 @@ class Prompts:
         self.caption_of = torch.tensor([place[text] for text in pool.captions])
 
     def draw(self, family: str, rng: torch.Generator) -> Tensor:
-        """All classes of one family under one template."""
+        """Return all classes of one family with one random template."""
         own = len(phrases(family))
         choices = len(self.templates[family])
         own_turn = torch.rand((), generator=rng) < 0.5
@@ -83,7 +85,7 @@ class Prompts:
 
 
 def pad_to(ids: list[Tensor]) -> Tensor:
-    """One [N, L] out of several with their own L; the padding's row is 0."""
+    """Concatenate tensors of different L to one [N, L], padded with row 0."""
     length = max(part.shape[1] for part in ids)
     return torch.cat([functional.pad(part, (0, length - part.shape[1])) for part in ids])
 
@@ -91,7 +93,7 @@ def pad_to(ids: list[Tensor]) -> Tensor:
 def step_loss(
     student: Student, teacher: Teacher, pool: Pool, prompts: Prompts, recipe: Recipe, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """One batch from three families: classes of the family, captions of the batch, dense targets."""
+    """Compute the loss of a batch from three families: classes of the family, captions of the batch, dense targets."""
     chosen = torch.randperm(len(FAMILY_NAMES), generator=rng)[:FAMILIES_PER_STEP].tolist()
     share = math.ceil(recipe.batch / FAMILIES_PER_STEP)
     rows = torch.cat(
@@ -113,7 +115,7 @@ def step_loss(
 
 @torch.no_grad()
 def zero_shot(model: CLIP, pool: Pool, words: Vocabulary) -> dict[str, dict[str, float]]:
-    """Per-family accuracy in per cent over all, base and novel classes with the family's template."""
+    """Measure accuracy in per cent of each family over all, base and novel classes with the family's template."""
     model.eval()
     features = torch.cat(
         [
@@ -144,7 +146,7 @@ def _chunks(total: int, size: int) -> list[np.ndarray]:
 
 
 def make_optimizers(student: Student, recipe: Recipe) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the matrices of the blocks, AdamW for the rest; a vector is not decayed."""
+    """Make Muon for the matrices of the blocks, AdamW for the rest; vectors have no weight decay."""
     named = list(student.named_parameters())
     blocks = [p for name, p in named if p.ndim == 2 and "resblocks" in name]
     matrices = [p for name, p in named if p.ndim > 1 and "resblocks" not in name]
@@ -154,13 +156,13 @@ def make_optimizers(student: Student, recipe: Recipe) -> tuple[Muon, torch.optim
 
 
 def rate_at(done: float) -> float:
-    """The share of the full rate: warm-up over the first hundredth, level, then straight down from the middle on."""
+    """Return the learning rate's factor: warm-up over the first hundredth, constant, linear decay from the middle."""
     return min(0.05 + done / 0.01, 1.0, max(0.01, (1 - done) / 0.5))
 
 
 @dataclass
 class Progress:
-    """Where a training stands: what a checkpoint holds besides weights and optimizer states."""
+    """The state of a training: what a checkpoint contains besides weights and optimizer states."""
 
     step: int = 0
     layers: int = 0
@@ -169,7 +171,7 @@ class Progress:
 
 
 class Training:
-    """A training that can be stopped at any report and continued from `file`."""
+    """Train mini; can be stopped at any report and continued from `file`."""
 
     def __init__(self, recipe: Recipe, words: Vocabulary, file: Path) -> None:
         self.recipe, self.file = recipe, file
@@ -192,7 +194,7 @@ class Training:
         os.replace(partial, self.file)
 
     def grow(self) -> None:
-        """Twice the layers; what the optimizers know of the old ones stays."""
+        """Double the layers; the optimizers keep their state of the old ones."""
         deepen(self.student.clip)
         self.progress.layers *= 2
         known = {weight: state for optimizer in self.optimizers for weight, state in optimizer.state.items()}
@@ -202,7 +204,7 @@ class Training:
             optimizer.state.update({weight: known[weight] for weight in weights if weight in known})
 
     def step(self, losses: dict[str, Tensor], done: float) -> None:
-        """One update at the rate that belongs to the share `done` of the whole."""
+        """Take one step at the learning rate of the share `done` of the whole."""
         for optimizer, rate in zip(self.optimizers, (self.recipe.matrix_rate, self.recipe.rate), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * rate_at(done)
@@ -214,7 +216,7 @@ class Training:
 
 
 def train(recipe: Recipe, work: Path, out: Path, log: Path, note: str) -> None:
-    """The whole training; stops at `recipe.images` or after `recipe.minutes`, whichever comes first."""
+    """Run the whole training; stops at `recipe.images` or after `recipe.minutes`, whichever comes first."""
     pool = cached_pool(work, recipe.per_family, recipe.seed)
     teacher = train_teacher(pool, work / "teacher.pt", recipe.seed, recipe.teacher_images)
     words = vocabulary(pool)
@@ -245,7 +247,7 @@ def train(recipe: Recipe, work: Path, out: Path, log: Path, note: str) -> None:
 
 
 def report(training: Training, losses: dict[str, float], scores: dict[Style, Any]) -> dict[str, Any]:
-    """One point of the curve, printed in short."""
+    """Record one point of the training curve and print it."""
     progress, batch = training.progress, training.recipe.batch
     short = " ".join(f"{style} {np.mean([score['all'] for score in scores[style].values()]):.1f} %" for style in scores)
     minutes = round(progress.elapsed / 60, 1)
@@ -260,7 +262,7 @@ def report(training: Training, losses: dict[str, float], scores: dict[Style, Any
 
 
 def write_log(recipe: Recipe, progress: Progress, out: Path, log: Path, note: str) -> None:
-    """The record beside the weights."""
+    """Write the log beside the weights."""
     record = {
         "command": recipe.command(),
         "note": note,
