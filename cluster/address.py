@@ -35,8 +35,8 @@ class Dashboard(NamedTuple):
 def dashboard(given: str = "") -> Dashboard:
     """Find the URL of a cluster's dashboard: `given`, else $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else localhost.
 
-    $RAY_ADDRESS mostly names the port that nodes and drivers connect to; the dashboard is then expected at its usual
-    port of the same host. Raises UsageError for what is no address.
+    $RAY_ADDRESS usually has the port for nodes and drivers; the dashboard is then expected at its default
+    port of the same host. Raises UsageError for an invalid address.
     """
     if given:
         return Dashboard(_dashboard_url(given, "--address"), "--address")

@@ -119,7 +119,7 @@ class SweepSettings(_Record):
 class Configuration(_Record):
     """Values of the varied fields, and the outcome of the runs with these values.
 
-    One that ASHA stopped keeps the checkpoints of its runs; one that is "running" while no sweep runs is unfinished.
+    A configuration stopped by ASHA keeps its checkpoints; one that is "running" while no sweep runs is unfinished.
     """
 
     number: int = Field(description="in order of their start, from 0")
@@ -227,7 +227,7 @@ class SweepFolder:
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
     """Build the runs of a configuration, seeds innermost: the same runs that `procap train` makes of these values.
 
-    Raises UsageError or DataUsageError for values that a run refuses.
+    Raises UsageError or DataUsageError for invalid values.
     """
     run: dict[str, Any] = {
         "shots": settings.shots,
@@ -270,7 +270,7 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
 def draw(settings: SweepSettings, count: int) -> list[Values]:
     """Draw examples of what is searched: the first combinations of a grid, else random values of each domain.
 
-    Ray stays unimported: it reads the environment once, which is set up when it is connected.
+    Does not import Ray, which reads the environment on import, before `connected` has prepared it.
     """
     if settings.search == "grid":
         return list(itertools.islice(settings.grid(), count))
@@ -296,7 +296,7 @@ def _sample(domain: Domain, generator: random.Random) -> Any:
 def check_values(settings: SweepSettings, data: Path | None) -> None:
     """Raise UsageError for values that runs reject, and for ASHA if no run is longer than its grace period.
 
-    Checked are the combinations of a grid, and for other searches every listed value with some draws of the others.
+    Checks the combinations of a grid, and for other searches every listed value with some draws of the other fields.
     """
     if settings.search == "grid":
         for values in draw(settings, MOST_CHECKED):

@@ -47,6 +47,7 @@ class RunExecutor:
         self.group = group or ProcessGroup(ALONE)
         self._report_to = report_to
         self._began = time.monotonic()
+        # In the past, so that the first report is sent at once.
         self._reported = -REPORT_SECONDS
 
     def execute(self) -> Report:
@@ -78,7 +79,7 @@ class RunExecutor:
     def _train_in_step(self, rungs: Sequence[int], epochs: int) -> None:
         """Train all runs to one rung, then all to the next, and report the mean score of every epoch.
 
-        The last epoch is part of the final report: a scheduler that stops the trial then stops a finished one.
+        The last epoch is only in the final report, so that a scheduler cannot stop the trial before its evaluation.
         """
         from runner.validate import Callbacks, Validation
 
@@ -167,6 +168,7 @@ def attempt(work: Callable[[], Report], *, lost: tuple[type[Exception], ...] = (
         return work()
     except lost:
         raise
+    # Errors of the user or the environment are reported in one line, all others as internal errors with a traceback.
     except (UserError, DataError, OSError) as error:
         why = " ".join(str(error).split())
     except Exception as error:

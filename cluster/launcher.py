@@ -87,6 +87,7 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
             there = nodes()
             resources = _resources_on(there, launcher, device)
             limit = launcher.max_concurrent
+            # With an autoscaler the number of nodes has no known limit; Tune needs some number.
             fits = limit or 1000 if launcher.autoscale else runs_held(there, resources)
             yield Capacity(resources, min(fits, limit or fits), ray=True, growing=launcher.autoscale)
         return

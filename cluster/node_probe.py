@@ -1,6 +1,6 @@
 """Collect facts about one node of a cluster: versions, data, weights, results. Sent to the node by value.
 
-It works where nothing of this program is installed: only the standard library is imported above, the rest where used.
+It must also run on a node without this program: only functions import more than the standard library.
 """
 
 from __future__ import annotations

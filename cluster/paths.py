@@ -27,7 +27,7 @@ class StoragePaths:
     def shared(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
         """Return paths that mean the same on all machines: relative folders become absolute on the driver.
 
-        $PROCAP_DATA of the driver counts like --data.
+        $PROCAP_DATA of the driver has the same effect as --data.
         """
         return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
 

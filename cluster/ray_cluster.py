@@ -296,7 +296,7 @@ def processes_held(there: Iterable[Node], resources: Resources) -> int:
 def runs_held(there: Sequence[Node], resources: Resources, *, own: bool = False) -> int:
     """Return how many runs fit at once. Raises UsageError if none fits: Ray would wait for ever.
 
-    own: of this machine alone, not a cluster that could grow.
+    own: the nodes are only this machine, not a cluster that could grow.
     """
     count = processes_held(there, resources)
     if count < resources.processes:

@@ -1,7 +1,7 @@
 """Submit a command to a Ray cluster as a job and follow its log: a thin wrapper on Ray's `JobSubmissionClient`.
 
-Ray stores a job's command, environment and files where every user of the cluster can read them, so that secrets are
-refused here.
+Every user of the cluster can read a job's command, environment and files, so secrets are
+rejected here.
 """
 
 from __future__ import annotations

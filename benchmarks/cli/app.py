@@ -29,7 +29,7 @@ DISTRIBUTED = ("train", "eval")
 def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
     """Make a group of commands, each in the `app` of a module that is imported when the command is used.
 
-    commands: module and summary by name. The summaries are listed in the help, so they stand here.
+    commands: module and summary by name. The help lists the summaries without importing the modules.
     """
 
     class LazyGroup(TyperGroup):

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 class Failures:
     """Collect the failed runs of a command; the remaining runs are still executed.
 
-    A command of one run fails as that run does. In a process group of several, a process that fails ends the others as
+    A command of one run raises that run's error. In a process group of several, a failing process ends the others as
     well, as they wait for it in the middle of a run.
     """
 

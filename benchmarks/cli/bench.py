@@ -177,7 +177,7 @@ def plan_suite(
 
     The profile is that of the named data sets if they are known, else the paper's if there is a data root,
     else the generated one.
-    several: planned beside other suites, where --datasets does not apply to a suite with a list of its own.
+    several: planned together with other suites; --datasets then does not apply to a suite with its own list.
     """
     from benchmarks.results.profiles import find_profile
     from benchmarks.suites.planning import SuitePlan

@@ -103,7 +103,7 @@ def few_shot(
 def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
     """Return the digest for `--few-shot-samples DIGEST|FILE`; empty without the flag.
 
-    Raises UsageError if it does not fit the data sets or the shots, DataError for a file of anything else.
+    Raises UsageError if the samples do not fit the data sets or shots, DataError for a file of another kind.
     """
     if not text:
         return ""

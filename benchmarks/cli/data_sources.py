@@ -65,7 +65,7 @@ class Wanted:
 def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[Wanted]:
     """Resolve `names`: each is a data set, a YAML file, or a group (all, world, paper); duplicates are dropped.
 
-    A group leaves out the published sets that are not below the raw root, and says so.
+    A group leaves out published data sets that are not below the raw root, and prints a note.
     Raises UsageError or DataUsageError for unknown names and for flags that do not fit them.
     """
     wanted: dict[str, Wanted] = {}

@@ -26,7 +26,7 @@ from runner.tracking.background import CollectionTracker
 class CollectionTrackers:
     """The trackers of several collections, each updated with its own runs.
 
-    started: whether a run was started; a command that is refused before leaves the trackers as they were.
+    started: whether a run was started; if not, because a check failed, the trackers stay unchanged.
     """
 
     def __init__(self, trackers: Sequence[CollectionTracker]) -> None:

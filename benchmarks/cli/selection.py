@@ -74,7 +74,7 @@ def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | N
 def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:
     """Parse the targets in `text`; by default both halves (or all classes) of the training data set.
 
-    A run on half of the base classes serves model selection: it is evaluated on val (on train where a set has no val,
+    A run on half of the base classes is for model selection: it is evaluated on val (on train if there is no val,
     as ImageNet), never on test.
     """
     from runner.config import Target
@@ -125,7 +125,7 @@ def runtime_config(
 def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]]) -> Callable[[RunConfig], bool]:
     """Make a predicate that tests whether the flags select a run. A flag that is not given selects all.
 
-    recorded: gives the data sets of the recorded runs, called only for names that are not in the catalogue.
+    recorded: returns the data sets of the recorded runs, called only for names that are not in the catalogue.
     Raises UsageError or DataUsageError for an unknown method or data set.
     """
     from procap.methods import method_paths

@@ -121,7 +121,7 @@ def serve(
 ) -> None:
     """Export what the store lacks, then show the runs of `results` in MLflow until Ctrl-C or SIGTERM.
 
-    For a store that is a server its address is printed; for any other one a server is started on 127.0.0.1.
+    If the store is a server, its address is printed; otherwise a server is started on 127.0.0.1.
     Raises UserError when the port is taken, there is nothing to show, or the server does not start, UsageError for a
     name that no run has.
     """
@@ -225,7 +225,7 @@ def save_view(store: Store, title: str, where: str) -> str | None:
 def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
     """Build the state of MLflow's page: parallel coordinates, and accuracy against speed, of the matching runs.
 
-    runs: some of them, whose metrics and differing parameters become the axes.
+    runs: examples whose metrics and differing parameters become the axes.
     """
     # A run that has not finished has no final metrics yet.
     finished = [run for run in runs if run.info.status == "FINISHED"] or runs

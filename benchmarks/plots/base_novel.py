@@ -68,7 +68,7 @@ class Series:
 def halves_plots(suite: SuiteResults) -> Plots:
     """Return the plots of base-to-novel.
 
-    The radar shows published values of the paper's methods that did not run, unless they do not compare with ours.
+    The radar shows published values of the paper's methods that did not run, if they are comparable with ours.
     """
     series = list_series(suite)
     absent = [method for method in RADAR if method not in {one.method for one in series}]
@@ -173,7 +173,7 @@ def _bar_row(axes: Axes, groups: Sequence[str], across: int, series: Sequence[Se
 def hm_radar(series: Sequence[Series], beside: Sequence[Series] = ()) -> Figure | None:
     """Draw HM of every method on an axis per data set, `beside` (published) hollow; None for under three data sets.
 
-    Where a method has no HM its line is broken.
+    The line of a method has a gap at data sets without HM.
     """
     from matplotlib.figure import Figure
 

@@ -80,7 +80,7 @@ def two_panels(
 ) -> Figure | None:
     """Plot averages of base, novel and harmonic mean (left), and the harmonic mean of each data set (right).
 
-    A point that is missing leaves a gap. `printed` is hollow.
+    A missing point leaves a gap. Points of `printed` (published) are hollow.
     """
     from matplotlib.figure import Figure
 

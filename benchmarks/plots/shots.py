@@ -41,7 +41,7 @@ def shots_plots(suite: SuiteResults) -> Plots:
 def few_shot_curves(suite: SuiteResults) -> Figure | None:
     """Plot a line per method with a band of one standard deviation; untrained methods are horizontal lines.
 
-    A point that is missing leaves a gap. The average of a number of shots is there where every data set is.
+    A missing point leaves a gap. An average is drawn only if every data set has a result for that number of shots.
     """
     from matplotlib.lines import Line2D
 

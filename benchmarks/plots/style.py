@@ -175,7 +175,7 @@ def _slim(svg: bytes) -> bytes:
 def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Draw and write each plot in every format; returns the files of the first format.
 
-    A drawing that has nothing to show is left out.
+    A plot without data is left out.
     """
     written = []
     for name, draw in plots.items():
@@ -199,7 +199,7 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 def panels(count: int, height: float, x: str, y: str, across: int | None = None) -> tuple[Figure, list[Axes]]:
     """Make a figure as wide as a page with `count` panels of `height` inches; unused places stay empty.
 
-    x, y: what the axes are, written below the last row and beside the first column.
+    x, y: labels of the axes, written below the last row and beside the first column.
     """
     from matplotlib.figure import Figure
 

@@ -36,8 +36,8 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
 
     Columns:
         path, hash            the run's folder below `results`; the first 8 digits of its configuration's SHA-256
-        method, variant       the method's name; a title that tells apart settings of one method within this frame
-        options, settings     dicts: the method's options; whatever else sets the run apart (recipe fields with dots)
+        method, variant       the method's name; a title that distinguishes settings of one method within this frame
+        options, settings     dicts: the method's options; other settings of the run (recipe fields with dots)
         dataset, classes      what was trained on: data set; all, base or novel classes
         shots, seed           training images per class, 0 for all; seed of the samples and of the training
         backbone, pretrained, precision, recipe, epochs
@@ -210,8 +210,8 @@ def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = Tr
 def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
     """Make a title for each row: the method's, and the settings in which it differs from other rows.
 
-    What makes results incomparable (backbone, shots, ...) is named as soon as it differs anywhere in the frame, a field
-    of the recipe or of the method when it differs between rows of that method. classes: see `settings_key`.
+    Settings that make results incomparable (backbone, shots, ...) are named if they differ in the frame, a field
+    of the recipe or of the method if it differs between rows of that method. classes: see `settings_key`.
     """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
     distinct = sorted(set(keys))
@@ -250,7 +250,7 @@ def dataset_order(dataset: str) -> tuple[float, str]:
 def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
     """Describe how data sets differ from the published ones, by name; unchanged ones are left out.
 
-    What a result recorded of its images counts; for data sets that were only trained on, what their name says.
+    Changes are taken from the result's record of its images; for data sets that were only trained on, from their name.
     """
     from shards.resolve import variant_of_name
 

@@ -13,7 +13,7 @@ from runner.results import harmonic_mean
 class Metric:
     """A number that tables and plots show, usually a percentage.
 
-    std: sample standard deviation (ddof = 1), None for one seed. seeds: what `values` are of, one each; both are empty
+    std: sample standard deviation (ddof = 1), None for one seed. seeds: the seeds of `values`; both are empty
     for a published number. published: what the paper prints for the same setting. limited: only the first images of a
     test set were evaluated.
     """

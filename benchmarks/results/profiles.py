@@ -14,8 +14,8 @@ class Profile:
     """Data sets, their backbone, and how long methods are trained on them.
 
     recipe, changes, rates: as `plan_run` takes them; rates are learning rates by method. quick: further changes, for a
-    smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets. where: for
-    people, behind what is done there.
+    smoke test. general: the data set used as ImageNet, and shifts: its shifted test sets. where: a phrase for
+    messages, "... on the paper's data sets".
     """
 
     name: str

@@ -178,8 +178,8 @@ def compare(
 ) -> Comparison:
     """Compare two rows of a table, each a part of the frame; see `pair_up` for which results count.
 
-    measure: None takes the harmonic mean where any line was trained on base classes and evaluated on a half, else
-    accuracy. Equal results give equal intervals and p values, to the last digit. Raises UsageError for an unknown line.
+    measure: None takes the harmonic mean if any row was trained on base classes and evaluated on a half, else
+    accuracy. Equal results give equal intervals and p values, to the last digit. Raises UsageError for an unknown row.
     """
     for title in (a, b):
         if title not in lines:
@@ -246,7 +246,7 @@ def sign_flip_p(differences: Sequence[float], generator: np.random.Generator) ->
 def wilcoxon_p(differences: Sequence[float], generator: np.random.Generator) -> float:
     """Compute the two-sided p of Wilcoxon's signed-rank test without zeros; 1 if nothing is left.
 
-    Exact; where differences of one size share a rank, `sign_flip_p` of the signed ranks.
+    Exact; if differences of equal size share a rank, `sign_flip_p` of the signed ranks.
     """
     from scipy.stats import rankdata, wilcoxon
 
@@ -307,8 +307,8 @@ def resample_accuracy(a: NDArray[np.bool_], b: NDArray[np.bool_], draws: int, ge
 def pair_up(lines: Mapping[str, pd.DataFrame], a: str, b: str, measure: Measure) -> tuple[list[Task], tuple[str, ...]]:
     """Find the tasks that rows `a` and `b` share, and describe in sentences everything that is left out.
 
-    Only test splits count. Where any line has targets of other data sets than it was trained on, the one trained on is
-    left out, as in the paper's averages. Limited results count only with the same images, and where there is no whole
+    Only test splits count. If any row has targets of other data sets than it was trained on, the one trained on is
+    left out, as in the paper's averages. Limited results count only with the same images, and if there is no unlimited
     result.
     """
     left_out = LeftOut()

@@ -37,7 +37,7 @@ THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid"
 class CaseData:
     """One data set as all cases see it.
 
-    synthetic: its images show nothing, so an accuracy means nothing. load_seconds: opening it and checking its hashes.
+    synthetic: the images have no content, so accuracy is meaningless. load_seconds: for opening and checking hashes.
     """
 
     name: str

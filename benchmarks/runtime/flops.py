@@ -1,7 +1,7 @@
 """Count floating-point operations of training steps and evaluated batches with torch's FlopCounterMode.
 
-A multiplication and an addition are two operations; element-wise work is left out. Counted is what is executed by plain
-eager code: work under compiled or fused kernels must be counted on towers without them.
+A multiplication and an addition are two operations; element-wise work is left out. The counter sees only plain
+eager operations: count compiled or fused work on towers without such kernels.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CPU_ATTENTION: dict[Any, Callable[..., int]] = {
 def count_flops(work: Callable[[], object], method: Method | None = None) -> float:
     """Count the operations of `work`, which runs once, eagerly and without fused kernels.
 
-    method: whose weights need no gradient in `work`; the counter looks for the place of those that do in the graph,
-    which inference mode has not got.
+    method: gradients of its weights are disabled, as the counter would look up their place in the autograd graph,
+    which does not exist in inference mode.
     """
     frozen = [] if method is None else [weight for weight in method.parameters() if weight.requires_grad]
     for weight in frozen:

@@ -1,6 +1,6 @@
 """Plot the runtime benchmark: FPS and time as bars, step time against classes.
 
-Colours and markers are those of `benchmarks.plots`; reference mode is hatched and pale, fast mode full.
+Colours and markers are those of `benchmarks.plots`; reference mode is hatched and pale, fast mode solid.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def bars(report: dict[str, Any]) -> Figure | None:
 def step_against_classes(report: dict[str, Any]) -> Figure | None:
     """Plot milliseconds of a training step and of an evaluated batch against classes, by batch size and mode.
 
-    Dotted: the reference's time divided by the ratio of counted operations, that is, what counting promises.
+    Dotted: reference time divided by the ratio of counted operations, the expected time of fast mode.
     """
     from matplotlib.figure import Figure
 

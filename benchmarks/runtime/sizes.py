@@ -51,7 +51,7 @@ def measure_points(
     """Measure `points` in both modes, in their order; stops once `seconds` have passed.
 
     ratio: seconds of reference over fast mode, median over the rounds; counted: the same of counted operations;
-    reached: the one as a share of the other.
+    reached: ratio / counted.
     """
     found: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -106,8 +106,8 @@ def measure_accelerations(
 ) -> list[dict[str, Any]]:
     """Measure ProCAP's training step and evaluated batch with every combination of allowed accelerations.
 
-    peaks: operations per second of this device's matrix products, by precision. seconds: where there are not enough,
-    there are fewer rounds, one at least.
+    peaks: operations per second of this device's matrix products, by precision. seconds: time limit, which
+    reduces the number of rounds, at least one.
     """
     found: list[dict[str, Any]] = []
     share = None if seconds is None else seconds / len(settings.precisions) / len(KINDS)

@@ -1,6 +1,6 @@
 """Define the timed work in two modes: training steps and evaluated batches.
 
-Reference mode works as public code does: it encodes all padding of class prompts, computes class features for every
+Reference mode works as public code does: it encodes all positions of class prompts, computes class features for every
 batch, runs eagerly, and uses torch's default optimizer implementation. Fast mode is this program's default, with the
 accelerations that `--accelerate` allows on the device. Both give the same numbers up to rounding.
 

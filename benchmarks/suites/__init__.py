@@ -1,7 +1,7 @@
 """List the experiments of the paper by name, one file each.
 
-A suite of somebody else is a file with a `SUITE` in it, named by its path (`procap bench my_suite.py`), or is announced
-by a package through the entry-point group "procap.suites": a name and `module:SUITE`.
+A user's own suite is a file that defines `SUITE`, given by its path (`procap bench my_suite.py`), or is registered
+by a package in the entry-point group "procap.suites": a name and `module:SUITE`.
 """
 
 from __future__ import annotations

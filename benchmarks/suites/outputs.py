@@ -1,7 +1,7 @@
 """Write the outputs of a suite: further results, tables and plots, and metrics for MLflow.
 
-Tables and plots of earlier options are removed, as they would pass for current ones. Files are recognized by what this
-program writes into them; other files in the folder stay.
+Tables and plots of earlier options are removed, as they would look current. Files are recognized by marks that this
+program writes into them; other files in the folder are kept.
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ def recorded_options(
 ) -> tuple[SuiteOptions, bool]:
     """Return the options of the suite's last run, and whether they had to be guessed.
 
-    profile: the one that is asked for; empty: any. Options are guessed where none are recorded, or those of another
-    profile: the options (of each profile, with and without `--quick`) whose plan shares most runs with those that are
-    there, then those whose data sets most runs are of. Raises UserError for settings that cannot be read.
+    profile: the requested one; empty: any. Options are guessed if none are recorded, or only those of another
+    profile: choose the options (of each profile, with and without `--quick`) whose plan shares most runs with existing
+    ones, then those whose data sets have most runs. Raises UserError for settings that cannot be read.
     """
     settings = collection.settings if collection else {}
     if settings and profile in ("", settings.get("profile")):

@@ -172,7 +172,7 @@ def _check(
 ) -> Iterator[Check]:
     """Yield one check, or none if the paper lacks the number or our images or recipe differ.
 
-    printed: whether the variant is ProCAP in its main table wherever it is ProCAP. theirs: seeds of the published
+    printed: whether a ProCAP variant is the one in the paper's main table. theirs: number of seeds of the published
     figure.
     """
     if known is None or not is_comparable(suite, variant, sets or (dataset,)):

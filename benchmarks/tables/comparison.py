@@ -41,7 +41,7 @@ def comparison_tables(
     """Make one table called <suite>-comparison; none if fewer than two rows have results.
 
     reference: the title that the others are compared with; None: ProCAP. variants: by title; None: all. source: only
-    runs trained on this data set, where several were trained on and evaluated on the same targets.
+    runs trained on this data set, if several training data sets share targets.
     """
     titled = variants or variants_by_title(suite)
     lines = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant, source))}
@@ -68,7 +68,7 @@ def comparison_table(
 ) -> Table:
     """Make one row for each other entry of `lines`, which are parts of the frame by title.
 
-    reference: None takes the first line of ProCAP, else the line that is ahead of most others.
+    reference: None takes the first row of ProCAP, else the row that wins most comparisons.
     Raises UserError if there are no two lines, UsageError for an unknown reference.
     """
     if len(lines) < 2:

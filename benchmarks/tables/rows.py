@@ -113,7 +113,7 @@ def published_title(method: str, venue: str = "") -> str:
 def published_group(suite: SuiteResults, group: str = "") -> str:
     """Return the group of published rows: a separate one, with its own best, if ours are not comparable.
 
-    So it is beside controls, which are compared with each other because all of them have the same recipe.
+    Also if there are controls, which are compared with each other because all of them have the same recipe.
     """
     return f"{group} published" if why_incomparable(suite) or has_controls(suite) else group
 
@@ -126,8 +126,8 @@ def published_row(labels: Sequence[str], numbers: Iterable[float | None], **more
 def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
     """Add a column with our ProCAP's number in `column` minus that of every other row, published ones included.
 
-    Only rows whose labels but the last are equal are compared. The table is unchanged unless it has one ProCAP that
-    compares with published numbers.
+    Only rows with equal labels except the last are compared. The table is unchanged unless it has one ProCAP row that
+    is comparable with published numbers.
     """
     place = [one.title for one in table.columns].index(column)
     procap = [unique_title(suite, variant) for variant in suite.variants if variant.method == "procap"]

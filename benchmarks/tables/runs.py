@@ -137,8 +137,7 @@ def _targets(frame: pd.DataFrame, left_out: list[str]) -> Table:
 def _titled(frame: pd.DataFrame) -> pd.DataFrame:
     """Add a column `title` and sort rows by data set, then by method and settings.
 
-    A method that trains nothing has one result for all seeds: it is repeated for those that other rows of its target
-    have.
+    A method without training has one result for all seeds, which is repeated for the seeds of other rows of its target.
     """
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}

@@ -18,7 +18,7 @@ Mark = Literal["best", "second"]
 
 @dataclass(frozen=True)
 class Column:
-    """better: which end is the better one, empty if there is none. detail: shown in CSV and JSON only."""
+    """A column of cells. better: which end is the better one, empty for none. detail: shown in CSV and JSON only."""
 
     title: str
     better: Literal["high", "low", ""] = "high"
@@ -32,7 +32,7 @@ Cell = Metric | str | None
 
 @dataclass(frozen=True)
 class Row:
-    """group: rows of one group are compared with each other. average: it sums up the rows above it."""
+    """A row of labels and cells. group: rows of one group are compared. average: it averages the rows above it."""
 
     labels: tuple[str, ...]
     cells: tuple[Cell, ...]
@@ -43,9 +43,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """name: of its files. labels: headers of the columns of text.
+    """A table of rows. name: of its files. labels: headers of the columns of text.
 
-    wide: it takes both columns of a paper. compares: its rows test whether rows of another table differ.
+    wide: it spans both columns of a paper. compares: its rows compare rows of another table.
     """
 
     name: str
@@ -100,9 +100,9 @@ class Table:
     def marks(self) -> Mapping[tuple[int, int], Mark]:
         """Find the best and the second of each group and column, by (row, column).
 
-        Limited results are left out, which their dagger shows. A column whose own results in a group are not all of
-        the same seeds has no mark at all: the best of those that are alike may be below one beside it, and would still
-        read as the best of the group. Equal numbers, as printed, share a mark.
+        Limited results, which have a dagger, are left out. A column whose results of ours in a group are not all of
+        the same seeds gets no mark: the best of the comparable ones may be worse than another in the column, but would
+        be read as the best of the group. Numbers that are equal as printed share a mark.
         """
         found: dict[tuple[int, int], Mark] = {}
         for group in self.groups:

@@ -16,7 +16,7 @@ MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 def format_cell(table: Table, cell: Cell, place: int, frame: str = "{}", escape: Callable[[str], str] = str) -> str:
     """Format a cell of the column at `place`: 82.28 ± 0.18 (n=3) (+1.02) †, with n if seeds differ.
 
-    frame: what is put around the mean; escape: for texts.
+    frame: format string around the mean. escape: function that escapes texts.
     """
     if cell is None:
         return MISSING
@@ -46,7 +46,7 @@ def list_headers(table: Table) -> list[str]:
 def format_labels(table: Table, row: Row, before: Row | None, frame: str, escape: Callable[[str], str]) -> list[str]:
     """Format the labels of a row; the first of several is printed only once for adjacent rows that share it.
 
-    frame: around those of a published row among ours, but for a label that stands for ours below it as well.
+    frame: format string for labels of published rows among ours, except a label that also applies to our rows below.
     """
     again = before is not None and len(row.labels) > 1 and row.labels[0] == before.labels[0]
     found = [escape(label) for label in row.labels]
