@@ -64,7 +64,7 @@ class Failures:
 
 @contextmanager
 def process_group(runtime: RuntimeConfig) -> Iterator[tuple[ProcessGroup, RuntimeConfig]]:
-    """Initialize the process group that torchrun announced; also returns `runtime` with this process's device."""
+    """Initialize the process group that torchrun announced; also yields `runtime` with this process's device."""
     from runner.distributed.process_group import init_process_group
 
     ranks = ranks_from_environment()

@@ -55,7 +55,7 @@ PAPER = Profile(
     precision="bf16",
     quick={"epochs": 2, "warmup_epochs": 1},
 )
-# The rates of `procap demo`, which says how they were found.
+# Learning rates for short trainings on generated data, as in `procap demo`.
 MINI = Profile(
     "mini",
     "on generated data",

@@ -161,7 +161,7 @@ def _works(clip: CLIP, batch: int, classes: int) -> dict[str, Work]:
 
 
 def _patch_ways(clip: CLIP, batch: int) -> list[tuple[str, Work]]:
-    """Make images to rows of patches [B, L, D]: as the tower does it, and as the equivalent convolution."""
+    """Convert images to rows of patches [B, L, D]: as the tower does it, and by the equivalent convolution."""
     import torch
 
     tower, images = clip.visual, _images(clip, batch)

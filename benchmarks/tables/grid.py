@@ -22,7 +22,7 @@ Weights = tuple[float, float]
 
 
 def few_shot_tables(suite: SuiteResults) -> list[Table]:
-    """Make a row per data set and method, a column per number of shots; the average below; compare at most shots."""
+    """Make a row per data set and method, a column per number of shots; the comparison uses the largest number."""
     shots = sorted({variant.key["shots"] for variant in suite.variants})
     grouped = group_by_title(suite, "shots")
     rows = []
