@@ -56,7 +56,7 @@ class CrossAttention(nn.Module):
 
     def attend(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute multi-head attention of queries from x to keys and values from y, [P, Dq]."""
-        # With a batch of one, for fused kernels take four dimensions only.
+        # Add a batch dimension, because fused kernels accept four dimensions only.
         q, k, v = (
             projected.unflatten(-1, (self.heads, -1)).transpose(0, 1)[None]
             for projected in (self.query(x), self.key(y), self.value(y))

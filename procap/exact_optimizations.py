@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ExactOptimizations:
-    """Exact shortcuts of the towers, each by its own switch; nothing here changes a number beyond rounding.
+    """Switches of the towers' exact shortcuts; none of them changes results beyond rounding.
 
-    trim: text only to the last end-of-text token of the prompts.
-    pack: every prompt only to its own end-of-text token, prompts side by side without padding; includes `trim`.
-    prefix: text rows before the first one that depends on the class computed once, classes attend to them.
-    last_rows: in the last block only the rows that are read out, which attend to all.
-    frozen_rows: in the block where learnable tokens enter first, no backward work for the rows that do not hold them.
-    folded: QuickGELU's scalings inside the matrix products beside it, image patches by one product and no convolution.
-    chunk_rows: text rows in the tower at once; more are computed in chunks, and in training computed again in the
-        backward pass instead of kept. None: never. At ViT-B/16 in float32 a row keeps 287 kB for the backward pass
-        (12 widths of 512 in 12 layers), so 8,192 rows are 2.4 GB. ImageNet's 1,000 names fill about 5,000, and a step
-        on them with 32 images stays below 8 GB in all, 6 GB with 2,048 rows at once.
+    trim: cut the text after the last end-of-text token of all prompts.
+    pack: cut every prompt after its own end-of-text token, and put prompts side by side unpadded; includes `trim`.
+    prefix: compute the text rows before the first class-dependent row once; all classes attend to them.
+    last_rows: in the last block compute only the rows that are read out, which attend to all rows.
+    frozen_rows: in the block where learned tokens enter first, do no backward work for the other rows.
+    folded: fold QuickGELU's scalings into the adjacent matrix products, and embed patches by one matrix product.
+    chunk_rows: most text rows in the tower at a time; more are computed in chunks, and training recomputes a chunk in
+        the backward pass instead of keeping its activations. None: no chunks. With ViT-B/16 in float32 a row keeps
+        287 kB for the backward pass (12 widths of 512 in 12 layers), so 8,192 rows are 2.4 GB. ImageNet's 1,000 names
+        fill about 5,000 rows, and a step on them with 32 images stays below 8 GB in total, 6 GB with 2,048 rows.
 
-    pack and prefix hold for plans that replace tokens, and that insert them before the first class-dependent row; under
-    any other plan the tower falls back to padded prompts of equal length.
+    pack and prefix work for plans that replace tokens, or insert them before the first class-dependent row; under any
+    other plan the tower falls back to padded prompts of equal length.
     """
 
     trim: bool = True
@@ -40,4 +40,4 @@ class ExactOptimizations:
 NO_OPTIMIZATIONS = ExactOptimizations(
     trim=False, pack=False, prefix=False, last_rows=False, frozen_rows=False, folded=False, chunk_rows=None
 )
-"""What public code does: every column of every prompt, every row of every block."""
+"""No shortcuts, as in public code: compute every column of every prompt and every row of every block."""

@@ -16,8 +16,8 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
     image: [B, H] and text: [C, H], both of unit length; labels: [B] int64 in 0..C-1; log_temperature: log of tau_p.
 
     Image to class: cross-entropy of `image . text / tau_p` over all C classes, mean over the batch. Class to image: for
-    each class present in the batch, minus the log of the share that its own images have among all images of the batch;
-    images of one class are positives together; mean over the classes present. The result is the mean of the two.
+    each class present in the batch, minus the log of the total softmax weight of its images among all images of the
+    batch; mean over these classes. The result is the mean of the two.
     The batch must be the global one: under data parallelism gather `image` and `labels` over the ranks first.
     """
     with torch.autocast(image.device.type, enabled=False):
@@ -25,8 +25,8 @@ def info_nce(image: Tensor, text: Tensor, labels: Tensor, log_temperature: Tenso
         image_to_class = F.cross_entropy(similarity, labels)
         own = labels[:, None] == torch.arange(len(text), device=labels.device)
         present = own.any(dim=0)
-        # A finite fill keeps the gradient of absent classes at zero, where -inf would make it NaN; keeping their
-        # columns, rather than selecting those present, keeps every shape fixed and the host out of it.
+        # The fill is finite because -inf would make the gradient of absent classes NaN instead of zero. Their columns
+        # are kept so that shapes are fixed and the host does not wait for the device.
         positives = similarity.masked_fill(~own, torch.finfo(similarity.dtype).min)
         deficit = similarity.logsumexp(dim=0) - positives.logsumexp(dim=0)
         class_to_image = torch.where(present, deficit, 0.0).sum() / present.sum()

@@ -81,7 +81,7 @@ def vocabulary() -> dict[int, str]:
         if not symbols.endswith(WORD_END):
             continue
         data = bytes(tokenizer.byte_decoder[symbol] for symbol in symbols.removesuffix(WORD_END))
-        # A token may hold some bytes of a character only: then it is a fragment, however it ends.
+        # A token with incomplete characters (some of their bytes) is a fragment of a word.
         text = data.decode("utf-8", errors="replace")
         # The tokenizer lowers the case of prompts, so words of its table with capital letters never occur in one.
         if text.isalpha() and text == text.lower():

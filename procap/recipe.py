@@ -51,8 +51,8 @@ class Recipe(BaseModel):
 def learning_rate(recipe: Recipe, epoch: int) -> float:
     """Compute the learning rate of `epoch` (0-based).
 
-    Warm-up epochs first, then a cosine towards zero over `recipe.epochs` whose clock starts after the warm-up, so that
-    it never arrives: the schedule of Dassl, which the published numbers of CoOp, CoCoOp, MaPLe and ProCAP rest on.
+    Warm-up epochs are followed by a cosine over `recipe.epochs` that starts after the warm-up and so never reaches
+    zero: Dassl's schedule, with which the published numbers of CoOp, CoCoOp, MaPLe and ProCAP were measured.
     """
     warm = 0 if recipe.warmup == "none" else recipe.warmup_epochs
     if epoch < warm:

@@ -37,7 +37,7 @@ def text_bank(
     if average not in ("normalise-first", "average-first"):
         raise ValueError(f"average {average!r} is neither normalise-first nor average-first")
     total = torch.zeros(len(space.classnames), clip.geometry.embed_dim, device=clip.device)
-    # Banks are computed once and used in every step: full precision, whatever the step around them runs in.
+    # Banks are computed once and used in every step, so use full precision regardless of autocast.
     with torch.autocast(clip.device.type, enabled=False):
         for template in templates:
             ids = clip.tokenize(space.prompts(template))

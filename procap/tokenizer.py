@@ -24,7 +24,7 @@ def simple_tokenizer() -> Any:
     package = importlib.util.find_spec("open_clip")
     if package is None or package.origin is None:
         raise UserError("CLIP's tokenizer comes with open_clip, which is not installed: pip install open_clip_torch")
-    # Importing open_clip itself brings timm and every architecture along and takes seconds; its tokenizer needs none.
+    # Importing open_clip itself also imports timm and every architecture, which takes seconds; its tokenizer does not.
     file = Path(package.origin).parent / "tokenizer.py"
     spec = importlib.util.spec_from_file_location("procap_open_clip_tokenizer", file)
     assert spec is not None and spec.loader is not None

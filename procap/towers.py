@@ -133,7 +133,7 @@ class TextTower(nn.Module):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         g, width = geometry, geometry.text_width
-        # nn.Embedding's own constructor draws a table first, which on the meta device takes seconds.
+        # nn.Embedding's constructor would draw random weights, which takes seconds on the meta device.
         self.token_embedding = nn.Embedding.from_pretrained(torch.empty(g.vocab_size, width))
         self.positional_embedding = nn.Parameter(torch.empty(g.context_length, width))
         self.transformer = Transformer(width, g.text_layers, g.text_heads, g.text_mlp, g.quick_gelu)

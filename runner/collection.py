@@ -76,7 +76,7 @@ class CollectionFolder:
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:
-    """Write `collection` below `results`, with the runs and the start that its file has already, and return it.
+    """Write `collection` below `results`, merged with the runs and the start time of an existing file; return it.
 
     Raises UserError for a broken file and when nothing can be written.
     """

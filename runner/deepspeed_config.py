@@ -108,7 +108,7 @@ def _decided(config: RunConfig, world_size: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.recipe.grad_clip or 0.0,
         "communication_data_type": "fp32",
-        # torch's optimizers are the program's choice; only Adam and a few of DeepSpeed's own are on its tested list.
+        # The optimizer is torch's, and DeepSpeed refuses optimizers outside its list of tested ones by default.
         "zero_allow_untested_optimizer": True,
     }
 

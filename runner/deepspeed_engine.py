@@ -1,8 +1,8 @@
 """Train with DeepSpeed: ZeRO stages 0, 1 and 2 with torch's optimizers, the run's precision and states.
 
-At stages 1 and 2 DeepSpeed lays all learnable tensors out in one vector, pads it to a multiple of two numbers per rank,
-and gives each rank an equal part of it to update. A saved state is assembled from these parts, so that a training can
-resume at another stage, with another number of ranks, or with DDP.
+At stages 1 and 2 DeepSpeed flattens all learned tensors to one vector, pads it to a multiple of two numbers per rank,
+and each rank updates an equal part of it. A saved state is assembled from these parts, so that a training can resume at
+another stage, with another number of ranks, or with DDP.
 
 Shapes: W ranks, N numbers in one part of the vector.
 """
@@ -85,10 +85,10 @@ class DeepSpeedEngine(Engine):
         if not self.stage:
             return training_tensors(self.method, optimizer_slots(self.method, self.optimizer))
         found: dict[str, list[Tensor]] = {}
-        # All ranks must gather the same slot; a state that was read from a file has the slots in any order.
+        # Sorted, because all ranks must gather the same slot, and a loaded state has its slots in any order.
         for slot, value in sorted(self.optimizer.state.get(self._vector, {}).items()):
             if isinstance(value, Tensor):
-                # Adam's count of steps is one number for everything here, and one per learnable elsewhere.
+                # Adam's step count is one number for the whole vector here, but one per learned tensor with DDP.
                 single = value.shape != self._vector.shape
                 found[slot] = [value] * len(self._learnables) if single else self._whole(value)
         slots = {
@@ -153,8 +153,8 @@ class DeepSpeedEngine(Engine):
         flat = part.new_empty(dist.get_world_size() * part.numel())
         dist.all_gather_into_tensor(flat, part)
         sizes = [each.numel() for each in self._learnables]
-        pieces = flat[: sum(sizes)].split(sizes)
-        return [piece.view(each.shape) for piece, each in zip(pieces, self._learnables, strict=True)]
+        parts = flat[: sum(sizes)].split(sizes)
+        return [values.view(each.shape) for values, each in zip(parts, self._learnables, strict=True)]
 
 
 def _library(device: torch.device, level: str) -> ModuleType:
@@ -175,8 +175,8 @@ def _library(device: torch.device, level: str) -> ModuleType:
     if here != device.type:
         raise UserError(f"DeepSpeed was loaded for {here}, but the run is on {device.type}: use a process of its own")
     if device.type == "cpu":
-        # Shared memory between processes of one host is compiled at every first start, for minutes, by a compiler
-        # that may be missing. gloo does the same work. Where a version has no such table DeepSpeed chooses.
+        # Switch off DeepSpeed's shared-memory communication: at the first start it is compiled for minutes, by a
+        # compiler that may be missing, and gloo does the same. Versions without this table are left as they are.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
         compatible.update({name: False for name in compatible if "shm" in name})
     if dist.is_initialized() and getattr(groups, "_WORLD_GROUP", dist) is None:
@@ -198,9 +198,10 @@ def _refusals(deepspeed: ModuleType) -> Iterator[None]:
 
 def _with_defaults(settings: Mapping[str, Any], numbers: int) -> dict[str, Any]:
     """Add defaults for `numbers` learned numbers to `settings`."""
-    # The default bucket reserves two gigabytes, a thousand times what the learnable tensors need.
+    # The default bucket reserves two gigabytes, a thousand times as much as the learned tensors need.
     zero = {"reduce_bucket_size": numbers, **settings["zero_optimization"]}
-    # At stage 0 DeepSpeed's clipping fails on a scalar; all ranks have the whole gradients there, as with DDP.
+    # At stage 0 `DeepSpeedEngine.update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks
+    # have the whole gradients, as with DDP.
     clipping = {} if zero["stage"] else {"gradient_clipping": 0.0}
     return {**settings, **clipping, "zero_optimization": zero}
 
@@ -227,7 +228,7 @@ def _not_broadcast(learnables: list[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def _environment(device: torch.device) -> Iterator[None]:
-    """Set what DeepSpeed reads from the environment while it is imported and initialized."""
+    """Set the environment variables that DeepSpeed reads while it is imported and initialized."""
     index = (torch.cuda.current_device() if device.index is None else device.index) if device.type == "cuda" else 0
     wanted = {"DS_ACCELERATOR": device.type, "LOCAL_RANK": str(index)}
     before = {name: os.environ.get(name) for name in wanted}

@@ -23,7 +23,7 @@ def available_cores() -> int:
 
 
 def _own_cores() -> int:
-    # Only Linux ties a process to some of the cores.
+    # Only Linux has a CPU affinity of processes.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -38,7 +38,7 @@ def find_changes(config: RunConfig) -> Fields:
         published = list(_published(config))
     except UsageError:
         return {}
-    # A field that only one of the two has comes from another version of the method.
+    # A field that only one of the two has belongs to another version of the method.
     differing: list[Fields] = [
         {**label, **{name: mine[name] for name in values if name in mine and mine[name] != values[name]}}
         for label, values in published

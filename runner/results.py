@@ -379,7 +379,7 @@ class RunFolder:
         for name in (*files, self.state / "*"):
             for leftover in name.parent.glob(f".{name.name}.*.tmp"):
                 leftover.unlink(missing_ok=True)
-        # Evaluations are written without the lock; only what is old has no writer any more.
+        # Evaluations are written without the lock, so a recent temporary file may still have a writer.
         for leftover in (self.path / "eval").glob(".*.tmp"):
             with suppress(FileNotFoundError):
                 if time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
@@ -410,6 +410,6 @@ def find_runs(results_root: Path) -> list[RunFolder]:
         if "config.json" in files and path.match("seed*-*") and path != results_root:
             found.append(path)
             folders.clear()
-        # Walking through all copies would take longer than everything else.
+        # Skip MLflow's folders: they hold copies of the runs, and walking through them takes long.
         folders[:] = [name for name in folders if name not in NO_RUNS]
     return [RunFolder(path) for path in sorted(found)]

@@ -78,7 +78,7 @@ def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
             if cache:
                 cache.add(shard)
     finally:
-        # Hashing hundreds of gigabytes takes minutes: who interrupts it goes on from there.
+        # Save also after an interrupt, because hashing hundreds of gigabytes takes minutes.
         if cache:
             cache.save()
 

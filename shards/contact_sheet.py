@@ -81,7 +81,7 @@ def _draw(
 
     def text(x: float, y: float, words: str, size: float, colour: str, weight: str = "normal") -> None:
         place = x / width, 1 - y / height
-        # A dollar in the name of a class begins no formula.
+        # No math parsing: a dollar sign in a class name is a plain character.
         figure.text(*place, words, size=size, color=colour, weight=weight, va="baseline", parse_math=False)
 
     text(GAP, TITLE - 0.26, title, 15, INK, "bold")

@@ -23,7 +23,7 @@ def data_root(given: str = "") -> Path:
     """
     text = given or os.environ.get("PROCAP_DATA") or str(cache_home() / "data")
     if is_url(text):
-        # The command line looks here for every command, and a mirror takes a fifth of a second to import.
+        # Imported here: every command calls this function, and the import takes a fifth of a second.
         from shards.mirror import mirror_root
 
         return mirror_root(text, cache_home())

@@ -79,7 +79,7 @@ def _open(data: bytes) -> ImageFile:
     if reader is None:
         raise ImageError("it is empty" if not data else "it is no JPEG, PNG, GIF, WebP, BMP or TIFF image")
     _refuse_huge(_declared_size(data))
-    # The readers are called by name because Image.open warns of large images by a limit that any code may change.
+    # Call the readers by name: Image.open warns about large images by a global limit that any code can change.
     image = reader(io.BytesIO(data))
     _refuse_huge(image.size)
     return image
@@ -129,10 +129,10 @@ def _rgb(image: Image.Image) -> Image.Image:
         raise ImageError("its pixels are 32-bit or floating-point numbers of unknown range, save it with 8 bits")
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    # A palette's transparency is dropped like any other; if it were left there, Pillow would warn of it on stderr.
+    # Drop a palette's transparency like any other alpha channel; otherwise Pillow warns about it on stderr.
     image.info.pop("transparency", None)
     pixels = image if image.mode == "RGB" else image.convert("RGB")
-    # The reader holds the encoded file and its metadata, which a cache of images would keep alive.
+    # Return a plain image: the reader's image holds the encoded file, which a cache of images would keep alive.
     plain = image._new(pixels.im)
     plain.info.clear()
     return plain

@@ -46,7 +46,7 @@ class Paths:
         self._lines: tuple[bytes, NDArray[np.int64]] | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        # Another process reads the file itself if it needs a path at all.
+        # Do not pickle the loaded lines; another process loads them if it needs a path.
         return {"_load": self._load, "_count": self._count, "_lines": None}
 
     def __len__(self) -> int:

@@ -25,16 +25,16 @@ Result = TypeVar("Result")
 def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int = 1) -> Iterator[Result]:
     """Yield `function(task)` of each task in the order of the tasks, computed by up to `workers` processes.
 
-    With one worker everything runs in this process. More are spawned, so that threads and open files of this one do no
-    harm there; `function` must belong to a module, and tasks and results must be picklable. What a task raises is
-    raised in its turn. The processes end at once then, when the iterator is closed, on an interrupt, and with this
-    process however it ends. Raises DataError when one of them is killed.
+    With one worker everything runs in this process. Several workers are spawned processes, which inherit no threads and
+    open files; `function` must be defined in a module, and tasks and results must be picklable. An error of a task is
+    raised at its turn. The processes end after an error, when the iterator is closed, on an interrupt, and when this
+    process ends or is killed. Raises DataError when one of them is killed.
     """
     if workers <= 1:
         yield from map(function, tasks)
         return
     context = multiprocessing.get_context("spawn")
-    # Workers end when this process closes its end of the pipe, or when it is gone.
+    # Workers end when this process closes its end of the pipe or dies.
     reader, writer = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(reader,))
     pending: deque[Future[Result]] = deque()
@@ -57,8 +57,10 @@ def map_in_order(function: Callable[[Task], Result], tasks: Iterable[Task], work
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that inherit a blocked SIGINT: Ctrl-C reaches all of a terminal, and only this one answers it."""
-    # The tracker of shared resources would unblock it here if it were not running yet.
+    """Start processes with SIGINT blocked: Ctrl-C is sent to all processes of a terminal, and only this one handles it.
+
+    The resource tracker is started first, because its start would unblock SIGINT again.
+    """
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

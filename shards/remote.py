@@ -24,22 +24,22 @@ from shards.locks import file_lock
 from shards.tar import file_sha256
 from shards.urls import canonical, has_secrets, is_url, join, local_path, redact, scheme
 
-# Extra packages by scheme, for the message where one is missing.
+# Extra packages by scheme, for the message if one is missing.
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs", "oss": "ossfs"}
-# Here an upload becomes visible as a whole; elsewhere files are uploaded under another name and renamed.
+# Stores in which an upload becomes visible as a whole; elsewhere files are uploaded under another name and renamed.
 OBJECT_STORES = (*PACKAGES, "memory")
 
 SOCKET_SECONDS = 30.0
-"""Without a byte for so long a web server counts as gone."""
+"""Time without a byte after which a web server counts as unreachable."""
 CALL_SECONDS = 300.0
-"""Limit of a whole call to an object store, whose clients have no limit for some kinds of silence."""
+"""Limit of a whole call to an object store, because some of their clients have no timeout while they wait."""
 RETRY_WAITS = (0.5, 2.0)
 BLOCK = 2**23
 ABANDONED_SECONDS = 3600.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes received so far and the size of the whole file where the server states it."""
+"""Called with the bytes received so far and the size of the whole file, None if the server does not state it."""
 
 T = TypeVar("T")
 
@@ -262,7 +262,7 @@ def version(facts: Mapping[str, Any]) -> str:
     """Return a token that changes when the store's file changes, from the metadata that the store gives."""
     keys = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "created")
     found = next((facts[key] for key in keys if facts.get(key)), "")
-    # A store may print one moment in several time zones.
+    # A timestamp, because a store can give the same time in several time zones.
     moment = found.timestamp() if hasattr(found, "timestamp") else found
     return f"{moment}-{facts.get('size')}"
 

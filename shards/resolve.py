@@ -13,7 +13,7 @@ from shards.manifest import FILE, Manifest, read_manifest
 from shards.mirror import has_dataset, is_mirror
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
-"""Names of data sets: they are folders below the data root, parts of paths of results, and words of commands."""
+"""Names of data sets; they become folders below the data root and the results, and arguments of commands."""
 
 
 def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
@@ -35,7 +35,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
     try:
         manifest = read_manifest(data_root / dataset.name, dataset.name)
     except DataError:
-        # Reading its images reports what is wrong; its name and prompts are those of the catalogue.
+        # The name and the prompts are those of the catalogue; the error is reported when images are read.
         return dataset
     counts = {split: entry.count for split, entry in manifest.splits.items()}
     variant = manifest.variant or dataset.variant

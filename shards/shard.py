@@ -94,14 +94,14 @@ def _is_finished(task: ShardTask, stamp: str) -> bool:
         finished = read_note(task.partial, task.split, task.number)
         if finished.stamp != stamp or task.tar.stat().st_size != finished.shard.size:
             return False
-        # After a loss of power the size can be right and the content not be there.
+        # After a power failure the file can have the right size without its content, so hash it.
         return file_sha256(task.tar) == finished.shard.sha256
     except (OSError, ValueError):
         return False
 
 
 def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
-    # webdataset takes seconds to import, with torch: only the processes that pack wait for it.
+    # Imported here, because it takes seconds (it imports torch) and only processes that pack need it.
     from webdataset import TarWriter
 
     offsets, sizes, labels, paths = [], [], [], []

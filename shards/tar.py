@@ -20,22 +20,22 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-# Extensions that readers of the convention take for an image. Others may mean something else to them: a library that
-# decodes members by extension would unpickle a `pyd`.
+# Extensions that WebDataset readers treat as images. Others can be dangerous: a library that decodes members by
+# extension would unpickle a `pyd`.
 IMAGES = ("jpg", "png", "webp", "gif", "bmp", "tif", "tiff")
 
-# Bytes of a path as JSON.
+# Largest JSON member with a path, in bytes; largest image, in bytes.
 SIDE_LIMIT = 2**16
 IMAGE_LIMIT = 2**32 - 1
 
 
-# Extensions that published shards have beside those.
+# Extensions of images in shards that others published.
 FOREIGN_IMAGES = (*IMAGES, "jpeg")
 LABELS = ("cls", "cls.txt")
 # Members that readers would unpickle.
 PICKLED = frozenset(("pyd", "pickle", "pkl", "pth", "pt"))
 
-# More than a long name or a label needs; a header or a side member that claims more is refused before it is read.
+# Largest header or side member, in bytes; a larger one is refused before it is read.
 HEADER_LIMIT = 2**20
 METADATA = re.compile(r"__[^/]*__(\.|/|$)")
 NAMED = re.compile(r"(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]+)", re.DOTALL)

@@ -168,10 +168,11 @@ def attend_backward(
             e = tl.arange(0, W2)
             column = tl.program_id(0) * W + e
             if W2 > W:
-                # Only here: the compiler loses sight of neighbouring columns, and loads them one by one.
+                # Only for a padded W: with this mask the compiler cannot tell that columns are adjacent, and loads them
+                # one by one.
                 column = tl.where(e < W, column, INNER)
             products = tl.zeros((P2, BLOCK, W2), tl.float32)
-            # Few programs read much: several blocks of the weight have to be under way at a time.
+            # Few programs read much memory, so several blocks of the weight must be in flight at a time.
             for start in tl.range(0, D, BLOCK, num_stages=4):
                 d = start + tl.arange(0, BLOCK)
                 products += _load(gradient, i, d, P, D)[:, :, None] * _load(weight, d, column, D, INNER)[None, :, :]
@@ -237,7 +238,7 @@ def inputs_backward(
         for row in range(0, P, R):
             i = row + tl.arange(0, R)
             dz, zs, zh = _norm_backward(g_key, g_value, z, z_scale, i, n, P, T, T2, EPS)
-            # Columns of dz beyond T keep some of the means; the weights there are zero, and nothing is stored.
+            # Columns of dz beyond T hold parts of the means, but the weights there are 0 and nothing is stored.
             dw += tl.sum(dz[:, :, None] * _load(x, i, c, P, V)[:, None, :], axis=0)
             db, dzs, dzh = db + tl.sum(dz, axis=0), dzs + tl.sum(zs, axis=0), dzh + tl.sum(zh, axis=0)
             dq, qs, qh = _norm_backward(g_query, None, x, scale, i, c, P, V, V2, EPS)

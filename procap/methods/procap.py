@@ -132,7 +132,7 @@ class ProCAP(Method):
         check_depth(clip, options.depth)
         super().__init__(clip, space, options, generator)
         g, o = clip.geometry, options
-        # A stream per component: switching one off does not move the draws of the others.
+        # A random stream per component, so that switching one off does not change the draws of the others.
         seeds = torch.randint(2**62, (3,), generator=generator).tolist()
         tokens, attention, heads = (torch.Generator().manual_seed(seed) for seed in seeds)
 

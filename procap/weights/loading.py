@@ -275,7 +275,7 @@ def _tags(architecture: str) -> tuple[str, ...]:
     return tuple(
         tag
         for tag, entry in entries.items()
-        # OpenAI's weights need QuickGELU, and everyone calls them by the architecture's plain name all the same.
+        # OpenAI's weights need QuickGELU, although they are usually named by the plain architecture.
         if entry["resize_mode"] == "shortest" and (tag == "openai" or entry.get("quick_gelu", False) == quick_gelu)
     )
 
@@ -307,7 +307,7 @@ def _names_file(text: str) -> bool:
 
 
 def _absolute(file: str) -> str:
-    # A link stays a link: in Hugging Face's cache only the link has the ending that names the format.
+    # Links are not resolved: in Hugging Face's cache only the link has the suffix that names the format.
     return os.path.abspath(Path(file).expanduser())
 
 

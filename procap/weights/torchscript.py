@@ -59,7 +59,7 @@ def read_torchscript(path: Path) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:
-        # A crafted or cut pickle fails in any of a dozen ways, all of which mean the same to the user.
+        # A crafted or truncated pickle can raise many types of errors; all of them mean that the file is broken.
         raise UserError(f"{path} is a damaged TorchScript archive: {error or type(error).__name__}") from error
     state: dict[str, Tensor] = {}
     _collect(root, "", state)

@@ -15,7 +15,7 @@ def choose_network(addresses: Sequence[str]) -> None:
     """Set GLOO_SOCKET_IFNAME to the interface that other machines are reached by, unless the user has set it.
 
     By default gloo takes the address that the machine's own name resolves to, which is 127.0.1.1 on many, and waits
-    there for the others in vain. addresses: of the other machines' ranks, as they reach rank 0; "" where unknown.
+    there for the others in vain. addresses: of the other machines' ranks, as they reach rank 0; "" if unknown.
     Where no interface is found gloo's choice stays.
     """
     remote = next((address for address in addresses if not is_local(address)), None)

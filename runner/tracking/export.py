@@ -194,7 +194,7 @@ def _content(path: Path, parents: Mapping[str, str]) -> str:
 
 def _find(store: Store, key: str) -> Run | None:
     found = sorted(search_runs(store, f"tags.`{KEY_TAG}` = '{key}'"), key=lambda run: run.info.run_id)
-    # Two machines, which no lock file holds against each other, may have created one each.
+    # Lock files do not work between machines, so two machines can have created a run each.
     for copy in found[1:]:
         store.client.delete_run(copy.info.run_id)
     return found[0] if found else None

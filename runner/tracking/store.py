@@ -26,7 +26,7 @@ SQLITE = "sqlite:///"
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 60.0
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
-# MLflow's own timeout for a server that does not answer is 120 s, three times.
+# Instead of MLflow's default for a server that does not answer, which is three attempts of 120 s.
 DEFAULTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
@@ -95,12 +95,12 @@ def open_store(destination: Destination) -> Store:
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise TrackingError(f"MLflow cannot be imported ({error}); install mlflow or turn tracking off") from error
-    # They log every table and every retry; what fails is reported in one line by the caller.
+    # These loggers write a line per table and retry; the caller reports a failure on one line.
     for name in ("mlflow", "alembic", "urllib3"):
         logging.getLogger(name).setLevel(logging.ERROR)
     file = destination.file
     try:
-        # Processes that create or migrate the tables of one file at once destroy one another's migration.
+        # Lock, because processes that create or migrate the tables of one file at once break each other's migration.
         with nullcontext() if file is None else locked(file.with_name(f".{file.name}.lock")):
             if file is not None and not file.exists():
                 _create_database(file, destination)
@@ -119,7 +119,7 @@ def check_listening(destination: Destination) -> None:
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
         return
     try:
-        # A database without a port may be reached by a name that only its driver knows.
+        # Skip the check without a known port: the host may be a name that only the database driver can resolve.
         if host and (port := parts.port or PORTS.get(parts.scheme.partition("+")[0])):
             socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    # A refused connection arrives wrapped in the whole request; its end names the cause.
+    # urllib3 wraps a refused connection in a description of the request; the cause is at the end.
     for mark in ("Failed to establish a new connection: ", "(Caused by "):
         text = text.rpartition(mark)[2]
     return text if len(text) <= 200 else f"{text[:197]}..."

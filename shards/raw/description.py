@@ -156,10 +156,10 @@ def _keys(top: yaml.MappingNode) -> list[tuple[tuple[str, ...], yaml.Node]]:
 
 def _explained(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
     """Format the first mistake: its line, the key, its value, and what would work."""
-    # A misspelt key comes before the one that is missing because of it.
+    # Report a misspelt key before the key that is missing because of it.
     first = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     path = tuple(str(part) for part in first["loc"])
-    # Behind a key that may hold several kinds of things, pydantic names the kind that it tried.
+    # For a key with a union type, pydantic appends the type that it tried to the location.
     key = next((path[:length] for length in (3, 2, 1) if path[:length] in lines), path[:1])
     inner = next(((path[0], part) for part in path[1:] if (path[0], part) in lines), None)
     key = inner or key

@@ -43,14 +43,14 @@ def read_mat(file: Path, name: str) -> Any:
     from scipy.io import loadmat
 
     try:
-        # Structures come as arrays with named fields: nothing of the file chooses a Python class.
+        # Structures become arrays with named fields, so the file cannot select a Python class.
         return loadmat(file, variable_names=[name], struct_as_record=True)[name]
     except KeyError as error:
         raise RawProblem(f"{file} holds no '{name}'", UNCHANGED) from error
     except OSError as error:
         raise RawProblem(f"{file} cannot be read ({error.strerror or error})", UNCHANGED) from error
     except Exception as error:
-        # A damaged file makes scipy's parser raise whatever its bytes lead to.
+        # scipy's parser can raise any type of error for a damaged file.
         raise RawProblem(f"{file} is not a readable MATLAB file", UNCHANGED) from error
 
 

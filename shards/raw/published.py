@@ -125,7 +125,7 @@ def require_location(dataset: Dataset, raw_root: Path) -> RawLocation:
         raise RawProblem(f"{raw_root} is no folder", f"name the folder that holds {raw.folders[0]}/")
     elif raw_root.resolve().name in raw.folders or any(has_images(dataset, raw_root / images) for images in raw.images):
         raise RawProblem(what, f"name the folder above it: {shlex.quote(str(raw_root.resolve().parent))}")
-    # A folder that may not be read looks as if nothing were in it.
+    # Report a folder without read permission, which otherwise looks empty.
     entries(location.folder if location else raw_root)
     raise RawProblem(what, unpack_advice(dataset, raw_root, location) or f"get {raw.get}")
 
