@@ -90,7 +90,7 @@ class CLIP(nn.Module):
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = ()) -> Tensor:
         """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.
 
-        prompts: a `PromptSet`, where the same ones are encoded again and again, is laid out once and not at every call.
+        prompts: pass a `PromptSet` to encode the same prompts repeatedly: it is laid out once instead of at every call.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
         return self.text(prompts, plan, self.optimizations).features

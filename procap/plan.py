@@ -55,7 +55,7 @@ def for_prompts(plan: Plan, start: int, stop: int) -> Plan:
 def apply_op(x: Tensor, op: TokenOp) -> Tensor:
     """Apply one operation to the states `x` [N, L, D]; gives [N, L, D] (replace) or [N, L + P, D] (insert, append).
 
-    Raises ValueError where the tokens do not fit the sequence.
+    Raises ValueError if the tokens do not fit the sequence.
     """
     tokens = op.tokens.to(x.dtype)
     tokens = tokens.expand(len(x), *tokens.shape[-2:])

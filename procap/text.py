@@ -12,7 +12,7 @@ class LabelSpace:
     classnames: raw names; underscores are read as spaces in prompts.
     template: the hand-written template of the CoOp family, with its full stop and one `{}`.
     templates: the templates that initialise ProCAP's tokens, without full stop, one `{}` each.
-    dataset: the data set's name, where a published rule depends on it (zero-shot's ensemble treats "imagenet" apart).
+    dataset: the data set's name, because some published rules depend on it (zero-shot has other templates on ImageNet).
     """
 
     classnames: tuple[str, ...]

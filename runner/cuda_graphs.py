@@ -33,7 +33,7 @@ class GraphCapture(Protocol):
     def capture(self, part: Part) -> Part:
         """Return a replay of `part` over the same tensors; several replays are called in the order of their capture.
 
-        Raises RuntimeError where `part` cannot be captured.
+        Raises RuntimeError if `part` cannot be captured.
         """
 
 

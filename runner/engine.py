@@ -110,7 +110,7 @@ class Engine:
             parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.of(bucket))
 
     def set_rate(self, lr: float) -> None:
-        """Set the learning rate of the next steps, in place where captured steps read it from the device."""
+        """Set the learning rate of the next steps; a tensor is changed in place, because captured steps read it."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)

@@ -14,7 +14,7 @@ from runner.engine import Engine
 def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
     """Make the engine that `runtime` names; the caller closes it.
 
-    Raises UsageError where DeepSpeed's configuration contradicts the run, UserError where DeepSpeed is not installed.
+    Raises UsageError if DeepSpeed's configuration contradicts the run, UserError if DeepSpeed is not installed.
     """
     settings = engine_settings(config, runtime, group.ranks)
     if settings is None:

@@ -57,7 +57,7 @@ Stamp = list[int]
 def results_root(given: str, cache: Path) -> tuple[Path, str | None]:
     """Return the local folder for `--results`, and the URL that it stands for; None for a folder or a file:// URL.
 
-    Raises UsageError for a URL that cannot be written to, DataError where a package is missing.
+    Raises UsageError for a URL that cannot be written to, DataError if a package is missing.
     """
     if not is_url(given):
         return Path(given).expanduser(), None
@@ -138,7 +138,7 @@ class RemoteResults:
     def push_run(self, run: str) -> None:
         """Upload what changed in the folder of a run and delete there what the run no longer needs.
 
-        If another machine finished the run meanwhile, its result replaces the one here. Raises UserError where the
+        If another machine finished the run meanwhile, its result replaces the one here. Raises UserError if the
         checkpoint here is not the one of `train.json`.
         """
         if self.url and (self.local / run).is_dir():
@@ -253,7 +253,7 @@ class RemoteResults:
                 self._download(folder, there, lambda name: not _is_temporary(name))
 
     def _upload_finished(self, folder: str, record: SyncRecord) -> bool:
-        """Upload the checkpoint and then `train.json`; False where another machine has finished the run."""
+        """Upload the checkpoint and then `train.json`; False if another machine has finished the run."""
         path, names = self.local / folder, (CHECKPOINT, TRAIN)
         if not _is_complete(path):
             problem = f"{path / CHECKPOINT} is not the file that training wrote (its SHA-256 differs)"

@@ -55,7 +55,7 @@ class Setup:
 def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
     """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
 
-    Raises UsageError where the batch does not divide evenly among the ranks.
+    Raises UsageError if the batch does not divide evenly among the ranks.
     """
     acceleration = Acceleration.of(runtime.accelerate, device)
     if group.size > 1:

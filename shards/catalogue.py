@@ -97,7 +97,7 @@ def derive_dataset(
     """Derive a set from a published one, under another name: with another split, fewer images, or smaller ones.
 
     random_split: the seed of a random split. subset: only the files that are there. resize: pixels of the shorter
-    side. Raises DataUsageError where that cannot be made.
+    side. Raises DataUsageError if that cannot be made.
     """
     if random_split is None and not subset and resize is None:
         return dataset

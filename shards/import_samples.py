@@ -197,7 +197,7 @@ def match_ending(path: str, known: set[str], deepest: int) -> str | None:
 
 
 def _refuse_other(where: str, what: str, values: Sequence[tuple[str, str, str]]) -> None:
-    """Raise DataError where an image (path, theirs, ours) has another value of `what` than in the packed set."""
+    """Raise DataError if an image (path, theirs, ours) has another value of `what` than in the packed set."""
     wrong = [f"{path!r} has {theirs!r}, here {ours!r}" for path, theirs, ours in values if theirs != ours]
     if wrong:
         raise DataError(

@@ -37,7 +37,7 @@ class Shard(BaseModel):
 
 
 class SplitEntry(BaseModel):
-    """One split: its images, the digest of its list, its shards, and the index and paths that say what lies where."""
+    """One split: its number of images, the digest of its list, its shards, and the hashes of index and paths."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -72,7 +72,7 @@ def pack(
 def pack_missing(names: Iterable[str], data_root: Path) -> None:
     """Pack the generated and the bundled sets among `names` that are not packed in `data_root` yet.
 
-    Sets of a mirror and sets that need raw files of the user are left alone. Raises DataError where the folder cannot
+    Sets of a mirror and sets that need raw files of the user are left alone. Raises DataError if the folder cannot
     be written.
     """
     if is_mirror(data_root):

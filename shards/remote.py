@@ -84,11 +84,11 @@ def _http_options() -> dict[str, Any]:
 def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
     """Open a location as a stream of bytes to read from start to end; close it after use.
 
-    Nothing is cached. Raises DataError here and while reading; a stream that ends early raises Unreachable where the
+    Nothing is cached. Raises DataError here and while reading; a stream that ends early raises Unreachable if the
     server announced a length. retry: try again a few times while the server does not answer.
     """
     files, path = filesystem(location)
-    # For HTTP: one streaming GET. Any size given saves a request that only asks for it.
+    # For HTTP: one streaming GET. Passing any size avoids a request for the size.
     how = {"block_size": 0, "size": 1} if scheme(location) in ("http", "https") else {"block_size": BLOCK}
     how = how if local_path(canonical(location)) is None else {}
     stream = _attempt(location, lambda: files.open(path, "rb", **how), retry)
@@ -203,7 +203,7 @@ def _remove_abandoned(target: Path) -> None:
 class RemoteFolder:
     """The files below a URL by relative name with forward slashes; hidden ones, which begin with a dot, are left out.
 
-    Every method raises DataError: NotFound where the bucket or a permission is missing, Unreachable where trying again
+    Every method raises DataError: NotFound if the bucket or a permission is missing, Unreachable if trying again
     may help.
     """
 
@@ -298,7 +298,7 @@ def translate_errors(location: str) -> Iterator[None]:
 
 
 def _translate(location: str, error: Exception) -> DataError:
-    """Describe in one line what a file system raised; Unreachable where trying again may help."""
+    """Describe in one line what a file system raised; Unreachable if trying again may help."""
     name, kind, reason = redact(location), type(error).__name__, _first_line(error)
     # aiohttp's errors carry the status; their text would repeat the URL with its secrets.
     status = getattr(error, "status", None) or 0

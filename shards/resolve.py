@@ -21,7 +21,7 @@ def resolve_dataset(name: str, data_root: Path | None) -> Dataset:
 
     Splits, sizes and variant of a packed set are those of its manifest, everything else is the catalogue's. None
     stands for no data root: the catalogue alone. Raises DataUsageError with the nearest names of both where there is
-    none, DataError where a set that only its manifest describes cannot be read.
+    none, DataError if a set that only its manifest describes cannot be read.
     """
     try:
         dataset = find(name)

@@ -245,7 +245,7 @@ def _members(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
 
 
 def _refuse_unended(stream: BinaryIO, place: int) -> None:
-    # tarfile ends quietly at whatever is no header: only blocks of zeros say that nothing is missing.
+    # tarfile stops silently at anything that is not a header; only blocks of zeros prove that nothing is missing.
     stream.seek(place)
     block = stream.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
@@ -264,7 +264,7 @@ def _content(stream: BinaryIO, member: tarfile.TarInfo) -> bytes:
 
 
 class _Headers:
-    """A file that gives headers and refuses what a forged header asks for: tarfile allocates whatever one claims."""
+    """A file that limits the size of reads, because tarfile allocates whatever size a forged header claims."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._place = stream, 0

@@ -48,7 +48,7 @@ class Report:
 
 @dataclass(frozen=True)
 class _Task:
-    """One shard to check; its images are None where the index of their split is unusable."""
+    """One shard to check; its images are None if the index of their split is unusable."""
 
     folder: Path
     dataset: str

@@ -49,7 +49,7 @@ def is_torchscript(path: Path) -> bool:
 def read_torchscript(path: Path) -> dict[str, Tensor]:
     """Read every tensor of the archived module, by its dotted name.
 
-    Raises UserError for an archive that is broken or asks for anything but tensors.
+    Raises UserError for an archive that is broken or contains anything but tensors.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -38,7 +38,7 @@ class ErrorStore:
     def report(self, error: str = "") -> None:
         """Announce that this rank fails, and wait up to PATIENCE_SECONDS until all ranks know the first error.
 
-        error: empty where this rank failed only because it lost another one.
+        error: empty if this rank failed only because it lost another one.
         """
         with self._changed:
             self._own = error

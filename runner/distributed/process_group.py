@@ -66,7 +66,7 @@ def init_process_group(
             _destroy(group, device, failed=True)
         if lost_another or (isinstance(error, KeyboardInterrupt) and errors.is_another_to_blame):
             failure = UserError(errors.explain(_first_line(error)))
-            # One process per machine prints it, besides the rank that failed, which prints its own error.
+            # One process per machine prints it; the rank that failed prints its own error.
             failure.printed_elsewhere = ranks.local_rank > 0
             raise failure from None
         first = errors.first

@@ -39,7 +39,7 @@ class RawReport:
     """One data set below a raw root; `ok` means that it can be packed as published.
 
     folder: where it was found. undecodable: the first files that are no readable images, of `undecodable_count`.
-    fixes: one line for each kind of problem, a command where one mends it. notes: what is worth knowing and no problem.
+    fixes: one line for each kind of problem, with a command if there is one. notes: information that is no problem.
     """
 
     dataset: str

@@ -212,7 +212,7 @@ def tar_source(
 def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: Progress | None = None) -> Source:
     """Make a source of a published data set's test images from its clip-benchmark shards, with our names and prompts.
 
-    Raises DataUsageError where those shards hold other images than CoOp's test list, or are another data set's, and
+    Raises DataUsageError if those shards hold other images than CoOp's test list, or are another data set's, and
     DataError when number of images or labels differ from the catalogue.
     """
     from shards.raw.classnames import published_classnames

@@ -92,7 +92,7 @@ def _clouds(u: Floats, v: Floats, draw: Draws) -> Floats:
 def _scales(u: Floats, v: Floats, draw: Draws) -> Floats:
     result = np.full(u.shape, -1.0, np.float32)
     row = np.floor(v * 1.6)
-    # Back to front: an upper row lies over the one below it, as on a roof.
+    # Paint from bottom to top: each row of scales overlaps the one below it, as on a roof.
     for step in (0.0, -1.0):
         centre = row + step
         down, along = v * 1.6 - centre, cell(u * 0.8 + 0.5 * parity(centre))
