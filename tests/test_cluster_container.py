@@ -70,7 +70,7 @@ def test_what_the_image_copies_is_enough_to_build_the_package(tmp_path):
     for source in copied():
         here, there = ROOT / source, tmp_path / "context" / source
         if here.is_dir():
-            shutil.copytree(here, there, ignore=shutil.ignore_patterns("__pycache__", "results"))
+            shutil.copytree(here, there, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             there.parent.mkdir(exist_ok=True)
             shutil.copy(here, there)
@@ -83,9 +83,10 @@ def test_what_the_image_copies_is_enough_to_build_the_package(tmp_path):
         str(file.relative_to(ROOT))
         for package in ("procap", "shards", "runner", "cluster", "benchmarks")
         for file in (ROOT / package).rglob("*")
-        if file.suffix in (".py", ".safetensors", ".csv", ".json", ".txt") and "results" not in file.parts
+        if file.suffix in (".py", ".safetensors", ".csv", ".json", ".txt", ".html") and "studies" not in file.parts
     }
     assert sources <= held, sorted(sources - held)
+    assert not any(name.startswith("benchmarks/studies/") for name in held)
 
 
 def test_the_image_keeps_libraries_as_quiet_as_the_program_does():
