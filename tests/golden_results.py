@@ -1,6 +1,6 @@
 """The results of `procap bench all --profile mini --quick`, frozen: without weights, as one archive of JSON documents.
 
-The tables that they give lie beside it in tests/golden/. After a deliberate change of a table write them anew:
+The tables that they give lie beside it in tests/golden/. After a deliberate change of a table, rewrite them:
 `python tests/golden_results.py`, and read the difference before it is committed.
 """
 

@@ -320,14 +320,14 @@ def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
     suite = suite_named("base-to-novel")
     pieces = [entry.spec for entry in suite.plan(suite.options(MINI, datasets=("digits",), methods=("coop",)))]
     guess = Guess()
-    with RunProgress(pieces, guess, 2, quiet=True) as ledger:
+    with RunProgress(pieces, guess, 2, quiet=True) as progress:
         for number, report in enumerate(
             [Report(state="done", seconds=4.0), Report(state="failed", why="no"), Report()]
         ):
-            ledger.started(f"{number}", {"number": number})
-            ledger.ended(f"{number}", {"number": number}, report)
+            progress.started(f"{number}", {"number": number})
+            progress.ended(f"{number}", {"number": number}, report)
     assert guess.learned == [4.0]
-    assert ledger.outcome.done == [0] and ledger.outcome.failed == {1: "no"}
+    assert progress.outcome.done == [0] and progress.outcome.failed == {1: "no"}
     assert not is_done(pieces[0], RuntimeConfig(data=few_digits, results=tmp_path))
 
 

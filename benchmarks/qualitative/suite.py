@@ -18,11 +18,11 @@ from benchmarks.tables.qualitative import qualitative_tables
 from runner.config import RuntimeConfig
 
 
-def pictures(done: SuiteResults, at: RuntimeConfig, anew: bool) -> None:
-    """Made again each time: they take seconds."""
+def draw_pictures(results: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
+    """Draw the pictures of a finished suite, with or without `force`: they take seconds."""
     from benchmarks.qualitative.pictures import make_pictures
 
-    make_pictures(done, at)
+    make_pictures(results, runtime)
 
 
 SUITE = Suite(
@@ -34,5 +34,5 @@ SUITE = Suite(
     classes="all",
     targets=everything,
     tables=qualitative_tables,
-    finish=pictures,
+    finish=draw_pictures,
 )
