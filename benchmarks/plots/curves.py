@@ -1,8 +1,7 @@
-"""Plot accuracy over the number of prompt tokens or of epochs: on average, and by data set."""
+"""Plot accuracy over a number that a suite varies: shots, prompt tokens, epochs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,72 +10,112 @@ from benchmarks.plots.style import (
     BASE,
     NOVEL,
     PAGE,
-    Look,
     Plots,
     assign_dataset_looks,
     assign_looks,
     dagger,
     describe_seeds,
+    draw_curve,
     grid,
     heading,
+    legend,
+    panels,
+    set_ticks,
     styled,
 )
 from benchmarks.results.metrics import Halves, Metric
 from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import display_name
+from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
-from benchmarks.tables.rows import covers_paper, why_incomparable
+from benchmarks.tables.grid import accuracy_on
+from benchmarks.tables.rows import covers_paper, group_by_title, why_incomparable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 Points = Mapping[float, Halves]
 
 
+def shots_plots(suite: SuiteResults) -> Plots:
+    """Return the curves of the suite few-shot."""
+    return {"few-shot": partial(few_shot_curves, suite)}
+
+
+@styled
+def few_shot_curves(suite: SuiteResults) -> Figure | None:
+    """Plot a line per method, a panel for the average and one per data set; untrained methods are horizontal lines.
+
+    A missing point leaves a gap. An average is drawn only if every data set has a result for that number of shots.
+    """
+    lines = {
+        title: {float(variant.key.get("shots", 0)): variant for variant in variants}
+        for title, variants in group_by_title(suite, "shots").items()
+    }
+    ticks = sorted({shots for variants in lines.values() for shots in variants if shots})
+    names = [*([AVERAGE] if len(suite.datasets) > 1 else []), *suite.datasets]
+    cells = {
+        (name, title, shots): accuracy_on(suite, variant, name)
+        for name in names
+        for title, variants in lines.items()
+        for shots, variant in variants.items()
+    }
+    if not any(cell for (_, _, shots), cell in cells.items() if shots):
+        return None
+    looks = assign_looks({title: next(iter(variants.values())).method for title, variants in lines.items()})
+    figure, axes = panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
+    for panel, name in zip(axes, names, strict=True):
+        for title, variants in lines.items():
+            level = cells.get((name, title, 0))
+            if level:
+                look = looks[title]
+                panel.axhline(level.mean, label=title, color=look.colour, linestyle=look.dashes, linewidth=1.2)
+            if points := {shots: cells[name, title, shots] for shots in sorted(variants) if shots}:
+                draw_curve(panel, points, looks[title], title, markersize=4)
+        set_ticks(panel, ticks, base=2)
+        limited = dagger(cell for (where, _, _), cell in cells.items() if where == name)
+        panel.set_title(display_name(name) + limited, fontweight="bold" if name == AVERAGE else "normal")
+        panel.set_facecolor("#f6f7f9" if name == AVERAGE else "white")
+        grid(panel, "y")
+    heading(figure, f"Accuracy on all classes by number of shots ({describe_seeds(cells.values())})", cells.values())
+    legend(figure)
+    return figure
+
+
 def prompt_length_plots(suite: SuiteResults) -> Plots:
     """Return plots as in the paper: averages over the data sets on the left, harmonic means of each on the right."""
-    return _drawings(suite, "prompt-length", "n_ctx", "prompt tokens", log=True)
+    return _plots_by_method(suite, "prompt-length", "n_ctx", "prompt tokens", base=2)
 
 
 def duration_plots(suite: SuiteResults) -> Plots:
     """Return the same plots over epochs; on the paper's data sets with published numbers beside ours."""
-    printed: dict[str, Points] = {}
+    printed: dict[str, dict[float, Halves]] = {}
     if not why_incomparable(suite) and covers_paper(suite.datasets):
         for line in published.duration():
-            cells = tuple(Metric(number) for number in (line.base, line.novel, line.hm))
-            printed[line.key] = {**printed.get(line.key, {}), line.epochs: cells}  # type: ignore[dict-item]
-    return _drawings(suite, "duration", "epochs", "epochs of training", printed=printed)
+            cells = Metric(line.base), Metric(line.novel), Metric(line.hm)
+            printed.setdefault(line.key, {})[line.epochs] = cells
+    return _plots_by_method(suite, "duration", "epochs", "epochs of training", printed=printed)
 
 
-def _drawings(
-    suite: SuiteResults,
-    name: str,
-    key: str,
-    label: str,
-    *,
-    log: bool = False,
-    printed: Mapping[str, Points] | None = None,
+def _plots_by_method(
+    suite: SuiteResults, name: str, key: str, label: str, base: int | None = None, printed: Mapping[str, Points] = {}
 ) -> Plots:
     """Return a plot for each method for which `key` varies."""
     variants: dict[str, dict[float, Variant]] = {}
     for variant in suite.variants:
         if variant.key.get(key):
             variants.setdefault(variant.method, {})[variant.key[key]] = variant
-    several = len(variants) > 1
     return {
-        f"{name}-{method}" if several else name: partial(
-            two_panels, suite, own, label, log=log, printed=(printed or {}).get(method, {})
+        f"{name}-{method}" if len(variants) > 1 else name: partial(
+            average_and_datasets, suite, dict(sorted(own.items())), label, base, printed.get(method, {})
         )
         for method, own in variants.items()
     }
 
 
 @styled
-def two_panels(
-    suite: SuiteResults, variants: Mapping[float, Variant], label: str, *, log: bool, printed: Points
+def average_and_datasets(
+    suite: SuiteResults, variants: Mapping[float, Variant], label: str, base: int | None, printed: Points
 ) -> Figure | None:
     """Plot averages of base, novel and harmonic mean (left), and the harmonic mean of each data set (right).
 
@@ -84,63 +123,40 @@ def two_panels(
     """
     from matplotlib.figure import Figure
 
-    places = sorted(variants)
+    several = len(suite.datasets) > 1
     averages: Points = {
-        place: suite.average_halves(variants[place])
-        if len(suite.datasets) > 1
-        else suite.halves(variants[place], suite.datasets[0])
-        for place in places
+        value: suite.average_halves(variant) if several else suite.halves(variant, suite.datasets[0])
+        for value, variant in variants.items()
     }
-    hms = {name: {place: suite.halves(variants[place], name)[2] for place in places} for name in suite.datasets}
-    every = [cell for halves in averages.values() for cell in halves] + [
-        c for own in hms.values() for c in own.values()
-    ]
+    hms = {
+        name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in suite.datasets
+    }
+    every = [cell for halves in averages.values() for cell in halves]
+    every += [cell for own in hms.values() for cell in own.values()]
     if not any(every):
         return None
-    method = variants[places[0]].name
-    hm = assign_looks({method: variants[places[0]].method})[method]
+    variant = next(iter(variants.values()))
     figure = Figure(figsize=(PAGE, 2.75), layout="constrained")
     left, right = figure.subplots(1, 2)
-    kinds = (("base", BASE), ("novel", NOVEL), ("harmonic mean", hm))
-    for kind, (title, look) in enumerate(kinds):
-        _line(left, {place: halves[kind] for place, halves in averages.items()}, look, title)
+    looks = (("base", BASE), ("novel", NOVEL), ("harmonic mean", assign_looks({"": variant.method})[""]))
+    hollow: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.7}
+    for kind, (title, look) in enumerate(looks):
+        draw_curve(left, {value: halves[kind] for value, halves in averages.items()}, look, title)
         if printed:
-            paper = {place: halves[kind] for place, halves in sorted(printed.items())}
-            _line(left, paper, look, f"{title}\n(published)", hollow=True)
-    looks = assign_dataset_looks(suite.datasets)
+            paper = {value: halves[kind] for value, halves in sorted(printed.items())}
+            draw_curve(left, paper, look, f"{title}\n(published)", **hollow)
+    dataset_looks = assign_dataset_looks(suite.datasets)
     for name, own in hms.items():
-        _line(right, own, looks[name], display_name(name) + dagger(own.values()))
-    some = (
-        f"average over {len(suite.datasets)} data sets" if len(suite.datasets) > 1 else display_name(suite.datasets[0])
-    )
-    left.set_title(f"(a) {some}{dagger(cell for halves in averages.values() for cell in halves)}", loc="left")
-    right.set_title("(b) harmonic mean by data set", loc="left")
+        draw_curve(right, own, dataset_looks[name], display_name(name) + dagger(own.values()))
+    over = f"average over {len(suite.datasets)} data sets" if several else display_name(suite.datasets[0])
+    left.set_title(f"(a) {over}{dagger(cell for halves in averages.values() for cell in halves)}")
+    right.set_title("(b) harmonic mean by data set")
     left.set_ylabel("accuracy, %")
     right.set_ylabel("harmonic mean, %")
     for panel in (left, right):
-        if log:
-            panel.set_xscale("log", base=2)
-        panel.set_xticks(places, [f"{place:g}" for place in places])
-        panel.minorticks_off()
+        set_ticks(panel, list(variants), base)
         panel.set_xlabel(label)
         grid(panel, "y")
-    heading(figure, f"{method}: accuracy by {label} ({describe_seeds(every)})", every)
-    _legends(left, right)
+        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    heading(figure, f"{variant.name}: accuracy by {label} ({describe_seeds(every)})", every)
     return figure
-
-
-def _line(axes: Axes, points: Mapping[float, Metric | None], look: Look, label: str, *, hollow: bool = False) -> None:
-    mean = [cell.mean if cell else math.nan for cell in points.values()]
-    bars = [cell.std if cell and cell.std is not None else math.nan for cell in points.values()]
-    more: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.7} if hollow else {}
-    axes.plot(list(points), mean, zorder=2 if hollow else 3, **look.line(label=label, **more))
-    if not all(map(math.isnan, bars)):
-        axes.errorbar(
-            list(points), mean, bars, color=look.colour, linestyle="none", capsize=2, elinewidth=0.8, zorder=3
-        )
-
-
-def _legends(left: Axes, right: Axes) -> None:
-    """Place the legends to the right of their panels: inside or below they would cover lines or each other."""
-    for panel in (left, right):
-        panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, handlelength=2.6)

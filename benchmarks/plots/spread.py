@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from benchmarks.plots.style import (
     legend,
     styled,
 )
-from benchmarks.results.metrics import Halves, Metric
+from benchmarks.results.metrics import Halves
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
@@ -28,9 +28,7 @@ from benchmarks.results.variant import Variant
 from benchmarks.tables.rows import covers_paper, why_incomparable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 KINDS = ("base", "novel", "harmonic mean")
 
@@ -57,83 +55,55 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
     if len(suite.datasets) > 1:
         # For HM take the mean over data sets, as in the paper's table of stability.
         rows[AVERAGE] = (*suite.average_halves(variant)[:2], suite.mean_of_hms(variant))
-    cells = [cell for halves in rows.values() for cell in halves if cell]
-    if not any(cell.std is not None for cell in cells):
+    every = [cell for halves in rows.values() for cell in halves if cell]
+    if not any(cell.std is not None for cell in every):
         return None
-    printed = {} if why_incomparable(suite) else _printed(suite, variant)
+    printed = _published_deviations(suite, variant)
+    seeds = every[0].seeds
+    colour = assign_looks({"": variant.method})[""].colour
+    edge: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.5, "s": 16, "zorder": 3}
     figure = Figure(figsize=(PAGE, 0.25 * len(rows) + 1.15), layout="constrained")
     axes: Any = figure.subplots(1, 3, sharey=True, sharex=True)
-    colour = assign_looks({variant.name: variant.method})[variant.name].colour
     for kind, panel in enumerate(axes):
-        for place, (name, halves) in enumerate(rows.items()):
-            if name == AVERAGE:
-                panel.axhspan(place - 0.5, place + 0.5, color=GRID, alpha=0.55, zorder=0, linewidth=0)
-            _row(panel, place, halves[kind], colour, printed.get(name, (None,) * 3)[kind])
+        cells = {row: halves[kind] for row, halves in enumerate(rows.values())}
+        whole = {row: cell for row, cell in cells.items() if cell}
+        deviations = [cell.std or 0.0 for cell in whole.values()]
+        panel.barh(list(whole), [2 * std for std in deviations], 0.4, [-std for std in deviations], color=colour,
+                   alpha=0.35, label="± std")  # fmt: skip
+        for number, seed in enumerate(seeds):
+            distances = [cell.values[number] - cell.mean for cell in whole.values()]
+            marker = MARKERS[number % len(MARKERS)]
+            panel.scatter(distances, list(whole), marker=marker, color=colour, label=f"seed {seed}", **edge)
+        if published_rows := {row: printed[name][kind] for row, name in enumerate(rows) if name in printed}:
+            places = [row + 0.3 for row in published_rows]
+            panel.errorbar([0.0] * len(places), places, xerr=list(published_rows.values()), fmt="none", ecolor=INK,
+                           elinewidth=0.8, label="± std, published")  # fmt: skip
+        for row, cell in cells.items():
+            text = f"{cell.mean:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "") if cell else "–"
+            panel.text(1.0, row, text, transform=panel.get_yaxis_transform(), va="center", fontsize=6.5)
+        if AVERAGE in rows:
+            panel.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=GRID, alpha=0.55, zorder=0, linewidth=0)
         panel.axvline(0, color=FAINT, linewidth=0.8, zorder=1)
-        panel.set_title(KINDS[kind], loc="left")
+        panel.set_title(KINDS[kind])
         grid(panel, "x")
         panel.tick_params(axis="y", length=0)
         panel.spines["left"].set_visible(False)
-    # Identical seeds would give an axis of zero width.
-    reach = 1.12 * max(abs(x) for panel in axes for line in panel.lines for x in line.get_xdata()) or 1.0
+    reach = max(map(abs, axes[0].get_xlim()))
     axes[0].set_xlim(-reach, reach)
-    names = [display_name(name) + dagger(halves) for name, halves in rows.items()]
-    axes[0].set_yticks(range(len(rows)), names)
+    axes[0].set_yticks(range(len(rows)), [display_name(name) + dagger(halves) for name, halves in rows.items()])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     axes[1].set_xlabel("distance from the mean over seeds, percentage points")
-    seeds = cells[0].seeds
-    heading(
-        figure, f"{variant.name}: accuracy of {len(seeds)} seeds, mean ± sample standard deviation (n − 1) in %", cells
-    )
-    legend(figure, _handles(seeds, colour, bool(printed)))
+    title = f"{variant.name}: accuracy of {len(seeds)} seeds, mean ± sample standard deviation (n − 1) in %"
+    heading(figure, title, every)
+    legend(figure)
     return figure
 
 
-def _row(axes: Axes, place: int, cell: Metric | None, colour: str, printed: float | None) -> None:
-    at = axes.get_yaxis_transform()
-    if cell is None:
-        axes.text(1.0, place, "–", transform=at, ha="left", va="center", fontsize=7, color=FAINT)
-        return
-    std = cell.std
-    if std is not None:
-        axes.plot([-std, std], [place, place], color=colour, linewidth=6, alpha=0.35, solid_capstyle="butt", zorder=2)
-    if printed is not None:
-        axes.plot([-printed, printed], [place + 0.3] * 2, color=INK, linewidth=0.8, marker="|", markersize=4, zorder=2)
-    for number, value in enumerate(cell.values):
-        marker = MARKERS[number % len(MARKERS)]
-        axes.plot(
-            value - cell.mean,
-            place,
-            marker=marker,
-            color=colour,
-            markeredgecolor=INK,
-            markeredgewidth=0.5,
-            markersize=4,
-            zorder=3,
-        )
-    text = f"{cell.mean:.2f}" + (f" ± {std:.2f}" if std is not None else "")
-    axes.text(1.0, place, text, transform=at, ha="left", va="center", fontsize=6.5)
-
-
-def _printed(suite: SuiteResults, variant: Variant) -> Mapping[str, tuple[float, float, float]]:
+def _published_deviations(suite: SuiteResults, variant: Variant) -> Mapping[str, tuple[float, float, float]]:
     """Return published deviations by data set, and of the average if it is over the same data sets."""
-    if variant.method != "procap" or variant.changed:
+    if variant.method != "procap" or variant.changed or why_incomparable(suite):
         return {}
-    alike = {*suite.datasets} - suite.changed_sets.keys()
-    alike |= {AVERAGE} if covers_paper(list(alike)) else set()
-    spreads = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
-    return {name: spread for name, spread in spreads.items() if name in alike}
-
-
-def _handles(seeds: Sequence[int], colour: str, printed: bool) -> list[Any]:
-    from matplotlib.lines import Line2D
-
-    edge: dict[str, Any] = {"color": colour, "markeredgecolor": INK, "markeredgewidth": 0.5, "linestyle": "none"}
-    found = [
-        Line2D([], [], marker=MARKERS[number % len(MARKERS)], label=f"seed {seed}", **edge)
-        for number, seed in enumerate(seeds)
-    ]
-    found.append(Line2D([], [], color=colour, linewidth=6, alpha=0.35, label="± std"))
-    if printed:
-        found.append(Line2D([], [], color=INK, linewidth=0.8, marker="|", markersize=4, label="± std, published"))
-    return found
+    names = {*suite.datasets} - suite.changed_sets.keys()
+    names |= {AVERAGE} if covers_paper(list(names)) else set()
+    deviations = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
+    return {name: own for name, own in deviations.items() if name in names}

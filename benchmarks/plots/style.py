@@ -6,14 +6,11 @@ in all plots, so that it is also recognizable on a grey printout. Sizes are thos
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,49 +18,24 @@ from benchmarks.results.metrics import Metric
 from runner.results import write_bytes
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+STYLE = Path(__file__).with_name("procap.mplstyle")
 COLOURS = {"zeroshot": "#7f7f7f", "coop": "#56b4e9", "cocoop": "#e69f00", "maple": "#009e73", "procap": "#d55e00"}
 SPARE = ("#0072b2", "#cc79a7", "#f0e442", "#000000", "#8c6d31")
+DATASETS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, FAINT, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 FORMATS = ("png", "pdf")
 MAKER = "ProCAP Bench"
 """Metadata of every plot file; identifies files that this program may replace."""
 DPI = 200
-DAGGER = "†"
 COLUMN, PAGE = 3.4, 6.9
 """Inches: one column of a two-column page, and its whole width."""
 
 Dashes = str | tuple[float, tuple[float, ...]]
 DASHES: tuple[Dashes, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
-TYPE: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7.5,
-    "figure.titlesize": 9,
-    "axes.linewidth": 0.7,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.5,
-    "hatch.linewidth": 0.45,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "text.color": INK,
-    "legend.handlelength": 3.0,
-    # Names of classes and methods may contain dollar signs; texts with formulas pass parse_math=True.
-    "text.parse_math": False,
-}
-FILES: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "path", "svg.hashsalt": "procap"}
 
 Plots = Mapping[str, Callable[[], "Figure | None"]]
 """What draws each plot, by the name of its files; a plot without anything to show is None."""
@@ -85,7 +57,7 @@ class Look:
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **more}
 
     def fill(self, **more: Any) -> dict[str, Any]:
-        """Return arguments of `Axes.bar` and of a patch in a legend."""
+        """Return arguments of `Axes.bar`."""
         return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": "white", "linewidth": 0, **more}
 
 
@@ -103,73 +75,52 @@ BASE, NOVEL = Look("#0072b2", "^", DASHES[1]), Look("#cc79a7", "v", DASHES[3])
 def assign_looks(methods: Mapping[str, str]) -> dict[str, Look]:
     """Assign a look to each title: the method's own for its first title, spare ones for the others."""
     found: dict[str, Look] = {}
-    spares = [Look(colour, MARKERS[(3 + i) % len(MARKERS)], DASHES[i % len(DASHES)]) for i, colour in enumerate(SPARE)]
-    for position, (title, method) in enumerate(methods.items()):
+    spares = 0
+    for title, method in methods.items():
         own = LOOKS.get(method)
-        if own is not None and own not in found.values():
-            found[title] = own
-        else:
-            found[title] = spares.pop(0) if spares else Look(FAINT, MARKERS[position % 8], DASHES[position % 5])
+        if own is None or own in found.values():
+            own = _number_look(spares, SPARE, 3)
+            spares += 1
+        found[title] = own
     return found
 
 
 def assign_dataset_looks(datasets: Iterable[str]) -> dict[str, Look]:
     """Assign a look to each data set, for plots with a line per data set; up to 56 are distinct."""
-    colours = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000", "#8c6d31")
-    return {
-        name: Look(colours[i % len(colours)], MARKERS[(1 + i) % len(MARKERS)], DASHES[i % len(DASHES)])
-        for i, name in enumerate(datasets)
-    }
+    return {name: _number_look(number, DATASETS, 1) for number, name in enumerate(datasets)}
+
+
+def _number_look(number: int, colours: Sequence[str], first_marker: int) -> Look:
+    marker = MARKERS[(first_marker + number) % len(MARKERS)]
+    return Look(colours[number % len(colours)], marker, DASHES[number % len(DASHES)])
 
 
 def styled(draw: Draw) -> Draw:
-    """Decorate a function to draw with the sizes and colours of `TYPE`, whatever matplotlib's settings are."""
+    """Decorate a function that draws a figure: use `procap.mplstyle`, whatever matplotlib's settings are."""
 
     @functools.wraps(draw)
-    def drawn(*args: Any, **more: Any) -> Any:
-        with _set_to(TYPE):
+    def draw_styled(*args: Any, **more: Any) -> Any:
+        from matplotlib import style
+
+        with style.context(STYLE, after_reset=True):
             return draw(*args, **more)
 
-    return drawn  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def _set_to(values: Mapping[Any, Any]) -> Iterator[None]:
-    """Use matplotlib's defaults with these changes, so that no setting of the user or the machine affects a plot."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(values)
-        yield
+    return draw_styled  # type: ignore[return-value]
 
 
 def image_of(figure: Figure, form: str) -> bytes:
     """Render the figure as "png", "pdf" or "svg"; the same numbers give the same bytes."""
+    from matplotlib import style
+
     image = io.BytesIO()
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Software": MAKER},
         "pdf": {"Creator": MAKER, "CreationDate": None},
         "svg": {"Creator": MAKER, "Date": None},
     }
-    with _set_to(FILES):
-        figure.savefig(
-            image,
-            format=form,
-            dpi=DPI,
-            metadata=metadata[form],
-            bbox_inches="tight",
-            pad_inches=0.03,
-            facecolor="white",
-        )
-    found = image.getvalue()
-    return _slim(found) if form == "svg" else found
-
-
-def _slim(svg: bytes) -> bytes:
-    """Remove comments, and round coordinates to a hundredth of a point."""
-    plain = re.sub(rb"\s*<!--.*?-->", b"", svg, flags=re.DOTALL)
-    return re.sub(rb'(?<= d=")[^"]*', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]).replace(b"\n", b""), plain)
+    with style.context({"pdf.fonttype": 42, "svg.hashsalt": "procap"}, after_reset=True):
+        figure.savefig(image, format=form, dpi=DPI, metadata=metadata[form], bbox_inches="tight", pad_inches=0.03)
+    return image.getvalue()
 
 
 def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -188,25 +139,16 @@ def save_plots(folder: Path, plots: Plots, formats: Sequence[str] = FORMATS) -> 
     return written
 
 
-def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """Make a figure with one panel; sizes in inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def panels(count: int, height: float, x: str, y: str, across: int | None = None) -> tuple[Figure, list[Axes]]:
-    """Make a figure as wide as a page with `count` panels of `height` inches; unused places stay empty.
+def panels(count: int, height: float, x: str, y: str, across: int = 4) -> tuple[Figure, list[Axes]]:
+    """Make a figure with `count` panels of `height` inches, at most `across` in a row; unused places stay empty.
 
     x, y: labels of the axes, written below the last row and beside the first column.
     """
     from matplotlib.figure import Figure
 
-    across = across or panels_across(count)
     down = math.ceil(count / across)
-    width = PAGE if across > 2 else across * COLUMN
-    figure = Figure(figsize=(width, height * down + 0.6), layout="constrained")
+    across = math.ceil(count / down)
+    figure = Figure(figsize=(min(across * COLUMN, PAGE), height * down + 0.6), layout="constrained")
     every: Any = figure.subplots(down, across, squeeze=False)
     for spare in every.flat[count:]:
         spare.set_axis_off()
@@ -217,48 +159,55 @@ def panels(count: int, height: float, x: str, y: str, across: int | None = None)
     return figure, list(every.flat[:count])
 
 
-def panels_across(count: int) -> int:
-    """Return how many panels are in a row: up to four, with as few unused places as possible."""
-    return count if count < 4 else min((4, 3), key=lambda across: (-count % across, -across)) if count > 4 else 2
-
-
 def grid(axes: Axes, which: Any) -> None:
     """Draw the grid lines and frame that all plots share; `which` is "x", "y" or "both"."""
     axes.grid(axis=which, color=GRID, linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(FAINT)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=FAINT, labelcolor=INK)
+
+
+def draw_curve(axes: Axes, points: Mapping[float, Metric | None], look: Look, label: str, **style: Any) -> None:
+    """Draw means as a line with error bars of one standard deviation; a missing point leaves a gap."""
+    mean = [cell.mean if cell else math.nan for cell in points.values()]
+    std = [cell.std or 0.0 if cell else math.nan for cell in points.values()]
+    axes.plot(list(points), mean, **look.line(label=label, zorder=3, **style))
+    if any(cell and cell.std for cell in points.values()):
+        axes.errorbar(list(points), mean, std, fmt="none", ecolor=look.colour, elinewidth=0.8, zorder=3)
+
+
+def set_ticks(axes: Axes, values: Sequence[float], base: int | None = None) -> None:
+    """Label the x axis at these values only. base: of a logarithmic axis, None for a linear one."""
+    if base:
+        axes.set_xscale("log", base=base)
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
 
 
 def heading(figure: Figure, title: str, cells: Iterable[Metric | None] = ()) -> None:
     """Write the title above the figure from its left edge, and explain the dagger if one of `cells` is limited."""
-    limited = f";\n{DAGGER} only the first images of a test set" if dagger(cells) else ""
+    limited = ";\n† only the first images of a test set" if dagger(cells) else ""
     figure.suptitle(f"{title}{limited}", x=0.01, ha="left")
 
 
-def legend(figure: Figure, handles: Sequence[Artist]) -> None:
-    """Draw the legend below the figure, in as many columns as fit its width."""
-    widths = [0.58 + 0.056 * len(str(handle.get_label())) for handle in handles]
-
-    def taken(columns: int) -> float:
-        # Matplotlib fills legends column by column; the first columns get the remainder.
-        rows, longer = divmod(len(widths), columns)
-        ends = [column * rows + min(column, longer) for column in range(columns + 1)]
-        return sum(max(widths[first:end]) for first, end in pairwise(ends))
-
-    fitting = [columns for columns in range(1, len(widths) + 1) if taken(columns) <= figure.get_figwidth() - 0.1]
-    if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=max(fitting, default=1), frameon=False)
+def legend(figure: Figure) -> None:
+    """Draw one legend of all panels below the figure."""
+    entries = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    # Inches of handles and letters. Columns are as wide as the widest entry, a single row is not.
+    widths = [0.58 + 0.056 * len(label) for label in entries]
+    fits = sum(widths) <= figure.get_figwidth()
+    columns = len(widths) if fits else max(1, int(figure.get_figwidth() / max(widths)))
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
-def ink_on(red: float, green: float, blue: float) -> str:
-    """Return white or ink, whichever has the higher contrast on a fill, by WCAG 2; channels from 0 to 1."""
-    channels = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in (red, green, blue)]
-    luminance = sum(share * one for share, one in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
-    return "white" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.067 else INK
+def contrasting_ink(colour: Any) -> str:
+    """Return white or ink, whichever is readable on a fill."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(colour)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK
 
 
 def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
@@ -272,4 +221,4 @@ def describe_seeds(cells: Iterable[Metric | None], *, std: bool = True) -> str:
 
 def dagger(cells: Iterable[Metric | None]) -> str:
     """Return a dagger if only the first images of a test set were evaluated."""
-    return f" {DAGGER}" if any(cell is not None and cell.limited for cell in cells) else ""
+    return " †" if any(cell is not None and cell.limited for cell in cells) else ""

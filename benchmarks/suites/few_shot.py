@@ -11,7 +11,7 @@ Published: curves only, no figures.
 
 from __future__ import annotations
 
-from benchmarks.plots.shots import shots_plots
+from benchmarks.plots.curves import shots_plots
 from benchmarks.results.variant import SHOTS, SuiteOptions, Variant, is_trained
 from benchmarks.suites.suite import Quick, Suite, everything
 from benchmarks.tables.grid import few_shot_tables
