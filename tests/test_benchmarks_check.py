@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ from benchmarks.cli import main
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import AVERAGE, PublishedSpread
-from benchmarks.results.published.tolerances import LEAST, Tolerance, expected, of_means
+from benchmarks.results.published.tables import AVERAGE
+from benchmarks.results.published.tolerances import LEAST, Tolerance, estimate_deviation, tolerance_of_means
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
 from benchmarks.suites.planning import recorded_options
-from benchmarks.tables.check import CHECKS, MISSING, OK, OUTSIDE, check_table, collect_checks
+from benchmarks.tables.check import MISSING, OK, OUTSIDE, check_metrics, check_table, list_published
 from procap.errors import UserError
 from runner.collection import Collection, write_collection
 from runner.results import harmonic_mean, write_json
@@ -59,7 +60,7 @@ CHOSEN: dict[str, Any] = {"datasets": ("dtd",), "methods": ("zeroshot", "procap"
 def test_results_that_are_the_published_ones_pass_with_0(tmp_path, capsys):
     as_published(tmp_path, "base-to-novel", **CHOSEN)
     assert check(tmp_path, *DTD) == 0
-    assert "6 of 6 published figures agree" in capsys.readouterr().out
+    assert "6 of 6 published metrics agree" in capsys.readouterr().out
 
 
 def test_the_files_of_a_check_mark_averages_and_have_no_column_twice(tmp_path, capsys):
@@ -70,20 +71,16 @@ def test_the_files_of_a_check_mark_averages_and_have_no_column_twice(tmp_path, c
     assert {row["Where"] for row in rows if row["average"] == "true"} == {AVERAGE}
     assert [row["average"] for row in rows if row["Where"] == AVERAGE] == ["true"] * 3
     assert [name for name in rows[0] if name.startswith("Published")] == ["Published"]
-    [food] = [row for row in rows if (row["Where"], row["Figure"]) == ("Food101", "Base")]
+    [food] = [row for row in rows if (row["Where"], row["Metric"]) == ("Food101", "Base")]
     known = published.halves("zeroshot", "food101")
     assert known is not None and (float(food["Published"]), food["Difference"]) == (known.base, "+0.00")
 
 
-def test_a_difference_that_rounds_to_nothing_has_no_minus_and_one_figure_falls(tmp_path):
+def test_a_difference_that_rounds_to_zero_has_no_minus(tmp_path):
     done = as_published(tmp_path, "base-to-novel", **CHOSEN)
-    one = replace(collect_checks(done)[0], ours=59.999, published=60.0)
-    for checks, said in (
-        ([one, replace(one, ours=50.0)], "1 of 2 published figures agrees, 1 falls outside its tolerance, 0 are"),
-        ([one, one, replace(one, ours=None)], "2 of 3 published figures agree, 0 fall outside their tolerance, 1 is"),
-    ):
-        sheet = check_table(done, checks)
-        assert sheet.rows[-1].cells[2] == "+0.00" and sheet.notes[0].startswith(said)
+    one = replace(check_metrics(done)[0], ours=59.999, published=60.0)
+    table = check_table(done, [one, replace(one, ours=50.0)])
+    assert table.rows[-1].cells[2] == "+0.00" and table.notes[0].startswith("1 of 2 published metrics agree (outside")
 
 
 def test_results_beyond_a_tolerance_exit_with_4_and_are_named_first(tmp_path, capsys):
@@ -118,27 +115,25 @@ def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world
 
 def test_a_suite_without_published_figures_cannot_be_checked(tmp_path, capsys):
     assert check(tmp_path, suite="few-shot") == 1
-    assert "the paper prints no figures of it" in capsys.readouterr().err
+    assert "the paper prints no numbers of it" in capsys.readouterr().err
 
 
 def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys):
     done = as_published(tmp_path, "base-to-novel", **CHOSEN)
     gone = next(entry for entry in done.runs if entry.variant.method == "procap" and entry.seed == 2)
     (tmp_path / gone.path / "eval" / "dtd-novel-test.json").unlink()
-    checks = collect_checks(SuiteResults.read(done.suite, done.options, tmp_path))
-    verdicts = {(one.method, one.figure): one.verdict for one in checks}
+    checks = check_metrics(SuiteResults.read(done.suite, done.options, tmp_path))
+    verdicts = {(one.method, one.metric): one.verdict for one in checks}
     assert verdicts["ProCAP", "Base"] == OK
     assert verdicts["ProCAP", "Novel"] == verdicts["ProCAP", "HM"] == MISSING
     assert check(tmp_path, *DTD) == 4, "what was planned and is not there has not been reproduced"
-    assert "2 are missing" in (said := capsys.readouterr().out) and "ProCAP Novel on DTD, ProCAP HM on DTD" in said
+    assert "missing: 2" in (said := capsys.readouterr().out) and "ProCAP Novel on DTD, ProCAP HM on DTD" in said
     assert check(tmp_path, *DTD[:-4], "--methods", "zeroshot", "--seeds", "1,2,3") == 0, "a part that was chosen"
 
 
 def test_what_is_allowed_is_students_t_times_the_pooled_standard_error(tmp_path):
     """By hand, from the printed table: the column's mean square, DTD's deviation, none over our equal seeds."""
-    checks = {
-        (one.method, one.figure): one for one in collect_checks(as_published(tmp_path, "base-to-novel", **CHOSEN))
-    }
+    checks = {(one.method, one.metric): one for one in check_metrics(as_published(tmp_path, "base-to-novel", **CHOSEN))}
     lines = [line for line in published.stability() if line.dataset != AVERAGE]
     prior = (2 * 0.53**2 + 4 * sum(line.base_std**2 for line in lines) / 11) / 6
     procap = checks["ProCAP", "Base"]
@@ -152,7 +147,9 @@ def test_less_is_allowed_with_more_seeds_and_more_where_seeds_differ_more():
     table = published.stability()
 
     def limit(dataset: str, seeds: int, std: float | None, *, printed: bool = True, among: int = 36) -> float:
-        return of_means(expected(dataset, "novel", table), seeds, std=std, printed=printed).limit(among)
+        return tolerance_of_means(estimate_deviation(dataset, "novel", table), seeds, std=std, printed=printed).limit(
+            among
+        )
 
     assert limit("eurosat", 1, None) > limit("eurosat", 3, 0.9) > limit("eurosat", 10, 0.9)
     assert limit("eurosat", 3, 4.0) > 2 * limit("eurosat", 3, 0.9), "our own seeds say more than the paper's"
@@ -186,16 +183,18 @@ def three_figures(draw: np.random.Generator, times: float, seeds: int, off: floa
 def outside(draw: np.random.Generator, *, times: float = 1.0, seeds: int = 3, off: float = 0.0, printed: bool) -> bool:
     """Whether a paper and a repetition of it, with other seeds, are called different somewhere."""
     theirs, ours = three_figures(draw, times, 3, 0.0), three_figures(draw, times, seeds, off)
-    table: Sequence[PublishedSpread] = published.stability()
+    table: Sequence[Any] = published.stability()
     if printed:
         std = {place: float(values.std(ddof=1)) for place, values in theirs.items()}
         table = [
-            PublishedSpread(name, 0, std[name, "base"], 0, std[name, "novel"], 0, std[name, "hm"])
+            SimpleNamespace(
+                dataset=name, base_std=std[name, "base"], novel_std=std[name, "novel"], hm_std=std[name, "hm"]
+            )
             for name in [*MEANS, AVERAGE]
         ]
     for place, values in ours.items():
         std_ours = float(values.std(ddof=1)) if seeds > 1 else None
-        tolerance = of_means(expected(*place, table), seeds, std=std_ours, printed=printed)
+        tolerance = tolerance_of_means(estimate_deviation(*place, table), seeds, std=std_ours, printed=printed)
         if not tolerance.allows(float(values.mean()), float(theirs[place].mean()), len(ours)):
             return True
     return False
@@ -229,7 +228,7 @@ def test_a_tolerance_is_about_the_difference_or_relative():
 
 def test_another_recipe_of_a_method_is_not_what_is_published(tmp_path):
     done = as_published(tmp_path, "base-to-novel", datasets=("dtd",), methods=("maple", "procap"), recipe="procap")
-    assert {one.method for one in collect_checks(done)} == {"ProCAP"}
+    assert {one.method for one in check_metrics(done)} == {"ProCAP"}
 
 
 def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings: Any) -> SuiteResults:
@@ -262,7 +261,7 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
 
 
 def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
-    verdicts = {(one.where, one.figure): one.verdict for one in collect_checks(contest(tmp_path))}
+    verdicts = {(one.where, one.metric): one.verdict for one in check_metrics(contest(tmp_path))}
     assert verdicts == {
         ("Flowers102", "training s"): OK,
         ("Flowers102", "FPS"): OK,
@@ -273,9 +272,9 @@ def test_runtime_is_checked_by_ratio_in_reference_mode(tmp_path):
 
 def test_seconds_that_were_not_measured_to_the_end_are_missing_from_the_check_of_runtime(tmp_path):
     done = contest(tmp_path, whole=False)
-    checks = collect_checks(done)
-    assert [one.verdict for one in checks if one.figure == "training s"] == [MISSING] * 2
-    assert [one.verdict for one in checks if one.figure == "FPS"] == [OK, OUTSIDE]
+    checks = check_metrics(done)
+    assert [one.verdict for one in checks if one.metric == "training s"] == [MISSING] * 2
+    assert [one.verdict for one in checks if one.metric == "FPS"] == [OK, OUTSIDE]
     assert any("not run to its end" in note for note in check_table(done, checks).notes)
     [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
     place = [column.title for column in ratios.columns].index("≈ training s")
@@ -288,7 +287,7 @@ def test_runtime_of_other_work_than_the_papers_is_not_checked(tmp_path, capsys, 
     [(name, number)] = other.items()
     why = f"{name.replace('_', ' ')} is {number}, not "
     with pytest.raises(UserError, match=f"runtime: nothing to check, .*: {why}"):
-        collect_checks(done)
+        check_metrics(done)
     [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
     assert not [item for line in ratios.rows for item in line.cells if isinstance(item, Metric) and item.published]
     assert any(why in note for note in ratios.notes)
@@ -296,7 +295,7 @@ def test_runtime_of_other_work_than_the_papers_is_not_checked(tmp_path, capsys, 
 
 def test_the_check_of_runtime_says_on_what_it_was_measured(tmp_path):
     done = contest(tmp_path, load=9.0)
-    remarks = check_table(done, collect_checks(done)).notes
+    remarks = check_table(done, check_metrics(done)).notes
     assert any("random weights, fp32, on some CPU" in note for note in remarks)
     assert any(note.startswith("THE MACHINE WAS BUSY") for note in remarks)
 
@@ -308,7 +307,7 @@ def test_every_suite_with_a_published_table_finds_all_its_figures(tmp_path, name
     methods = {"cross-dataset": 4 * 12, "domain-generalization": 5 * 6}
     wanted = {"stability": 36, "ablation": 35, "duration": 9, **methods}[name]
     done = SuiteResults.read(suite, suite.options(PAPER), tmp_path / "none")
-    assert [check.verdict for check in CHECKS[suite.published](done)] == [MISSING] * wanted
+    assert [check.verdict for check in list_published(done)] == [MISSING] * wanted
 
 
 def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, capsys):

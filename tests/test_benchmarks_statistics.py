@@ -1,4 +1,4 @@
-"""Better or luck: tests equal brute force, intervals equal plain resampling, and nothing is left out in silence."""
+"""Paired statistics: tests equal brute force, intervals equal plain resampling, and whatever is left out is noted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,11 +21,8 @@ from benchmarks.results.frame import split_variants
 from benchmarks.results.statistics import (
     EXACT,
     Comparison,
-    Pair,
-    Task,
     compare,
     holm,
-    resample,
     resample_accuracy,
     sign_flip_p,
     wilcoxon_p,
@@ -34,7 +32,7 @@ from benchmarks.tables.table import Table
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig
 from runner.correctness import pack_bits
-from runner.results import EvalResult, harmonic_mean, read_document
+from runner.results import harmonic_mean
 
 SIZES = {"base": 40, "novel": 31, "all": 50}
 DIFFERENCES = st.lists(st.integers(-6, 6).map(lambda n: n / 3), min_size=1, max_size=9)
@@ -96,64 +94,44 @@ def test_holm_rejects_what_stepping_down_rejects(values, level):
 
 
 def answers(total: int, seeds: int, share: float, *seed: int) -> np.ndarray:
-    """Which of `total` images each seed has right [S, N]; some images are easy for all."""
+    """Which of `total` images each seed classified correctly [S, N]; some images are easy for all."""
     easy = random(*seed).random(total) * 0.8
     return random(*seed, 1).random((seeds, total)) < share * (0.6 + easy)
 
 
-def result(right: np.ndarray, sample: EvalResult) -> EvalResult:
-    return sample.model_copy(
-        update={
-            "correct": int(right.sum()),
-            "total": len(right),
-            "dataset_size": len(right),
+def frame_of(parts: dict[tuple[str, str], np.ndarray]) -> pd.DataFrame:
+    """The columns that a comparison reads, from answers [S, N] by data set and classes."""
+    return pd.DataFrame(
+        {
+            "method": "m", "dataset": dataset, "classes": "base", "seed": seed, "target": f"{dataset}:{half}:test",
+            "target_dataset": dataset, "target_classes": half, "split": "test", "accuracy": 100 * right.mean(),
+            "total": len(right), "images": len(right), "limited": False, "manifest": "d",
             "correct_bits": pack_bits(right),
         }
-    )
+        for (dataset, half), every in parts.items()
+        for seed, right in enumerate(every, 1)
+    )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory) -> EvalResult:
-    """Some result, to be filled with answers."""
-    results = tmp_path_factory.mktemp("sample")
-    found = read_document(put_score(results, put_run(results, "maple", "dtd"), "dtd:base", 1, 2), EvalResult)
-    assert found
-    return found
-
-
-def task(sample: EvalResult, *parts: tuple[np.ndarray, np.ndarray], name: str = "dtd") -> Task:
-    """Of each part the answers of A and of B [S, N]."""
-    pairs = [
-        Pair(
-            seed + 1,
-            tuple(result(a[seed], sample) for a, _ in parts),
-            tuple(result(b[seed], sample) for _, b in parts),
-        )
-        for seed in range(len(parts[0][0]))
-    ]
-    return Task((name, name), name, tuple(pairs))
-
-
-def test_drawing_kinds_of_images_is_drawing_images(sample):
-    parts = [
-        (answers(SIZES[half], 3, 0.8, n, 0), answers(SIZES[half], 3, 0.7, n, 0, 7))
-        for n, half in enumerate(("base", "novel"))
+def test_the_interval_is_that_of_drawing_images_one_by_one():
+    """Base and novel images are drawn independently, the same ones for both methods and all seeds."""
+    sides = [
+        {("dtd", half): answers(SIZES[half], 3, share, n, 0) for n, half in enumerate(("base", "novel"))}
+        for share in (0.8, 0.7)
     ]
     draws = 20_000
-    found = resample(task(sample, *parts), draws)
+    found = compare(dict(zip("AB", map(frame_of, sides), strict=True)), "A", "B", draws=draws)
     generator = random(9)
-    plain = np.empty((draws, 2, 2))
-    for part, pair in enumerate(parts):
-        images = generator.integers(0, pair[0].shape[1], (draws, pair[0].shape[1]))
-        for side, right in enumerate(pair):
-            plain[:, part, side] = 100 * right.mean(0)[images].mean(1)
-    wanted = 2 * plain[:, 0] * plain[:, 1] / (plain[:, 0] + plain[:, 1])
-    for one, other in ((found, wanted), (found[:, :1] - found[:, 1:], wanted[:, :1] - wanted[:, 1:])):
-        error = other.std(0) / draws**0.5
-        assert (np.abs(one.mean(0) - other.mean(0)) < 6 * error).all()
-        assert one.std(0) == pytest.approx(other.std(0), rel=0.03)
-        for quantile in (0.025, 0.25, 0.75, 0.975):
-            assert (np.abs(np.quantile(one, quantile, 0) - np.quantile(other, quantile, 0)) < 12 * error).all()
+    drawn = np.empty((2, 2, draws))
+    for part, half in enumerate(("base", "novel")):
+        images = generator.integers(0, SIZES[half], (draws, SIZES[half]))
+        for side, parts in enumerate(sides):
+            drawn[side, part] = 100 * parts["dtd", half].mean(0)[images].mean(1)
+    hm = 2 * drawn[:, 0] * drawn[:, 1] / drawn.sum(1)
+    difference = hm[0] - hm[1]
+    assert found.interval == pytest.approx(
+        np.quantile(difference, [0.025, 0.975]), abs=12 * difference.std() / draws**0.5
+    )
 
 
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(0, 2**20))
@@ -169,44 +147,40 @@ def test_mean_and_variance_of_draws_are_those_of_theory(total, seeds, seed):
     assert (np.abs(np.cov(found.T, ddof=0) - covariance) <= 0.2 * np.outer(scale, scale) + 1e-9).all()
 
 
-def comparison(tasks: list[Task], draws: int = 1000) -> Comparison:
-    drawn = np.mean([resample(task, draws) for task in tasks], axis=0)
-    return Comparison("A", "B", "hm", tuple(tasks), tuple(np.quantile(drawn[:, 0] - drawn[:, 1], [0.025, 0.975])), ())
-
-
-def test_a_method_against_itself_is_no_better(sample):
-    right = answers(60, 3, 0.7, 1)
-    equal = comparison([task(sample, (right, right), name=name) for name in ("dtd", "eurosat")])
+def test_a_method_against_itself_is_no_better():
+    parts = {(name, half): answers(60, 3, 0.7, 1) for name in ("dtd", "eurosat") for half in ("base", "novel")}
+    equal = compare({"A": frame_of(parts), "B": frame_of(parts)}, "A", "B", draws=1000)
     assert equal.interval == (0.0, 0.0) and equal.difference == 0.0 and equal.record == (0, 6, 0)
     assert set(equal.p_values) == {1.0}
 
 
-def test_equally_good_methods_seldom_look_different(sample):
-    """p is about uniform, and 95 % of the intervals have 0 in them."""
-    found, covered = [], []
-    for world in range(150):
-        tasks = []
-        for dataset in range(8):
-            # Answers of both methods are drawn from the same chances: whatever differs is luck.
-            chance = random(world, dataset).random(120)
-            draw = random(world, dataset, 1).random((2, 1, 120)) < chance
-            tasks.append(task(sample, (draw[0], draw[1]), name=f"set{dataset}"))
-        each = comparison(tasks, draws=300)
-        found.append(each.p_values.permutation)
+def test_equally_good_methods_seldom_look_different():
+    """p is about uniform, and 95 % of the intervals contain 0."""
+    p_values, covered = [], []
+    for repetition in range(60):
+        sides: list[dict[tuple[str, str], np.ndarray]] = [{}, {}]
+        for number, half in itertools.product(range(8), ("base", "novel")):
+            # Answers of both methods are drawn with the same probabilities, so that all differences are by chance.
+            generator = random(repetition, number, len(half))
+            probability = generator.random(60)
+            for parts in sides:
+                parts[f"set{number}", half] = generator.random((1, 60)) < probability
+        each = compare(dict(zip("AB", map(frame_of, sides), strict=True)), "A", "B", draws=300)
+        p_values.append(each.p_values.permutation)
         covered.append(each.interval[0] <= 0 <= each.interval[1])
-    assert kstest(found, "uniform").pvalue > 0.001
+    assert kstest(p_values, "uniform").pvalue > 0.001
     for level in (0.05, 0.2):
-        assert np.mean(np.array(found) <= level) < level + 3 * (level * (1 - level) / len(found)) ** 0.5
+        assert np.mean(np.array(p_values) <= level) < level + 3 * (level * (1 - level) / len(p_values)) ** 0.5
     assert 0.88 <= np.mean(covered) <= 1.0
 
 
-def test_seeds_that_go_together_mislead_a_test_over_pairs_but_not_one_over_data_sets():
+def test_dependent_seeds_mislead_a_test_over_pairs_but_not_one_over_data_sets():
     over_pairs, over_sets = [], []
-    for world in range(200):
-        # Data sets differ by luck, three seeds of one of them hardly do, and no method is better.
-        differences = random(world).normal(0, 1, (11, 1)) + random(world, 1).normal(0, 0.5, (11, 3))
-        over_pairs.append(wilcoxon_p(differences.ravel().tolist(), random(world)))
-        over_sets.append(sign_flip_p(differences.mean(1).tolist(), random(world)))
+    for repetition in range(200):
+        # Differences vary between data sets more than between seeds of one, and no method is better.
+        differences = random(repetition).normal(0, 1, (11, 1)) + random(repetition, 1).normal(0, 0.5, (11, 3))
+        over_pairs.append(wilcoxon_p(differences.ravel().tolist(), random(repetition)))
+        over_sets.append(sign_flip_p(differences.mean(1).tolist(), random(repetition)))
     assert np.mean(np.array(over_sets) < 0.05) < 0.10 < 0.15 < np.mean(np.array(over_pairs) < 0.05)
 
 
@@ -225,7 +199,7 @@ def put(results: Path, config: RunConfig, target: str, right: np.ndarray) -> Non
 
 
 def right_of(method: str, target: str, seed: int) -> np.ndarray:
-    """Answers that anybody can draw again."""
+    """Answers from a fixed random stream."""
     size = SIZES[target.rpartition(":")[2]] + len(target)
     place = sum(map(ord, target))
     return answers(size, seed, METHODS[method], place, len(method))[seed - 1]
@@ -249,7 +223,7 @@ def results(whole, tmp_path) -> Path:
     return tmp_path
 
 
-def sheet_of(results: Path, **how: Any) -> Table:
+def table_of(results: Path, **how: Any) -> Table:
     return comparison_table(split_variants(load(results)), **{"draws": 500, **how})
 
 
@@ -261,51 +235,51 @@ def hm(method: str, dataset: str, seeds: tuple[int, ...]) -> float:
     return 100 * harmonic_mean(*means)
 
 
-def test_the_sheet_says_what_the_answers_say(whole):
-    sheet = sheet_of(whole)
-    assert [line.labels for line in sheet.rows] == [("CoOp", "9 (3)"), ("MaPLe", "9 (3)")]
-    for line, rival in zip(sheet.rows, ("coop", "maple"), strict=True):
+def test_the_table_follows_from_the_answers(whole):
+    table = table_of(whole)
+    assert [row.labels for row in table.rows] == [("CoOp", "9 (3)"), ("MaPLe", "9 (3)")]
+    for row, rival in zip(table.rows, ("coop", "maple"), strict=True):
         figures = [float(np.mean([hm(method, dataset, SEEDS) for dataset in DATASETS])) for method in ("procap", rival)]
         singles = [[hm("procap", d, (seed,)) - hm(rival, d, (seed,)) for d in DATASETS] for seed in SEEDS]
         means = [hm("procap", dataset, SEEDS) - hm(rival, dataset, SEEDS) for dataset in DATASETS]
-        ours, theirs, difference, interval, record, wilcoxon_text, flips_text, over_sets = line.cells
+        ours, theirs, difference, interval, record, wilcoxon_text, flips_text, over_sets = row.cells
         assert (ours.mean, theirs.mean) == pytest.approx(figures)
         assert difference.mean == pytest.approx(figures[0] - figures[1]) and difference.seeds == SEEDS
         assert difference.std == pytest.approx(np.std(np.mean(singles, axis=1), ddof=1))
         pairs = list(itertools.chain(*singles))
         assert record == f"{sum(d > 0 for d in pairs)} / 0 / {sum(d < 0 for d in pairs)}"
-        for said, p in (
+        for sentence, p in (
             (wilcoxon_text, wilcoxon(pairs, method="exact").pvalue),
             (flips_text, brute_force(pairs)),
             (over_sets, brute_force(means)),
         ):
-            assert said.split()[0] == f"{p:.2g}"
+            assert sentence.split()[0] == f"{p:.2g}"
         low, high = map(float, interval.split(" to "))
         assert low < difference.mean < high
-    said = " ".join(sheet.notes)
+    sentence = " ".join(table.notes)
     for what in ("ddof = 1", "500 draws", "Holm's correction over the 2 comparisons", "Seeds 1, 2, 3.", "mean of HMs"):
-        assert what in said
+        assert what in sentence
     total = sum(SIZES[half] + len(f"{dataset}:{half}") for dataset in DATASETS for half in ("base", "novel"))
-    assert f"{total} of them" in said and "left out" not in said
+    assert f"{total} of them" in sentence and "left out" not in sentence
 
 
-def test_a_sheet_does_not_depend_on_the_order_of_results_or_on_chance(whole):
+def test_a_table_does_not_depend_on_the_order_of_results_or_on_chance(whole):
     frame = load(whole)
     one, other = (comparison_table(split_variants(order), draws=200) for order in (frame, frame[::-1]))
     assert one == other
 
 
-def test_any_line_may_be_the_one_that_the_others_are_compared_with(whole):
-    sheet = sheet_of(whole, reference="MaPLe")
-    assert [line.labels[0] for line in sheet.rows] == ["CoOp", "ProCAP"]
-    mirrored = sheet_of(whole).metric(1, 2).mean
-    assert sheet.metric(1, 2).mean == pytest.approx(-mirrored)
+def test_any_variant_can_be_the_reference(whole):
+    table = table_of(whole, reference="MaPLe")
+    assert [row.labels[0] for row in table.rows] == ["CoOp", "ProCAP"]
+    mirrored = table_of(whole).metric(1, 2).mean
+    assert table.metric(1, 2).mean == pytest.approx(-mirrored)
     with pytest.raises(UsageError, match="MaPLe"):
-        sheet_of(whole, reference="MaPLE")
+        table_of(whole, reference="MaPLE")
     frame = load(whole)
     without = frame[frame.method != "procap"]
     best = comparison_table(split_variants(without), draws=10)
-    assert [line.labels[0] for line in best.rows] == ["CoOp"] and "MaPLe was chosen after the fact" in " ".join(
+    assert [row.labels[0] for row in best.rows] == ["CoOp"] and "MaPLe was chosen after the fact" in " ".join(
         best.notes
     )
     with pytest.raises(UserError, match="two methods"):
@@ -320,8 +294,8 @@ def file_of(results: Path, method: str, dataset: str, seed: int, half: str) -> P
 def left_out(results: Path, what: str) -> tuple[Comparison, str]:
     """MaPLe against ProCAP, and the one sentence about `what`."""
     found = compare(split_variants(load(results)), "ProCAP", "MaPLe", draws=50)
-    [sentence] = [said for said in found.left_out if what in said]
-    assert sentence in sheet_of(results, draws=50).notes
+    [sentence] = [sentence for sentence in found.left_out if what in sentence]
+    assert sentence in table_of(results, draws=50).notes
     return found, sentence
 
 
@@ -340,16 +314,16 @@ def test_a_missing_half_seed_or_data_set_leaves_the_rest(results):
     file_of(results, "maple", "eurosat", 2, "novel").unlink()
     for half, seed in itertools.product(("base", "novel"), SEEDS):
         file_of(results, "procap", "ucf101", seed, half).unlink()
-    found, sentence = left_out(results, "one half alone")
+    found, sentence = left_out(results, "only one of base and novel")
     assert "MaPLe" in sentence and "eurosat (seed 2)" in sentence
-    assert [(task.name, task.seeds) for task in found.tasks] == [("dtd", (1, 2, 3)), ("eurosat", (1, 3))]
+    assert list(zip(found.tasks.name, found.tasks.seeds, strict=True)) == [("dtd", (1, 2, 3)), ("eurosat", (1, 3))]
     assert found.difference == pytest.approx(
         np.mean([hm("procap", d, s) - hm("maple", d, s) for d, s in (("dtd", SEEDS), ("eurosat", (1, 3)))])
     )
     assert found.std is None and found.seeds == ()
-    assert any("ProCAP lacks" in said and "ucf101 (seeds 1, 2, 3)" in said for said in found.left_out)
-    assert any("MaPLe lacks" in said and "eurosat (seed 2)" in said for said in found.left_out)
-    assert any("seeds 1, 3 of eurosat" in said for said in sheet_of(results).notes)
+    assert any("ProCAP lacks" in sentence and "ucf101 (seeds 1, 2, 3)" in sentence for sentence in found.left_out)
+    assert any("MaPLe lacks" in sentence and "eurosat (seed 2)" in sentence for sentence in found.left_out)
+    assert any("seeds 1, 3 of eurosat" in sentence for sentence in table_of(results).notes)
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["one of both", "both"])
@@ -358,7 +332,7 @@ def test_other_images_are_never_compared(results, both):
         edit(file_of(results, method, "dtd", 3, "base"), manifest_digest="e" * 16)
     found, sentence = left_out(results, "other images" if both else "different images")
     assert sentence.endswith("dtd (seed 3).")
-    assert [task.seeds for task in found.tasks] == [(1, 2), (1, 2, 3), (1, 2, 3)]
+    assert list(found.tasks.seeds) == [(1, 2), (1, 2, 3), (1, 2, 3)]
 
 
 def test_limited_results_are_left_out_beside_whole_ones_and_marked_alone(results):
@@ -371,11 +345,11 @@ def test_limited_results_are_left_out_beside_whole_ones_and_marked_alone(results
         if limited < set(DATASETS):
             _, sentence = left_out(results, "limited to the first images")
             assert all(name in sentence for name in limited)
-            assert {task.name for task in found.tasks} == set(DATASETS) - limited and not found.limited
+            assert set(found.tasks.name) == set(DATASETS) - limited and not found.limited
     assert len(found.tasks) == 3 and found.limited and found.interval
-    sheet = sheet_of(results)
-    assert sheet.metric(1, 2).limited and any("† limited" in note for note in sheet.notes)
-    assert sheet.rows[0].cells == (None,) * 8 and any("CoOp shares no data set" in note for note in sheet.notes)
+    table = table_of(results)
+    assert table.metric(1, 2).limited and any("† limited" in note for note in table.notes)
+    assert table.rows[0].cells == (None,) * 8 and any("CoOp shares no data set" in note for note in table.notes)
 
 
 def test_on_other_data_sets_the_one_trained_on_is_no_target_and_accuracies_are_compared(tmp_path):
@@ -386,14 +360,13 @@ def test_on_other_data_sets_the_one_trained_on_is_no_target_and_accuracies_are_c
         put(tmp_path, config, "dtd:all:val", right_of(method, "dtd:all", seed))
     found, sentence = left_out(tmp_path, "The data set trained on is no target")
     assert "imagenet" in sentence and found.measure == "accuracy"
-    assert [task.name for task in found.tasks] == ["dtd", "eurosat"]
+    assert list(found.tasks.name) == ["dtd", "eurosat"]
     means = [
         100 * np.mean([right_of("procap", t, s).mean() - right_of("maple", t, s).mean() for s in (1, 2)])
         for t in ("dtd:all", "eurosat:all")
     ]
-    assert [a - b for a, b in (task.values for task in found.tasks)] == pytest.approx(
-        means
-    ) and found.difference == pytest.approx(np.mean(means))
-    assert any("no test images" in said and "dtd:all:val (seeds 1, 2)" in said for said in found.left_out)
+    assert list(found.tasks.a - found.tasks.b) == pytest.approx(means)
+    assert found.difference == pytest.approx(np.mean(means))
+    assert any("no test images" in sentence and "dtd:all:val (seeds 1, 2)" in sentence for sentence in found.left_out)
     source = {title: rows[rows.target_dataset == "imagenet"] for title, rows in split_variants(load(tmp_path)).items()}
-    assert [task.name for task in compare(source, "ProCAP", "MaPLe", draws=50).tasks] == ["imagenet"]
+    assert list(compare(source, "ProCAP", "MaPLe", draws=50).tasks.name) == ["imagenet"]

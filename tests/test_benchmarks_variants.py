@@ -13,13 +13,12 @@ from benchmarks.plots.curves import few_shot_curves
 from benchmarks.plots.spread import seed_spread
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
-from benchmarks.results.published import tables as published
 from benchmarks.results.published.tolerances import CHOSEN, PRINTED
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.suites.suite import Suite, everything
 from benchmarks.tables.base_novel import base_to_novel_tables
-from benchmarks.tables.check import CHECKS, collect_checks
+from benchmarks.tables.check import check_metrics, list_published
 from benchmarks.tables.grid import few_shot_tables
 from benchmarks.tables.latex import escape
 from benchmarks.tables.render import render
@@ -79,7 +78,7 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
     lines = [line for line in sheet_of(done, "base-to-novel").rows if line.source == "ours"]
     assert [line.labels[1] for line in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
     assert [line.cells[0].published is None for line in lines] == [False, True]
-    assert {check.method for check in collect_checks(done)} == {"ProCAP"} and len(collect_checks(done)) == 3
+    assert {check.method for check in check_metrics(done)} == {"ProCAP"} and len(check_metrics(done)) == 3
 
 
 @pytest.mark.parametrize("change", [{"overrides": {"epochs": 5}}, {"shots": (4,)}])
@@ -128,7 +127,7 @@ def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
     [line] = [line for line in sheet.rows if line.source == "ours"]
     assert line.cells[:3] == (None, None, None)
     assert any(note.startswith("LIMITED beside whole: 4 evaluations") for note in sheet.notes)
-    assert {check.verdict for check in collect_checks(done)} == {"missing"}
+    assert {check.verdict for check in check_metrics(done)} == {"missing"}
 
 
 def test_a_data_set_may_be_called_average(tmp_path):
@@ -156,7 +155,7 @@ def test_the_published_spread_of_all_data_sets_is_not_drawn_beside_some(tmp_path
 
 def test_fewer_epochs_have_no_printed_deviation(tmp_path):
     done = made(tmp_path, "duration", PAPER, seeds=(1,), methods=("procap",), low=900)
-    reasons = {check.figure: check.tolerance.reason for check in CHECKS["training_duration"](done)}
+    reasons = {check.metric: check.tolerance.reason for check in list_published(done)}
     assert {name: reason for name, reason in reasons.items() if "50 epochs" in name} == dict.fromkeys(
         ("Base after 50 epochs", "Novel after 50 epochs", "HM after 50 epochs"), PRINTED
     )
@@ -206,7 +205,3 @@ def test_commands_in_captions_keep_their_hyphens():
         r"see \texttt{procap bench -{}-seeds 1}; 10--20 -{}- x"
     )
     assert escape("it`s") == r"it\textquoteleft{}s"
-
-
-def test_the_published_lines_of_all_sets_have_small_letters():
-    assert published.AVERAGE not in published.DATASETS and not published.AVERAGE.islower()

@@ -106,7 +106,7 @@ def _suite_tables(
     from benchmarks.results.suite import SuiteResults
     from benchmarks.suites import suite_named
     from benchmarks.suites.planning import recorded_options
-    from benchmarks.tables.check import all_agree, check_table, collect_checks
+    from benchmarks.tables.check import all_agree, check_metrics, check_table
     from runner.collection import COLLECTIONS, CollectionFolder
     from shards.home import data_root
 
@@ -121,9 +121,9 @@ def _suite_tables(
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")
     if flags.check:
-        checks = collect_checks(done)
-        _show_tables(name, [check_table(done, checks)], form, output)
-        return 0 if all_agree(checks) else NOT_AS_PUBLISHED
+        checked = check_metrics(done)
+        _show_tables(name, [check_table(done, checked)], form, output)
+        return 0 if all_agree(checked) else NOT_AS_PUBLISHED
     tables = suite.tables(done) if len(done.frame) or not done.runs else []
     planned = {entry.path for entry in done.runs}
     further = collection.finished(root, but=planned) if collection else []

@@ -8,24 +8,23 @@ printed result disagrees only if it is not a rounding of any value in that inter
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import (
     AVERAGE,
+    COMPONENTS,
+    DATASETS,
     PUBLISHED,
-    PublishedHalves,
-    PublishedSpread,
-    PublishedTransfer,
     ablation,
     base_to_novel,
     cross_dataset,
-    dataset_sizes,
     display_name,
     domain_generalization,
     duration,
@@ -179,6 +178,7 @@ def _partner(half: float, hm: float) -> float | None:
 
 MAIN = "base-to-novel"
 IN_MAIN = f"see {MAIN}"
+COUNTED = "counted in our lists"
 NAMES: Mapping[Kind, str] = {
     "HM": "harmonic means",
     "average": "averages",
@@ -240,11 +240,11 @@ def audit_table(folder: Path = PUBLISHED) -> Table:
     )
 
 
-def by_method(lines: Iterable[PublishedHalves]) -> Mapping[str, list[PublishedHalves]]:
+def by_method(rows: Iterable[Any]) -> Mapping[str, list[Any]]:
     """Group the rows of the main table by method as printed, in the order of first appearance."""
-    found: dict[str, list[PublishedHalves]] = {}
-    for line in lines:
-        found.setdefault(line.method, []).append(line)
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        found.setdefault(row.method, []).append(row)
     return found
 
 
@@ -295,24 +295,34 @@ def _ablation(folder: Path) -> Iterator[Check]:
     table, main = "ablation", _main(folder)
     for line in ablation(folder):
         yield check_mean(table, f"{line.variant}, Average", "average", [*line.hm.values()], line.average)
-        if all(line.components.values()):
+        if all(getattr(line, part) for part in COMPONENTS):
             for dataset, hm in line.hm.items():
                 where = f"{line.variant}, {display_name(dataset)}"
                 yield check_same(table, where, hm, main[dataset].hm, IN_MAIN)
 
 
 def _sizes(folder: Path) -> Iterator[Check]:
-    for size in dataset_sizes(folder):
-        ours, where = CATALOGUE[size.dataset], display_name(size.dataset)
-        yield check_count("data sets", f"{where}, classes", size.classes, ours.classes, 0, "counted in our lists")
-        for split, printed in size.counts.items():
-            count = ours.counts.get(split, 0)
-            yield check_count(
-                "data sets", f"{where}, {split}", printed, count, size.within[split], "counted in our lists"
-            )
+    names = {printed: name for name, printed in DATASETS.items()}
+    with (folder / "datasets.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            ours, where = CATALOGUE[names[row["dataset"]]], row["dataset"]
+            yield check_count("data sets", f"{where}, classes", int(row["classes"]), ours.classes, 0, COUNTED)
+            for split in ("train", "val", "test"):
+                if row[split]:
+                    printed, within = _count(row[split])
+                    count = ours.counts.get(split, 0)
+                    yield check_count("data sets", f"{where}, {split}", printed, count, within, COUNTED)
 
 
-def _halves(table: str, method: str, lines: Iterable[PublishedHalves | PublishedSpread]) -> Iterator[Check]:
+def _count(text: str) -> tuple[int, int]:
+    """Parse a count and half of its last printed place: "1.28M" is 1,280,000 within 5,000."""
+    if not text.endswith("M"):
+        return int(text), 0
+    unit = 10 ** (6 - len(text[:-1].partition(".")[2]))
+    return round(float(text[:-1]) * 1e6), unit // 2
+
+
+def _halves(table: str, method: str, lines: Iterable[Any]) -> Iterator[Check]:
     """Check the rows of one method: each data set's harmonic mean, then the averages over them."""
     every = list(lines)
     sets = [line for line in every if line.dataset != AVERAGE]
@@ -327,13 +337,13 @@ def _halves(table: str, method: str, lines: Iterable[PublishedHalves | Published
             yield check_average_hm(table, where, line.base, line.novel, line.hm, [each.hm for each in sets])
 
 
-def _target_means(table: str, lines: Sequence[PublishedTransfer]) -> Iterator[Check]:
+def _target_means(table: str, lines: Sequence[Any]) -> Iterator[Check]:
     for line in lines:
         where = f"{line.method}, {display_name(AVERAGE)}"
         yield check_mean(table, where, "target mean", [*line.targets.values()], line.target_mean)
 
 
-def _main(folder: Path) -> dict[str, PublishedHalves]:
+def _main(folder: Path) -> dict[str, Any]:
     """Return ProCAP's rows of the main table, by data set."""
     return {line.dataset: line for line in base_to_novel(folder) if line.key == "procap"}
 
@@ -397,7 +407,7 @@ def _maple_notes(folder: Path) -> Iterator[str]:
     maple = {line.dataset: line.hm for line in base_to_novel(folder) if line.key == "maple"}
     for line in ablation(folder):
         equal = [display_name(name) for name, hm in line.hm.items() if hm == maple[name]]
-        if not any(line.components.values()) and equal:
+        if not any(getattr(line, part) for part in COMPONENTS) and equal:
             yield (
                 f"{line.variant} of the ablation has the very HM of MaPLe in {MAIN} on {' and '.join(equal)}, "
                 f"{len(equal)} of {len(line.hm)} data sets, though it is trained by another recipe."

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 from benchmarks.results.frame import images_per_second
 from benchmarks.results.metrics import Halves, Metric, mean_if_complete
 from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import AVERAGE, PublishedHalves, display_name
+from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
-from benchmarks.tables.notes import note_average, suite_notes
+from benchmarks.tables.notes import list_means, note_average, suite_notes
 from benchmarks.tables.rows import (
     HALVES,
     add_delta_column,
@@ -33,116 +34,150 @@ Triple = tuple[float | None, float | None, float | None]
 """What the paper prints for base, novel and HM."""
 NOTHING: Triple = (None, None, None)
 PAPER_TOKENS = 4
+LABELS = ("Data set", "Method")
 SPEEDS = (Column("FPS", "", digits=0), Column("training s", "", digits=1))
 """No end is marked better: runs were timed at different times, on any machine, and beside other work."""
 
 
 def base_to_novel_tables(suite: SuiteResults) -> list[Table]:
     """Make the averages if there are several data sets, each data set as in the paper, speeds, and the comparison."""
-    title, tables = suite.heading, []
-    if len(suite.datasets) > 1:
-        tables.append(_averages(suite, title))
-    rows = _blocks(suite, _main_table, _published_of)
-    notes = suite_notes(suite, note_average(suite), halves=True)
-    main = Table(suite.name, title, ("Data set", "Method"), HALVES, rows, notes, in_paper(suite))
-    tables.append(add_delta_column(suite, main, "HM"))
-    return [*tables, *_speeds(suite, title), *comparison_tables(suite)]
+    title = suite.heading
+    main = _halves_table(suite, suite.name, title, printed="base_to_novel")
+    tables = [_averages(suite, title)] if len(suite.datasets) > 1 else []
+    return [*tables, add_delta_column(suite, main, "HM"), *_speeds(suite, title), *comparison_tables(suite)]
 
 
 def stability_tables(suite: SuiteResults) -> list[Table]:
     """Make mean and standard deviation of every data set; the average's HM is the mean of HMs, as in the paper."""
-    spreads = {line.dataset: line for line in published.stability()} if in_paper(suite) else {}
-    rows = []
-    for dataset in _with_average(suite):
-        name, is_average = display_name(dataset), dataset == AVERAGE
-        spread = spreads.get(dataset)
-        if spread and (not is_average or covers_paper(suite.datasets)):
-            pairs = ((spread.base, spread.base_std), (spread.novel, spread.novel_std), (spread.hm, spread.hm_std))
-            cells = tuple(Metric(mean, std) for mean, std in pairs)
-            labels = (name, published_title("ProCAP"))
-            rows.append(Row(labels, cells, "published", published_group(suite, name), is_average))
-        for variant in suite.variants:
-            known = spread and variant.method == "procap" and not variant.changed
-            printed = (spread.base, spread.novel, spread.hm) if spread and known else NOTHING
-            halves = _halves(suite, variant, dataset)
-            if is_average:
-                halves = (*halves[:2], suite.mean_of_hms(variant))
-            own = _cells(suite, variant, dataset, halves, printed)
-            labels = (name, mark_reproduced(unique_title(suite, variant), own))
-            rows.append(Row(labels, own, group=name, average=is_average))
-    readings = {title: suite.average_halves(variant)[2] for title, variant in variants_by_title(suite).items()}
-    listed = _list_means(readings)
-    rule = f"{AVERAGE}: its HM is the mean of the data sets' HMs. HM of average base and average novel: {listed}."
-    notes = suite_notes(suite, rule if listed and len(suite.datasets) > 1 else "", halves=True)
-    labels = ("Data set", "Method")
-    main = Table(suite.name, "Stability over seeds", labels, HALVES, tuple(rows), notes, in_paper(suite))
+    hms = list_means({title: suite.average_halves(one)[2] for title, one in variants_by_title(suite).items()})
+    rule = f"{AVERAGE}: its HM is the mean of the data sets' HMs. HM of average base and average novel: {hms}."
+    note = rule if hms and len(suite.datasets) > 1 else ""
+    main = _halves_table(suite, suite.name, "Stability over seeds", note, printed="seed_stability")
     return [main, *comparison_tables(suite)]
 
 
 def ablation_tables(suite: SuiteResults) -> list[Table]:
     """Make harmonic means of every variant by data set, then base and novel accuracies."""
-    sets = suite.datasets
-    several = len(sets) > 1
-    columns = [Column(display_name(dataset)) for dataset in sets] + [Column(AVERAGE)] * several
-    paper = {line.variant: line for line in published.ablation()} if in_paper(suite) else {}
-    same_sets = bool(paper) and set(sets) == set(next(iter(paper.values())).hm)
+    sets = [*suite.datasets, *([AVERAGE] if len(suite.datasets) > 1 else [])]
     rows = []
-    for name, line in paper.items():
-        numbers = [line.hm.get(dataset) for dataset in sets] + [line.average if same_sets else None] * several
+    for row in published.ablation() if in_paper(suite) else ():
+        average = row.average if set(suite.datasets) == set(row.hm) else None
+        numbers = [average if name == AVERAGE else row.hm.get(name) for name in sets]
         # The paper has no numbers for other data sets.
         if any(number is not None for number in numbers):
-            rows.append(published_row([published_title(name)], numbers, group=published_group(suite)))
+            rows.append(published_row([published_title(row.variant)], numbers, group=published_group(suite)))
     for variant in suite.variants:
-        known = paper.get(variant.key["variant"])
-        cells: list[Cell] = []
-        for dataset in sets:
-            hm = suite.halves(variant, dataset)[2]
-            cells.append(with_published(suite, variant, [dataset], hm, known.hm.get(dataset) if known else None))
-        if several:
-            average = known.average if known and same_sets else None
-            cells.append(with_published(suite, variant, sets, suite.mean_of_hms(variant), average))
-        rows.append(Row((mark_reproduced(title_of(suite, variant), cells),), tuple(cells)))
-    means = {variant.name: suite.average_halves(variant)[2] for variant in suite.variants if several}
-    listed = _list_means(means)
-    rule = f"Figures are HM; {AVERAGE} is their mean. HM of average base and average novel: {listed}." if listed else ""
-    notes = suite_notes(suite, rule or "Figures are HM.", halves=True)
-    main = Table(suite.name, suite.heading, ("Variant",), tuple(columns), tuple(rows), notes, wide=True)
-    blocks = _blocks(suite, lambda variant, dataset: NOTHING, lambda dataset: ())
+        cells = tuple(_cells(suite, variant, name, "ablation")[2] for name in sets)
+        rows.append(Row((mark_reproduced(title_of(suite, variant), cells),), cells))
+    note = "Cells are HM."
+    if len(sets) > 1:
+        hms = list_means({variant.name: suite.average_halves(variant)[2] for variant in suite.variants})
+        if hms:
+            note = f"Cells are HM; {AVERAGE} is their mean. HM of average base and average novel: {hms}."
+    notes = suite_notes(suite, note, halves=True)
+    columns = tuple(Column(display_name(name)) for name in sets)
+    main = Table(suite.name, suite.heading, ("Variant",), columns, tuple(rows), notes, wide=True)
     title, labels = f"{suite.heading}: both halves", ("Data set", "Variant")
-    notes = suite_notes(suite, note_average(suite), halves=True)
-    halves = Table(f"{suite.name}-halves", title, labels, HALVES, blocks, notes)
+    halves = _halves_table(suite, f"{suite.name}-halves", title, labels=labels)
     return [main, halves, *comparison_tables(suite, reference="Full ProCAP")]
 
 
 def prompt_length_tables(suite: SuiteResults) -> list[Table]:
     """Make base, novel and HM by the number of tokens, for every data set and on average."""
-    main = _by_key(suite, "n_ctx", "Tokens", "Number of prompt tokens", suite.name)
+    main = _halves_table(suite, suite.name, "Number of prompt tokens", key="n_ctx", labels=(*LABELS, "Tokens"))
     return [main, *comparison_tables(suite, _procap_title(suite, {"n_ctx": PAPER_TOKENS}))]
 
 
 def duration_tables(suite: SuiteResults) -> list[Table]:
     """Make results by the number of epochs: on average, as in the paper, and for every data set."""
     title, tables = suite.heading, []
-    paper = {line.epochs: line for line in published.duration()} if covers_paper(suite.datasets) else {}
-    paper = paper if in_paper(suite) else {}
     if len(suite.datasets) > 1:
         rows = []
-        for line in paper.values():
-            labels = (published_title(line.method), str(line.epochs))
-            rows.append(published_row(labels, (line.base, line.novel, line.hm), group=published_group(suite)))
+        for row in published.duration() if in_paper(suite) and covers_paper(suite.datasets) else ():
+            labels = (published_title(row.method), str(row.epochs))
+            rows.append(published_row(labels, (row.base, row.novel, row.hm), group=published_group(suite)))
         for variant in suite.variants:
-            known = paper.get(variant.key["epochs"]) if variant.method == "procap" else None
-            printed = (known.base, known.novel, known.hm) if known else NOTHING
-            cells = _cells(suite, variant, AVERAGE, suite.average_halves(variant), printed)
+            cells = _cells(suite, variant, AVERAGE, "training_duration")
             rows.append(Row((mark_reproduced(title_of(suite, variant), cells), _format_key(variant, "epochs")), cells))
         notes = suite_notes(suite, note_average(suite), halves=True)
         main = f"{title}, on average over {len(suite.datasets)} data sets"
-        labels = ("Method", "Epochs")
-        tables.append(Table(suite.name, main, labels, HALVES, tuple(rows), notes, in_paper(suite)))
+        tables = [Table(suite.name, main, ("Method", "Epochs"), HALVES, tuple(rows), notes, in_paper(suite))]
     name = f"{suite.name}-datasets" if tables else suite.name
+    tables.append(_halves_table(suite, name, title, key="epochs", labels=(*LABELS, "Epochs")))
     epochs = [variant.key["epochs"] for variant in suite.variants if variant.method == "procap"]
     longest = _procap_title(suite, {"epochs": max(epochs)}) if epochs else None
-    return [*tables, _by_key(suite, "epochs", "Epochs", title, name), *comparison_tables(suite, longest)]
+    return [*tables, *comparison_tables(suite, longest)]
+
+
+def read_halves(suite: SuiteResults, variant: Variant, dataset: str, printed: str = "") -> Halves:
+    """Return base, novel and HM on a data set or on average, with the HM that the table `printed` has on average."""
+    if dataset != AVERAGE:
+        return suite.halves(variant, dataset)
+    base, novel, hm = suite.average_halves(variant)
+    return base, novel, suite.mean_of_hms(variant) if printed in ("seed_stability", "ablation") else hm
+
+
+def printed_halves(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> Triple:
+    """Return what the paper's table `printed` has for a variant on a data set, or on average over the same ones."""
+    row: Any = None
+    if printed == "base_to_novel" and not variant.changed:
+        row = published.halves(variant.method, dataset)
+    elif printed == "seed_stability" and not variant.changed and variant.method == "procap":
+        row = next((row for row in published.stability() if row.dataset == dataset), None)
+    elif printed == "training_duration" and dataset == AVERAGE:
+        wanted = (variant.method, variant.key.get("epochs"))
+        row = next((row for row in published.duration() if (row.key, row.epochs) == wanted), None)
+    elif printed == "ablation":
+        row = next((row for row in published.ablation() if row.variant == variant.key.get("variant")), None)
+        if row and dataset == AVERAGE:
+            return None, None, row.average if set(suite.datasets) == set(row.hm) else None
+        return None, None, row.hm.get(dataset) if row else None
+    if row is None or (dataset == AVERAGE and not covers_paper(suite.datasets)):
+        return NOTHING
+    return row.base, row.novel, row.hm
+
+
+def _halves_table(
+    suite: SuiteResults,
+    name: str,
+    title: str,
+    note: str | None = None,
+    *,
+    printed: str = "",
+    key: str = "",
+    labels: tuple[str, ...] = LABELS,
+) -> Table:
+    """Make base, novel and HM of every variant, for every data set and on average.
+
+    note: None describes how the average is computed. printed: the paper's table whose rows are beside ours. key: of
+    the variants, shown in a column.
+    """
+    rows: list[Row] = []
+    for dataset in [*suite.datasets, *([AVERAGE] if len(suite.datasets) > 1 else [])]:
+        group, is_average = display_name(dataset), dataset == AVERAGE
+        rows += _published_rows(suite, dataset, printed)
+        for variant in suite.variants:
+            cells = _cells(suite, variant, dataset, printed)
+            own = [title_of(suite, variant), _format_key(variant, key)] if key else [unique_title(suite, variant)]
+            own[0] = mark_reproduced(own[0], cells)
+            rows.append(Row((group, *own), cells, group=group, average=is_average))
+    notes = suite_notes(suite, note_average(suite) if note is None else note, halves=True)
+    return Table(name, title, labels, HALVES, tuple(rows), notes, wide=bool(key) or (bool(printed) and in_paper(suite)))
+
+
+def _published_rows(suite: SuiteResults, dataset: str, printed: str) -> Iterator[Row]:
+    """Make the rows that the paper's table `printed` has for a data set, or for the average over the same ones."""
+    if not in_paper(suite) or (dataset == AVERAGE and not covers_paper(suite.datasets)):
+        return
+    name, is_average = display_name(dataset), dataset == AVERAGE
+    rows = {"base_to_novel": published.base_to_novel, "seed_stability": published.stability}
+    for row in rows[printed]() if printed in rows else ():
+        if row.dataset != dataset:
+            continue
+        deviations = [getattr(row, f"{half}_std", None) for half in ("base", "novel", "hm")]
+        cells = map(Metric, (row.base, row.novel, row.hm), deviations)
+        title = published_title(row.method, row.venue) if printed == "base_to_novel" else published_title("ProCAP")
+        yield Row((name, title), tuple(cells), "published", published_group(suite, name), is_average)
 
 
 def _averages(suite: SuiteResults, title: str) -> Table:
@@ -150,26 +185,23 @@ def _averages(suite: SuiteResults, title: str) -> Table:
     rows = []
     with_paper = in_paper(suite) and covers_paper(suite.datasets)
     if with_paper:
-        hms: dict[str, list[float]] = {}
-        for line in published.base_to_novel():
-            if line.dataset != AVERAGE:
-                hms.setdefault(line.method, []).append(line.hm)
-        for line in _published_of(AVERAGE):
-            own = hms.get(line.method, [])
-            # Recompute the mean from the printed cells; None for a method whose cells are not all printed.
-            mean = sum(own) / len(own) if len(own) == len(suite.datasets) else None
-            numbers = (line.base, line.novel, line.hm, mean)
-            labels = [published_title(line.method, line.venue)]
-            rows.append(published_row(labels, numbers, group=published_group(suite)))
+        main = published.base_to_novel()
+        for row in main:
+            if row.dataset == AVERAGE:
+                hms = [one.hm for one in main if one.method == row.method and one.dataset != AVERAGE]
+                # Recompute the mean from the printed cells; None for a method whose cells are not all printed.
+                mean = fmean(hms) if len(hms) == len(suite.datasets) else None
+                labels = [published_title(row.method, row.venue)]
+                rows.append(published_row(labels, (row.base, row.novel, row.hm, mean), group=published_group(suite)))
     for variant in suite.variants:
-        cells = _cells(suite, variant, AVERAGE, suite.average_halves(variant), _main_table(variant, AVERAGE))
+        cells = _cells(suite, variant, AVERAGE, "base_to_novel")
         name = mark_reproduced(unique_title(suite, variant), cells)
         rows.append(Row((name,), (*cells, suite.mean_of_hms(variant))))
     rule = (
         f"{AVERAGE} over {len(suite.datasets)} data sets; HM is that of average base and average novel accuracy, "
         "beside it the mean of the data sets' HMs"
     )
-    rule += ", which is recomputed from the printed ones for published lines." if with_paper else "."
+    rule += ", which is recomputed from the printed ones for published rows." if with_paper else "."
     name, title = f"{suite.name}-average", f"{title}, on average over {len(suite.datasets)} data sets"
     columns = (*HALVES, Column("mean of HMs"))
     table = Table(name, title, ("Method",), columns, tuple(rows), suite_notes(suite, rule, halves=True), wide=True)
@@ -198,92 +230,31 @@ def _speeds(suite: SuiteResults, title: str) -> list[Table]:
 
 def _mean_speeds(suite: SuiteResults, variant: Variant) -> tuple[Cell, ...]:
     """Average speeds over the data sets; None if one was not measured, or only on the first images."""
-    numbers: tuple[list[float | None], ...] = ([], [], [])
+    speeds: list[tuple[float | None, ...]] = []
     for dataset in suite.datasets:
         rows = suite.rows(variant, dataset).drop_duplicates(["path", "target"])
         planned = sum(len(run.spec.targets) for run in suite.runs if (run.variant, run.dataset) == (variant, dataset))
-        complete = len(rows) == planned and not rows.limited.any()
-        timed = complete and rows.fps.notna().all()
-        numbers[0].append(images_per_second(rows) if timed else None)
-        numbers[1].append(images_per_second(rows, "fps_model") if timed else None)
-        trained = rows.train_seconds.dropna()
-        numbers[2].append(float(trained.mean()) if complete and len(trained) else None)
-    means = map(mean_if_complete, numbers)
+        if len(rows) < planned or rows.limited.any():
+            return None, None, None
+        timed, trained = rows.fps.notna().all(), rows.train_seconds.dropna()
+        rates = [images_per_second(rows, column) if timed else None for column in ("fps", "fps_model")]
+        speeds.append((*rates, float(trained.mean()) if len(trained) else None))
+    means = [mean_if_complete(column) for column in zip(*speeds, strict=True)]
     return tuple(None if mean is None else Metric(mean) for mean in means)
 
 
-def _by_key(suite: SuiteResults, key: str, header: str, title: str, name: str) -> Table:
-    """Make a table of every data set and the average, by one key of the variants."""
-    rows = []
-    for dataset in _with_average(suite):
-        for variant in suite.variants:
-            labels = (display_name(dataset), title_of(suite, variant), _format_key(variant, key))
-            cells = _cells(suite, variant, dataset, _halves(suite, variant, dataset))
-            rows.append(Row(labels, cells, group=display_name(dataset), average=dataset == AVERAGE))
-    notes = suite_notes(suite, note_average(suite), halves=True)
-    return Table(name, title, ("Data set", "Method", header), HALVES, tuple(rows), notes, wide=True)
-
-
-def _blocks(
-    suite: SuiteResults,
-    printed: Callable[[Variant, str], Triple],
-    lines_of: Callable[[str], Iterable[PublishedHalves]],
-) -> tuple[Row, ...]:
-    """Make the rows of every data set and of the average: published rows, then ours."""
-    rows = []
-    for dataset in _with_average(suite):
-        name, is_average = display_name(dataset), dataset == AVERAGE
-        shown = in_paper(suite) and (not is_average or covers_paper(suite.datasets))
-        for line in lines_of(dataset) if shown else ():
-            labels = (name, published_title(line.method, line.venue))
-            group = published_group(suite, name)
-            rows.append(published_row(labels, (line.base, line.novel, line.hm), group=group, average=is_average))
-        for variant in suite.variants:
-            halves = _halves(suite, variant, dataset)
-            cells = _cells(suite, variant, dataset, halves, printed(variant, dataset))
-            labels = (name, mark_reproduced(unique_title(suite, variant), cells))
-            rows.append(Row(labels, cells, group=name, average=is_average))
-    return tuple(rows)
-
-
-def _cells(
-    suite: SuiteResults, variant: Variant, dataset: str, halves: Halves, printed: Triple = NOTHING
-) -> tuple[Cell, ...]:
+def _cells(suite: SuiteResults, variant: Variant, dataset: str, printed: str) -> tuple[Cell, ...]:
     """Make base, novel and HM of one row, beside published numbers for the same data sets."""
-    is_average = dataset == AVERAGE
-    if is_average and not covers_paper(suite.datasets):
-        printed = NOTHING
-    sets = suite.datasets if is_average else (dataset,)
-    pairs = zip(halves, printed, strict=True)
+    sets = suite.datasets if dataset == AVERAGE else (dataset,)
+    numbers = printed_halves(suite, variant, dataset, printed)
+    pairs = zip(read_halves(suite, variant, dataset, printed), numbers, strict=True)
     return tuple(with_published(suite, variant, sets, metric, number) for metric, number in pairs)
 
 
-def _halves(suite: SuiteResults, variant: Variant, dataset: str) -> Halves:
-    return suite.average_halves(variant) if dataset == AVERAGE else suite.halves(variant, dataset)
-
-
-def _with_average(suite: SuiteResults) -> list[str]:
-    return [*suite.datasets, *([AVERAGE] if len(suite.datasets) > 1 else [])]
-
-
-def _main_table(variant: Variant, dataset: str) -> Triple:
-    """Return the paper's numbers of an unchanged method."""
-    line = None if variant.changed else published.halves(variant.method, dataset)
-    return (line.base, line.novel, line.hm) if line else NOTHING
-
-
-def _published_of(dataset: str) -> list[PublishedHalves]:
-    return [line for line in published.base_to_novel() if line.dataset == dataset]
-
-
-def _procap_title(suite: SuiteResults, key: dict[str, Any]) -> str | None:
+def _procap_title(suite: SuiteResults, key: Mapping[str, Any]) -> str | None:
     """Return the title of ProCAP's variant with this key, as comparisons print it."""
     variants = variants_by_title(suite).items()
     return next((title for title, one in variants if (one.method, dict(one.key)) == ("procap", key)), None)
-
-
-def _list_means(means: dict[str, Metric | None]) -> str:
-    return "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
 
 
 def _format_key(variant: Variant, key: str) -> str:

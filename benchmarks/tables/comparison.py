@@ -44,13 +44,11 @@ def comparison_tables(
     runs trained on this data set, if several training data sets share targets.
     """
     titled = variants or variants_by_title(suite)
-    lines = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant, source))}
-    if len(lines) < 2:
+    results = {title: rows for title, variant in titled.items() if len(rows := suite.rows(variant, source))}
+    if len(results) < 2:
         return []
-    name = f"{suite.name}-comparison"
-    table = comparison_table(
-        lines, reference=reference if reference in lines else None, name=f"{name}-from-{source}" if source else name
-    )
+    name = f"{suite.name}-comparison{f'-from-{source}' if source else ''}"
+    table = comparison_table(results, reference=reference if reference in results else None, name=name)
     if source:
         table = replace(table, title=f"{table.title}, trained on {display_name(source)}")
     if suite.paper_rounding:
@@ -59,30 +57,30 @@ def comparison_tables(
 
 
 def comparison_table(
-    lines: Mapping[str, pd.DataFrame],
+    variants: Mapping[str, pd.DataFrame],
     *,
     reference: str | None = None,
     measure: Measure | None = None,
     name: str = "comparison",
     draws: int = DRAWS,
 ) -> Table:
-    """Make one row for each other entry of `lines`, which are parts of the frame by title.
+    """Make one row for each variant but the reference; `variants` are parts of the frame by title.
 
-    reference: None takes the first row of ProCAP, else the row that wins most comparisons.
-    Raises UserError if there are no two lines, UsageError for an unknown reference.
+    reference: None takes the first ProCAP variant, else the one that wins most comparisons.
+    Raises UserError if there are no two variants, UsageError for an unknown reference.
     """
-    if len(lines) < 2:
+    if len(variants) < 2:
         raise UserError("a comparison needs results of two methods, or of two settings of one")
-    measure = measure or find_measure(lines)
-    chosen, is_best = (reference, False) if reference else find_reference(lines, measure)
-    found = [compare(lines, chosen, title, measure=measure, draws=draws) for title in lines if title != chosen]
+    measure = measure or find_measure(variants)
+    chosen, is_best = (reference, False) if reference else find_reference(variants, measure)
+    found = [compare(variants, chosen, title, measure=measure, draws=draws) for title in variants if title != chosen]
     corrected = [holm([getattr(each.p_values, test) for each in found]) for test in PValues._fields]
     printed, tasks = NAMES[measure], "data sets" if measure == "hm" else "targets"
     titles = (f"{printed} of {chosen}", printed, "Difference", "95 % interval", "W / T / L")
     tests = ("Wilcoxon p", "Permutation p", f"p over {tasks}")
     return Table(
         name=name,
-        title=f"Better, or luck: {chosen} compared with every other line, {printed}",
+        title=f"{chosen} compared with every other row, {printed}",
         labels=("Against", f"Pairs ({tasks})"),
         columns=tuple(Column(column, "") for column in (*titles, *tests)),
         rows=tuple(_row(each, [p[number] for p in corrected]) for number, each in enumerate(found)),
@@ -113,10 +111,10 @@ def _notes(reference: str, is_best: bool, measure: Measure, found: Sequence[Comp
         mean += "data sets (the mean of HMs, not the HM of averages)"
     else:
         mean = "of each target the mean accuracy over seeds, then the mean over targets"
-    there = [each for each in found if each.tasks]
+    there = [each for each in found if len(each.tasks)]
     most = max((len(each.tasks) for each in there), default=1)
     notes = [
-        f"Figures are of what both have: {mean}. Difference: {reference} minus the line's, in percentage points of "
+        f"Metrics are of what both have: {mean}. Difference: {reference} minus the row's, in percentage points of "
         f"{printed}; ± is the sample standard deviation over seeds (ddof = 1) of the mean difference.",
         f"95 % interval of the difference: percentile bootstrap, {draws:,} draws with replacement of the images of "
         "each test split, the same drawn images for both methods and all seeds. It is about other test images, with "
@@ -133,7 +131,7 @@ def _notes(reference: str, is_best: bool, measure: Measure, found: Sequence[Comp
     ]
     if is_best:
         notes.append(
-            f"{reference} was chosen after the fact, as the line that is ahead of most others: that favours it."
+            f"{reference} was chosen after the fact, as the row that is ahead of most others: that favours it."
         )
     seeds = dict.fromkeys(each.seeds for each in there)
     if len(seeds) == 1 and all(seeds):
@@ -147,13 +145,11 @@ def _notes(reference: str, is_best: bool, measure: Measure, found: Sequence[Comp
         notes += [f"Against {each.b}: {each.images:,} images, those of the test splits." for each in there]
     if any(each.limited for each in found):
         notes.append("† limited: only the first images of a test set were evaluated.")
-    notes += [f"{each.b} shares no {one}, seed and images with {reference}." for each in found if not each.tasks]
+    notes += [f"{each.b} shares no {one}, seed and images with {reference}." for each in found if each.tasks.empty]
     return [*notes, *dict.fromkeys(sentence for each in found for sentence in each.left_out)]
 
 
 def _list_seeds(each: Comparison) -> str:
     """Describe which seeds are compared on which task."""
-    names: dict[tuple[int, ...], list[str]] = {}
-    for task in each.tasks:
-        names.setdefault(task.seeds, []).append(task.name)
-    return "; ".join(f"{format_seeds(seeds)} of {', '.join(own)}" for seeds, own in names.items())
+    named = each.tasks.groupby("seeds", sort=False).name.agg(", ".join)
+    return "; ".join(f"{format_seeds(seeds)} of {names}" for seeds, names in named.items())

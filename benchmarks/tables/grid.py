@@ -34,8 +34,8 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
             rows.append(Row((name, title), cells, group=name, average=dataset == AVERAGE))
     notes = suite_notes(
         suite,
-        "Trained with so many images of every class, tested on all classes; 0 shots: nothing is trained. No figures of "
-        "these curves are published.",
+        "Trained with so many images of every class, tested on all classes; 0 shots: nothing is trained. The paper "
+        "publishes these curves without numbers.",
     )
     columns = tuple(Column(plural(count, "shot")) for count in shots)
     labels, title = ("Data set", "Method"), "Few-shot learning on all classes"
@@ -103,7 +103,7 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
 
     columns = tuple(Column(f"β = {_format(other)}", "") for other in betas)
     paper = f"the paper's values are λ = {weight}, β = {_format(beta)}, τ = {temperature}"
-    rule = f"Figures are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; {paper}."
+    rule = f"Cells are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; {paper}."
     sets = plural(len(suite.datasets), "data set")
     title, tables = "Sensitivity to the weights of the loss", []
     if grid:
@@ -136,7 +136,7 @@ def _temperatures(suite: SuiteResults, rule: str) -> Table:
         rows.append(Row((variant.name, label), tuple(cells)))
     columns = [Column(display_name(dataset)) for dataset in suite.datasets]
     columns += [Column(AVERAGE)] if several else []
-    notes = suite_notes(suite, f"Figures are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
+    notes = suite_notes(suite, f"Cells are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
     name, title = f"{suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
     labels = ("Method", "initial τ")
     return Table(name, title, labels, tuple(columns), tuple(rows), notes, wide=len(columns) > 4)

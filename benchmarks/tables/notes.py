@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import TITLES, describe_settings, unequal_targets
+from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.rows import has_controls, in_paper, variants_by_title, why_incomparable
@@ -24,13 +25,31 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
     found = ["Accuracy in %, computed from the integer counts of the result files."]
     if halves:
         found.append("HM is the harmonic mean of mean base and mean novel accuracy.")
-    found += [_note_seeds(suite, halves), *(note for note in own if note)]
+    if len(suite.seeds) == 1:
+        found.append(f"One seed: {suite.seeds[0]} (n = 1).")
+    else:
+        of_hm = "; that of HM is over the HMs of the single seeds" if halves else ""
+        found.append(
+            f"Means over n = {len(suite.seeds)} seeds ({', '.join(map(str, suite.seeds))}); ± is the sample standard "
+            f"deviation (ddof = 1){of_hm}."
+        )
+    found += filter(None, own)
     if suite.paper_rounding:
         found.append(
             "Paper rounding: accuracies of single runs with one decimal, as older logs had them, their means with two, "
             "and HM of those."
         )
-    found += [*_note_recipes(suite), *_note_missing(suite), *_note_shorter(suite)]
+    found += _note_recipes(suite)
+    if suite.missing:
+        found.append(
+            f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({_name_first(suite.missing)}). A dash "
+            f"is printed for every metric that needs them; `{suite.command}` runs them."
+        )
+    if suite.shorter:
+        found.append(
+            f"LIMITED beside whole: {len(suite.shorter)} evaluations ({_name_first(suite.shorter)}) are of the first "
+            f"images, those of other seeds of all. A dash is printed for their mean; `{suite.command}` evaluates all."
+        )
     if suite.frame.limited.any():
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
     found += [*note_changed(suite.changed_sets), *note_unequal(suite.frame)]
@@ -39,7 +58,7 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
         found.append(f"These results do not compare with published ones, which {instead}: {why}.")
     elif has_controls(suite):
         found.append(
-            "Lines of ProCAP's recipe instead of a method's own are not compared with published ones, which are a "
+            "Rows of ProCAP's recipe instead of a method's own are not compared with published ones, which are a "
             "group of their own."
         )
     return tuple(found)
@@ -49,11 +68,14 @@ def note_average(suite: SuiteResults) -> str:
     """Describe which reading of an average HM is printed, and list the numbers of the other one."""
     if len(suite.datasets) < 2:
         return ""
-    means = {title: suite.mean_of_hms(variant) for title, variant in variants_by_title(suite).items()}
-    listed = "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
+    hms = list_means({title: suite.mean_of_hms(variant) for title, variant in variants_by_title(suite).items()})
     text = f"{AVERAGE}: over {len(suite.datasets)} data sets; its HM is that of average base and average novel "
-    text += "accuracy."
-    return f"{text} The mean of the data sets' HMs is: {listed}." if listed else text
+    return f"{text}accuracy. The mean of the data sets' HMs is: {hms}." if hms else f"{text}accuracy."
+
+
+def list_means(means: Mapping[str, Metric | None]) -> str:
+    """List means by title, without those that are missing."""
+    return "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
 
 
 def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
@@ -84,7 +106,7 @@ def note_settings(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[str
 
 def note_changed(changed: Mapping[str, str]) -> list[str]:
     """Describe how data sets differ from published ones, by name."""
-    return [f"{name}: {words}; not comparable with published figures." for name, words in changed.items()]
+    return [f"{name}: {words}; not comparable with published results." for name, words in changed.items()]
 
 
 def note_unequal(frame: pd.DataFrame) -> list[str]:
@@ -95,17 +117,6 @@ def note_unequal(frame: pd.DataFrame) -> list[str]:
     ]
 
 
-def _note_seeds(suite: SuiteResults, halves: bool) -> str:
-    seeds = suite.seeds
-    if len(seeds) == 1:
-        return f"One seed: {seeds[0]} (n = 1)."
-    of_hm = "; that of HM is over the HMs of the single seeds" if halves else ""
-    return (
-        f"Means over n = {len(seeds)} seeds ({', '.join(map(str, seeds))}); ± is the sample standard deviation "
-        f"(ddof = 1){of_hm}."
-    )
-
-
 def _note_recipes(suite: SuiteResults) -> list[str]:
     """Describe the settings of all planned runs, and the recipes if they differ."""
     configs = {run.path: run.spec.config for run in suite.runs}.values()
@@ -114,45 +125,26 @@ def _note_recipes(suite: SuiteResults) -> list[str]:
     recipes = list(dict.fromkeys(settings["recipe"] for _, settings in variants if "recipe" in settings))
     if len(recipes) > 1:
         changes = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
-        custom = f"changed ({changes})" if changes else "changed in what a line names"
+        custom = f"changed ({changes})" if changes else "changed in what a row names"
         words: dict[str, Any] = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
         found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
     return found
 
 
-def _note_shorter(suite: SuiteResults) -> list[str]:
-    if not suite.shorter:
-        return []
-    return [
-        f"LIMITED beside whole: {len(suite.shorter)} evaluations ({_first_named(suite.shorter)}) are of the first "
-        f"images, and those of other seeds of all. A dash is what they take with them; `{suite.command}` counts all."
-    ]
-
-
-def _note_missing(suite: SuiteResults) -> list[str]:
-    if not suite.missing:
-        return []
-    return [
-        f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({_first_named(suite.missing)}). A dash is "
-        f"what they take with them; `{suite.command}` runs them."
-    ]
-
-
-def _first_named(places: Sequence[tuple[str, str]]) -> str:
-    named = ", ".join(f"{path} on {target}" for path, target in places[:NAMED])
-    return f"{named} and {len(places) - NAMED} more" if len(places) > NAMED else named
+def _name_first(evaluations: Sequence[tuple[str, str]]) -> str:
+    named = ", ".join(f"{path} on {target}" for path, target in evaluations[:NAMED])
+    return f"{named} and {len(evaluations) - NAMED} more" if len(evaluations) > NAMED else named
 
 
 def _describe_field(name: str, found: Mapping[str, Sequence[str]]) -> str:
-    """Describe one field of a changed recipe: its value, or its values by method."""
+    """Describe one field of a changed recipe: its value, or its values by method, as `epochs 2, 5 and 10 (ProCAP)`."""
     if len(found) == 1:
         return f"{name} {next(iter(found))}"
-    values: dict[str, list[str]] = {}
+    by_methods: dict[str, list[str]] = {}
     for value, methods in found.items():
-        values.setdefault(", ".join(dict.fromkeys(methods)), []).append(value)
-    return f"{name} " + " / ".join(f"{_join(own)} ({methods})" for methods, own in values.items())
-
-
-def _join(words: Sequence[str]) -> str:
-    """Join words: 1, 2 and 4."""
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+        by_methods.setdefault(", ".join(dict.fromkeys(methods)), []).append(value)
+    parts = []
+    for methods, values in by_methods.items():
+        *most, last = values
+        parts.append(f"{', '.join(most)} and {last} ({methods})" if most else f"{last} ({methods})")
+    return f"{name} {' / '.join(parts)}"

@@ -149,7 +149,7 @@ def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
         return table
     added = Column(DELTA, "", detail=len(table.columns) > WIDEST)
     where = " (in CSV and JSON alone)" if added.detail else ""
-    note = f"{DELTA}{where}: {column} of our ProCAP minus that of the line."
+    note = f"{DELTA}{where}: {column} of our ProCAP minus that of the row."
     return replace(table, columns=(*table.columns, added), rows=rows, notes=(*table.notes, note))
 
 

@@ -123,7 +123,7 @@ def _targets(frame: pd.DataFrame, left_out: list[str]) -> Table:
     lines.sort(key=lambda line: line[0])
     metrics = [metric for _, metric, _ in lines]
     notes = (
-        "Accuracy in %, computed from integer counts. Lines of one training set and one target are a group.",
+        "Accuracy in %, computed from integer counts. Rows of one training set and one target are a group.",
         *_note_seeds(metrics),
         *_note_runs(frame, metrics, changed),
         *left_out,

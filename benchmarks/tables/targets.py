@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.results.metrics import Metric, average
 from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import PublishedTransfer, display_name
+from benchmarks.results.published.tables import display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
 from benchmarks.tables.comparison import comparison_tables
@@ -21,7 +22,7 @@ from benchmarks.tables.rows import (
     unique_title,
     with_published,
 )
-from benchmarks.tables.table import Cell, Column, Row, Table
+from benchmarks.tables.table import Column, Row, Table
 from runner.config import Target
 
 TARGET_MEAN = "Target mean"
@@ -52,51 +53,55 @@ def list_targets(suite: SuiteResults, source: str) -> list[str]:
     return [name for name in names if name != source]
 
 
-def find_transfer(lines: Sequence[PublishedTransfer], variant: Variant, source: str) -> PublishedTransfer | None:
-    """Find the paper's row of a method, which trains on ImageNet alone."""
+def find_transfer(paper: Sequence[Any], variant: Variant, source: str) -> Any:
+    """Find the paper's row of a method, which trains on ImageNet alone; None if it has none."""
     if variant.changed or source != "imagenet":
         return None
-    return next((line for line in lines if line.key == variant.method), None)
+    return next((row for row in paper if row.key == variant.method), None)
 
 
-def _tables(suite: SuiteResults, title: str, paper: Sequence[PublishedTransfer]) -> list[Table]:
+def _tables(suite: SuiteResults, title: str, paper: Sequence[Any]) -> list[Table]:
     first, *others = suite.datasets
-    titles = {name: f"{title}, trained on {display_name(name)}" if others else title for name in suite.datasets}
-    tables = [_table(suite, suite.name, titles[first], first, paper)]
-    tables += [_table(suite, f"{suite.name}-from-{name}", titles[name], name, paper) for name in others]
+    tables = []
+    for source in suite.datasets:
+        name = suite.name if source == first else f"{suite.name}-from-{source}"
+        heading = f"{title}, trained on {display_name(source)}" if others else title
+        tables.append(_table(suite, name, heading, source, paper))
     # Compare each source separately: over several sources a target would count more than once.
     sources = suite.datasets if others else ("",)
     return [*tables, *(table for source in sources for table in comparison_tables(suite, source=source))]
 
 
-def _table(suite: SuiteResults, name: str, title: str, source: str, paper: Sequence[PublishedTransfer]) -> Table:
+def _table(suite: SuiteResults, name: str, title: str, source: str, paper: Sequence[Any]) -> Table:
     targets = list_targets(suite, source)
     columns = [Column(f"{display_name(source)} (source)"), *(Column(display_name(target)) for target in targets)]
     columns += [Column(TARGET_MEAN)] if targets else []
     rows = []
-    for line in paper if in_paper(suite) and source == "imagenet" else ():
-        same_targets = set(targets) == set(line.targets)
-        numbers = [line.source, *map(line.targets.get, targets)]
-        numbers += [line.target_mean if same_targets else None] if targets else []
-        rows.append(published_row([published_title(line.method, line.venue)], numbers, group=published_group(suite)))
-    rows += [_row(suite, variant, source, targets, find_transfer(paper, variant, source)) for variant in suite.variants]
-    mean = f"{TARGET_MEAN}: over {len(targets)} data sets, without the source." if len(targets) > 1 else ""
-    notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes of each data set.", mean)
+    for row in paper if in_paper(suite) and source == "imagenet" else ():
+        numbers = printed_transfer(row, targets)
+        rows.append(published_row([published_title(row.method, row.venue)], numbers, group=published_group(suite)))
+    for variant in suite.variants:
+        own, metrics, mean = target_metrics(suite, variant, source)
+        numbers = printed_transfer(find_transfer(paper, variant, source), targets)
+        cells = [
+            with_published(suite, variant, sets, metric, number)
+            for sets, metric, number in zip(
+                [[source], *([name] for name in targets), targets],
+                [own, *metrics.values(), mean],
+                numbers,
+                strict=False,
+            )
+        ]
+        rows.append(Row((mark_reproduced(unique_title(suite, variant), cells),), tuple(cells)))
+    mean_note = f"{TARGET_MEAN}: over {len(targets)} data sets, without the source." if len(targets) > 1 else ""
+    notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes of each data set.", mean_note)
     table = Table(name, title, ("Method",), tuple(columns), tuple(rows), notes, wide=True)
     return add_delta_column(suite, table, columns[-1].title)
 
 
-def _row(
-    suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str], known: PublishedTransfer | None
-) -> Row:
-    own, metrics, mean = target_metrics(suite, variant, source)
-    cells: list[Cell] = [with_published(suite, variant, [source], own, known.source if known else None)]
-    for name in targets:
-        printed = known.targets.get(name) if known else None
-        cells.append(with_published(suite, variant, [name], metrics[name], printed))
-    if targets:
-        same_targets = known is not None and set(targets) == set(known.targets)
-        cells.append(
-            with_published(suite, variant, targets, mean, known.target_mean if known and same_targets else None)
-        )
-    return Row((mark_reproduced(unique_title(suite, variant), cells),), tuple(cells))
+def printed_transfer(row: Any, targets: Sequence[str]) -> list[float | None]:
+    """List what a row of the paper has for the source, each target, and their mean if it is over the same targets."""
+    if row is None:
+        return [None] * (len(targets) + bool(targets) + 1)
+    mean = row.target_mean if set(targets) == set(row.targets) else None
+    return [row.source, *map(row.targets.get, targets), *([mean] if targets else [])]

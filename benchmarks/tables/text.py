@@ -62,13 +62,13 @@ def explain_marks(table: Table, best: str, second: str, published: str) -> list[
     marks = set(table.marks().values())
     found = []
     if marks:
-        alike = " of each group of lines" if len(table.groups) > 1 else ""
+        alike = " of each group of rows" if len(table.groups) > 1 else ""
         also = f", second {second}" if "second" in marks else ""
         found.append(f"Best{alike} in {best}{also}.")
     if table.mixed:
-        found.append(f"Lines in {published} are published figures, as printed.")
+        found.append(f"Rows in {published} are published, as printed.")
     if table.seeds_differ:
-        found.append("Seeds differ: (n=...) says of how many a figure is; figures of different seeds are not ranked.")
+        found.append("Seeds differ: (n=...) is their number; means over different seeds are not ranked.")
     if any(metric.delta is not None for metric in table.metrics):
         found.append("In brackets: ours minus published.")
     return found

@@ -13,8 +13,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
-from benchmarks.results.published.tables import AVERAGE, PublishedSpread
+from benchmarks.results.published.tables import AVERAGE
 
 PUBLISHED_SEEDS = 3
 """Number of seeds of the paper's means; its ablation has one seed."""
@@ -43,7 +44,7 @@ PRINTED = (
 )
 CHOSEN = (
     f"where the paper prints none: s likewise, with {OTHERS:g} times ProCAP's deviation on the same data set "
-    "instead of the printed ones, that of novel classes for figures of all classes; a choice of ours"
+    "instead of the printed ones, that of novel classes for accuracies of all classes; a choice of ours"
 )
 
 
@@ -71,7 +72,7 @@ class Tolerance:
         allowed = self.limit(among) * (published if self.relative else 1.0)
         return abs(ours - published) <= allowed + 0.005
 
-    def printed(self, among: int = 1) -> str:
+    def describe(self, among: int = 1) -> str:
         return f"{100 * self.limit(among):.0f} %" if self.relative else f"{self.limit(among):.2f}"
 
 
@@ -81,49 +82,38 @@ OF_UNTRAINED = Tolerance(
 OF_RATIO = Tolerance(0.25, "25 %: a ratio of two methods on one machine, on another machine than the paper's", True)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The standard deviation of single runs over seeds, and its degrees of freedom."""
+def estimate_deviation(dataset: str, metric: str, table: Sequence[Any]) -> tuple[float, int]:
+    """Estimate the deviation of ProCAP over seeds from the paper's table of stability, with its degrees of freedom.
 
-    std: float
-    df: int
-
-    def pooled(self, std: float | None, seeds: int) -> Spread:
-        """Pool with the sample deviation over `seeds` of our seeds, which is None for a single one."""
-        if std is None:
-            return self
-        df = self.df + seeds - 1
-        return Spread(math.sqrt((self.df * self.std**2 + (seeds - 1) * std**2) / df), df)
-
-
-def expected(dataset: str, figure: str, table: Sequence[PublishedSpread]) -> Spread:
-    """Estimate the deviation of a number ("base", "novel" or "hm") of ProCAP on a data set or AVERAGE from the paper.
-
-    The printed deviation of an average is twice that of independently varying data sets, so it is not pooled, and gets
-    the degrees of freedom of the data sets; our own choice. A data set that is not in the table gets the typical
-    deviation of the column.
+    metric: "base", "novel" or "hm". dataset: AVERAGE, or a data set, which gets the typical deviation of the column if
+    it is not in the table. The printed deviation of the average is twice that of independently varying data sets, so
+    it is not pooled, and gets the degrees of freedom of the data sets; our own choice.
     """
-    column = {line.dataset: getattr(line, f"{figure}_std") for line in table}
+    column = {row.dataset: getattr(row, f"{metric}_std") for row in table}
     typical = fmean(std**2 for name, std in column.items() if name != AVERAGE)
     df = PRINTED_DF + TYPICAL_DF
     if dataset == AVERAGE:
-        return Spread(column[AVERAGE], df)
+        return column[AVERAGE], df
     if dataset not in column:
-        return Spread(math.sqrt(typical), TYPICAL_DF)
-    return Spread(math.sqrt((PRINTED_DF * column[dataset] ** 2 + TYPICAL_DF * typical) / df), df)
+        return math.sqrt(typical), TYPICAL_DF
+    return math.sqrt((PRINTED_DF * column[dataset] ** 2 + TYPICAL_DF * typical) / df), df
 
 
-def of_means(
-    spread: Spread, seeds: int, *, std: float | None, printed: bool, theirs: int = PUBLISHED_SEEDS
+def tolerance_of_means(
+    deviation: tuple[float, int], seeds: int, *, std: float | None, printed: bool, theirs: int = PUBLISHED_SEEDS
 ) -> Tolerance:
     """Make the tolerance of a mean over our `seeds` with deviation `std` against one over `theirs` of the paper.
 
-    printed: whether `spread` is of exactly this number; else it is that of ProCAP in its main table.
+    deviation: from `estimate_deviation`. printed: whether it is of exactly this number; else it is that of ProCAP in
+    its main table. std: None for a single seed.
     """
-    known = spread if printed else Spread(OTHERS * spread.std, spread.df)
-    known = known.pooled(std, seeds)
-    error = known.std * math.sqrt(1 / seeds + 1 / theirs)
-    return Tolerance(LEAST, PRINTED if printed else CHOSEN, error=error, df=known.df, theirs=theirs)
+    pooled, df = deviation
+    pooled *= 1 if printed else OTHERS
+    if std is not None:
+        variance = (df * pooled**2 + (seeds - 1) * std**2) / (df + seeds - 1)
+        pooled, df = math.sqrt(variance), df + seeds - 1
+    error = pooled * math.sqrt(1 / seeds + 1 / theirs)
+    return Tolerance(LEAST, PRINTED if printed else CHOSEN, error=error, df=df, theirs=theirs)
 
 
 @functools.cache
