@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from benchmarks.console.errors import one_line
-from benchmarks.console.output import SOME_FAILED, note
+from benchmarks.console.output import note
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
@@ -19,8 +19,6 @@ from shards.errors import DataError
 
 if TYPE_CHECKING:
     from runner.distributed.collectives import ProcessGroup
-
-Result = TypeVar("Result")
 
 
 class Failures:
@@ -35,10 +33,11 @@ class Failures:
         self.verbose = verbose
         self.reasons: dict[str, str] = {}
 
-    def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
-        """Return the result of `work`, None if it failed. Signals are raised."""
+    @contextmanager
+    def collect(self, name: str) -> Iterator[None]:
+        """Record an error of the block as the failure of run `name`. Signals are raised."""
         try:
-            return work()
+            yield
         except Interrupted:
             raise
         except Exception as error:
@@ -50,16 +49,6 @@ class Failures:
             note(f"procap: failed: {name}: {self.reasons[name]}")
             if self.verbose:
                 traceback.print_exc()
-            return None
-
-    def exit_code(self, done: int) -> int:
-        """Print the failures again; return 0 without failures, 3 if `done` other runs succeeded, else 1."""
-        if not self.reasons:
-            return 0
-        note(f"procap: {done} done, {len(self.reasons)} failed:")
-        for name, reason in self.reasons.items():
-            note(f"  {name}: {reason}")
-        return SOME_FAILED if done else 1
 
 
 @contextmanager

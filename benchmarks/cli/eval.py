@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.flags import (
+    Limit,
     ModeFlags,
     OutputFlags,
     RecipeFlags,
@@ -22,7 +23,7 @@ from benchmarks.cli.flags import (
 from benchmarks.cli.plan import make_plan
 from benchmarks.cli.selection import evaluation_targets, runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, show, show_json, speaks
+from benchmarks.console.output import columns, note, note_failures, show, show_json, speaks
 from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
@@ -64,9 +65,7 @@ def evaluate(
             help="where to test, comma list [default: base and novel classes of the run's own data set]",
         ),
     ] = "",
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", help="the first N images only; the result is marked")
-    ] = None,
+    limit: Limit = None,
     no_feature_cache: Annotated[
         bool, typer.Option("--no-feature-cache", help="neither read nor keep image features")
     ] = False,
@@ -99,16 +98,24 @@ def evaluate(
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _evaluate_all(work, failures, group, f"procap train {train_flags}", force=mode.force)
         exporter_for(runtime).flush()
-    if done:
-        rows = [_row(config, target, result) for config, target, result in done]
+    rows = []
+    for config, target, result in done:
+        accuracy = f"{result.accuracy:.2f}{' †' if result.limited else ''}"
+        rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
+        rows.append((config.path, str(target), result.correct, result.total, accuracy, rate))
+    if rows:
         show(columns(("run", "target", "correct", "total", "accuracy", "images/s"), rows))
-        if any(result.limited for _, _, result in done):
-            note("† limited: only the first images of the target were evaluated")
-        if any(result.features != "computed" for _, _, result in done):
-            note("no images/s where image features came from the cache: --force computes and times them")
-    code = failures.exit_code(len(done))
+    if any(result.limited for _, _, result in done):
+        note("† limited: only the first images of the target were evaluated")
+    if any(result.features != "computed" for _, _, result in done):
+        note("no images/s where image features came from the cache: --force computes and times them")
+    code = note_failures(len(done), failures.reasons)
     if output.json:
-        evaluated = [_as_json(config, result) for config, _, result in done]
+        long = {"per_class", "correct_bits", "environment"}
+        evaluated = [
+            {"run": config.path, "accuracy": result.accuracy, **result.model_dump(exclude=long)}
+            for config, _, result in done
+        ]
         show_json({"evaluated": evaluated, "failed": failures.reasons})
     return code
 
@@ -131,36 +138,25 @@ def _evaluate_all(
     done: list[tuple[RunConfig, Target, EvalResult]] = []
     loaded: TrainedRun | None = None
     for config, runtime, target in ((config, at, target) for config, at, targets in work for target in targets):
-
-        def evaluate_one(
-            config: RunConfig = config, runtime: RuntimeConfig = runtime, target: Target = target
-        ) -> EvalResult:
-            nonlocal loaded
+        with failures.collect(f"{config.path} on {target}"):
             needed = True
             if group.ranks.first:
                 folder = RunFolder(runtime.results / config.path)
                 RemoteResults.of(runtime).pull_run(config.path, weights=False)
-                _refuse_untrained(folder, train_command)
-                known = None if force else folder.evaluation(target)
-                needed = known is None or known.limit not in (None, runtime.limit)
+                if not folder.train_file.exists():
+                    state = "has not finished" if folder.progress_file.exists() else "was not trained"
+                    raise UserError(f"{folder.path} {state}; train it first: {train_command}")
+                existing = None if force else folder.evaluation(target)
+                needed = existing is None or existing.limit not in (None, runtime.limit)
             needed = group.broadcast_object(needed)
             ensure_packed([target.dataset], runtime.data)
             if needed and (loaded is None or loaded.config != config):
                 loaded = load_trained(config, runtime, group)
             trained = loaded if needed else None
-            return evaluate_run(config, target, runtime, force=force, trained=trained, group=group)
-
-        result = failures.attempt(f"{config.path} on {target}", evaluate_one)
-        if result is not None:
+            result = evaluate_run(config, target, runtime, force=force, trained=trained, group=group)
             note(f"  {target}: {result.accuracy:.2f} % ({result.correct}/{result.total}) {config.method}")
             done.append((config, target, result))
     return done
-
-
-def _refuse_untrained(folder: RunFolder, train_command: str) -> None:
-    if not folder.train_file.exists():
-        state = "has not finished" if folder.progress_file.exists() else "was not trained"
-        raise UserError(f"{folder.path} {state}; train it first: {train_command}")
 
 
 def _locate(run: Path, runtime: RuntimeConfig) -> Located:
@@ -188,15 +184,3 @@ def _broadcast(find_runs: Callable[[], list[Located]], group: ProcessGroup, runt
     if group.ranks.first:
         return runs
     return [(RunConfig.model_validate(config), replace(runtime, results=Path(results))) for config, results in plain]
-
-
-def _row(config: RunConfig, target: Target, result: EvalResult) -> tuple[object, ...]:
-    mark = " †" if result.limited else ""
-    rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
-    return (config.path, str(target), result.correct, result.total, f"{result.accuracy:.2f}{mark}", rate)
-
-
-def _as_json(config: RunConfig, result: EvalResult) -> dict[str, Any]:
-    fields = ("target", "correct", "total", "limit", "accuracy", "features")
-    timed = ("images_per_second", "images_per_second_model")
-    return {"run": config.path, **{name: getattr(result, name) for name in (*fields, *timed)}}

@@ -7,48 +7,64 @@ import inspect
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from procap.errors import UsageError
-from shards.home import cache_home, data_root
 
 if TYPE_CHECKING:
     from cluster.launcher import Launcher
+
+# The types of flags that several commands have, alone or in a group below.
+MethodNames = Annotated[str, typer.Option(metavar="A,B", help="methods, see `procap ls methods`")]
+DatasetNames = Annotated[str, typer.Option(metavar="A,B", help="data sets to train on, see `procap ls datasets`")]
+Seeds = Annotated[str, typer.Option(metavar="1,2,3", help="one run for each seed")]
+Shots = Annotated[str, typer.Option(metavar="16", help="training images per class, a list in suites; full takes all")]
+Backbone = Annotated[str, typer.Option(metavar="NAME", help="CLIP, see `procap ls backbones`")]
+Weights = Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")]
+Precision = Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic of training and evaluation")]
+Recipe = Annotated[str, typer.Option(metavar="published|procap", help="each method's published recipe, or ProCAP's")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")]
+Data = Annotated[
+    str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
+]
+Results = Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")]
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")]
+Tracking = Annotated[
+    str, typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="evaluate on the first N images only; results are marked")]
+Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")]
 
 
 @dataclass(frozen=True)
 class SelectionFlags:
     """Flags that select runs: every method on every data set with every seed."""
 
-    methods: Annotated[str, typer.Option(metavar="A,B", help="methods, see `procap ls methods`")] = ""
-    datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets trained on, see `procap ls datasets`")] = ""
-    seeds: Annotated[str, typer.Option(metavar="1,2,3", help="one run for each seed")] = ""
-    shots: Annotated[str, typer.Option(metavar="16", help="training images per class; full takes all")] = ""
+    methods: MethodNames = ""
+    datasets: DatasetNames = ""
+    seeds: Seeds = ""
+    shots: Shots = ""
     classes: Annotated[str, typer.Option(metavar="base|all|dev-base", help="the classes to train on")] = ""
-    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP, see `procap ls backbones`")] = ""
-    pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
-    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic of training and evaluation")] = ""
+    backbone: Backbone = ""
+    pretrained: Weights = ""
+    precision: Precision = ""
 
 
 @dataclass(frozen=True)
 class RecipeFlags:
     """Flags that change the recipe and the method's options."""
 
-    recipe: Annotated[
-        str, typer.Option(metavar="published|procap", help="the method's published recipe, or ProCAP's")
-    ] = ""
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
+    recipe: Recipe = ""
+    epochs: Epochs = None
     batch_size: Annotated[
         int | None,
         typer.Option(
-            "--batch-size",
-            "--global-batch-size",
-            metavar="N",
-            help="images per step, of all processes together",
+            "--batch-size", "--global-batch-size", metavar="N", help="images per step, of all processes together"
         ),
     ] = None
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="peak learning rate")] = None
@@ -69,14 +85,12 @@ class RecipeFlags:
 class RuntimeFlags:
     """Flags for folders, devices and speed; none of them changes a result."""
 
-    data: Annotated[
-        str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
-    ] = ""
+    data: Data = ""
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="evaluate, or train on all images, without storing shards of a URL")
     ] = False
-    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results"
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto"
+    results: Results = "results"
+    device: Device = "auto"
     workers: Annotated[
         int | None,
         typer.Option(metavar="N", help="threads that decode images; 0: in turn [default: 0, beside a GPU up to 12]"),
@@ -85,25 +99,13 @@ class RuntimeFlags:
         str,
         typer.Option(metavar="auto|off|LIST", help="compile,graphs,images: what makes a GPU fast; auto: all"),
     ] = "auto"
-    tracking: Annotated[
-        str,
-        typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]"),
-    ] = ""
+    tracking: Tracking = ""
     log_checkpoints: Annotated[
         bool, typer.Option("--log-checkpoints", help="copy checkpoints into MLflow's artifact store")
     ] = False
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="longest wait of a process for the others, under torchrun")
     ] = 300.0
-
-    def data_root(self) -> Path:
-        return data_root(self.data)
-
-    def results_root(self) -> tuple[Path, str | None]:
-        """The local folder of results, and the URL it mirrors, if any."""
-        from runner.remote_results import results_root
-
-        return results_root(self.results, cache_home())
 
 
 @dataclass(frozen=True)
@@ -121,26 +123,22 @@ class EngineFlags:
 
 @dataclass(frozen=True)
 class SuiteFlags:
-    """Flags that choose a part of a suite."""
+    """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
     profile: Annotated[
         str,
         typer.Option(metavar="mini|paper", help="generated data or the paper's [default: paper if --data is given]"),
     ] = ""
-    methods: Annotated[str, typer.Option(metavar="A,B", help="methods [default: the suite's own]")] = ""
-    datasets: Annotated[str, typer.Option(metavar="A,B", help="data sets [default: all of the profile]")] = ""
-    seeds: Annotated[str, typer.Option(metavar="1,2,3", help="one run per seed [default: the suite's own]")] = ""
-    shots: Annotated[
-        str, typer.Option(metavar="16", help="training images per class, full: all; few-shot takes 1,2,4 [default: 16]")
-    ] = ""
-    recipe: Annotated[
-        str, typer.Option(metavar="published|procap", help="each method's own recipe, or ProCAP's for all")
-    ] = ""
+    methods: MethodNames = ""
+    datasets: DatasetNames = ""
+    seeds: Seeds = ""
+    shots: Shots = ""
+    recipe: Recipe = ""
     quick: Annotated[bool, typer.Option("--quick", help="short schedules: does everything run here?")] = False
-    epochs: Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")] = None
-    backbone: Annotated[str, typer.Option(metavar="NAME", help="CLIP [default: the profile's]")] = ""
-    pretrained: Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")] = ""
-    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic [default: the profile's]")] = ""
+    epochs: Epochs = None
+    backbone: Backbone = ""
+    pretrained: Weights = ""
+    precision: Precision = ""
 
 
 @dataclass(frozen=True)
@@ -216,15 +214,8 @@ class LaunchFlags:
         """Return the launcher given by the flags. Raises UsageError for flags that contradict each other."""
         from cluster.launcher import Launcher
 
-        return Launcher(
-            kind=self.launcher,
-            address=self.address,
-            processes=self.processes,
-            cpus=self.cpus,
-            gpus=self.gpus,
-            max_concurrent=self.max_concurrent,
-            autoscale=self.autoscale,
-        )
+        values = asdict(self)
+        return Launcher(kind=values.pop("launcher"), **values)
 
 
 @dataclass(frozen=True)
@@ -269,7 +260,7 @@ class PackFlags:
 class ModeFlags:
     """Flags that stop a command early or repeat finished work."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False
+    dry_run: DryRun = False
     force: Annotated[bool, typer.Option("--force", help="forget what is already there and do it again")] = False
 
 
@@ -296,7 +287,7 @@ def flat(command: Callable[..., int]) -> Callable[..., int]:
         groups[name] = (kind, [field.name for field in fields(kind)])
         for field in fields(kind):
             plain[field.name] = inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=inner[field.name]
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
             )
 
     @functools.wraps(command)
@@ -330,7 +321,3 @@ def command_line(*groups: Any) -> str:
             for item in value if isinstance(value, list) else [value]:
                 words += [flag] if item is True else [flag, shlex.quote(str(item))]
     return " ".join(words)
-
-
-def _default(field: Field[Any]) -> Any:
-    return inspect.Parameter.empty if field.default is MISSING else field.default

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
 from benchmarks.console.parse import (
+    parse_assignments,
     parse_datasets,
     parse_integers,
     parse_methods,
     parse_options,
     parse_shot_count,
-    parse_value,
     split_names,
 )
 from procap.errors import UsageError, unknown_name
@@ -26,21 +26,15 @@ def recipe_changes(recipe: RecipeFlags) -> dict[str, Any]:
     """Parse the recipe fields that flags change. Raises UsageError for invalid or repeated key=value."""
     given = {"epochs": recipe.epochs, "batch_size": recipe.batch_size, "lr": recipe.lr}
     changes = {name: value for name, value in given.items() if value is not None}
-    for item in recipe.recipe_field or ():
-        key, equals, text = item.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(f"--recipe-field {item}: write it as key=value, for example --recipe-field flip=false")
-        if key.strip() in changes:
-            raise UsageError(f"--recipe-field {item}: {key.strip()} is given already")
-        changes[key.strip()] = parse_value(text)
+    for item, key, value in parse_assignments(recipe.recipe_field or (), "--recipe-field", "flip=false"):
+        if key in changes:
+            raise UsageError(f"--recipe-field {item}: {key} is given already")
+        changes[key] = value
     return changes
 
 
 def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | None = None) -> list[RunConfig]:
-    """Make every run that the flags describe, method by method within a data set, seeds innermost.
-
-    data: where the data sets are packed.
-    """
+    """Make every run that the flags describe, method by method within a data set, seeds innermost."""
     from benchmarks.cli.data_few_shot import samples_digest
     from runner.config import plan_run
 
@@ -97,12 +91,14 @@ def runtime_config(
     features: the folder of image features, None to compute them every time.
     """
     from runner.config import RuntimeConfig
+    from runner.remote_results import results_root
+    from shards.home import cache_home, data_root
 
     engine = engine or EngineFlags()
-    data, (results, store) = flags.data_root(), flags.results_root()
-    for flag, folder in (("--data", data), ("--results", results)):
-        if folder.exists() and not folder.is_dir():
-            raise UsageError(f"{flag} {folder} is a file; name a folder")
+    data = data_root(flags.data)
+    results, store = results_root(flags.results, cache_home())
+    if results.exists() and not results.is_dir():
+        raise UsageError(f"--results {results} is a file; name a folder")
     return RuntimeConfig(
         data=data,
         results=results,
@@ -129,32 +125,27 @@ def run_filter(selection: SelectionFlags, recorded: Callable[[], Iterable[str]])
     Raises UsageError or DataUsageError for an unknown method or data set.
     """
     from procap.methods import method_paths
+    from shards.catalogue import CATALOGUE, find
+    from shards.errors import DataUsageError
+
+    def find_name(name: str) -> str:
+        try:
+            return find(name).name
+        except DataUsageError:
+            own = set(recorded())
+            if name.lower() not in own:
+                raise unknown_name("data set", name, own | set(CATALOGUE)) from None
+            return name.lower()
 
     wanted: Mapping[str, list[Any]] = {
         "method": split_names(selection.methods),
-        "dataset": [_recorded_name(name, recorded) for name in split_names(selection.datasets)],
+        "dataset": [find_name(name) for name in split_names(selection.datasets)],
         "seed": parse_integers(selection.seeds, "--seeds"),
         "shots": [parse_shot_count(selection.shots)] if selection.shots else [],
-        "classes": split_names(selection.classes),
-        "backbone": split_names(selection.backbone),
-        "pretrained": split_names(selection.pretrained),
-        "precision": split_names(selection.precision),
+        **{name: split_names(getattr(selection, name)) for name in ("classes", "backbone", "pretrained", "precision")},
     }
     known = method_paths()
     for name in wanted["method"]:
         if name not in known:
             raise unknown_name("method", name, known)
     return lambda config: all(not values or getattr(config, field) in values for field, values in wanted.items())
-
-
-def _recorded_name(name: str, recorded: Callable[[], Iterable[str]]) -> str:
-    from shards.catalogue import CATALOGUE, find
-    from shards.errors import DataUsageError
-
-    try:
-        return find(name).name
-    except DataUsageError:
-        own = set(recorded())
-        if name.lower() in own:
-            return name.lower()
-        raise unknown_name("data set", name, own | set(CATALOGUE)) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -22,7 +22,7 @@ from benchmarks.cli.flags import (
 from benchmarks.cli.plan import make_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, show, show_json, speaks
+from benchmarks.console.output import columns, note, note_failures, show, show_json, speaks
 from benchmarks.console.packing import ensure_packed
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
@@ -73,13 +73,18 @@ def train(
         failures = Failures(len(runs), verbose=output.verbose, group=group)
         done = _train_all(runs, runtime, failures, group, force=mode.force)
         exporter_for(runtime).flush()
-    if done:
-        rows = [_row(config, result) for config, result in done.items()]
+    rows = []
+    for config, result in done.items():
+        loss = f"{sum(result.epochs[-1].terms.values()):.4f}" if result.epochs else "-"
+        rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
+        rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
+    if rows:
         show(columns(("run", "loss", "steps", "seconds", "images/s"), rows))
         note(f"next: procap eval {command_line(selection, recipe, runtime_flags)}")
-    code = failures.exit_code(len(done))
+    code = note_failures(len(done), failures.reasons)
     if output.json:
-        trained = [_as_json(config, result) for config, result in done.items()]
+        long = {"epochs", "fewshot", "environment"}
+        trained = [{"run": config.path, **result.model_dump(exclude=long)} for config, result in done.items()]
         show_json({"results": str(runtime.results), "trained": trained, "failed": failures.reasons})
     return code
 
@@ -103,30 +108,13 @@ def _train_all(
 
     done: dict[RunConfig, TrainResult] = {}
     for number, config in enumerate(runs, 1):
-        was_finished = RunFolder(runtime.results / config.path).train_file.exists() and not force
-
-        def work(config: RunConfig = config) -> TrainResult:
-            ensure_packed([config.dataset], runtime.data)
-            return train_run(config, runtime, force=force, group=group)
-
         position = f"[{number}/{len(runs)}]"
+        was_finished = RunFolder(runtime.results / config.path).train_file.exists() and not force
         if not was_finished:
             note(f"{position} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
-        if (result := failures.attempt(config.path, work)) is None:
-            continue
-        done[config] = result
-        if was_finished:
-            note(f"{position} already finished: {config.path}")
+        with failures.collect(config.path):
+            ensure_packed([config.dataset], runtime.data)
+            done[config] = train_run(config, runtime, force=force, group=group)
+            if was_finished:
+                note(f"{position} already finished: {config.path}")
     return done
-
-
-def _row(config: RunConfig, result: TrainResult) -> tuple[object, ...]:
-    loss = f"{sum(result.epochs[-1].terms.values()):.4f}" if result.epochs else "-"
-    rate = "-" if result.images_per_second is None else f"{result.images_per_second:.1f}"
-    return (config.path, loss, result.steps, f"{result.seconds:.1f}", rate)
-
-
-def _as_json(config: RunConfig, result: TrainResult) -> dict[str, Any]:
-    fields = ("config_hash", "steps", "images", "trainable_parameters", "checkpoint_sha256", "seconds")
-    facts = {name: getattr(result, name) for name in fields}
-    return {"run": config.path, **facts, "images_per_second": result.images_per_second}

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,16 @@ def note(line: str = "") -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def note_failures(done: int, failed: Mapping[str, str]) -> int:
+    """Print the reason of each failure; returns 0 without failures, 3 if `done` other runs succeeded, else 1."""
+    if not failed:
+        return 0
+    note(f"procap: {done} done, {len(failed)} failed:")
+    for name, reason in failed.items():
+        note(f"  {name}: {reason}")
+    return SOME_FAILED if done else 1
+
+
 def show(text: str) -> None:
     """Print a result."""
     if speaks():
@@ -59,15 +69,15 @@ def show_json(document: Any) -> None:
 
 def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Format a plain table with aligned columns; numbers to the right. The last column is not padded."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
+    lines = [list(headers), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     numeric = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
-
-    def line(row: Sequence[str]) -> str:
-        parts = [cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(row, widths, numeric, strict=True)]
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([line(headers), line(["-" * width for width in widths]), *map(line, cells)])
+    lines.insert(1, ["-" * width for width in widths])
+    aligns = [str.rjust if right else str.ljust for right in numeric]
+    return "\n".join(
+        "  ".join(align(cell, width) for align, cell, width in zip(aligns, line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def quoted(path: Path | str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,30 @@ def parse_integers(text: str, flag: str, example: str = "1,2,3") -> list[int]:
     """Parse a comma list of whole numbers. Raises UsageError naming the flag and the invalid part."""
     parts = split_names(text)
     for part in parts:
-        if not part.isascii() or not part.isdigit():
+        if not _is_number(part):
             raise UsageError(f"{flag}: '{part}' is not a whole number of 0 or more; for example {flag} {example}")
     return list(dict.fromkeys(map(int, parts)))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def parse_shot_count(text: str) -> int:
     """Parse the number of training images per class, 0 for all of them."""
     if text.lower() in ("full", "all"):
         return 0
-    parts = split_names(text)
-    if len(parts) != 1 or not (parts[0].isascii() and parts[0].isdigit()):
+    if not _is_number(text.strip()):
         raise UsageError(f"--shots {text}: one number of images per class is needed, or full for all of them")
-    return int(parts[0])
+    return int(text)
 
 
 def parse_shot_counts(text: str) -> tuple[int, ...]:
     """Parse a comma list of shots without duplicates; "all" (0) must stand alone, an empty text gives none."""
-    if len(split_names(text)) < 2:
-        return (parse_shot_count(text),) if text else ()
     parts = split_names(text)
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+    if len(parts) < 2:
+        return tuple(map(parse_shot_count, parts))
+    if not all(_is_number(part) and int(part) for part in parts):
         raise UsageError(f"--shots {text}: numbers of 1 or more are needed, as in --shots 1,2,4; full stands alone")
     return tuple(dict.fromkeys(map(int, parts)))
 
@@ -66,17 +69,20 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     Raises UsageError or DataUsageError for an unknown name, a test set, and a set of the paper that is not packed.
     """
     from shards.catalogue import CATALOGUE
-    from shards.resolve import resolve_dataset
+    from shards.resolve import is_packed, resolve_dataset
 
     able = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source != "folder"]
-    if not split_names(text):
+    paper = [name for name, dataset in CATALOGUE.items() if not dataset.test_only and dataset.source == "folder"]
+    groups, parts = {"all": able, "paper": paper}, split_names(text)
+    if not parts:
         raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
-    groups = {"all": lambda: able, "paper": lambda: paper_datasets(data)}
-    chosen = [
-        resolve_dataset(name, data)
-        for part in split_names(text)
-        for name in (groups[part]() if part in groups else [part])
-    ]
+    if "paper" in parts and (missing := [name for name in paper if data is None or not is_packed(data, name)]):
+        where = f" --data {quoted(data)}" if data else ""
+        raise UsageError(
+            f"'paper' is the {len(paper)} training sets of the paper; {len(missing)} are not packed: "
+            f"{', '.join(missing)}; pack them: procap data pack {' '.join(missing)} --raw FOLDER{where}"
+        )
+    chosen = [resolve_dataset(name, data) for part in parts for name in groups.get(part, [part])]
     for dataset in chosen:
         if dataset.test_only:
             raise UsageError(
@@ -86,44 +92,26 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     return list(dict.fromkeys(dataset.name for dataset in chosen))
 
 
-def paper_datasets(data: Path | None) -> list[str]:
-    """List the eleven data sets of the paper. Raises UsageError naming those that are not packed in `data`."""
-    from shards.catalogue import CATALOGUE
-    from shards.resolve import is_packed
-
-    paper = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
-    missing = [name for name in paper if data is None or not is_packed(data, name)]
-    if missing:
-        where = f" --data {quoted(data)}" if data else ""
-        raise UsageError(
-            f"'paper' is the {len(paper)} training sets of the paper; {len(missing)} are not packed: "
-            f"{', '.join(missing)}; pack them: procap data pack {' '.join(missing)} --raw FOLDER{where}"
-        )
-    return paper
-
-
-def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Parse options per method from `key=value` (for every chosen method) and `method.key=value`.
-
-    A value is parsed as JSON if possible (4, 0.5, false, null, [1, 2]), else it is the text itself.
-    """
-    options: dict[str, dict[str, Any]] = {method: {} for method in methods}
+def parse_assignments(given: Iterable[str], flag: str, example: str) -> Iterator[tuple[str, str, Any]]:
+    """Parse `key=value` texts; yields each text with its key and value, which is JSON if possible, else the text."""
     for item in given:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"--option {item}: write it as key=value, for example --option n_ctx=4")
-        value = parse_value(text)
-        owner, dot, field = key.strip().partition(".")
+            raise UsageError(f"{flag} {item}: write it as key=value, for example {flag} {example}")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        yield item, key.strip(), value
+
+
+def parse_options(given: Iterable[str], methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Parse options per method from `key=value` (for every chosen method) and `method.key=value`."""
+    options: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    for item, key, value in parse_assignments(given, "--option", "n_ctx=4"):
+        owner, dot, field = key.partition(".")
         if dot and owner not in options:
             raise UsageError(f"--option {item}: method '{owner}' is not among the chosen: {', '.join(options)}")
         for method in [owner] if dot else options:
             options[method][field if dot else owner] = value
     return options
-
-
-def parse_value(text: str) -> Any:
-    """Parse JSON, or return the text itself if it is not JSON."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
