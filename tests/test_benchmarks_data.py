@@ -16,7 +16,7 @@ from miniature_roots import build, build_all
 from toy_shards import toy_source
 
 from benchmarks.cli import main
-from benchmarks.cli.data_sources import Wanted
+from benchmarks.cli.data_sources import DatasetToPack
 from shards.catalogue import CATALOGUE
 from shards.pack import pack_source
 from shards.reader import open_dataset
@@ -278,8 +278,7 @@ def test_what_brings_a_broken_set_back_depends_on_where_it_came_from(raw, packed
         (tmp_path / "data" / name / "test" / "0.tar").write_bytes(b"")
     code, _, err = run(capsys, "data", "check", *at)
     assert code == 1
-    assert f"procap data pack digits --force --data {tmp_path / 'data'}" in err
-    assert f"procap data pack dtd-subset --raw FOLDER --force --data {tmp_path / 'data'}" in err
+    assert f"procap data pack digits dtd-subset --raw FOLDER --force --data {tmp_path / 'data'}" in err
     assert "from their YAML files: my-land: procap data pack FILE.yaml --force" in err
     for command in (["digits"], ["dtd-subset", "--raw", raw], ["land.yaml"]):
         assert run(capsys, "data", "pack", *command, "--force", *at)[0] == 0
@@ -288,7 +287,7 @@ def test_what_brings_a_broken_set_back_depends_on_where_it_came_from(raw, packed
 
 def test_published_shards_that_are_not_all_there_are_fetched_again(tmp_path):
     pack_source(toy_source(origin="published"), tmp_path)
-    wanted = Wanted("toy", toy_source, origin="published")
+    wanted = DatasetToPack("toy", toy_source, origin="published")
     assert wanted.packed_in(tmp_path) == open_dataset(tmp_path, "toy").manifest
     (tmp_path / "toy/test/0.tar").unlink()
     assert wanted.packed_in(tmp_path) is None

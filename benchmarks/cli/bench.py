@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
+from benchmarks.cli.flags import EngineFlags, LaunchFlags, Limit, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import SOME_FAILED, note, plural, quoted, show, show_json
+from benchmarks.console.output import note, note_failures, plural, quoted, show, show_json
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
 from benchmarks.suites import ALL, suite_named, suite_paths, suite_text, suites_of
 from procap.errors import UsageError, UserError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cluster.run import RunSpec
     from runner.config import RuntimeConfig
 
-VANISHED = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
+MISSING = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
 
 A run that several suites share is done once. With --datasets those suites keep their own that have a list of their own.
@@ -81,9 +81,7 @@ def suite_command(name: str) -> Any:
         engine: EngineFlags,
         mode: ModeFlags,
         output: OutputFlags,
-        limit: Annotated[
-            int | None, typer.Option(metavar="N", help="evaluate on the first N images only; results are marked")
-        ] = None,
+        limit: Limit = None,
         price: Annotated[
             float | None,
             typer.Option(metavar="AMOUNT", min=0, help="of an hour of a GPU or machine, for the costs of --dry-run"),
@@ -131,7 +129,8 @@ def bench(
     ]
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
-    _note_prescribed(plans, suite_flags, several=several)
+    for plan in plans:
+        _note_ignored_flags(plan, suite_flags, several=several)
     if mode.dry_run:
         return _show_plan(runs, runtime, launcher, output, price, force=mode.force)
     remote = RemoteResults.of(runtime)
@@ -156,7 +155,7 @@ def bench(
             outputs.append(made)
             own = set(tracker.collection.runs)
             failed = {**made.unreadable, **failed}
-            failed |= {run: VANISHED for run in own & missing if run not in failed}
+            failed |= {run: MISSING for run in own & missing if run not in failed}
             own_failed = {run: reason for run, reason in failed.items() if run in own}
             metrics = {**made.metrics, "runs_failed": float(len(own_failed))}
             tracker.close("failed" if own_failed or made.failed else "finished", metrics, own_failed)
@@ -211,17 +210,16 @@ def _profile_of(datasets: Sequence[str], runtime: RuntimeFlags) -> Profile:
     return MINI if generated or not data_is_named(runtime.data) else PAPER
 
 
-def _note_prescribed(plans: Sequence[SuitePlan], flags: SuiteFlags, *, several: bool) -> None:
+def _note_ignored_flags(plan: SuitePlan, flags: SuiteFlags, *, several: bool) -> None:
     """Note the flags that have no effect because the suite prescribes their values."""
-    for plan in plans:
-        name = plan.suite.name
-        trained = [run for run in plan.runs if run.spec.config.recipe.epochs]
-        if several and flags.datasets and plan.suite.datasets and plan.runs:
-            note(f"{name} keeps its own data sets: {', '.join(plan.options.datasets)}")
-        if flags.recipe and any(run.variant.recipe not in ("", flags.recipe) for run in plan.runs):
-            note(f"{name} prescribes the recipes of its runs: --recipe {flags.recipe} changes none of them")
-        if flags.shots and any(run.variant.shots not in (None, *plan.options.shots) for run in trained):
-            note(f"{name} prescribes the shots of some runs: --shots {flags.shots} does not change those")
+    suite, runs = plan.suite, plan.runs
+    if several and flags.datasets and suite.datasets and runs:
+        note(f"{suite.name} keeps its own data sets: {', '.join(plan.options.datasets)}")
+    if flags.recipe and any(run.variant.recipe not in ("", flags.recipe) for run in runs):
+        note(f"{suite.name} prescribes the recipes of its runs: --recipe {flags.recipe} changes none of them")
+    trained = [run for run in runs if run.spec.config.recipe.epochs]
+    if flags.shots and any(run.variant.shots not in (None, *plan.options.shots) for run in trained):
+        note(f"{suite.name} prescribes the shots of some runs: --shots {flags.shots} does not change those")
 
 
 def _show_plan(
@@ -275,7 +273,11 @@ def _show_outputs(
             show(render(made.tables[0], "md") + "\n")
     note(f"tables and plots: {outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent}")
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
+    results = f"--results {quoted(flags.results)}"
+    both = f"--data {quoted(flags.data)} {results}" if flags.data else results
+    following = f"procap table {name} {both}; procap ui {results} --suite {outputs[0].suite.name}; procap report {both}"
     if name == ALL:
+        following = f"procap table SUITE {both}; procap ui {results}"
         try:
             # The local folder of a URL is a cache, in which users would not find the report.
             out = Path("report") if runtime.store else None
@@ -283,19 +285,10 @@ def _show_outputs(
             note(f"report: {page}")
         except UserError as error:
             failed["procap report"] = str(error)
-    if failed:
-        note(f"procap: {len(done)} done, {len(failed)} failed:")
-        for run, reason in failed.items():
-            note(f"  {run}: {reason}")
-    else:
-        results = f"--results {quoted(flags.results)}"
-        both = f"--data {quoted(flags.data)} {results}" if flags.data else results
-        if name == ALL:
-            note(f"next: procap table SUITE {both}; procap ui {results}")
-        else:
-            suite = outputs[0].suite.name
-            note(f"next: procap table {name} {both}; procap ui {results} --suite {suite}; procap report {both}")
+    code = note_failures(len(done), failed)
+    if not failed:
+        note(f"next: {following}")
     if output.json:
         tables = [to_dict(table) for made in outputs for table in made.tables]
         show_json({"suite": name, "results": str(runtime.results), "done": done, "failed": failed, "tables": tables})
-    return 0 if not failed else SOME_FAILED if done else 1
+    return code

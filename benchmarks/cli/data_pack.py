@@ -1,4 +1,4 @@
-"""`procap data pack` and `procap data show`: pack raw folders into shards, and show packed images."""
+"""`procap data pack`: pack raw folders, public shards and generated images into WebDataset shards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.data_sources import Wanted, raw_sets, wanted_sets
-from benchmarks.cli.flags import OutputFlags, PackFlags, flat
+from benchmarks.cli.data_sources import DatasetToPack, raw_sets, wanted_sets
+from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, flat
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, plural, quoted, show_json
+from benchmarks.console.output import SOME_FAILED, columns, note, plural, quoted, show_json
 from benchmarks.console.output import show as show_text
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
@@ -26,9 +26,9 @@ from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
 from shards.resolve import is_packed
 
-app = typer.Typer(**PLAIN)
+SPLITS = ("train", "val", "test")
 
-PICTURES = (".png", ".pdf", ".svg", ".jpg")
+app = typer.Typer(**PLAIN)
 
 
 @app.command(
@@ -44,34 +44,33 @@ PICTURES = (".png", ".pdf", ".svg", ".jpg")
 @flat
 def pack(
     packing: PackFlags,
+    mode: ModeFlags,
     output: OutputFlags,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="data sets, YAML files, or a group: all, paper, world")
     ],
     data: Annotated[str, typer.Option(metavar="FOLDER", help="where the shards go")] = "",
-    workers: Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")] = None,
-    force: Annotated[bool, typer.Option("--force", help="pack again what is already there")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
+    workers: Workers = None,
 ) -> int:
     """Pack data sets into WebDataset shards with a manifest.
 
     Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read.
     """
-    root = local_root(data)
-    _refuse_raw_folders(root, packing)
+    root = _local_root(data, packing)
     wanted = wanted_sets(names, packing, root)
-    if dry_run:
-        return _plan(wanted, root, output)
+    if mode.dry_run:
+        return _show_plan(wanted, root, output)
     packed: dict[str, Manifest] = {}
     failed: dict[str, str] = {}
     for one in wanted:
         try:
-            there = None if force else one.packed_in(root)
+            there = None if mode.force else one.packed_in(root)
             if there:
                 note(f"{one.name} is there already from the same published shards; --force fetches them again")
             before = _digest(root, one.name)
-            packed[one.name] = there or pack_one(one.source(), root, force=force, workers=workers or available_cores())
-            if before not in ("", packed[one.name].digest):
+            manifest = there or pack_one(one.source(), root, force=mode.force, workers=workers or available_cores())
+            packed[one.name] = manifest
+            if before not in ("", manifest.digest):
                 note(f"{one.name} replaced what was packed there from other images or lists ({before})")
             one.tidy()
             if one.caution:
@@ -81,26 +80,20 @@ def pack(
                 raise
             failed[one.name] = str(error)
             note(f"procap: error: {one_line(str(error))}")
-    rows = [
-        (
-            name,
-            len(manifest.classnames),
-            sum(split.count for split in manifest.splits.values()),
-            sum(len(split.shards) for split in manifest.splits.values()),
-            manifest.digest,
-        )
-        for name, manifest in packed.items()
-    ]
+    rows = []
+    for name, manifest in packed.items():
+        splits = manifest.splits.values()
+        images, shards = sum(split.count for split in splits), sum(len(split.shards) for split in splits)
+        rows.append((name, len(manifest.classnames), images, shards, manifest.digest))
     if rows:
         show_text(columns(("data set", "classes", "images", "shards", "digest"), rows))
-        example = f"procap data show {next(iter(packed))} --data {quoted(root)}"
-        note(f"packed in {root}; look at one: {example}")
+        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quoted(root)}")
     if failed:
         note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to go on")
     if output.json:
         digests = {name: manifest.digest for name, manifest in packed.items()}
         show_json({"data": str(root), "datasets": digests, "failed": failed})
-    return 0 if not failed else 3 if packed else 1
+    return 0 if not failed else SOME_FAILED if packed else 1
 
 
 def _digest(root: Path, name: str) -> str:
@@ -110,47 +103,39 @@ def _digest(root: Path, name: str) -> str:
     return ""
 
 
-def _plan(wanted: Sequence[Wanted], root: Path, output: OutputFlags) -> int:
+def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags) -> int:
     states = data_states((one.name for one in wanted), root)
     rows, failed = [], {}
     for one in wanted:
-        if one.remote:
-            state = states[one.name] if is_packed(root, one.name) else "to be fetched and packed"
-            rows.append((one.name, state, "-", "-"))
-            continue
+        state, counts, size = "to be fetched and packed" if one.remote else "to be packed", "-", "-"
         try:
-            source = one.source()
+            # Reading the list of a remote source would download it.
+            if not one.remote:
+                source = one.source()
+                counts = "/".join(f"{source.counts[s]:,}" if s in source.counts else "-" for s in SPLITS)
+                size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
+            state = states[one.name] if is_packed(root, one.name) else state
         except DataError as error:
             failed[one.name] = str(error)
-            rows.append((one.name, "cannot be packed", "-", "-"))
-            continue
-        counts = "/".join(f"{source.counts[s]:,}" if s in source.counts else "-" for s in ("train", "val", "test"))
-        size = "-" if source.size is None else f"{source.size / 1e6:,.1f} MB"
-        state = states[one.name] if is_packed(root, one.name) else "to be packed"
+            state = "cannot be packed"
         rows.append((one.name, state, counts, size))
     show_text(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
     for reason in failed.values():
         note(f"procap: error: {one_line(reason)}")
     if output.json:
         show_json({"data": str(root), "datasets": states, "failed": failed})
-    return 0 if not failed else 3 if len(failed) < len(wanted) else 1
+    return 0 if not failed else SOME_FAILED if len(failed) < len(wanted) else 1
 
 
-def _refuse_raw_folders(root: Path, packing: PackFlags) -> None:
-    """Raise UsageError if shards would be written among raw files, which must never change."""
-    given = packing.raw or os.environ.get("PROCAP_RAW")
-    if not given:
-        return
-    folders = {Path(folder).parts[0] for dataset in raw_sets() if dataset.raw for folder in dataset.raw.folders}
-    target, raw = root.resolve(), Path(given).expanduser().resolve()
-    if target == raw or any(target.is_relative_to(raw / folder) for folder in folders):
-        raise UsageError(f"--data {root} lies in the raw data, which are only read: choose another folder for shards")
-
-
-def local_root(data: str) -> Path:
-    """Return the folder to write shards to. Raises UsageError for a URL, which is read-only."""
+def _local_root(data: str, packing: PackFlags) -> Path:
+    """Return the folder to write shards to. Raises UsageError for a URL, and for a folder among the raw files."""
     if "://" in data:
         raise UsageError(f"--data {data}: shards are packed into a folder; copy it to where the URL points")
     root = data_root(data)
     refuse_packing(root)
+    if given := packing.raw or os.environ.get("PROCAP_RAW"):
+        target, raw = root.resolve(), Path(given).expanduser().resolve()
+        folders = {Path(folder).parts[0] for dataset in raw_sets() if dataset.raw for folder in dataset.raw.folders}
+        if target == raw or any(target.is_relative_to(raw / folder) for folder in folders):
+            raise UsageError(f"--data {root} lies in the raw data, which are only read: choose another folder")
     return root

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.cli.flags import Data, OutputFlags, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show as show_text
 from benchmarks.console.output import show_json
@@ -27,7 +27,7 @@ app = typer.Typer(**PLAIN)
 def show(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
-    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where the shards are")] = "",
+    data: Data = "",
     split: Annotated[str, typer.Option(metavar="NAME", help="train, val or test")] = "test",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="picture to write [default: NAME-SPLIT.png]")] = None,
 ) -> int:

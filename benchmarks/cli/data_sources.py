@@ -9,8 +9,9 @@ from pathlib import Path
 
 from benchmarks.cli.flags import PackFlags
 from benchmarks.console.output import note, quoted
+from benchmarks.console.packing import parts_progress
+from benchmarks.console.parse import split_names
 from procap.errors import UsageError
-from runner.progress import ProgressDisplay
 from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find, parse_name
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError
@@ -21,11 +22,11 @@ from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.sources import builtin_source
 
-SHEETS = (".yaml", ".yml")
+DESCRIPTIONS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DatasetToPack:
     """One data set to pack: its name, how to read its list of images, and how to clean up afterwards.
 
     origin: where the images come from, if that is known before they are fetched.
@@ -62,14 +63,14 @@ class Wanted:
         return None
 
 
-def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[Wanted]:
+def wanted_sets(names: Iterable[str], packing: PackFlags, data_root: Path) -> list[DatasetToPack]:
     """Resolve `names`: each is a data set, a YAML file, or a group (all, world, paper); duplicates are dropped.
 
     A group leaves out published data sets that are not below the raw root, and prints a note.
     Raises UsageError or DataUsageError for unknown names and for flags that do not fit them.
     """
-    wanted: dict[str, Wanted] = {}
-    for name in (part.strip() for text in names for part in text.split(",") if part.strip()):
+    wanted: dict[str, DatasetToPack] = {}
+    for name in split_names(",".join(names)):
         if packing.shards and name in GROUPS:
             raise UsageError(f"--from {packing.shards} holds one data set: name it instead of '{name}'")
         for one in _group(name, packing) if name in GROUPS else [_one(name, packing, data_root)]:
@@ -87,38 +88,36 @@ def raw_sets() -> list[Dataset]:
     return [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
 
 
-def _group(name: str, packing: PackFlags) -> list[Wanted]:
+def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
     from shards.raw.published import find_folder
 
-    drawn = [dataset for dataset in CATALOGUE.values() if dataset.source != "folder"]
+    drawn = [_drawn(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()
     if name == "world" and packing.changes:
         raise UsageError("'world' is drawn as it is: random splits, subsets and sizes are for raw folders")
     if name == "world" or (name == "all" and root is None):
-        return [_drawn(dataset) for dataset in drawn]
+        return drawn
     if root is None:
         raise UsageError("'paper' is packed from raw folders: name the folder that holds them with --raw")
     there = [dataset for dataset in raw_sets() if find_folder(dataset, root)]
-    absent = [dataset.name for dataset in raw_sets() if dataset not in there]
     if not there:
         raise UsageError(
             f"--raw {root} holds none of the published data sets; see: procap data check all --raw {quoted(root)}"
         )
-    if absent:
+    if absent := [dataset.name for dataset in raw_sets() if dataset not in there]:
         note(f"not in {root}, left out: {', '.join(absent)}")
     able = [dataset for dataset in there if packing.random_split is None or (dataset.raw and dataset.raw.random_split)]
-    fixed = [dataset.name for dataset in there if dataset not in able]
-    if fixed and not able:
-        raise UsageError(f"--random-split: {', '.join(fixed)} come with an official split in their folders or lists")
-    if fixed:
-        note(f"official splits in their folders or lists, left out with --random-split: {', '.join(fixed)}")
+    if official := ", ".join(dataset.name for dataset in there if dataset not in able):
+        if not able:
+            raise UsageError(f"--random-split: {official} come with an official split in their folders or lists")
+        note(f"official splits in their folders or lists, left out with --random-split: {official}")
     chosen = [_folder(dataset, packing) for dataset in able]
-    return [*chosen, *map(_drawn, drawn)] if name == "all" else chosen
+    return [*chosen, *drawn] if name == "all" else chosen
 
 
-def _one(name: str, packing: PackFlags, data_root: Path) -> Wanted:
-    if name.lower().endswith(SHEETS):
-        return _sheet(Path(name).expanduser(), packing)
+def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
+    if name.lower().endswith(DESCRIPTIONS):
+        return _described(Path(name).expanduser(), packing)
     dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
         raise UsageError(f"'{dataset.name}' was packed from a YAML file: name that file instead")
@@ -131,48 +130,49 @@ def _one(name: str, packing: PackFlags, data_root: Path) -> Wanted:
     return _drawn(dataset)
 
 
-def _drawn(dataset: Dataset) -> Wanted:
-    return Wanted(dataset.name, lambda: builtin_source(dataset))
+def _drawn(dataset: Dataset) -> DatasetToPack:
+    return DatasetToPack(dataset.name, lambda: builtin_source(dataset))
 
 
-def _sheet(file: Path, packing: PackFlags) -> Wanted:
+def _described(file: Path, packing: PackFlags) -> DatasetToPack:
+    """Make the entry of the data set that a YAML file describes."""
     from shards.raw.description import read_description
     from shards.raw.own import own_source
     from shards.raw.tars import remove_downloads
 
     if packing.changes or packing.shards:
-        raise UsageError(f"{file} says itself how it is split and where it comes from: leave out the other flags")
+        raise UsageError(f"{file} describes its own split and source: leave out the other flags")
     if not file.is_file():
         raise UsageError(f"there is no file {file}; name the YAML file of a data set")
-    sheet = read_description(file)
-    return Wanted(
-        sheet.name,
+    description = read_description(file)
+    return DatasetToPack(
+        description.name,
         lambda: own_source(file, cache_home()),
-        partial(remove_downloads, sheet.shards or "", cache_home()),
+        partial(remove_downloads, description.shards or "", cache_home()),
         location=str(file),
-        remote=_is_remote(sheet.shards or ""),
+        remote=_is_remote(description.shards or ""),
     )
 
 
-def _public(dataset: Dataset, packing: PackFlags) -> Wanted:
+def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
+    """Make the entry of a test split in public shards."""
     from shards.raw.tars import public_origin, public_source, remove_downloads
 
     if packing.changes or dataset.variant:
         raise UsageError("--from takes published test images as they are: leave out splits, subsets and sizes")
 
     def source() -> Source:
-        with ProgressDisplay(f"fetching {dataset.name}", 0, unit="MB") as display:
-            fetched: dict[str, tuple[int, int]] = {}
-
-            def progress(tar: str, here: int, size: int | None) -> None:
-                fetched[tar] = here, size or here
-                display.total = sum(total for _, total in fetched.values()) // 10**6
-                display.update(sum(done for done, _ in fetched.values()) // 10**6, tar=tar)
-
+        with parts_progress(f"fetching {dataset.name}", unit="MB", scale=10**6) as progress:
             return public_source(dataset, packing.shards, cache_home(), on_progress=progress)
 
-    tidy = partial(remove_downloads, packing.shards, cache_home())
-    return Wanted(dataset.name, source, tidy, public_origin(dataset), packing.shards, remote=_is_remote(packing.shards))
+    return DatasetToPack(
+        dataset.name,
+        source,
+        partial(remove_downloads, packing.shards, cache_home()),
+        origin=public_origin(dataset),
+        location=packing.shards,
+        remote=_is_remote(packing.shards),
+    )
 
 
 def _is_remote(location: str) -> bool:
@@ -181,24 +181,24 @@ def _is_remote(location: str) -> bool:
     return is_url(location) and local_path(location) is None
 
 
-def _folder(dataset: Dataset, packing: PackFlags) -> Wanted:
+def _folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
     """Make the entry of a published data set, changed by its name or the flags."""
     from shards.raw.published import raw_source, unverified_lists_note
 
-    named = parse_name(dataset.name) if dataset.variant else parse_name("")
-    random_split = named.random_split if packing.random_split is None else packing.random_split
-    subset = packing.subset or named.subset
-    resize = named.resize if packing.resize is None else packing.resize
+    change = parse_name(dataset.name if dataset.variant else "")
+    random_split = change.random_split if packing.random_split is None else packing.random_split
+    subset = packing.subset or change.subset
+    resize = change.resize if packing.resize is None else packing.resize
     plain = find(dataset.base)
     wanted = derive_dataset(plain, random_split=random_split, subset=subset, resize=resize)
     if dataset.variant and wanted.name != dataset.name:
-        raise DataUsageError(f"'{dataset.name}' and the flags ask for two data sets: leave out the flags")
+        raise DataUsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")
     root = packing.raw_root()
     if root is None:
         folder = plain.raw.folders[0] if plain.raw else plain.name
         where = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
         raise UsageError(f"'{wanted.name}' is packed from raw files: {where}")
-    return Wanted(
+    return DatasetToPack(
         wanted.name,
         lambda: raw_source(plain, root, random_split=random_split, subset=subset, resize=resize),
         caution="" if subset or random_split is not None else unverified_lists_note(plain),

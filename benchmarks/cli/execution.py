@@ -14,7 +14,7 @@ from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes
 from cluster.progress import RunProgress
-from cluster.ray_cluster import Capacity, nodes
+from cluster.ray_cluster import nodes
 from cluster.run import RunSpec
 from runner.collection import Status
 from runner.config import RuntimeConfig, Target
@@ -65,10 +65,16 @@ def execute(
         check_weights((config.backbone, config.pretrained) for config in configs)
     with connect(launcher, paths) as capacity:
         there = nodes() if capacity.ray else []
+        where = "one run at a time, in this process (--max-concurrent N for more)"
+        if capacity.ray:
+            machines = f"on {plural(len(there), 'node')}" if launcher.kind == "ray" else "on this machine"
+            where = f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}"
         if launcher.kind == "ray":
-            check_nodes(_requirements(runs, paths), growing=launcher.autoscale)
+            backbones = tuple(dict.fromkeys((config.backbone, config.pretrained) for config in configs))
+            needed = Requirements(paths.data, paths.results, _splits(runs), backbones, paths.runtime.device)
+            check_nodes(needed, growing=launcher.autoscale)
         costs = cost_model(there, runtime, processes=launcher.processes)
-        note(_describe(launcher, capacity, len(there)))
+        note(where)
         if force:
             _delete(runs, runtime)
         ordered = costs.longest_first(list(runs))
@@ -89,17 +95,6 @@ def _delete(runs: Sequence[RunSpec], runtime: RuntimeConfig) -> None:
             folder.clear()
 
 
-def _requirements(runs: Sequence[RunSpec], paths: StoragePaths) -> Requirements:
-    """Collect what every node needs."""
-    return Requirements(
-        data=paths.data,
-        results=paths.results,
-        datasets=_splits(runs),
-        backbones=tuple(dict.fromkeys((run.config.backbone, run.config.pretrained) for run in runs)),
-        device=paths.runtime.device,
-    )
-
-
 def _splits(runs: Sequence[RunSpec]) -> dict[str, set[str]]:
     """Collect the data sets that are trained or tested on, each with the splits that are read."""
     splits: dict[str, set[str]] = {}
@@ -108,10 +103,3 @@ def _splits(runs: Sequence[RunSpec]) -> dict[str, set[str]]:
         for target in map(Target.recorded, run.targets):
             splits.setdefault(target.dataset, set()).add(target.split)
     return splits
-
-
-def _describe(launcher: Launcher, capacity: Capacity, nodes: int) -> str:
-    if not capacity.ray:
-        return "one run at a time, in this process (--max-concurrent N for more)"
-    where = f"on {plural(nodes, 'node')}" if launcher.kind == "ray" else "on this machine"
-    return f"{plural(capacity.max_concurrent, 'run')} at once {where}, a run has {capacity.resources}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,34 +20,21 @@ from shards.resolve import is_packed, resolve_dataset
 
 
 @dataclass(frozen=True)
-class PlannedTarget:
-    """One evaluation; `images` is how many would be classified, 0 if its result exists."""
-
-    target: Target
-    done: bool
-    images: int
-
-
-@dataclass(frozen=True)
 class PlannedRun:
-    """One run; `train_images` is epochs times images still to train on after the last checkpoint."""
+    """One run and what is left of it.
 
-    config: RunConfig
+    train_images: epochs times images still to train on after the last checkpoint.
+    targets: images still to classify by target; 0 if its result exists.
+    """
+
+    run: str
     state: str
     train_images: int
-    targets: tuple[PlannedTarget, ...]
+    targets: Mapping[Target, int]
 
     @property
     def eval_images(self) -> int:
-        return sum(target.images for target in self.targets)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "run": self.config.path,
-            "state": self.state,
-            "train_images": self.train_images,
-            "targets": [{"target": str(t.target), "done": t.done, "images": t.images} for t in self.targets],
-        }
+        return sum(self.targets.values())
 
 
 @dataclass(frozen=True)
@@ -59,11 +46,34 @@ class Plan:
     weights: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"data": self.data, "weights": self.weights, "runs": [run.to_dict() for run in self.runs]}
+        runs = [
+            {
+                "run": run.run,
+                "state": run.state,
+                "train_images": run.train_images,
+                "targets": [
+                    {"target": str(t), "done": not images, "images": images} for t, images in run.targets.items()
+                ],
+            }
+            for run in self.runs
+        ]
+        return {"data": self.data, "weights": self.weights, "runs": runs}
 
     def show(self, output: OutputFlags) -> None:
         """Print the plan."""
-        show(describe(self.runs, self.data, self.weights))
+        rows = []
+        for run in self.runs:
+            targets = [f"{target}{'' if images else '=done'}" for target, images in run.targets.items()]
+            rows.append((run.state, run.run, run.train_images, run.eval_images, " ".join(targets) or "-"))
+        show(columns(("data set", "shards"), list(self.data.items())) + "\n")
+        for name, state in self.weights.items():
+            show(f"weights of {name}: {state}")
+        show("\n" + columns(("state", "run", "train images", "test images", "targets"), rows))
+        show(
+            f"\n{plural(len(rows), 'run')}, {sum(run.state != 'finished' for run in self.runs)} to train; "
+            f"about {sum(run.train_images for run in self.runs):,} images to train on, "
+            f"{sum(run.eval_images for run in self.runs):,} to evaluate. Nothing was written."
+        )
         if output.json:
             show_json(self.to_dict())
 
@@ -72,9 +82,13 @@ def make_plan(work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]],
     """Plan runs and their evaluations in order, from existing results; results behind a URL are copied here first."""
     for runtime in dict.fromkeys(runtime for _, runtime, _ in work):
         RemoteResults.of(runtime).pull_all()
-    runs = [_plan_run(config, runtime, targets, force) for config, runtime, targets in work]
-    used = [run.config.dataset for run in runs if run.state != "finished"]
-    used += [planned.target.dataset for run in runs for planned in run.targets]
+    runs = []
+    used: dict[str, None] = {}
+    for config, runtime, targets in work:
+        run = _plan_run(config, runtime, targets, force)
+        runs.append(run)
+        used |= dict.fromkeys([config.dataset] if run.state != "finished" else [])
+        used |= dict.fromkeys(target.dataset for target in targets)
     data = data_states(used, work[0][1].data) if work else {}
     return Plan(runs, data, weights_states(config for config, _, _ in work))
 
@@ -84,18 +98,18 @@ def _plan_run(config: RunConfig, runtime: RuntimeConfig, targets: Sequence[Targe
     training = folder.train()
     state = "finished" if training else "resume" if folder.state.is_dir() else "new"
     state = "repeat" if force and state != "new" else state
-    planned = []
+    images = {}
     for target in targets:
-        known = None if state == "repeat" else folder.evaluation(target)
-        done = bool(known and training and known.is_current(training, runtime.limit))
-        planned.append(PlannedTarget(target, done, 0 if done else _test_images(target, runtime)))
-    saved = 0
+        result = folder.evaluation(target) if state == "finished" else None
+        done = result and training and result.is_current(training, runtime.limit)
+        images[target] = 0 if done else _test_images(target, runtime)
+    steps = 0
     if state == "resume":
         from runner.checkpoint import saved_steps
 
-        saved = max(saved_steps(folder.state), default=0)
-    left = 0 if state == "finished" else _train_images(config, runtime.data, saved)
-    return PlannedRun(config, state, left, tuple(planned))
+        steps = max(saved_steps(folder.state), default=0)
+    train_images = 0 if state == "finished" else _train_images(config, runtime.data, steps)
+    return PlannedRun(config.path, state, train_images, images)
 
 
 def _train_images(config: RunConfig, data: Path, steps: int) -> int:
@@ -117,21 +131,19 @@ def _test_images(target: Target, runtime: RuntimeConfig) -> int:
 
 def data_states(names: Iterable[str], data_root: Path) -> dict[str, str]:
     """Return the number of shards of each data set, or why there are none."""
-    return {name: _data_state(name, data_root) for name in dict.fromkeys(names)}
-
-
-def _data_state(name: str, data_root: Path) -> str:
-    if not is_packed(data_root, name):
+    states = {}
+    for name in names:
         try:
-            able = resolve_dataset(name, data_root).source != "folder"
+            if is_packed(data_root, name):
+                splits = read_manifest(data_root / name, name).splits.values()
+                states[name] = plural(sum(len(split.shards) for split in splits), "shard")
+            else:
+                states[name] = "missing" if resolve_dataset(name, data_root).source == "folder" else "to be packed"
         except DataUsageError:
-            able = False
-        return "to be packed" if able else "missing"
-    try:
-        manifest = read_manifest(data_root / name, name)
-    except DataError as error:
-        return f"broken: {error}"
-    return plural(sum(len(split.shards) for split in manifest.splits.values()), "shard")
+            states[name] = "missing"
+        except DataError as error:
+            states[name] = f"broken: {error}"
+    return states
 
 
 def weights_states(configs: Iterable[RunConfig]) -> dict[str, str]:
@@ -141,37 +153,14 @@ def weights_states(configs: Iterable[RunConfig]) -> dict[str, str]:
     """
     from procap.weights.loading import weights_file
 
-    found = {}
+    states = {}
     for backbone, pretrained in dict.fromkeys((config.backbone, config.pretrained) for config in configs):
         name = f"{backbone} {pretrained}" if pretrained else backbone
         try:
             file = weights_file(backbone, pretrained)
-            found[name] = str(file) if file else "drawn at random" if pretrained == "random" else "in the program"
+            states[name] = str(file) if file else "drawn at random" if pretrained == "random" else "in the program"
         except UsageError:
             raise
         except UserError as error:
-            found[name] = f"missing: {error}"
-    return found
-
-
-def describe(runs: list[PlannedRun], data: dict[str, str], weights: dict[str, str]) -> str:
-    """Format the plan as text."""
-    rows = [
-        (
-            run.state,
-            run.config.path,
-            run.train_images,
-            run.eval_images,
-            " ".join(f"{t.target}{'=done' if t.done else ''}" for t in run.targets) or "-",
-        )
-        for run in runs
-    ]
-    work = columns(("state", "run", "train images", "test images", "targets"), rows)
-    there = f"{columns(('data set', 'shards'), list(data.items()))}\n\n"
-    there += "".join(f"weights of {name}: {state}\n" for name, state in weights.items())
-    todo = sum(run.state != "finished" for run in runs)
-    return (
-        f"{there}\n{work}\n\n{plural(len(runs), 'run')}, {todo} to train; "
-        f"about {sum(run.train_images for run in runs):,} images to train on, "
-        f"{sum(run.eval_images for run in runs):,} to evaluate. Nothing was written."
-    )
+            states[name] = f"missing: {error}"
+    return states

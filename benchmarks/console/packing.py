@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.console.output import note, quoted, speaks
-from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
@@ -22,38 +22,49 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
 
     Raises DataError that names all those whose raw files only the user has.
     """
-    missing = [
-        dataset for name in names if not is_packed(data_root, (dataset := resolve_dataset(name, data_root)).name)
-    ]
+    datasets = [resolve_dataset(name, data_root) for name in names]
+    missing = [dataset for dataset in datasets if not is_packed(data_root, dataset.name)]
+    raw = [dataset.name for dataset in missing if dataset.source == "folder"]
     if missing and is_mirror(data_root):
-        raise DataError(f"there is no {_listed(missing)} at {redact(mirrored_url(data_root))}")
-    if raw := [dataset for dataset in missing if dataset.source == "folder"]:
+        absent = ", ".join(f"'{dataset.name}'" for dataset in missing)
+        raise DataError(f"there is no {absent} at {redact(mirrored_url(data_root))}")
+    if raw:
         folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
-        command = f"procap data pack {' '.join(one.name for one in raw)}{folder} --data {quoted(data_root)}"
-        verb, them = ("is", "it") if len(raw) == 1 else ("are", "them")
-        raise DataError(f"{_listed(raw)} {verb} not packed in {data_root}; pack {them}: {command}")
+        command = f"procap data pack {' '.join(raw)}{folder} --data {quoted(data_root)}"
+        absent = ", ".join(f"'{name}'" for name in raw)
+        raise DataError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
     for dataset in missing:
         note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
         pack_one(builtin_source(dataset), data_root, quiet=not speaks())
-
-
-def _listed(datasets: Sequence[Dataset]) -> str:
-    return ", ".join(f"'{dataset.name}'" for dataset in datasets)
 
 
 def pack_one(
     source: Source, data_root: Path, *, force: bool = False, workers: int = 1, quiet: bool = False
 ) -> Manifest:
     """Pack one data set under a progress bar."""
-    from runner.progress import ProgressDisplay
     from shards.pack import pack_source
 
-    done: dict[str, int] = {}
-    total = sum(source.counts.values())
-    with ProgressDisplay(f"packing {source.name}", total, unit="images", quiet=quiet) as display:
-
-        def progress(split: str, count: int, _: int) -> None:
-            done[split] = count
-            display.update(sum(done.values()), split=split)
-
+    with parts_progress(f"packing {source.name}", source.counts, quiet=quiet) as progress:
         return pack_source(source, data_root, force=force, workers=workers, on_progress=progress)
+
+
+@contextmanager
+def parts_progress(
+    what: str, totals: Mapping[str, int] | None = None, *, unit: str = "images", scale: int = 1, quiet: bool = False
+) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show one progress bar over several parts, such as splits or files.
+
+    Yields a callback that takes a part, how much of it is done, and its size. totals: sizes that are known before.
+    """
+    from runner.progress import ProgressDisplay
+
+    sizes = dict(totals or {})
+    done: dict[str, int] = {}
+    with ProgressDisplay(what, sum(sizes.values()) // scale, unit=unit, quiet=quiet) as display:
+
+        def progress(part: str, count: int, size: int | None) -> None:
+            done[part], sizes[part] = count, size or count
+            display.total = sum(sizes.values()) // scale
+            display.update(sum(done.values()) // scale, part=part)
+
+        yield progress
