@@ -28,8 +28,9 @@ from torch import Tensor
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
+from shards.files import write_file
 from shards.locks import file_lock
-from shards.manifest import Manifest, write_bytes
+from shards.manifest import Manifest
 from shards.transforms import EvalTransform
 
 Rows = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -124,7 +125,7 @@ class FeatureStore:
             # Lock and merge, because another process may evaluate other classes of the split and write the same file.
             with file_lock(self.path.parent / ".lock"):
                 rows = _merge(self._read(quiet=True), (positions[valid], features[valid]))
-                write_bytes(self.path, _pack(self.key, rows))
+                write_file(self.path, _pack(self.key, rows))
         except OSError as error:
             warnings.warn(
                 f"image features are not kept in {self.path.parent} ({error.strerror or error}); "

@@ -24,8 +24,8 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,6 @@ RECORD_FILE = ".remote.json"
 RUN = re.compile(r"(?:.*/)?seed\d+-[0-9a-f]{8}(?=/|$)")
 # MLflow's files are not synchronized: a database for one machine, and copies of the runs' files.
 LOCAL_ONLY = re.compile(r"(mlruns|mlartifacts)/|mlflow\.db")
-FOLDERS_PER_REQUEST = 100
 CONFLICT_WAITS = (0.5, 1.0, 2.0, 4.0)
 """Seconds between attempts while another machine is writing the same run."""
 
@@ -95,45 +94,44 @@ class RemoteResults:
             return weights if name == CHECKPOINT else state or not name.startswith("state/")
 
         for wait in CONFLICT_WAITS if self.url else ():
-            with self._locked(run):
-                there = self._list(run)
-                self._download(run, there, selected)
-                self._remove_deleted(run, there, selected)
-                if not weights or not (self.local / run / TRAIN).exists() or _is_complete(self.local / run):
+            with self._open(run) as folder:
+                there = folder.list_remote()
+                folder.download(there, selected, folder.read(folder.find_newer(there, selected)))
+                folder.remove_deleted(there, selected)
+                if not weights or not (folder.path / TRAIN).exists() or _is_complete(folder.path):
                     return
                 # The checkpoint was altered here, or another machine is between its two uploads. A run that was never
                 # uploaded is left alone.
-                record = SyncRecord(self.local / run)
-                if TRAIN in record.files:
-                    record.files.pop(CHECKPOINT, None)
-                    record.save()
+                if TRAIN in folder.files:
+                    folder.files.pop(CHECKPOINT, None)
+                    folder.save()
             time.sleep(wait)
 
     def pull_all(self, *, weights: bool = False) -> None:
         """Download all documents, which tables and reports are made of; checkpoints on request, states never."""
         if not self.url:
             return
+        remote = RemoteFolder(self.url)
         listing: dict[str, dict[str, str]] = defaultdict(dict)
-        for name, version in self._remote.list().items():
-            if _is_shared(name) and (folder := _folder_of(name)):
-                listing[folder][name.removeprefix(f"{folder}/")] = version
+        for name, version in remote.list().items():
+            if _is_shared(name) and (folder_name := _folder_of(name)):
+                listing[folder_name][name.removeprefix(f"{folder_name}/")] = version
 
         def selected(name: str) -> bool:
             return (name.endswith(".json") and not name.startswith("state/")) or (weights and name == CHECKPOINT)
 
-        newer = {folder: SyncRecord(self.local / folder).newer(there, selected) for folder, there in listing.items()}
-        folders = sorted(folder for folder, names in newer.items() if names)
-        for start in range(0, len(folders), FOLDERS_PER_REQUEST):
-            some = folders[start : start + FOLDERS_PER_REQUEST]
-            documents = self._read(f"{folder}/{name}" for folder in some for name in newer[folder])
-            for folder in some:
-                with self._locked(folder):
-                    self._download(folder, listing[folder], selected, documents)
-        for file in self.local.rglob(RECORD_FILE):
-            folder = file.parent.relative_to(self.local).as_posix()
-            if any(selected(name) and name not in listing[folder] for name in SyncRecord(file.parent).files):
-                with self._locked(folder):
-                    self._remove_deleted(folder, self._list(folder), selected)
+        here = {file.parent.relative_to(self.local).as_posix() for file in self.local.rglob(RECORD_FILE)}
+        folders = [SyncedFolder(remote, self.local, name) for name in sorted(here | listing.keys())]
+        newer = {folder.name: folder.find_newer(listing[folder.name], selected) for folder in folders}
+        # All at once: a request for each of a thousand folders would take minutes.
+        documents = remote.read(
+            f"{name}/{file}" for name, files in newer.items() for file in files if _is_document(file)
+        )
+        for name, files in newer.items():
+            with self._open(name) as folder:
+                read = {file: documents[f"{name}/{file}"] for file in files if f"{name}/{file}" in documents}
+                folder.download(listing[name], selected, read)
+                folder.remove_deleted(listing[name], selected)
 
     def push_run(self, run: str) -> None:
         """Upload what changed in the folder of a run and delete there what the run no longer needs.
@@ -142,7 +140,8 @@ class RemoteResults:
         checkpoint here is not the one of `train.json`.
         """
         if self.url and (self.local / run).is_dir():
-            self._upload(run)
+            with self._open(run) as folder:
+                folder.upload()
 
     def push_all(self, below: str = "") -> None:
         """Upload everything that changed below a folder of the results."""
@@ -151,8 +150,8 @@ class RemoteResults:
         names = (file.relative_to(self.local).as_posix() for file in (self.local / below).rglob("*") if file.is_file())
         # A folder may have nothing left but its record.
         folders = {_folder_of(name) for name in names if _is_shared(name) or name.endswith(f"/{RECORD_FILE}")}
-        for folder in sorted(folders - {""}):
-            self._upload(folder)
+        for name in sorted(folders - {""}):
+            self.push_run(name)
 
     def try_push_all(self, below: str = "") -> None:
         """Call `push_all` after another error: a failure is logged, so that the first error stays visible."""
@@ -164,166 +163,155 @@ class RemoteResults:
     def delete_run(self, run: str) -> None:
         """Delete a run at the URL, `train.json` first; its local folder is left to `RunFolder.clear`."""
         if self.url:
-            with self._locked(run):
-                for name in sorted(self._remote.list(run), key=lambda name: name != TRAIN):
-                    self._remote.delete(f"{run}/{name}")
-                (self.local / run / RECORD_FILE).unlink(missing_ok=True)
+            with self._open(run) as folder:
+                for name in sorted(folder.remote.list(run), key=lambda name: name != TRAIN):
+                    folder.remote.delete(f"{run}/{name}")
+                (folder.path / RECORD_FILE).unlink(missing_ok=True)
 
-    @property
-    def _remote(self) -> RemoteFolder:
-        assert self.url
-        return RemoteFolder(self.url)
-
-    def _locked(self, folder: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def _open(self, name: str) -> Iterator[SyncedFolder]:
         """Lock a folder of the results: one process of this machine at a time synchronizes it."""
-        return file_lock(self.local / ".remote" / f"{hashlib.sha256(folder.encode()).hexdigest()[:16]}.lock")
-
-    def _list(self, folder: str) -> dict[str, str]:
-        return {name: version for name, version in self._remote.list(folder).items() if _belongs(name, folder)}
-
-    def _read(self, names: Iterator[str]) -> dict[str, bytes]:
-        return self._remote.read(name for name in names if name.endswith(".json"))
-
-    def _download(
-        self, folder: str, there: Mapping[str, str], selected: Select, documents: Mapping[str, bytes] | None = None
-    ) -> None:
-        """Download what is newer at the URL, `train.json` last."""
-        path, record = self.local / folder, SyncRecord(self.local / folder)
-        newer = record.newer(there, selected)
-        if not newer:
-            return
-        if documents is None:
-            documents = self._read(f"{folder}/{name}" for name in newer)
-        if TRAIN in newer:
-            (path / TRAIN).unlink(missing_ok=True)
-            if CHECKPOINT not in newer and not record.is_current(CHECKPOINT, there.get(CHECKPOINT, "")):
-                # It belongs to another training.
-                (path / CHECKPOINT).unlink(missing_ok=True)
-        for name in sorted(newer, key=lambda name: name == TRAIN):
-            # What was deleted since it was listed is skipped.
-            if name.endswith(".json"):
-                if f"{folder}/{name}" not in documents:
-                    continue
-                write_bytes(path / name, documents[f"{folder}/{name}"])
-            else:
-                try:
-                    download(join(self.url or "", f"{folder}/{name}"), path / name, replace=True)
-                except NotFound:
-                    continue
-            record.add(name, there[name], _stamp(path / name))
-        record.save()
-
-    def _remove_deleted(self, folder: str, there: Mapping[str, str], selected: Select) -> None:
-        """Remove here what another machine deleted at the URL, unless it has changed here since."""
-        path, record = self.local / folder, SyncRecord(self.local / folder)
-        gone = [name for name in record.files if name not in there and selected(name)]
-        for name in sorted(gone, key=lambda name: name != TRAIN):
-            _, stamp = record.files.pop(name)
-            if stamp == _stamp(path / name):
-                (path / name).unlink(missing_ok=True)
-        if gone:
-            record.save()
-
-    def _upload(self, folder: str) -> None:
-        with self._locked(folder):
-            path, record = self.local / folder, SyncRecord(self.local / folder)
-            changed = record.changed(folder)
-            deleted = record.deleted(folder)
-            plain = [name for name in sorted(changed) if name not in (TRAIN, CHECKPOINT)]
-            finished = TRAIN in changed
-            if not (plain or deleted or finished):
-                return
-            for name in plain:
-                try:
-                    self._remote.write(f"{folder}/{name}", path / name)
-                except NotFound:
-                    # An older state may have been removed here since.
-                    if (path / name).exists():
-                        raise
-            accepted = not finished or self._upload_finished(folder, record)
-            for name in deleted:
-                self._remote.delete(f"{folder}/{name}")
-                record.files.pop(name)
-            there = self._list(folder)
-            for name in plain:
-                if name in there:
-                    record.add(name, there[name], changed[name])
-            record.save()
-            if not accepted:
-                self._download(folder, there, lambda name: not _is_temporary(name))
-
-    def _upload_finished(self, folder: str, record: SyncRecord) -> bool:
-        """Upload the checkpoint and then `train.json`; False if another machine has finished the run."""
-        path, names = self.local / folder, (CHECKPOINT, TRAIN)
-        if not _is_complete(path):
-            problem = f"{path / CHECKPOINT} is not the file that training wrote (its SHA-256 differs)"
-            raise UserError(f"{problem}; train again with --force")
-        ours = {f"{folder}/{name}": (path / name).read_bytes() for name in names}
-        for wait in CONFLICT_WAITS:
-            there = self._list(folder)
-            if TRAIN in there:
-                found = self._remote.read([f"{folder}/{TRAIN}"]).get(f"{folder}/{TRAIN}")
-                if there[TRAIN] != record.version(TRAIN) and found not in (None, ours[f"{folder}/{TRAIN}"]):
-                    return False
-                self._remote.delete(f"{folder}/{TRAIN}")
-            for name in names:
-                self._remote.write(f"{folder}/{name}", path / name)
-            # Another machine may have uploaded between the two. Listed before reading: a later version counts as newer.
-            there = self._list(folder)
-            if self._remote.read(ours) == ours:
-                for name in names:
-                    record.add(name, there[name], _stamp(path / name))
-                return True
-            time.sleep(wait * random.random())
-        raise UserError(f"{redact(self.url or '')}/{folder} is being written by another machine; stop one of the two")
+        assert self.url
+        with file_lock(self.local / ".remote" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"):
+            yield SyncedFolder(RemoteFolder(self.url), self.local, name)
 
 
-class SyncRecord:
-    """`.remote.json` of a folder: for each synchronized file its version at the URL, and its stamp here at that time.
+class SyncedFolder:
+    """A folder of the results, here and at the URL.
 
-    If it is lost, the files are downloaded again.
+    `.remote.json` in it keeps for each synchronized file its version at the URL, and its stamp here at that time. If it
+    is lost, the files are downloaded again.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, remote: RemoteFolder, local: Path, name: str) -> None:
+        self.remote, self.name, self.path = remote, name, local / name
         self.files: dict[str, tuple[str, Stamp]] = {}
         with suppress(OSError, ValueError, TypeError):
-            content = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
+            content = json.loads((self.path / RECORD_FILE).read_text(encoding="utf-8"))
             self.files = {name: (str(version), list(stamp)) for name, (version, stamp) in content["files"].items()}
-
-    def version(self, name: str) -> str | None:
-        return self.files[name][0] if name in self.files else None
-
-    def is_current(self, name: str, version: str) -> bool:
-        """Whether the file exists here and the URL has nothing newer."""
-        return self.version(name) == version and (self.path / name).exists()
-
-    def newer(self, there: Mapping[str, str], selected: Select) -> list[str]:
-        """List the selected files of which the URL has a version that was never here, or that are missing here."""
-        return [name for name, version in there.items() if selected(name) and not self.is_current(name, version)]
-
-    def changed(self, folder: str) -> dict[str, Stamp]:
-        """List the files here that were written since they were synchronized."""
-        # os.walk ignores folders that vanish meanwhile, such as `state` at the end of a training.
-        files = (Path(root, name) for root, _, names in os.walk(self.path) for name in names)
-        stamps = {file.relative_to(self.path).as_posix(): _stamp(file) for file in files}
-        return {
-            name: stamp
-            for name, stamp in stamps.items()
-            if stamp and _belongs(name, folder) and (name not in self.files or self.files[name][1] != stamp)
-        }
-
-    def deleted(self, folder: str) -> list[str]:
-        """List files that were removed here and are not needed at the URL: states, and files of a rerun suite."""
-        remade = folder.startswith(f"{COLLECTIONS}/")
-        return [name for name in self.files if (remade or _is_temporary(name)) and not (self.path / name).exists()]
-
-    def add(self, name: str, version: str, stamp: Stamp | None) -> None:
-        if stamp is not None:
-            self.files[name] = version, stamp
 
     def save(self) -> None:
         write_json(self.path / RECORD_FILE, {"files": self.files})
+
+    def list_remote(self) -> dict[str, str]:
+        """List the files at the URL with their versions."""
+        return {name: version for name, version in self.remote.list(self.name).items() if self._holds(name)}
+
+    def read(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Read the documents among the files at the URL; those that do not exist are left out."""
+        found = self.remote.read(f"{self.name}/{name}" for name in names if _is_document(name))
+        return {name.removeprefix(f"{self.name}/"): content for name, content in found.items()}
+
+    def find_newer(self, there: Mapping[str, str], selected: Select) -> list[str]:
+        """List the selected files of which the URL has a version that was never here, or that are missing here."""
+        return [name for name, version in there.items() if selected(name) and not self._is_current(name, version)]
+
+    def download(self, there: Mapping[str, str], selected: Select, documents: Mapping[str, bytes]) -> None:
+        """Download what is newer at the URL, of which `documents` are read already, `train.json` last."""
+        newer = self.find_newer(there, selected)
+        if TRAIN in newer:
+            (self.path / TRAIN).unlink(missing_ok=True)
+            if CHECKPOINT not in newer and not self._is_current(CHECKPOINT, there.get(CHECKPOINT, "")):
+                # It belongs to another training.
+                (self.path / CHECKPOINT).unlink(missing_ok=True)
+        for name in sorted(newer, key=lambda name: name == TRAIN):
+            # What was deleted since it was listed is skipped.
+            with suppress(NotFound, KeyError):
+                if _is_document(name):
+                    write_bytes(self.path / name, documents[name])
+                else:
+                    download(join(self.remote.url, f"{self.name}/{name}"), self.path / name, replace=True)
+                self._add(name, there[name], _stamp(self.path / name))
+        if newer:
+            self.save()
+
+    def remove_deleted(self, there: Mapping[str, str], selected: Select) -> None:
+        """Remove here what another machine deleted at the URL, unless it has changed here since."""
+        if all(name in there for name in self.files if selected(name)):
+            return
+        # Another process of this machine may have uploaded since `there` was listed.
+        there = self.list_remote()
+        deleted = [name for name in self.files if name not in there and selected(name)]
+        for name in sorted(deleted, key=lambda name: name != TRAIN):
+            _, stamp = self.files.pop(name)
+            if stamp == _stamp(self.path / name):
+                (self.path / name).unlink(missing_ok=True)
+        self.save()
+
+    def upload(self) -> None:
+        """Upload what was written here since it was synchronized, and delete what is not needed at the URL.
+
+        That are states, and files that a suite no longer writes. If another machine has finished the run, its result is
+        downloaded instead.
+        """
+        # os.walk ignores folders that vanish meanwhile, such as `state` at the end of a training.
+        files = (Path(root, name) for root, _, names in os.walk(self.path) for name in names)
+        stamps = {file.relative_to(self.path).as_posix(): _stamp(file) for file in files}
+        changed = [
+            n for n, s in stamps.items() if s and self._holds(n) and (n not in self.files or self.files[n][1] != s)
+        ]
+        is_collection = self.name.startswith(f"{COLLECTIONS}/")
+        deleted = [n for n in self.files if (is_collection or _is_temporary(n)) and not (self.path / n).exists()]
+        plain = [name for name in sorted(changed) if name not in (TRAIN, CHECKPOINT)]
+        if not (plain or deleted or TRAIN in changed):
+            return
+        for name in plain:
+            try:
+                self.remote.write(f"{self.name}/{name}", self.path / name)
+            except NotFound:
+                # An older state may have been removed here since.
+                if (self.path / name).exists():
+                    raise
+        accepted = TRAIN not in changed or self._upload_finished()
+        for name in deleted:
+            self.remote.delete(f"{self.name}/{name}")
+            self.files.pop(name)
+        there = self.list_remote()
+        for name in plain:
+            if name in there:
+                self._add(name, there[name], stamps[name])
+        self.save()
+        if not accepted:
+            newer = self.find_newer(there, lambda name: not _is_temporary(name))
+            self.download(there, lambda name: not _is_temporary(name), self.read(newer))
+
+    def _upload_finished(self) -> bool:
+        """Upload the checkpoint and then `train.json`; False if another machine has finished the run."""
+        names = (CHECKPOINT, TRAIN)
+        if not _is_complete(self.path):
+            problem = f"{self.path / CHECKPOINT} is not the file that training wrote (its SHA-256 differs)"
+            raise UserError(f"{problem}; train again with --force")
+        ours = {f"{self.name}/{name}": (self.path / name).read_bytes() for name in names}
+        for wait in CONFLICT_WAITS:
+            there = self.list_remote()
+            if TRAIN in there:
+                found = self.read([TRAIN]).get(TRAIN)
+                if not self._is_current(TRAIN, there[TRAIN]) and found not in (None, ours[f"{self.name}/{TRAIN}"]):
+                    return False
+                self.remote.delete(f"{self.name}/{TRAIN}")
+            for name in names:
+                self.remote.write(f"{self.name}/{name}", self.path / name)
+            # Another machine may have uploaded between the two. Listed before reading: a later version counts as newer.
+            there = self.list_remote()
+            if self.remote.read(ours) == ours:
+                for name in names:
+                    self._add(name, there[name], _stamp(self.path / name))
+                return True
+            time.sleep(wait * random.random())
+        name = f"{redact(self.remote.url)}/{self.name}"
+        raise UserError(f"{name} is being written by another machine; stop one of the two")
+
+    def _holds(self, name: str) -> bool:
+        """Whether the file `name` is synchronized with this folder: those in subfolders of a run are, others not."""
+        return _is_shared(name) and ("/" not in name or RUN.fullmatch(self.name) is not None)
+
+    def _is_current(self, name: str, version: str) -> bool:
+        """Whether the file exists here and the URL has nothing newer."""
+        return name in self.files and self.files[name][0] == version and (self.path / name).exists()
+
+    def _add(self, name: str, version: str, stamp: Stamp | None) -> None:
+        if stamp is not None:
+            self.files[name] = version, stamp
 
 
 class CheckpointUploader:
@@ -372,14 +360,13 @@ def _folder_of(name: str) -> str:
     return run[0] if run else name.rpartition("/")[0]
 
 
-def _belongs(name: str, folder: str) -> bool:
-    """Whether the file `name` of `folder` is synchronized with it: subfolders of a run are, those of others are not."""
-    return _is_shared(name) and ("/" not in name or RUN.fullmatch(folder) is not None)
-
-
 def _is_shared(name: str) -> bool:
     """Whether a file of the results belongs at the URL."""
     return not LOCAL_ONLY.match(name) and not any(part.startswith(".") for part in name.split("/"))
+
+
+def _is_document(name: str) -> bool:
+    return name.endswith(".json")
 
 
 def _is_temporary(name: str) -> bool:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from procap.errors import UserError
 from runner.config import RunConfig, Target
 from runner.correctness import unpack_bits
+from shards.files import write_file
 from shards.locks import LockHeld, file_lock
 
 SCHEMA: Literal[1] = 1
@@ -233,19 +233,8 @@ class EvalResult(_Record):
 
 def write_bytes(path: Path, data: bytes) -> str:
     """Replace `path` by `data` or leave it unchanged; returns the SHA-256. Raises UserError if it cannot be written."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_file(path, data)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"cannot write {path}: {reason}; make room there or name another --results") from error

@@ -22,4 +22,4 @@ def pipeline(name: str, split: str = "train", root: str = "") -> webdataset.WebD
     from shards.home import data_root
     from shards.reader import open_dataset
 
-    return open_dataset(data_root(root), name, stream=True).streamed(split).pipeline(deal=True)
+    return open_dataset(data_root(root), name, stream=True).pipeline(split)

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import DataError
+from shards.files import file_sha256
 from shards.hash_cache import HashCache
 from shards.index import INDEX_FILE, PATHS_FILE, index_rows
 from shards.manifest import Manifest, Shard, repack_hint
 from shards.mirror import fetch_file, is_mirror
-from shards.tar import file_sha256
 
 # Splits up to this size are hashed every time they are opened (a fraction of a second); larger ones once per change.
 ALWAYS_HASH_BYTES = 256 * 2**20

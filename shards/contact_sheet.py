@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shards.errors import DataError, DataUsageError
+from shards.files import replace_at_end
 from shards.reader import Split, open_dataset
 
 # Inches. One class is a strip of square images under its name; strips fill the page in columns.
@@ -94,12 +94,8 @@ def _draw(
         axes.imshow(_strip(images, label, per_class), interpolation="nearest", aspect="auto")
         axes.set_axis_off()
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        figure.savefig(part, format="png", dpi=150, facecolor=PAPER)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with replace_at_end(target) as temporary:
+        figure.savefig(temporary, format="png", dpi=150, facecolor=PAPER)
 
 
 def _columns(classes: int, per_class: int) -> int:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from shards.errors import DataError, DataUsageError, unknown_name
-from shards.manifest import SAMPLES_FOLDER, lines_digest, write_text
+from shards.files import write_file
+from shards.manifest import SAMPLES_FOLDER, lines_digest
 from shards.reader import ShardSet, Split
 
 Classes = Literal["all", "base", "novel", "dev-base", "dev-novel"]
@@ -281,7 +282,7 @@ def write_samples(file: Path, samples: FewShotSamples) -> None:
     ordered = {name: content[name] for name in _SamplesFile.model_fields}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+        write_file(file, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise DataError(f"cannot write {file}: {error.strerror or error}") from None
 

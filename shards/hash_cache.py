@@ -7,7 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from shards.manifest import Shard, write_text
+from shards.files import write_file
+from shards.manifest import Shard
 
 FILE = "verified.json"
 
@@ -17,26 +18,26 @@ class HashCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[str, list[object]] = {}
+        self._verified: dict[str, list[object]] = {}
         # A missing or unreadable record means hashing again.
         with suppress(OSError, ValueError):
             content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            self._known = content if isinstance(content, dict) else {}
+            self._verified = content if isinstance(content, dict) else {}
 
     def is_verified(self, shard: Shard, stat: os.stat_result | None = None) -> bool:
         """Whether the shard was hashed and its file, or the one of `stat`, has not been written or replaced since."""
         try:
-            return self._known.get(shard.file) == self._facts(shard, stat)
+            return self._verified.get(shard.file) == self._facts(shard, stat)
         except OSError:
             return False
 
     def add(self, shard: Shard, stat: os.stat_result | None = None) -> None:
-        self._known[shard.file] = self._facts(shard, stat)
+        self._verified[shard.file] = self._facts(shard, stat)
 
     def save(self) -> None:
         # On a read-only data root every run hashes again, which is slower but as safe.
         with suppress(OSError):
-            write_text(self.folder / FILE, json.dumps(self._known, indent=1, sort_keys=True) + "\n")
+            write_file(self.folder / FILE, json.dumps(self._verified, indent=1, sort_keys=True) + "\n")
 
     def _facts(self, shard: Shard, stat: os.stat_result | None) -> list[object]:
         stat = stat or (self.folder / shard.file).stat()

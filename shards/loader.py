@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -21,6 +20,7 @@ from torch import Tensor
 from shards.errors import DataUsageError
 from shards.reader import Split
 from shards.rng import generator
+from shards.transfer import prefetch
 from shards.transforms import EvalTransform, TrainAugment
 
 CACHE_BYTES = 2**30
@@ -216,31 +216,24 @@ def _batches(
 ) -> Iterator[tuple[list[Item], Tensor]]:
     """Yield each list of items with its images [B, 3, S, S], which `prepare(item, out)` writes one by one.
 
-    Threads prepare up to `BATCHES_AHEAD` batches early; what one of them raises is raised here, in list order.
+    With workers, threads prepare up to `BATCHES_AHEAD` later batches; what one of them raises is raised here, in order.
     """
-    if not workers:
-        for share in shares:
-            images = torch.empty(len(share), 3, size, size)
-            for i, out in zip(share, images, strict=True):
-                prepare(i, out)
-            yield share, images
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="images")
-    ahead: deque[tuple[list[Item], Tensor, list[Future[object]]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="images") if workers else None
 
-    def oldest() -> tuple[list[Item], Tensor]:
-        share, images, futures = ahead.popleft()
-        for future in futures:
-            future.result()
-        return share, images
+    def start(share: list[Item]) -> tuple[list[Item], Tensor, list[Future[object]]]:
+        images = torch.empty(len(share), 3, size, size)
+        pairs = zip(share, images, strict=True)
+        if pool is not None:
+            return share, images, [pool.submit(prepare, *pair) for pair in pairs]
+        for pair in pairs:
+            prepare(*pair)
+        return share, images, []
 
     try:
-        for share in shares:
-            images = torch.empty(len(share), 3, size, size)
-            ahead.append((share, images, [pool.submit(prepare, *pair) for pair in zip(share, images, strict=True)]))
-            if len(ahead) > BATCHES_AHEAD:
-                yield oldest()
-        while ahead:
-            yield oldest()
+        for share, images, futures in prefetch(shares, start, BATCHES_AHEAD if workers else 0):
+            for future in futures:
+                future.result()
+            yield share, images
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)

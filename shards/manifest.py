@@ -6,9 +6,7 @@ import hashlib
 import json
 import os
 import shlex
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,9 +18,6 @@ FILE = "manifest.json"
 MIRROR_FILE = "mirror.json"
 # Imported few-shot samples, which stay when a data set is packed again.
 SAMPLES_FOLDER = "few-shot"
-
-# A temporary file that is this old (seconds) was left by a process that was killed while it wrote.
-ABANDONED = 3600
 
 
 class Shard(BaseModel):
@@ -78,25 +73,6 @@ def lines_digest(lines: Iterable[str]) -> str:
     for number, line in enumerate(lines):
         digest.update(f"\n{line}".encode() if number else line.encode())
     return digest.hexdigest()[:16]
-
-
-def write_bytes(file: Path, data: bytes) -> None:
-    """Write a whole file or nothing, and remove temporary files that killed writers of the same file left."""
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
-    for left in file.parent.glob(f".{file.name}.*.part"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > ABANDONED:
-                left.unlink()
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write text in UTF-8 with `write_bytes`."""
-    write_bytes(file, text.encode())
 
 
 def convention_texts(manifest: Manifest) -> dict[str, str]:

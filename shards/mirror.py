@@ -7,23 +7,21 @@ downloaded again. The server is not trusted: names that would leave the folder o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import time
 import warnings
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from shards.files import write_file
 from shards.hash_cache import HashCache
 from shards.locks import file_lock
-from shards.manifest import FILE, MIRROR_FILE, Manifest, Shard, convention_texts, is_mirror, parse_manifest, write_text
+from shards.manifest import FILE, MIRROR_FILE, Manifest, Shard, convention_texts, is_mirror, parse_manifest
 from shards.remote import download, read_bytes
-from shards.tar import file_sha256
-from shards.urls import cache_name, canonical, has_secrets, is_url, join, local_path, redact
+from shards.urls import cache_name, canonical, is_url, join, local_path, redact
 
 CHECKED_FILE = ".checked"
 """A file whose modification time is that of the last check of the server's manifest."""
@@ -37,10 +35,8 @@ FRESH = 10.0
 def mirror_root(url: str, cache: Path) -> Path:
     """Return the folder that stands for the data root at `url`, created if needed; for file:// the folder itself.
 
-    Nothing is downloaded yet. Raises DataUsageError for what is not a URL, DataError when the cache cannot be written.
+    Nothing is downloaded yet. Raises DataError when the cache cannot be written.
     """
-    if not is_url(url):
-        raise DataUsageError(f"{url} is not a URL")
     url = canonical(url)
     folder = local_path(url)
     if folder is not None:
@@ -49,8 +45,8 @@ def mirror_root(url: str, cache: Path) -> Path:
     try:
         if not is_mirror(root):
             # mirror.json holds the URL with its password or signature.
-            root.mkdir(parents=True, exist_ok=True, mode=0o700 if has_secrets(url) else 0o777)
-            write_text(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
+            root.mkdir(parents=True, exist_ok=True, mode=0o777 if redact(url) == url else 0o700)
+            write_file(root / MIRROR_FILE, json.dumps({"url": url}) + "\n")
     except OSError as error:
         reason = f"({error.strerror}); choose another cache with PROCAP_HOME"
         raise DataError(f"{root} cannot be written {reason}") from error
@@ -59,12 +55,10 @@ def mirror_root(url: str, cache: Path) -> Path:
 
 def mirrored_url(root: Path) -> str:
     """Return the URL that a mirror stands for. Raises DataError when its mirror.json is broken."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
         url = json.loads((root / MIRROR_FILE).read_text(encoding="utf-8"))["url"]
         if isinstance(url, str) and is_url(url):
             return url
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
     raise DataError(f"{root / MIRROR_FILE} does not name the URL that it mirrors; delete {root}")
 
 
@@ -79,11 +73,9 @@ def has_dataset(root: Path, name: str) -> bool:
 
     A broken data set counts. Raises Unreachable when the mirror has none and the server does not answer.
     """
-    if not NAME.fullmatch(name):
-        return False
     try:
         refresh(root, name)
-    except NotFound:
+    except (NotFound, DataUsageError):
         return False
     except Unreachable:
         raise
@@ -108,10 +100,11 @@ def refresh(root: Path, name: str) -> None:
         with suppress(OSError):
             stack.enter_context(file_lock(root / f".{name}.lock"))
         last = (folder / FILE).read_text(encoding="utf-8") if (folder / FILE).is_file() else None
-        if last is not None and _is_fresh(folder):
-            return
+        with suppress(OSError):
+            if last is not None and 0 <= time.time() - (folder / CHECKED_FILE).stat().st_mtime < FRESH:
+                return
         try:
-            data = read_bytes(url, MANIFEST_LIMIT, retry=last is None)
+            text = read_bytes(url, MANIFEST_LIMIT, retry=last is None).decode(errors="replace")
         except Unreachable as error:
             if last is None:
                 raise
@@ -119,17 +112,10 @@ def refresh(root: Path, name: str) -> None:
         except NotFound as error:
             raise NotFound(f"no shards of '{name}' at {redact(mirrored_url(root))}: {error}") from error
         else:
-            text = data.decode(errors="replace")
             if text != last:
                 _write_manifest(folder, text, _parse_untrusted(text, redact(url), name))
         with suppress(OSError):
             (folder / CHECKED_FILE).touch()
-
-
-def _is_fresh(folder: Path) -> bool:
-    with suppress(OSError):
-        return 0 <= time.time() - (folder / CHECKED_FILE).stat().st_mtime < FRESH
-    return False
 
 
 def _parse_untrusted(text: str, url: str, name: str) -> Manifest:
@@ -151,26 +137,23 @@ def _parse_untrusted(text: str, url: str, name: str) -> Manifest:
 
 
 def _write_manifest(folder: Path, text: str, manifest: Manifest) -> None:
+    """Write what any reader of the convention needs beside the shards, the manifest last."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for split, entry in manifest.splits.items():
-            (folder / split).mkdir(exist_ok=True)
-            write_text(folder / split / "nshards.txt", f"{len(entry.shards)}\n")
+            write_file(folder / split / "nshards.txt", f"{len(entry.shards)}\n")
         for file, content in convention_texts(manifest).items():
-            write_text(folder / file, content)
-        write_text(folder / FILE, text)
+            write_file(folder / file, content)
+        write_file(folder / FILE, text)
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror or error})") from error
 
 
-def fetch_file(folder: Path, file: str, sha256: str) -> None:
+def fetch_file(folder: Path, file: str, sha256: str, size: int | None = None) -> os.stat_result | None:
     """Download a file of a mirrored data set unless it is there with that SHA-256; does nothing elsewhere."""
     if not is_mirror(folder.parent):
-        return
-    with suppress(OSError):
-        if file_sha256(folder / file) == sha256:
-            return
-    download(join(mirrored_url(folder.parent), f"{folder.name}/{file}"), folder / file, sha256=sha256)
+        return None
+    url = join(mirrored_url(folder.parent), f"{folder.name}/{file}")
+    return download(url, folder / file, sha256=sha256, size=size)
 
 
 def is_fetched(folder: Path, shard: Shard) -> bool:
@@ -178,51 +161,25 @@ def is_fetched(folder: Path, shard: Shard) -> bool:
     return not is_mirror(folder.parent) or (folder / shard.file).exists()
 
 
-@dataclass(frozen=True)
-class MirroredShards:
-    """The shards of a split of a mirrored data set, each downloaded when it is first opened; cheap to pickle."""
+def open_shard(folder: Path, shard: Shard) -> int:
+    """Return a descriptor of a shard of a mirror, which is downloaded first unless it is there and verified.
 
-    folder: Path
-    shards: tuple[Shard, ...]
-
-    def open(self, number: int) -> int:
-        """Return a descriptor of a verified shard. Raises DataError naming what the server has instead."""
-        shard = self.shards[number]
-        descriptor = self._open_verified(shard)
-        if descriptor is None:
-            url = join(mirrored_url(self.folder.parent), f"{self.folder.name}/{shard.file}")
-            download(url, self.folder / shard.file, sha256=shard.sha256, size=shard.size)
-            descriptor = self._open_verified(shard)
-        if descriptor is None:
-            reason = "changed while it was opened: its data set was packed anew; try again"
-            raise DataError(f"{self.folder / shard.file} {reason}")
-        return descriptor
-
-    def _open_verified(self, shard: Shard) -> int | None:
-        try:
-            descriptor = os.open(self.folder / shard.file, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            # The open file is checked, not its name: another version of the data set may take the name at any time.
-            stat = os.fstat(descriptor)
-            if HashCache(self.folder).is_verified(shard, stat):
-                return descriptor
-            with os.fdopen(os.dup(descriptor), "rb") as stream:
-                verified = hashlib.file_digest(stream, "sha256").hexdigest() == shard.sha256
-        except BaseException:
-            os.close(descriptor)
-            raise
-        if not verified:
-            os.close(descriptor)
-            return None
-        with suppress(OSError), file_lock(self.folder / ".verified.lock"):
-            cache = HashCache(self.folder)
+    Raises OSError, or DataError that names what the server has instead.
+    """
+    cache = HashCache(folder)
+    if not cache.is_verified(shard):
+        stat = fetch_file(folder, shard.file, shard.sha256, shard.size)
+        # A mirror on a read-only disk is hashed by every process.
+        with ExitStack() as stack:
+            with suppress(OSError):
+                stack.enter_context(file_lock(folder / ".verified.lock"))
+            cache = HashCache(folder)
             cache.add(shard, stat)
             cache.save()
-        return descriptor
-
-
-def mirrored_shards(folder: Path, shards: tuple[Shard, ...]) -> MirroredShards | None:
-    """Return how the shards of a split are opened in a mirror; None in a data root that is no mirror."""
-    return MirroredShards(folder, shards) if is_mirror(folder.parent) else None
+    descriptor = os.open(folder / shard.file, os.O_RDONLY | os.O_CLOEXEC)
+    # The open file is checked, not its name: another version of the data set may take the name at any time.
+    if not cache.is_verified(shard, os.fstat(descriptor)):
+        os.close(descriptor)
+        reason = "changed while it was opened: its data set was packed anew; try again"
+        raise DataError(f"{folder / shard.file} {reason}")
+    return descriptor

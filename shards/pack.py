@@ -20,6 +20,7 @@ import numpy as np
 
 from shards.catalogue import find
 from shards.errors import DataError, DataUsageError
+from shards.files import write_file
 from shards.index import INDEX, INDEX_FILE, PATHS_FILE, Paths, index_bytes
 from shards.manifest import (
     FILE,
@@ -30,8 +31,6 @@ from shards.manifest import (
     is_mirror,
     lines_digest,
     unfit_texts,
-    write_bytes,
-    write_text,
 )
 from shards.mirror import refuse_packing
 from shards.pack_folders import check_replaceable, packing_lock, partial_folder, replace_dataset, restore_dataset
@@ -178,7 +177,7 @@ def _write(
     _refuse_full_disk(source, counts, partial)
     complete = partial / "set"
     complete.mkdir(parents=True, exist_ok=True)
-    write_text(partial / "plan.json", plan)
+    write_file(partial / "plan.json", plan)
     _pack_shards(source, counts, partial, per_shard, workers, on_progress)
     manifest = Manifest(
         dataset=source.name,
@@ -191,8 +190,8 @@ def _write(
         splits={split: _finish_split(source, partial, split, count, per_shard) for split, count in counts.items()},
     )
     for file, text in convention_texts(manifest).items():
-        write_text(complete / file, text)
-    write_text(complete / FILE, manifest.to_json())
+        write_file(complete / file, text)
+    write_file(complete / FILE, manifest.to_json())
     return manifest
 
 
@@ -213,7 +212,7 @@ def _goes_on(partial: Path, plan: str) -> bool:
         same = (partial / "plan.json").read_text(encoding="utf-8") == plan
     except (OSError, UnicodeDecodeError):
         return False
-    for left in partial.rglob(".*.part"):
+    for left in partial.rglob(".*.tmp"):
         left.unlink(missing_ok=True)
     return same
 
@@ -282,9 +281,9 @@ def _finish_split(source: Source, partial: Path, split: str, count: int, per_sha
     paths = Paths(lambda: text, count)
     _refuse_repeated(source.name, split, paths)
     index, folder = index_bytes(rows), partial / "set" / split
-    write_bytes(folder / INDEX_FILE, index)
-    write_bytes(folder / PATHS_FILE, text)
-    write_text(folder / "nshards.txt", f"{len(shards)}\n")
+    write_file(folder / INDEX_FILE, index)
+    write_file(folder / PATHS_FILE, text)
+    write_file(folder / "nshards.txt", f"{len(shards)}\n")
     return SplitEntry(
         count=count,
         digest=lines_digest(

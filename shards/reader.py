@@ -16,21 +16,23 @@ from numpy.typing import NDArray
 
 from shards.checks import check_files, check_hashes, read_index, read_paths
 from shards.errors import DataError, DataUsageError
-from shards.files import ShardFiles
 from shards.index import Paths
 from shards.manifest import Manifest, read_manifest
-from shards.mirror import mirrored_shards, refresh
-from shards.streaming import StreamedShards
+from shards.mirror import refresh
+from shards.shard_files import ShardFiles
+from shards.streaming import make_pipeline, stream_images
 from shards.tar import sample_key
 
 if TYPE_CHECKING:
+    import webdataset
     from PIL.Image import Image
 
 
 class Split:
     """A list of images, all of a split or a selection: their rows of the index [N], positions in the split [N], labels.
 
-    Paths are read from the disk when the first is needed.
+    Paths are read from the disk when the first is needed. is_streamed: images are read by `stream`, shard by shard,
+    instead of by position.
     """
 
     def __init__(
@@ -40,12 +42,11 @@ class Split:
         positions: NDArray[np.int64],
         labels: NDArray[np.int64],
         paths: Paths,
-        streamed: StreamedShards | None = None,
+        is_streamed: bool = False,
     ) -> None:
-        self._files, self._paths, self._streamed = files, paths, streamed
-        self.rows = rows
-        self.positions = positions
-        self.labels = labels
+        self._files, self._paths = files, paths
+        self.rows, self.positions, self.labels = rows, positions, labels
+        self.is_streamed = is_streamed
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -60,15 +61,9 @@ class Split:
         row = self.rows[i]
         return self._files.read(int(row["shard"]), int(row["offset"]), int(row["size"]))
 
-    @property
-    def is_streamed(self) -> bool:
-        """Whether images are read by `stream`, shard by shard, instead of by position."""
-        return self._streamed is not None
-
     def stream(self, order: Sequence[int]) -> Generator[bytes, None, None]:
         """Yield the encoded bytes of the images `order`, each at most once, shard by shard without a local copy."""
-        assert self._streamed is not None
-        return self._streamed.read(self.rows, self.positions, order)
+        return stream_images(self._files, self.rows, self.positions, order)
 
     def image(self, i: int) -> Image:
         """Read and decode image `i` to RGB; raises DataError naming shard, member and path if it is undecodable."""
@@ -82,10 +77,12 @@ class Split:
             return decode(data)
         except ImageError as error:
             position = int(self.positions[i])
-            shard = self._files.files[int(self.rows[i]["shard"])]
+            shard = self._files.path(int(self.rows[i]["shard"]))
             member = f"member {sample_key(position)} ({self._paths[position]})"
             place = f"image {position + 1} of {len(self._paths)}"
-            raise DataError(f"'{self._files.dataset}': {shard}: {member} is undecodable ({error}); {place}") from error
+            raise DataError(
+                f"'{self._files.folder.name}': {shard}: {member} is undecodable ({error}); {place}"
+            ) from error
 
     def subset(self, indices: Sequence[int] | NDArray[np.int64], relabel: Mapping[int, int] | None = None) -> Split:
         """Select the images at `indices`, in that order; `relabel` maps their labels to new ones."""
@@ -93,7 +90,7 @@ class Split:
         labels = self.labels[chosen]
         if relabel is not None:
             labels = np.array([relabel[int(label)] for label in labels], np.int64)
-        return Split(self._files, self.rows[chosen], self.positions[chosen], labels, self._paths, self._streamed)
+        return Split(self._files, self.rows[chosen], self.positions[chosen], labels, self._paths, self.is_streamed)
 
 
 class ShardSet:
@@ -133,10 +130,10 @@ class ShardSet:
             check_hashes(self.folder, self.manifest, name)
         return split
 
-    def streamed(self, name: str) -> StreamedShards:
-        """Open the shards of a split to read them from start to end."""
+    def pipeline(self, name: str) -> webdataset.WebDataset:
+        """Make a webdataset pipeline over the shards of a split, dealt to processes and workers."""
         self.require(name)
-        return StreamedShards(self.folder, self.manifest.splits[name].shards)
+        return make_pipeline(self.unverified(name)._files, deal=True)
 
     def unverified(self, name: str, fetch: bool = False) -> Split:
         """Open one split without verifying the bytes of its shards, for a check that reads them anyway.
@@ -145,11 +142,9 @@ class ShardSet:
         """
         rows = self._index(name)
         entry = self.manifest.splits[name]
-        mirrored = mirrored_shards(self.folder, entry.shards) if fetch else None
-        files = ShardFiles(self.name, [self.folder / shard.file for shard in entry.shards], mirrored)
+        files = ShardFiles(self.folder, entry.shards, fetch=fetch)
         paths = Paths(partial(read_paths, self.folder, self.manifest, name), entry.count)
-        streamed = self.streamed(name) if self.stream else None
-        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths, streamed)
+        return Split(files, rows, np.arange(len(rows)), rows["label"].astype(np.int64), paths, self.stream)
 
     def require(self, name: str) -> None:
         """Check names and sizes of a split's shards, which costs little; raises as `split` does."""

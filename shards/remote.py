@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar
 
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from shards.files import file_sha256, replace_at_end
 from shards.locks import file_lock
-from shards.tar import file_sha256
-from shards.urls import canonical, has_secrets, is_url, join, local_path, redact, scheme
+from shards.urls import canonical, is_url, join, local_path, redact, scheme
 
 # Extra packages by scheme, for the message if one is missing.
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs", "oss": "ossfs"}
@@ -35,7 +35,6 @@ CALL_SECONDS = 300.0
 """Limit of a whole call to an object store, because some of their clients have no timeout while they wait."""
 RETRY_WAITS = (0.5, 2.0)
 BLOCK = 2**23
-ABANDONED_SECONDS = 3600.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int, int | None], None]
@@ -59,7 +58,7 @@ def filesystem(location: str) -> tuple[Any, str]:
         raise DataUsageError(f"{redact(url)}: {name}:// is not an address that can be opened; use https:// or s3://")
     if name in ("http", "https"):
         return fsspec.filesystem("http", **_http_options()), url
-    if has_secrets(url):
+    if redact(url) != url:
         reason = "a name, a password or a key in it would end up in logs: put credentials into the environment"
         raise DataUsageError(f"{redact(url)}: {reason} instead")
     if name in PACKAGES and not re.match(r"[^/]+://[^/]", url):
@@ -84,41 +83,25 @@ def _http_options() -> dict[str, Any]:
 def open_stream(location: str, *, retry: bool = True) -> BinaryIO:
     """Open a location as a stream of bytes to read from start to end; close it after use.
 
-    Nothing is cached. Raises DataError here and while reading; a stream that ends early raises Unreachable if the
-    server announced a length. retry: try again a few times while the server does not answer.
+    Nothing is cached. retry: try again a few times while the server does not answer. Raises DataError; put
+    `translate_errors` around what reads from the stream.
     """
-    files, path = filesystem(location)
-    # For HTTP: one streaming GET. Passing any size avoids a request for the size.
-    how = {"block_size": 0, "size": 1} if scheme(location) in ("http", "https") else {"block_size": BLOCK}
-    how = how if local_path(canonical(location)) is None else {}
-    stream = _attempt(location, lambda: files.open(path, "rb", **how), retry)
-    return cast(BinaryIO, io.BufferedReader(_Stream(location, stream), 2**20))
 
+    def start() -> BinaryIO:
+        path = local_path(canonical(location))
+        if path is not None:
+            return path.open("rb")
+        files, name = filesystem(location)
+        # For HTTP: one streaming GET. Passing any size avoids a request for the size.
+        how = {"block_size": 0, "size": 1} if scheme(location) in ("http", "https") else {"block_size": BLOCK}
+        return io.BufferedReader(files.open(name, "rb", **how), 2**20)
 
-class _Stream(io.RawIOBase):
-    """A stream whose errors are DataErrors that name its location."""
-
-    def __init__(self, location: str, stream: Any) -> None:
-        self._location, self._stream = location, stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with translate_errors(self._location):
-            data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        with suppress(Exception):
-            self._stream.close()
-        super().close()
+    return _attempt(location, start, retry)
 
 
 def read_bytes(location: str, limit: int, *, retry: bool = True) -> bytes:
     """Read a small file. Raises DataError, also when it is longer than `limit` bytes."""
-    with open_stream(location, retry=retry) as stream:
+    with translate_errors(location), open_stream(location, retry=retry) as stream:
         data = stream.read(limit + 1)
     if len(data) > limit:
         raise DataError(f"{redact(location)} is too long ({limit} bytes are the limit)")
@@ -133,35 +116,33 @@ def download(
     size: int | None = None,
     on_progress: Progress | None = None,
     replace: bool = False,
-) -> None:
+) -> os.stat_result:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
 
     Of several processes or threads of a machine one downloads and the others wait for it. A broken download begins
     again, it is not continued.
     replace: download again what exists.
-    Raises DataError: missing, refused, unreachable, no space, or not of the given SHA-256 and size.
+    Returns the facts about the file that was verified. Raises DataError: missing, refused, unreachable, no space, or
+    not of the given SHA-256 and size.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        # Before the lock too: a copy on a read-only disk needs none.
+        if not replace and (stat := _find_valid(target, sha256, size)):
+            return stat
         with file_lock(target.with_name(f".{target.name}.lock"), remove=True):
-            if not replace and _is_valid(target, sha256, size):
-                return
-            # Unique, because file systems without locks admit several downloads at once.
-            part = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
-            try:
-                part.touch()
-                _attempt(location, lambda: _receive(location, part, size, on_progress))
-                _verify(location, part, sha256, size)
-                os.replace(part, target)
-            finally:
-                part.unlink(missing_ok=True)
-                _remove_abandoned(target)
+            if not replace and (stat := _find_valid(target, sha256, size)):
+                return stat
+            with replace_at_end(target) as temporary:
+                _attempt(location, lambda: _receive(location, temporary, size, on_progress))
+                if problem := _find_problem(temporary, sha256, size):
+                    raise DataError(f"{redact(location)} is not the expected file: {problem}; nothing of it was kept")
+            return target.stat()
     except OSError as error:
         reason = error.strerror or error
         raise DataError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
 
 
-def _receive(location: str, part: Path, size: int | None, on_progress: Progress | None) -> None:
+def _receive(location: str, target: Path, size: int | None, on_progress: Progress | None) -> None:
     from fsspec.callbacks import Callback
 
     def report(total: int | None, value: int, **_: Any) -> None:
@@ -171,32 +152,22 @@ def _receive(location: str, part: Path, size: int | None, on_progress: Progress 
             on_progress(value, total)
 
     files, path = filesystem(location)
-    files.get_file(path, str(part), callback=Callback(hooks={"report": report}))
+    files.get_file(path, str(target), callback=Callback(hooks={"report": report}))
 
 
-def _is_valid(file: Path, sha256: str | None, size: int | None) -> bool:
-    if not file.is_file() or (size is not None and file.stat().st_size != size):
-        return False
-    return sha256 is None or file_sha256(file) == sha256
+def _find_valid(file: Path, sha256: str | None, size: int | None) -> os.stat_result | None:
+    # Before the file is hashed, so that a file that replaces it then has other facts.
+    stat = file.stat() if file.is_file() else None
+    return stat if stat and not _find_problem(file, sha256, size) else None
 
 
-def _verify(location: str, part: Path, sha256: str | None, size: int | None) -> None:
-    received = part.stat().st_size
-    if size is not None and received != size:
-        problem = f"it has {received} bytes, not {size}"
-    elif sha256 is not None and (found := file_sha256(part)) != sha256:
-        problem = f"its SHA-256 is {found}, not {sha256}"
-    else:
-        return
-    raise DataError(f"{redact(location)} is not the expected file: {problem}; nothing of it was kept")
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove what killed downloads of `target` left."""
-    for part in target.parent.glob(f".{target.name}.*.part"):
-        with suppress(OSError):
-            if time.time() - part.stat().st_mtime > ABANDONED_SECONDS:
-                part.unlink()
+def _find_problem(file: Path, sha256: str | None, size: int | None) -> str:
+    found = file.stat().st_size
+    if size is not None and found != size:
+        return f"it has {found} bytes, not {size}"
+    if sha256 is not None and (digest := file_sha256(file)) != sha256:
+        return f"its SHA-256 is {digest}, not {sha256}"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -223,10 +194,9 @@ class RemoteFolder:
         contents: dict[str, bytes] = {}
         listed = list(names)
         for start in range(0, len(listed), 256):
-            some = listed[start : start + 256]
             with translate_errors(self.url):
                 files, root = filesystem(self.url)
-                paths = {f"{root}/{name}": name for name in some}
+                paths = {f"{root}/{name}": name for name in listed[start : start + 256]}
                 found = _call(files, "cat", list(paths), on_error="return")
             for path, content in found.items():
                 if isinstance(content, bytes):
@@ -239,17 +209,17 @@ class RemoteFolder:
         """Write bytes or the content of a local file; the remote file becomes visible as a whole."""
         with translate_errors(join(self.url, name)):
             files, root = filesystem(self.url)
-            path = part = f"{root}/{name}"
+            path = temporary = f"{root}/{name}"
             if scheme(self.url) not in OBJECT_STORES:
                 folder, _, last = path.rpartition("/")
                 files.makedirs(folder, exist_ok=True)
-                part = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.part"
+                temporary = f"{folder}/.{last}.{os.getpid()}-{threading.get_ident()}.tmp"
             if isinstance(content, Path):
-                _call(files, "put_file", str(content), part)
+                _call(files, "put_file", str(content), temporary)
             else:
-                _call(files, "pipe_file", part, content)
-            if part != path:
-                files.mv(part, path)
+                _call(files, "pipe_file", temporary, content)
+            if temporary != path:
+                files.mv(temporary, path)
 
     def delete(self, name: str) -> None:
         """Delete a file if it exists."""
@@ -302,40 +272,29 @@ def _translate(location: str, error: Exception) -> DataError:
     name, kind, reason = redact(location), type(error).__name__, _first_line(error)
     # aiohttp's errors carry the status; their text would repeat the URL with its secrets.
     status = getattr(error, "status", None) or 0
-    answer = f"{status} {getattr(error, 'message', '')}".strip()
+    if status:
+        reason = f"the server answers {status} {getattr(error, 'message', '')}".strip()
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return DataError(
             f"{name} does not fit on the disk ({error.strerror}); free some space or choose another folder"
         )
     if isinstance(error, FileNotFoundError | NotADirectoryError) or status in (404, 410):
-        what = "; check the address" if is_url(location) else ""
-        return NotFound(f"{name} is not there{what}")
-    if status in (401, 403, 407):
-        return NotFound(f"{name} is not open to everyone ({answer}); download it by hand and give the folder")
-    if isinstance(error, OSError) and not is_url(location):
-        return DataError(f"{name} cannot be read ({error.strerror or reason})")
-    if isinstance(error, PermissionError):
-        return NotFound(f"{name} is not open to the credentials of this machine ({reason})")
-    if kind == "TooManyRedirects":
-        return DataError(f"{name} cannot be read: too many redirects")
-    if kind.startswith("NonHttpUrl"):
-        return DataError(f"{name} redirects to an address that is not http(s)://, which is not followed")
-    if isinstance(error, ValueError) and "URL" in kind:
-        return DataUsageError(f"{name} is not a usable URL")
-    if kind == "OfflineModeIsEnabled":
-        return DataError(f"{name} needs the Hugging Face Hub, which is switched off here: set HF_HUB_OFFLINE=0")
-    if isinstance(error, TimeoutError) or kind == "FSTimeoutError":
-        return Unreachable(f"{name} cannot be reached (no answer in time); try again later")
-    if "Certificate" in kind:
-        return DataError(f"{name} is not trusted: the certificate of its server is not valid ({reason})")
+        return NotFound(f"{name} is not there{'; check the address' if is_url(location) else ''}")
+    if not is_url(location):
+        return DataError(f"{name} cannot be read ({getattr(error, 'strerror', None) or reason})")
+    if isinstance(error, PermissionError) or status in (401, 403, 407):
+        return NotFound(f"{name} is not open to this machine ({reason}); check the credentials")
     if re.search("Credential|Profile|Token|Auth", kind):
         return DataError(f"{name} needs credentials, and this machine has none that work ({kind})")
-    if kind == "ClientPayloadError":
-        return Unreachable(f"{name} was cut short; try again later")
-    if status == 429 or status >= 500:
-        return Unreachable(f"{name} is not available now, the server answers {answer}; try again later")
-    if status:
-        return DataError(f"{name} cannot be read, the server answers {answer}")
+    # The text of these errors is the URL with its secrets.
+    if "Redirect" in kind:
+        return DataError(f"{name} redirects too often, or to an address that is not http(s)://")
+    if "url" in kind.lower():
+        return DataUsageError(f"{name} is not a usable URL")
+    if "Certificate" in kind or (status and status != 429 and status < 500):
+        return DataError(f"{name} cannot be read ({reason})")
+    if isinstance(error, TimeoutError):
+        reason = "no answer in time"
     return Unreachable(f"{name} cannot be reached ({reason}); try again later")
 
 

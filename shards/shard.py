@@ -7,17 +7,18 @@ its raw files have not changed since.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from shards.errors import DataError
-from shards.manifest import Shard, write_text
+from shards.files import file_sha256, replace_at_end, write_file
+from shards.manifest import Shard
 from shards.records import Part, Record
-from shards.tar import file_sha256, image_offset, sample_key, tar_sample
+from shards.tar import image_offset, sample_key, tar_sample
 
 
 class Finished(BaseModel):
@@ -52,15 +53,7 @@ class ShardTask:
 
     @property
     def tar(self) -> Path:
-        return tar_file(self.partial, self.split, self.number)
-
-    @property
-    def note(self) -> Path:
-        return note_file(self.partial, self.split, self.number)
-
-
-def tar_file(partial: Path, split: str, number: int) -> Path:
-    return partial / "set" / split / f"{number}.tar"
+        return self.partial / "set" / self.split / f"{self.number}.tar"
 
 
 def note_file(partial: Path, split: str, number: int) -> Path:
@@ -78,15 +71,10 @@ def pack_shard(task: ShardTask) -> None:
     if _is_finished(task, stamp):
         return
     task.tar.parent.mkdir(parents=True, exist_ok=True)
-    task.note.parent.mkdir(parents=True, exist_ok=True)
     # A worker whose parent was killed can outlive it by a moment: each process writes files of its own name.
-    part = task.tar.with_name(f".{task.tar.name}.{os.getpid()}.part")
-    try:
-        finished = _write(task, stamp, part)
-        os.replace(part, task.tar)
-    finally:
-        part.unlink(missing_ok=True)
-    write_text(task.note, finished.model_dump_json())
+    with replace_at_end(task.tar) as temporary:
+        finished = _write(task, stamp, temporary)
+    write_file(note_file(task.partial, task.split, task.number), finished.model_dump_json())
 
 
 def _is_finished(task: ShardTask, stamp: str) -> bool:
@@ -106,8 +94,8 @@ def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
 
     offsets, sizes, labels, paths = [], [], [], []
     with file.open("wb") as stream, TarWriter(stream, encoder=False, mtime=0) as writer:
-        for number, record in enumerate(_counted(task)):
-            data, extension = _checked(task, record)
+        for number, record in enumerate(_read_records(task)):
+            data, extension = _check_image(task, record)
             try:
                 sample = tar_sample(sample_key(task.start + number), record.path, record.label, data, extension)
             except ValueError as error:
@@ -124,20 +112,19 @@ def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
     )
 
 
-def _counted(task: ShardTask) -> Iterator[Record]:
+def _read_records(task: ShardTask) -> Iterator[Record]:
     """Yield the records of a task, and check that there are exactly as many as its list has."""
-    wanted, seen = task.stop - task.start, 0
-    for record in task.part.records():
-        seen += 1
-        if seen > wanted:
-            break
+    wanted, count = task.stop - task.start, 0
+    records = task.part.records()
+    for record in islice(records, wanted):
+        count += 1
         yield record
-    if seen != wanted:
-        gave = f"its source gave {'more' if seen > wanted else seen} images, its list says {wanted}"
-        raise DataError(f"'{task.dataset}' {task.split}: {gave} (from image {task.start} on)")
+    if count < wanted or next(records, None) is not None:
+        found = f"its source gave {'more' if count == wanted else count} images, its list says {wanted}"
+        raise DataError(f"'{task.dataset}' {task.split}: {found} (from image {task.start} on)")
 
 
-def _checked(task: ShardTask, record: Record) -> tuple[bytes, str]:
+def _check_image(task: ShardTask, record: Record) -> tuple[bytes, str]:
     """Check image and label of a record and return the bytes to store, resized if the task does so."""
     from shards.images import ImageError, decode, shrink
 

@@ -13,19 +13,18 @@ import io
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import DataError
-from shards.manifest import Shard, is_mirror
-from shards.mirror import mirrored_url
-from shards.remote import open_stream
+from shards.manifest import Shard
+from shards.remote import open_stream, translate_errors
+from shards.shard_files import ShardFiles
 from shards.tar import IMAGES
-from shards.urls import join, redact
+from shards.urls import redact
 
 if TYPE_CHECKING:
     import webdataset
@@ -46,83 +45,72 @@ class ShardStreamError(DataError):
         return self.message
 
 
-@dataclass(frozen=True)
-class StreamedShards:
-    """The shards of a split, read from the folder or from the URL that it mirrors; cheap to pickle."""
+def make_pipeline(
+    files: ShardFiles, numbers: Sequence[int] | None = None, *, deal: bool = False
+) -> webdataset.WebDataset:
+    """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
 
-    folder: Path
-    shards: tuple[Shard, ...]
+    numbers: which shards, in which order; None takes all. deal: give each process of torch.distributed and each worker
+    of a DataLoader its own shards.
+    """
+    import webdataset
 
-    def location(self, shard: Shard) -> str:
-        """Return where a shard is read: its URL, or its file if the data root is no mirror."""
-        if is_mirror(self.folder.parent):
-            return join(mirrored_url(self.folder.parent), f"{self.folder.name}/{shard.file}")
-        return str(self.folder / shard.file)
+    numbers = range(len(files.shards)) if numbers is None else numbers
+    expected = {files.location(number): files.shards[number] for number in numbers}
+    dataset = webdataset.WebDataset(
+        list(expected),
+        handler=_raise_data_error,
+        shardshuffle=False,
+        nodesplitter=webdataset.split_by_node if deal else None,
+        workersplitter=webdataset.split_by_worker if deal else None,
+        # With more workers than shards some workers have nothing to read, which is no error.
+        empty_check=False,
+        # Without a seed webdataset draws from Python's global generator.
+        seed=0,
+    )
+    # Replace webdataset's own opener: it starts curl for http:// and does not verify what it reads.
+    opener = next(i for i, stage in enumerate(dataset.pipeline) if isinstance(stage, webdataset.cache.StreamingOpen))
+    dataset.pipeline[opener] = _OpenVerified(expected)
+    return dataset.compose(_CountSamples(expected))
 
-    def pipeline(self, numbers: Sequence[int] | None = None, *, deal: bool = False) -> webdataset.WebDataset:
-        """Make a pipeline of undecoded samples: `__key__`, `__url__`, `cls`, `json`, the image under its extension.
 
-        numbers: which shards, in which order; None takes all. deal: give each process of torch.distributed and each
-        worker of a DataLoader its own shards.
-        """
-        import webdataset
+def stream_images(
+    files: ShardFiles, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
+) -> Generator[bytes, None, None]:
+    """Yield the encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
 
-        shards = self.shards if numbers is None else [self.shards[number] for number in numbers]
-        expected = {self.location(shard): shard for shard in shards}
-        dataset = webdataset.WebDataset(
-            list(expected),
-            handler=_raise_data_error,
-            shardshuffle=False,
-            nodesplitter=webdataset.split_by_node if deal else None,
-            workersplitter=webdataset.split_by_worker if deal else None,
-            # With more workers than shards some workers have nothing to read, which is no error.
-            empty_check=False,
-            # Without a seed webdataset draws from Python's global generator.
-            seed=0,
-        )
-        # Replace webdataset's own opener: it starts curl for http:// and does not verify what it reads.
-        opener = next(
-            i for i, stage in enumerate(dataset.pipeline) if isinstance(stage, webdataset.cache.StreamingOpen)
-        )
-        dataset.pipeline[opener] = _OpenVerified(expected)
-        return dataset.compose(_CountSamples(expected))
-
-    def read(
-        self, rows: NDArray[np.void], positions: NDArray[np.int64], order: Sequence[int]
-    ) -> Generator[bytes, None, None]:
-        """Yield the encoded images `order` of a selection with index rows [N] and positions [N], each of them once.
-
-        A shard is read whole into memory when its first image is needed, and its images are used after it was verified;
-        up to `SHARDS_AHEAD` later shards are read meanwhile. Images stay in memory until they are yielded, so images in
-        list order need one shard at a time.
-        """
-        wanted: dict[int, set[int]] = {}
+    A shard is read whole into memory when its first image is needed, and its images are used after it was verified; up
+    to `SHARDS_AHEAD` later shards are read meanwhile. Images stay in memory until they are yielded, so images in list
+    order need one shard at a time.
+    """
+    wanted: dict[int, set[int]] = {}
+    for i in order:
+        wanted.setdefault(int(rows[i]["shard"]), set()).add(int(positions[i]))
+    images: dict[int, bytes] = {}
+    ahead: deque[Future[dict[int, bytes]]] = deque()
+    waiting = iter(wanted.items())
+    pool = ThreadPoolExecutor(SHARDS_AHEAD, thread_name_prefix="shards")
+    try:
         for i in order:
-            wanted.setdefault(int(rows[i]["shard"]), set()).add(int(positions[i]))
-        images: dict[int, bytes] = {}
-        ahead: deque[Future[dict[int, bytes]]] = deque()
-        waiting = iter(wanted.items())
-        pool = ThreadPoolExecutor(SHARDS_AHEAD, thread_name_prefix="shards")
-        try:
-            for i in order:
-                position = int(positions[i])
-                while position not in images:
-                    while len(ahead) <= SHARDS_AHEAD and (next_shard := next(waiting, None)) is not None:
-                        ahead.append(pool.submit(self._read_shard, *next_shard))
-                    images |= ahead.popleft().result()
-                yield images.pop(position)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            position = int(positions[i])
+            while position not in images:
+                while len(ahead) <= SHARDS_AHEAD and (next_shard := next(waiting, None)) is not None:
+                    ahead.append(pool.submit(_read_shard, files, *next_shard))
+                images |= ahead.popleft().result()
+            yield images.pop(position)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
-    def _read_shard(self, number: int, wanted: set[int]) -> dict[int, bytes]:
-        images = {}
-        for sample in self.pipeline([number]):
-            position = int(sample["__key__"][1:])
-            if position in wanted:
-                images[position] = next(sample[extension] for extension in IMAGES if extension in sample)
-        if len(images) != len(wanted):
-            raise ShardStreamError(f"{redact(self.location(self.shards[number]))} lacks images of its index")
-        return images
+
+def _read_shard(files: ShardFiles, number: int, wanted: set[int]) -> dict[int, bytes]:
+    images = {}
+    for sample in make_pipeline(files, [number]):
+        position = int(sample["__key__"][1:])
+        if position in wanted:
+            images[position] = next(sample[extension] for extension in IMAGES if extension in sample)
+    if len(images) != len(wanted):
+        raise ShardStreamError(f"{redact(files.location(number))} lacks images of its index")
+    return images
 
 
 class _OpenVerified:
@@ -135,7 +123,7 @@ class _OpenVerified:
         for item in source:
             url = item["url"]
             with open_stream(url) as raw:
-                stream = _VerifiedStream(raw, redact(url), self.expected[url])
+                stream = _VerifiedStream(raw, url, self.expected[url])
                 yield {"url": url, "stream": stream}
                 # The tar reader stops at the end-of-archive mark; read the rest to reach the check.
                 while stream.read(BLOCK):
@@ -145,12 +133,13 @@ class _OpenVerified:
 class _VerifiedStream(io.RawIOBase):
     """A shard's bytes; raises ShardStreamError at their end, or beyond it, unless they are those of the manifest."""
 
-    def __init__(self, raw: BinaryIO, name: str, expected: Shard) -> None:
-        self._raw, self._name, self._expected = raw, name, expected
+    def __init__(self, raw: BinaryIO, url: str, expected: Shard) -> None:
+        self._raw, self._url, self._expected = raw, url, expected
         self._hash, self._size = hashlib.sha256(), 0
 
     def read(self, size: int = -1) -> bytes:
-        data = self._raw.read(size)
+        with translate_errors(self._url):
+            data = self._raw.read(size)
         # Shards begin with a member's name, "s000...". tarfile would also unpack a compressed archive, of any size.
         if not self._size and not data.startswith(b"s"):
             self._refuse("it does not begin as a shard does")
@@ -165,7 +154,7 @@ class _VerifiedStream(io.RawIOBase):
         return data
 
     def _refuse(self, reason: str) -> None:
-        raise ShardStreamError(f"{self._name} cannot be used: {reason} ({self._expected.count} images)")
+        raise ShardStreamError(f"{redact(self._url)} cannot be used: {reason} ({self._expected.count} images)")
 
 
 class _CountSamples:
@@ -175,18 +164,13 @@ class _CountSamples:
         self.expected = expected
 
     def __call__(self, source: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        url, count = "", 0
-        for sample in source:
-            if sample["__url__"] != url:
-                self._check(url, count)
-                url, count = sample["__url__"], 0
-            count += 1
-            yield sample
-        self._check(url, count)
-
-    def _check(self, url: str, count: int) -> None:
-        if url and count != self.expected[url].count:
-            raise ShardStreamError(f"{redact(url)} has {count} of {self.expected[url].count} images")
+        for url, samples in groupby(source, key=lambda sample: sample["__url__"]):
+            count = 0
+            for sample in samples:
+                count += 1
+                yield sample
+            if count != self.expected[url].count:
+                raise ShardStreamError(f"{redact(url)} has {count} of {self.expected[url].count} images")
 
 
 def _raise_data_error(error: Exception) -> bool:

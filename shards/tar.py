@@ -7,7 +7,6 @@ never used as paths, and nothing that could run is ever decoded. Shapes: N sampl
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -61,12 +60,6 @@ def tar_sample(key: str, path: str, label: int, data: bytes, extension: str) -> 
     if len(side) > SIDE_LIMIT:
         raise ValueError("its name is too long")
     return {"__key__": key, "cls": str(label).encode(), "json": side, extension: data}
-
-
-def file_sha256(file: Path) -> str:
-    """Compute the SHA-256 of a whole file, in hex."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

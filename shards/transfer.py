@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
@@ -27,76 +26,39 @@ def to_device(
 ) -> Generator[tuple[Tensor, ...], None, None]:
     """Yield the tuples of tensors of `batches` in order, with the entries `moved` (default: all) on `device`.
 
-    On CUDA up to `ahead` later batches are taken from `batches` and their copies begun before a batch is given out; on
-    a CPU tensors pass as they are, one tuple at a time. What `batches` raises is raised after the tuples before it.
-    Closing this closes `batches`.
+    On CUDA the copies of up to `ahead` later batches are begun before a batch is yielded; on a CPU tensors pass as
+    they are, one tuple at a time. Closing this closes `batches`.
     """
     side = SideStream(device)
 
-    def start(batch: tuple[Tensor, ...]) -> Handover:
+    def start(batch: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         return side.run(
             lambda: tuple(upload(t, device) if moved is None or n in moved else t for n, t in enumerate(batch))
         )
 
-    for handover in early(batches, start, ahead if side.overlaps else 0):
-        yield handover.take()
+    for take in prefetch(batches, start, ahead if side.overlaps else 0):
+        yield take()
 
 
-def early(items: Iterable[Item], start: Callable[[Item], Started], ahead: int) -> Generator[Started, None, None]:
+def prefetch(items: Iterable[Item], start: Callable[[Item], Started], ahead: int) -> Generator[Started, None, None]:
     """Call `start` of every item up to `ahead` items before its turn, and yield the results in order.
 
-    An error of `items` or `start` is raised when it is that item's turn; nothing is started after it. Closing this
-    closes `items`.
+    An error of `items` or `start` is raised when it occurs, so up to `ahead` items before its turn. Closing this closes
+    `items`.
     """
-    source = iter(items)
     begun: deque[Started] = deque()
-    error: Exception | None = None
-    more = True
     try:
-        while True:
-            while more and len(begun) <= ahead:
-                try:
-                    item = next(source)
-                except StopIteration:
-                    more = False
-                except Exception as reason:
-                    error, more = reason, False
-                else:
-                    try:
-                        begun.append(start(item))
-                    except Exception as reason:
-                        error, more = reason, False
-            if not begun:
-                break
+        for item in items:
+            begun.append(start(item))
+            if len(begun) > ahead:
+                yield begun.popleft()
+        while begun:
             yield begun.popleft()
-        if error is not None:
-            raise error
     finally:
         # Release unused results now; the traceback of an error would keep this frame and them alive.
         begun.clear()
-        if callable(close := getattr(source, "close", None)):
+        if callable(close := getattr(items, "close", None)):
             close()
-
-
-@dataclass(frozen=True)
-class Handover:
-    """Tensors that a side stream may still be working on."""
-
-    tensors: tuple[Tensor, ...]
-    device: torch.device
-    done: torch.cuda.Event | None = None
-
-    def take(self) -> tuple[Tensor, ...]:
-        """Return the tensors for work on the current stream, which waits for them; the host does not."""
-        if self.done is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(self.done)
-            for tensor in self.tensors:
-                # The memory was allocated on the side stream. Without this it could be reused there as soon as the last
-                # reference is gone, while kernels that read it are still queued on the current stream.
-                if tensor.is_cuda:
-                    tensor.record_stream(stream)
-        return self.tensors
 
 
 class SideStream:
@@ -112,13 +74,30 @@ class SideStream:
     def overlaps(self) -> bool:
         return self._stream is not None
 
-    def run(self, work: Callable[[], tuple[Tensor, ...]]) -> Handover:
-        """Issue `work`. Memory it allocates must be used on this stream only, except for the tensors it returns."""
+    def run(self, work: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
+        """Issue `work`, and return a function that returns its tensors for use on the then current stream.
+
+        That stream waits for them, the host does not. Memory that `work` allocates must be used on the side stream
+        only, except for the tensors it returns.
+        """
         if self._stream is None:
-            return Handover(work(), self.device)
+            tensors = work()
+            return lambda: tensors
         with torch.cuda.stream(self._stream):
             tensors = work()
-            return Handover(tensors, self.device, self._stream.record_event())
+            done = self._stream.record_event()
+
+        def take() -> tuple[Tensor, ...]:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(done)
+            for tensor in tensors:
+                # The memory was allocated on the side stream. Without this it could be reused there as soon as the last
+                # reference is gone, while kernels that read it are still queued on the current stream.
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
+            return tensors
+
+        return take
 
 
 @lru_cache

@@ -279,7 +279,7 @@ def test_a_writer_that_is_killed_breaks_nothing(tmp_path):
         put(tmp_path, [3])
 
     assert os.waitstatus_to_exitcode(os.waitpid(forked(killed), 0)[1]) == 9
-    assert list(tmp_path.glob(".*.part"))
+    assert list(tmp_path.glob(".*.tmp"))
     assert FeatureStore(tmp_path, KEY).contains(np.arange(5)).tolist() == [False, True, True, False, False]
     put(tmp_path, [4])
     assert rows(tmp_path, [1, 2, 4]) == [1, 2, 4]

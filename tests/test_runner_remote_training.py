@@ -85,7 +85,7 @@ def test_force_deletes_a_run_at_the_url(s3, machines, config):
 
 def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch, caplog):
     runtime = replace(machines("first"), checkpoint_seconds=0.0)
-    upload = RemoteResults._upload
+    upload = RemoteResults.push_run
     away = [True]
 
     def broken(self: RemoteResults, folder: str) -> None:
@@ -93,7 +93,7 @@ def test_an_unreachable_url_costs_only_the_upload(machines, config, monkeypatch,
             raise Unreachable("s3://results cannot be reached; try again later")
         upload(self, folder)
 
-    monkeypatch.setattr(RemoteResults, "_upload", broken)
+    monkeypatch.setattr(RemoteResults, "push_run", broken)
     with pytest.raises(Unreachable, match="cannot be reached"):
         train(config, runtime)
     assert "is uploaded later" in caplog.text

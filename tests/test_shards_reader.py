@@ -20,10 +20,10 @@ from toy_shards import CLASSNAMES, COUNTS, SIZE, label, let_time_pass, pixels, t
 
 from shards import checks
 from shards.errors import DataError, DataUsageError
+from shards.files import file_sha256
 from shards.index import INDEX, index_bytes
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
-from shards.tar import file_sha256
 from shards.verify import verify
 
 
@@ -286,7 +286,7 @@ def test_paths_are_read_when_they_are_asked_for_and_proven_then(root):
 
 
 def test_few_files_are_open_at_a_time_however_many_shards_there_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("shards.files.MOST_OPEN", 3)
+    monkeypatch.setattr("shards.shard_files.MOST_OPEN", 3)
     pack_source(toy_source(counts={"train": 23}), tmp_path, per_shard=1)
     split = open_dataset(tmp_path, "toy").split("train")
     order = [i * 5 % len(split) for i in range(600)]

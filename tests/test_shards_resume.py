@@ -182,7 +182,7 @@ def test_a_finished_shard_that_changed_is_packed_again(tmp_path, whole):
     os.truncate(tars / "2.tar", 1000)
     (tars / "3.tar").unlink()
     (root / ".toy.partial/finished/train/4.json").write_text("{")
-    (tars / ".0.tar.77.part").write_text("half a shard")
+    (tars / ".0.tar.77-1.tmp").write_text("half a shard")
     pack_source(toy_source(**logged(tmp_path)), root, per_shard=5)
     again = packed_again(tmp_path / "log")
     assert [line for line in again if "train" in line] == ["train 5", "train 10", "train 15", "train 20"]

@@ -7,7 +7,6 @@ Shapes: S image size, H and W pixels of an image, K taps (source pixels that one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +19,7 @@ HIGH_BITS = COEFFICIENT_BITS - LOW_BITS
 # Largest ratio of source to new pixels. It allows 31 taps, so no sum of low digits times pixels reaches 2^24:
 # 31 x 2048 x 255 < 2^24.
 REDUCTION = 7.5
-# Sizes (W, H), resized to 8 x 8 pixels, on both sides of the limits at which the two known rules of Pillow differ.
+# Sizes (W, H), resized to 8 x 8 pixels, on both sides of the limits at which Pillow changes the order of directions.
 PROBES = ((5, 40), (40, 5), (5, 9), (12, 16), (12, 17), (17, 12), (30, 52), (30, 53))
 
 
@@ -54,20 +53,12 @@ def _bicubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
-@dataclass(frozen=True)
-class Taps:
-    """How `size` pixels are made of a row: first source pixel [S] int32 and digits (high, low) [2, S, K] int16.
+@lru_cache(maxsize=4096)
+def taps(length: int, size: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+    """Compute the first source pixels [S] and digits (high, low) [2, S, K] of a row that is resized to `size` pixels.
 
     A coefficient is 4096 high + low with |low| <= 2048. No tap lies outside of the row; surplus ones are 0.
     """
-
-    first: NDArray[np.int32]
-    digits: NDArray[np.int16]
-
-
-@lru_cache(maxsize=4096)
-def taps(length: int, size: int) -> Taps:
-    """Compute the taps of a row of `length` pixels that is resized to `size` pixels."""
     first, whole = coefficients(length, size)
     count = whole.shape[1]
     # Near the end of the row surplus taps would lie outside it, so all taps move back.
@@ -77,47 +68,28 @@ def taps(length: int, size: int) -> Taps:
     half = 1 << (LOW_BITS - 1)
     low = ((moved + half) & (2 * half - 1)) - half
     digits = np.stack([(moved - low) >> LOW_BITS, low]).astype(np.int16)
-    return Taps((first - back).astype(np.int32), digits)
+    return (first - back).astype(np.int32), digits
 
 
 def columns_first(width: int, height: int, size: int) -> bool:
-    """Whether the installed Pillow resizes this crop by columns before it resizes by rows.
-
-    Raises ValueError when it follows no known rule.
-    """
-    rule = known_rule()
-    if rule is None:
-        raise ValueError("this Pillow resizes in an order that is not known")
-    return rule == "tall" and _much_taller(width, height, size)
-
-
-@lru_cache(maxsize=1)
-def known_rule() -> str | None:
-    """Find out by experiment when the installed Pillow resizes columns first.
-
-    Returns "never" (before version 13), "tall" (from 13 on: if the height shrinks much more than the width), or None if
-    it follows neither rule or its pixels differ from those of `resized`.
-    """
-    size, noise = 8, np.random.default_rng(0)
-    rules = {"never", "tall"}
-    for width, height in PROBES:
-        pixels = noise.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        found = np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
-        if not np.array_equal(found, resized(pixels, size, columns=False)):
-            rules.discard("never")
-        if not np.array_equal(found, resized(pixels, size, columns=_much_taller(width, height, size))):
-            rules.discard("tall")
-    return rules.pop() if len(rules) == 1 else None
-
-
-def _much_taller(width: int, height: int, size: int) -> bool:
+    """Whether Pillow, from version 13 on, resizes by columns before rows: if the height shrinks much more."""
     return height > size and height - size > 2 * (width - size)
 
 
-def resized(pixels: NDArray[np.uint8], size: int, columns: bool) -> NDArray[np.int64]:
-    """Resize pixels [H, W, 3] to [S, S, 3] like Pillow, by columns or by rows first: a plain reference in NumPy."""
+@lru_cache(maxsize=1)
+def is_pillow_reproduced() -> bool:
+    """Whether `resize` gives the pixels of the installed Pillow, compared at sizes around the limits of its rules."""
+    size, noise = 8, np.random.default_rng(0)
+    images = [noise.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in PROBES]
+    resized = (Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC) for image in images)
+    return all(np.array_equal(np.asarray(a), resize(b, size)) for a, b in zip(resized, images, strict=True))
+
+
+def resize(pixels: NDArray[np.uint8], size: int) -> NDArray[np.int64]:
+    """Resize pixels [H, W, 3] to [S, S, 3] like Pillow: a plain reference in NumPy."""
+    height, width, _ = pixels.shape
     values = pixels.astype(np.int64)
-    for axis in (0, 1) if columns else (1, 0):
+    for axis in (0, 1) if columns_first(width, height, size) else (1, 0):
         values = np.moveaxis(values, axis, 0)
         first, whole = coefficients(len(values), size)
         # Surplus taps have weight 0, so any pixel will do for them.

@@ -23,7 +23,7 @@ from shards.device.images import DeviceCrops, augments_on_device
 from shards.device.pillow_resize import fits
 from shards.loader import BATCHES_AHEAD, CACHE_BYTES, TrainStream
 from shards.reader import Split
-from shards.transfer import Handover, SideStream, early, upload
+from shards.transfer import SideStream, prefetch, upload
 from shards.transforms import TrainAugment, View
 
 __all__ = ["DeviceTrainStream", "augments_on_device"]
@@ -83,10 +83,10 @@ class DeviceTrainStream(TrainStream):
         """Yield the batches of `TrainStream.epoch`, on the device."""
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="images") if self.workers else None
         try:
-            prepared = early(self.batches(epoch, start_step), partial(self._prepare, pool, epoch), BATCHES_AHEAD)
-            with closing(early(prepared, self._issue, BATCHES_AHEAD)) as issued:
-                for handover in issued:
-                    images, labels = handover.take()
+            prepared = prefetch(self.batches(epoch, start_step), partial(self._prepare, pool, epoch), BATCHES_AHEAD)
+            with closing(prefetch(prepared, self._issue, BATCHES_AHEAD)) as issued:
+                for take in issued:
+                    images, labels = take()
                     yield images, labels
         finally:
             if pool is not None:
@@ -130,7 +130,7 @@ class DeviceTrainStream(TrainStream):
                 self._promised.add(i)
         return True
 
-    def _issue(self, prepared: tuple[list[int], Prepared]) -> Handover:
+    def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
         batch, tasks = prepared
         seen = {one.i: one for task in tasks for one in task()}
         return self._side.run(partial(self._augmented, batch, [seen[i] for i in self.share(batch)]))
