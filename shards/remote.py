@@ -295,6 +295,8 @@ def _translate(location: str, error: Exception) -> DataError:
         return DataError(f"{name} cannot be read ({reason})")
     if isinstance(error, TimeoutError):
         reason = "no answer in time"
+    elif kind == "ClientPayloadError":
+        reason = "the answer was cut short"
     return Unreachable(f"{name} cannot be reached ({reason}); try again later")
 
 
