@@ -13,7 +13,7 @@ from benchmarks.studies.faults import campaign as faults
 from benchmarks.studies.faults.checks import Watcher, compare, count_overdue, list_leftovers
 from benchmarks.studies.faults.ranks import STAGES, Attempt, Signs
 from runner.results import write_json
-from shards.manifest import write_text
+from shards.files import write_file
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_every_kind_of_difference_is_found(finished, tmp_path):
     per_class = counted.per_class.model_copy(update={"correct": right})
     write_json(folder.eval_file(job.targets[0]), counted.model_copy(update={"per_class": per_class}))
     folder.state.mkdir()
-    write_text(folder.state / "x", "")
+    write_file(folder.state / "x", "")
     wrong: list[str] = []
     compare(finished, job, wrong)
     for part in ("steps: 7", "fewshot: ", "a loss term is off", "1 counts of right", "state/x was left over"):
@@ -91,7 +91,7 @@ def test_steps_that_were_done_although_a_state_was_due_are_found(few_digits, tmp
     job = faults.make_job("maple", few_digits, tmp_path)
     assert count_overdue(job, Signs([0], [0.0, time.time() + 9])) == 0
     job.folder.path.mkdir(parents=True)
-    write_text(job.folder.progress_file, "")
+    write_file(job.folder.progress_file, "")
     began = job.folder.progress_file.stat().st_mtime
     in_time, late = [began + 0.9 * job.every] * 4, [began + 1.1 * job.every] * 5
     assert count_overdue(job, Signs([0], [0.0, *in_time, *late[:3]])) == 0
