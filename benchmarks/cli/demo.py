@@ -12,12 +12,16 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.flags import (
+    Device,
+    DryRun,
     EngineFlags,
     LaunchFlags,
+    Limit,
     ModeFlags,
     OutputFlags,
     RuntimeFlags,
     SuiteFlags,
+    Tracking,
     flat,
 )
 from benchmarks.console.help import PLAIN, examples
@@ -40,12 +44,10 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="one small data set and two epochs: does it run here?")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")] = "auto",
-    tracking: Annotated[
-        str, typer.Option(metavar="off|URI", help="MLflow store [default: OUT/results/mlflow.db]")
-    ] = "",
-    limit: Annotated[int | None, typer.Option(metavar="N", help="evaluate on the first N images only, marked")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")] = False,
+    device: Device = "auto",
+    tracking: Tracking = "",
+    limit: Limit = None,
+    dry_run: DryRun = False,
 ) -> int:
     """Run a small benchmark end to end, offline, on a CPU.
 
@@ -57,16 +59,10 @@ def demo(
     out = out.expanduser()
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
-    suite = SuiteFlags(
-        profile="mini",
-        methods=",".join(METHODS),
-        datasets=",".join(QUICK_DATASETS if quick else DATASETS),
-        seeds="1",
-        quick=quick,
-    )
-    runtime = RuntimeFlags(
-        data=str((data or out / "data").expanduser()), results=str(out / "results"), device=device, tracking=tracking
-    )
+    methods, datasets = ",".join(METHODS), ",".join(QUICK_DATASETS if quick else DATASETS)
+    suite = SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick)
+    packed = str((data or out / "data").expanduser())
+    runtime = RuntimeFlags(data=packed, results=str(out / "results"), device=device, tracking=tracking)
     # Run one at a time in this process: starting Ray would take longer than it saves.
     launch = LaunchFlags(max_concurrent=1)
     return bench(SUITE, suite, launch, runtime, EngineFlags(), ModeFlags(dry_run=dry_run), output, limit, None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.cli.flags import Data, OutputFlags, Results, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, quoted, show, show_json
 from procap.errors import UsageError, UserError, unknown_name
@@ -25,13 +25,13 @@ Listing = tuple[str, list[dict[str, Any]]]
 def ls(
     output: OutputFlags,
     what: Annotated[str, typer.Argument(metavar="methods|datasets|backbones|suites|runs", help="what to list")],
-    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
-    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="packed data sets")] = "",
+    results: Results = "results",
+    data: Data = "",
 ) -> int:
     """List methods, data sets, backbones, suites or runs."""
     listings: dict[str, Callable[[], Listing]] = {
         "methods": _methods,
-        "datasets": lambda: _datasets(data_root(str(data or ""))),
+        "datasets": lambda: _datasets(data_root(data)),
         "backbones": _backbones,
         "suites": _suites,
         "runs": lambda: _runs(results),
@@ -62,7 +62,11 @@ def _methods() -> Listing:
             name: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
             for name, field in found.Options.model_fields.items()
         }
-    shown = [(row["name"], _recipe_line(row["recipe"]) if row["recipe"] else "-", row["summary"]) for row in rows]
+    shown = []
+    for row in rows:
+        recipe = row["recipe"] or {}
+        text = f"{recipe['optimizer']} {recipe['lr']:g}, {recipe['epochs']} epochs" if recipe.get("epochs") else "-"
+        shown.append((row["name"], text, row["summary"]))
     return columns(("method", "published recipe (16 shots)", "what it is"), shown), rows
 
 
@@ -77,33 +81,34 @@ def _suites() -> Listing:
     return columns(("suite", "what it is", "methods", "seeds"), shown), rows
 
 
-def _recipe_line(recipe: dict[str, Any]) -> str:
-    if not recipe["epochs"]:
-        return "no training"
-    return f"{recipe['optimizer']} {recipe['lr']:g}, {recipe['epochs']} epochs, batch {recipe['batch_size']}"
-
-
 def _datasets(root: Path) -> Listing:
     from shards.catalogue import CATALOGUE
-    from shards.resolve import resolve_dataset
+    from shards.mirror import is_mirror
+    from shards.resolve import is_packed, packed_names, resolve_dataset
 
-    there = _packed(root)
+    packed = packed_names(root)
+    try:
+        # The server of a mirror cannot list its data sets: look for known names.
+        packed = sorted({*packed, *(name for name in CATALOGUE if is_mirror(root) and is_packed(root, name))})
+    except DataError as error:
+        note(f"procap: {error}")
     rows: list[dict[str, Any]] = []
-    for name in [*CATALOGUE, *(name for name in there if name not in CATALOGUE)]:
+    shown: list[tuple[object, ...]] = []
+    for name in dict.fromkeys((*CATALOGUE, *packed)):
         try:
-            dataset = resolve_dataset(name, root) if name in there else CATALOGUE[name]
+            dataset = resolve_dataset(name, root) if name in packed else CATALOGUE[name]
         except DataError as error:
             note(f"procap: {error}")
             continue
-        published = CATALOGUE.get(name)
+        whole = name not in CATALOGUE or dict(CATALOGUE[name].counts) == dict(dataset.counts)
         rows.append(
             {
                 "name": dataset.name,
                 "title": dataset.title,
                 "classes": dataset.classes,
                 "images": dict(dataset.counts),
-                "packed": name in there,
-                "complete": published is None or dict(published.counts) == dict(dataset.counts),
+                "packed": name in packed,
+                "complete": whole,
                 "test_only": dataset.test_only,
                 "variant": dataset.variant,
                 "template": dataset.template,
@@ -113,45 +118,18 @@ def _datasets(root: Path) -> Listing:
                 "get": dataset.raw.get if dataset.raw else "",
             }
         )
-    shown = [
-        (
-            row["name"],
-            row["classes"],
-            "/".join(f"{row['images'][s]:,}" if s in row["images"] else "-" for s in ("train", "val", "test")),
-            ("yes" if row["complete"] else "in part") if row["packed"] else "no",
-            row["variant"] or row["description"],
-        )
-        for row in rows
-    ]
+        counts = "/".join(f"{dataset.counts[s]:,}" if s in dataset.counts else "-" for s in ("train", "val", "test"))
+        state = "no" if name not in packed else "yes" if whole else "in part"
+        shown.append((dataset.name, dataset.classes, counts, state, dataset.variant or dataset.description))
     return columns(("data set", "classes", "train/val/test", "packed", "what it is"), shown), rows
-
-
-def _packed(root: Path) -> list[str]:
-    """List packed data sets; a mirror's server cannot list its data sets, so known names are tried there."""
-    from shards.catalogue import CATALOGUE
-    from shards.mirror import is_mirror
-    from shards.resolve import is_packed, packed_names
-
-    there = packed_names(root)
-    if is_mirror(root):
-        try:
-            there = sorted({*there, *(name for name in CATALOGUE if is_packed(root, name))})
-        except DataError as error:
-            note(f"procap: {error}")
-    return there
 
 
 def _backbones() -> Listing:
     from procap.weights.loading import list_backbones
 
     rows = [{"name": name, "tags": list(tags), "note": remark} for name, tags, remark in list_backbones()]
-    shown = [(row["name"], row["note"] or "-", _some(row["tags"])) for row in rows]
+    shown = [(row["name"], row["note"] or "-", ", ".join(row["tags"]) or "-") for row in rows]
     return columns(("backbone", "what it is", "weights"), shown), rows
-
-
-def _some(tags: Sequence[str], most: int = 4) -> str:
-    more = f", and {len(tags) - most} more" if len(tags) > most else ""
-    return ", ".join(tags[:most]) + more or "-"
 
 
 def _runs(results: str) -> Listing:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, SelectionFlags, command_line, flat
+from benchmarks.cli.flags import Data, OutputFlags, Recipe, Results, SelectionFlags, command_line, flat
 from benchmarks.cli.selection import run_filter
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quoted, show, show_json
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
 from benchmarks.results.frame import find_results, read_frame, run_folders
 from benchmarks.tables.render import FORMATS, render, to_dict
+from benchmarks.tables.runs import run_tables
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ PUBLISHED = "published"
 class TableFlags:
     """Flags of `procap table` for the tables of a suite."""
 
-    data: Annotated[str, typer.Option(metavar="FOLDER|URL", help="where data sets of your own are packed")] = ""
+    data: Data = ""
     profile: Annotated[
         str, typer.Option(metavar="mini|paper", help="the suite's data [default: those that were run]")
     ] = ""
@@ -44,9 +45,7 @@ class TableFlags:
     check: Annotated[
         bool, typer.Option("--check", help="against published: exit code 4 unless all agree, 1: nothing compares")
     ] = False
-    recipe: Annotated[
-        str, typer.Option(metavar="published|procap", help="the suite's runs by this recipe [default: the last ones]")
-    ] = ""
+    recipe: Recipe = ""
 
 
 @app.command(
@@ -65,7 +64,7 @@ def table(
     suite: Annotated[
         str, typer.Argument(metavar="SUITE", help="a suite or `published` [default: one table of all runs]")
     ] = "",
-    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
+    results: Results = "results",
     form: Annotated[str, typer.Option("--format", metavar="md|csv|latex|html|json", help="of the tables")] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
@@ -85,12 +84,6 @@ def table(
         return _suite_tables(suite, selection, results, form, output, flags)
     if given := command_line(replace(flags, data="")):
         raise UsageError(f"{given.split()[0]} needs a suite; for example procap table base-to-novel {given}")
-    return _plain_table(selection, results, form, output)
-
-
-def _plain_table(selection: SelectionFlags, results: str, form: str, output: OutputFlags) -> int:
-    from benchmarks.tables.runs import run_tables
-
     root = find_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
@@ -141,17 +134,15 @@ def _chosen(options: SuiteOptions, selection: SelectionFlags, recipe: str, data:
     """Apply flags to `options`. Raises UsageError for flags that suites decide themselves."""
     if selection.classes:
         raise UsageError("--classes is for tables without a suite: a suite has its own")
-    changes: dict[str, object] = {
+    changes: dict[str, Any] = {
         "methods": tuple(parse_methods(selection.methods)) if split_names(selection.methods) else None,
         "datasets": tuple(parse_datasets(selection.datasets, data)) if split_names(selection.datasets) else None,
-        "seeds": tuple(parse_integers(selection.seeds, "--seeds")) or None,
-        "shots": parse_shot_counts(selection.shots) or None,
-        "recipe": recipe or None,
-        "backbone": selection.backbone or None,
-        "pretrained": selection.pretrained or None,
-        "precision": selection.precision or None,
+        "seeds": tuple(parse_integers(selection.seeds, "--seeds")),
+        "shots": parse_shot_counts(selection.shots),
+        "recipe": recipe,
+        **{name: getattr(selection, name) for name in ("backbone", "pretrained", "precision")},
     }
-    return replace(options, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
+    return replace(options, **{name: value for name, value in changes.items() if value})
 
 
 def _show_tables(name: str | None, tables: Sequence[Table], form: str, output: OutputFlags) -> None:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.flags import OutputFlags, flat
+from benchmarks.cli.flags import DryRun, OutputFlags, Results, Tracking, flat
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import note, plural, show, show_json
+from benchmarks.console.output import SOME_FAILED, note, plural, show, show_json
 from procap.errors import UserError
 from runner.environment import library_defaults
 
@@ -28,12 +28,13 @@ def track() -> None:
 @flat
 def sync(
     output: OutputFlags,
-    results: Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")] = "results",
-    tracking: Annotated[str, typer.Option(metavar="URI", help="MLflow store [default: mlflow.db in results]")] = "",
+    results: Results = "results",
+    tracking: Tracking = "",
     log_checkpoints: Annotated[bool, typer.Option("--log-checkpoints", help="copy checkpoints as well")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="list what would be sent")] = False,
+    dry_run: DryRun = False,
 ) -> int:
     """Export to MLflow what its store lacks. Repeating it sends nothing twice."""
+    from runner.collection import COLLECTIONS
     from runner.tracking import export
 
     library_defaults()
@@ -54,23 +55,14 @@ def sync(
     if dry_run:
         for run in summary.sent:
             show(run)
-    what = "to send" if dry_run else "sent"
-    show(f"{_count(summary.sent)} {what} to {summary.destination}, {summary.up_to_date} up to date")
+    collections = sum(path.startswith(f"{COLLECTIONS}/") for path in summary.sent)
+    more = f" and {plural(collections, 'suite')} or sweep{'s' * (collections > 1)}" if collections else ""
+    count = f"{plural(len(summary.sent) - collections, 'run')}{more}"
+    show(f"{count} {'to send' if dry_run else 'sent'} to {summary.destination}, {summary.up_to_date} up to date")
     if output.json:
         document = {"sent": summary.sent, "up_to_date": summary.up_to_date, "failed": dict(summary.failed)}
         show_json({"destination": summary.destination, "dry_run": dry_run, **document})
-    if not summary.failed:
-        return 0
-    return 3 if summary.sent or summary.up_to_date else 1
-
-
-def _count(paths: list[str]) -> str:
-    """Describe how many of `paths` are runs, and how many are suites or sweeps."""
-    from runner.collection import COLLECTIONS
-
-    parents = sum(path.startswith(f"{COLLECTIONS}/") for path in paths)
-    more = f" and {plural(parents, 'suite')} or sweep{'s' * (parents > 1)}" if parents else ""
-    return f"{plural(len(paths) - parents, 'run')}{more}"
+    return 0 if not summary.failed else SOME_FAILED if summary.sent or summary.up_to_date else 1
 
 
 def open_results(given: str, *, weights: bool = False) -> RemoteResults:
