@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from procap.errors import UsageError
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README_BYTES = 10_240
@@ -62,8 +64,9 @@ def unknown_words(words: list[str]) -> list[str]:
     rest = list(words)
     while hasattr(command, "get_command") and rest:
         name = rest.pop(0)
-        command = command.get_command(context, name)
-        if command is None:
+        try:
+            command = command.get_command(context, name)
+        except UsageError:
             return [name]
     known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     flags = [word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)]

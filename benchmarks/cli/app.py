@@ -19,7 +19,7 @@ from benchmarks.console.errors import explain, unforced
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import launched, note, speaks_here, tell_launcher
 from procap import __version__
-from procap.errors import UsageError
+from procap.errors import UsageError, unknown_name
 from runner.stop_signals import sigterm_as_interrupt
 
 DISTRIBUTED = ("train", "eval")
@@ -38,7 +38,7 @@ def lazy_group(commands: Mapping[str, tuple[str, str]]) -> type[TyperGroup]:
 
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if cmd_name not in commands:
-                return None
+                raise unknown_name("command", cmd_name, commands)
             module = importlib.import_module(commands[cmd_name][0])
             command = typer.main.get_command(module.app)
             command.name = cmd_name

@@ -18,7 +18,7 @@ from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quoted, show, show_json
 from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
 from benchmarks.suites import ALL, suite_named, suite_paths, suite_text, suites_of
-from procap.errors import UsageError, UserError
+from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
     from benchmarks.results.profiles import Profile
@@ -50,9 +50,9 @@ class SuiteGroup(TyperGroup):
             from benchmarks.cli.bench_runtime import app as runtime_app
 
             return typer.main.get_command(runtime_app)
-        if cmd_name == ALL or cmd_name in suite_paths() or cmd_name.endswith(".py"):
-            return suite_command(cmd_name)
-        return None
+        if cmd_name != ALL and cmd_name not in suite_paths() and not cmd_name.endswith(".py"):
+            raise unknown_name("suite", cmd_name, [ALL, *suite_paths()])
+        return suite_command(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         titles = {name: suite_named(name).title for name in suite_paths()}

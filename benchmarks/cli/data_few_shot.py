@@ -54,7 +54,6 @@ def few_shot(
     shots: Annotated[int, typer.Option(metavar="N", min=1, help="training images per class")] = 16,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="of the draw")] = 1,
     classes: Annotated[str, typer.Option(metavar="all|base|novel", help="whose images are listed")] = "all",
-    whole_splits: Annotated[bool, typer.Option("--split-digests", help="print digests of whole splits too")] = False,
     source: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="take CoOp's .pkl cache, or .json of --out, instead")
     ] = None,
@@ -80,9 +79,6 @@ def few_shot(
     for split, listed in images.items():
         labels = {image["label"] for image in listed}
         show(f"{split:<5}  {len(listed):,} images of {len(labels)} classes; digest {digests[split]}")
-    split_digests = {split: entry.digest for split, entry in shards.manifest.splits.items()} if whole_splits else {}
-    for split, digest in split_digests.items():
-        show(f"split {split}  digest {digest}")
     if not source:
         rows = [(split, *(image[key] for key in IMAGE)) for split, listed in images.items() for image in listed]
         show("\n" + columns(("split", *IMAGE), rows))
@@ -116,7 +112,6 @@ def few_shot(
             ],
             **images,
             "file": str(stored) if stored else None,
-            "split_digests": split_digests,
         }
         show_json(document | ({"equals_rule": samples.same_images(drawn)} if source else {}))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,9 @@ def explain(error: Exception) -> tuple[str, int]:
         kind = "" if error.exit_code > 128 else "error: "
         return f"{kind}{one_line(str(error))}", error.exit_code
     if isinstance(error, COMMAND_LINE_ERROR):
-        return f"error: {usage_line(error)}", 2
+        message: Any = error
+        path = message.ctx.command_path if message.ctx else "procap"
+        return f"error: {one_line(message.format_message()).rstrip('.')} (see `{path} --help`)", 2
     if isinstance(error, typer.Abort):
         return "stopped", 130
     if isinstance(error, OSError):
@@ -35,22 +36,6 @@ def unforced(arguments: Sequence[str]) -> str:
     """Return the hint to repeat a stopped command without --force, or "" if it does not apply."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return " (without --force, which starts over)" if "--force" in own else ""
-
-
-def usage_line(error: Any) -> str:
-    """Format a usage error of typer in one line, with the nearest command and a pointer to --help."""
-    message = one_line(error.format_message()).rstrip(".")
-    path = error.ctx.command_path if error.ctx else "procap"
-    listed = getattr(error.ctx.command, "list_commands", None) if error.ctx else None
-    commands = sorted(listed(error.ctx)) if listed else []
-    if commands and type(error).__name__ == "NoArgsIsHelpError":
-        message = "Missing command"
-    if commands and "option" not in message.lower():
-        wrong = message.split("'")[1] if message.count("'") > 1 else ""
-        near = difflib.get_close_matches(wrong, commands, n=1, cutoff=0.5)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        message = f"{message.split('.')[0]}.{hint} Commands: {', '.join(commands)}"
-    return f"{message} (see `{path} --help`)"
 
 
 def one_line(text: str) -> str:
