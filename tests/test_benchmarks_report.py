@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -23,11 +22,8 @@ from benchmarks.cli import main
 from benchmarks.qualitative.pictures import describe_pictures
 from benchmarks.report.describe import describe_recipes, list_caveats, list_facts
 from benchmarks.report.found import find_suites
-from benchmarks.report.model import Report
-from benchmarks.report.page import write_page
-from benchmarks.report.report import ReportOptions, build_report, write_report
+from benchmarks.report.report import build_report, write_report
 from benchmarks.results.metrics import Metric
-from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UsageError, UserError
 from runner.collection import read_collections, write_collection
 from runner.config import Target
@@ -107,74 +103,27 @@ def test_headings_images_and_tables_are_accessible(tree: Node) -> None:
         assert len(widths) == 1, widths
 
 
-def test_every_cell_of_every_table_is_in_the_page(tree: Node, results: Path) -> None:
+def test_every_cell_of_every_table_is_in_the_page_with_its_mark(tree: Node, results: Path) -> None:
     shown = tables(tree)
-    found, _ = find_suites(results)
-    every_table = [table for one in found for table in one.suite.tables(one.results)]
+    suites, _ = find_suites(results)
+    every_table = [table for one in suites for table in one.suite.tables(one.results)]
     assert {table.name for table in every_table} >= {"base-to-novel", "ablation"}
+    marks: Counter[str | None] = Counter()
     for table in every_table:
         rows = [row.all("td") for row in shown[table.title].all("tr") if row.all("td")]
         assert len(rows) == len(table.rows)
-        for line, row in zip(table.rows, rows, strict=True):
-            for item, column, cell in zip(line.cells, table.columns, row, strict=True):
+        for number, (row, cells) in enumerate(zip(table.rows, rows, strict=True)):
+            for place, (item, cell) in enumerate(zip(row.cells, cells, strict=True)):
                 text = words_of(cell)
                 if isinstance(item, Metric):
-                    assert text.startswith(f"{item.mean:.{column.digits}f}".replace("-", "−"))
+                    assert text.startswith(f"{item.mean:.{table.columns[place].digits}f}".replace("-", "−"))
                 else:
                     assert text == (item or "-")
-
-
-def test_the_best_is_bold_and_the_second_underlined(tree: Node, results: Path) -> None:
-    found, _ = find_suites(results)
-    every_table = [table for one in found for table in one.suite.tables(one.results)]
-    shown = tables(tree)
-    kinds = Counter()
-    for table in every_table:
-        rows = [row.all("td") for row in shown[table.title].all("tr") if row.all("td")]
-        marks = table.marks()
-        for number, row in enumerate(rows):
-            for place, cell in enumerate(row):
+                mark = table.marks().get((number, place))
                 tags = {node.tag for node in cell.all("strong", "u")}
-                mark = marks.get((number, place))
                 assert tags == ({{"best": "strong", "second": "u"}[mark]} if mark else set())
-                kinds[mark] += 1
-    assert kinds["best"] and kinds["second"]
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
-def test_texts_that_are_numbers_are_sorted_by_value(tmp_path: Path) -> None:
-    texts = ("-2.5", "13,500", "+1.0", "900", "none", "-10.0")
-    lines = tuple(Row((f"line {number}",), (text,)) for number, text in enumerate(texts))
-    table = Table("sorted", "Sorted", ("Line",), (Column("Change"),), lines)
-    nothing = dict.fromkeys(("sections", "problems", "gaps", "caveats", "cost", "versions"), ())
-    texts = dict.fromkeys(("title", "lead", "state", "footer"), "")
-    write_page(Report(headline=None, work=[table], **texts, **nothing), tmp_path)  # type: ignore[arg-type]
-
-    page = tmp_path / "index.html"
-    press = "document.querySelectorAll('.sortable thead button')[1].click()"
-    click = f"<script>addEventListener('load', () => {press})</script>"
-    # Its security policy would block the script of the test.
-    page.write_text(re.sub("<meta http-equiv[^>]*>", "", page.read_text()).replace("</body>", f"{click}</body>"))
-    chromium = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    done = subprocess.run([*chromium, page.as_uri()], capture_output=True, text=True, check=True)
-    table = next(table for table in Page(done.stdout).root.all("table") if "sortable" in table.attributes["class"])
-    assert [cells[-1].text().strip() for row in table.all("tr") if (cells := row.all("td"))] == [
-        "13,500", "900", "+1.0", "−2.5", "−10.0", "none"
-    ]  # fmt: skip
-
-
-def test_a_figure_says_its_n_where_seeds_differ(tmp_path: Path) -> None:
-    root = tmp_path / "results"
-    _, entries = begin(root, "base-to-novel", datasets=("tiles",), methods=("coop", "maple", "procap"), seeds=(1, 2))
-    for entry in entries:
-        if (entry.variant.method, entry.seed) != ("maple", 2):
-            put_entry(root, entry)
-    shown = tables(Page(write_report(root).read_text()).root)
-    [compared] = [table for title, table in shown.items() if "compared with every other row" in title]
-    rows = [words_of(row) for row in compared.all("tr")]
-    assert [row.count("(n=2)") for row in rows if "CoOp" in row] == [3]
-    assert [row.count("(n=1)") for row in rows if "MaPLe" in row] == [3]
-    assert not any("(n=" in words_of(table) for table in shown.values() if table is not compared)
+                marks[mark] += 1
+    assert marks["best"] and marks["second"]
 
 
 def section(text: str, name: str) -> str:
@@ -289,15 +238,14 @@ def test_only_runs_of_readable_suites_are_reported_as_finished(tmp_path: Path) -
     root = tmp_path / "results"
     _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
     put_entry(root, entries[0])
-    options = ReportOptions(root, "results")
-    assert build_report(options).state == "All 1 run and 2 evaluations that were planned are finished."
+    assert build_report(root, shown="results").state == "All 1 run and 2 evaluations that were planned are finished."
     broken = root / "collections/suite/duration/collection.json"
     broken.parent.mkdir(parents=True)
     broken.write_text("[]")
     state = "All 1 run and 2 evaluations that were planned in the suites that could be read are finished."
-    assert build_report(options).state == state
+    assert build_report(root, shown="results").state == state
     shutil.rmtree(root / "collections/suite/ablation")
-    assert build_report(options).state == "No suite could be read."
+    assert build_report(root, shown="results").state == "No suite could be read."
 
 
 def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: Path) -> None:
@@ -305,11 +253,10 @@ def test_comparisons_stand_apart_from_results_however_many_there_are(tmp_path: P
     _, entries = begin(root, "cross-dataset", datasets=("tiles", "petals"), methods=("coop", "procap"), seeds=(1,))
     for entry in entries:
         put_entry(root, entry)
-    report = build_report(ReportOptions(root, "results"))
-    assert report.headline and [table.name for table in report.headline.tables] == ["cross-dataset"]
-    found = {block.title: [table.name for table in block.tables] for block in report.sections[0].blocks}
-    assert found["Results"] == ["cross-dataset-from-petals"]
-    assert found["Better, or luck?"] == [
+    report = build_report(root, shown="results")
+    assert report.headline and report.headline[0].name == "cross-dataset"
+    assert [table.name for table in report.sections[0].tables] == ["cross-dataset-from-petals"]
+    assert [table.name for table in report.sections[0].comparisons] == [
         "cross-dataset-comparison-from-tiles",
         "cross-dataset-comparison-from-petals",
     ]
@@ -348,12 +295,6 @@ def test_the_recipe_says_first_what_was_changed_for_all_and_then_for_each(tmp_pa
         assert begins == what and changes.split("; ") == shared + alone and bool(shared) == together
         assert [one.partition(": ")[0] for one in alone] == ["MaPLe", "ProCAP"]
         assert all(re.fullmatch(f"(\\w+: )?{change}(, {change})*", one) for one in [*shared, *alone])
-
-
-def test_the_recipe_of_shortened_trainings_is_that_of_whole_ones(tmp_path: Path) -> None:
-    begin(tmp_path, "duration", datasets=("tiles",))
-    ((found,), _) = find_suites(tmp_path)
-    assert "epochs 2 instead of 50" in describe_recipes(found)[0]
 
 
 def test_results_of_some_images_only_are_said_at_the_top(tmp_path: Path) -> None:
@@ -415,16 +356,6 @@ def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_
     assert shown(runs[1:]) == shown(runs[::-1]) == []
 
 
-def test_what_was_chosen_of_an_older_collection_is_read_from_its_runs(tmp_path: Path) -> None:
-    root = tmp_path / "results"
-    options, entries = begin(root, "base-to-novel", datasets=("tiles", "petals"), methods=("maple",), seeds=(2, 5))
-    file = root / "collections/suite/base-to-novel/collection.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "settings": {}}))
-    (found,), problems = find_suites(root)
-    assert not problems and found.guessed and found.options == options
-    assert found.paths == [entry.path for entry in entries]
-
-
 def test_what_another_command_planned_alone_is_no_further_run(tmp_path: Path) -> None:
     _, entries = begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("coop", "maple", "procap"), seeds=(1,))
     own, trained, _ = entries
@@ -435,7 +366,7 @@ def test_what_another_command_planned_alone_is_no_further_run(tmp_path: Path) ->
     write_collection(tmp_path, collection.model_copy(update={"settings": settings}))
     ((found,), _) = find_suites(tmp_path)
     assert found.paths == [own.path] and found.further == (trained.path,)
-    assert any("has 1 further run made with other flags" in one.text for one in list_caveats([found]))
+    assert any("has 1 further run made with other flags" in text for text, _ in list_caveats([found]))
 
 
 @pytest.mark.parametrize(

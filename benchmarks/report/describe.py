@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.console.output import plural
 from benchmarks.report.found import STATES, FoundSuite
-from benchmarks.report.model import Caveat
 from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.variant import SuiteRun
@@ -17,8 +16,6 @@ from benchmarks.suites import SUITES
 from procap.weights.loading import canonical_name
 from runner.config import RunConfig, plan_run
 
-SHOWN_FIELDS = 6
-"""Changed fields of a recipe that are named."""
 KEYS: Mapping[str, str] = {
     "n_ctx": "Prompt tokens",
     "nce_weight": "Weight of InfoNCE",
@@ -29,7 +26,7 @@ KEYS: Mapping[str, str] = {
 
 
 def describe_suite(one: FoundSuite) -> tuple[str, str]:
-    """What the suite is, and what the paper has of it: from the docstring of the suite's module if it is built in."""
+    """Return what the suite is, and what the paper has of it, from the docstring of a built-in suite's module."""
     module = sys.modules.get(SUITES.get(one.name, "").partition(":")[0])
     paragraphs = (inspect.getdoc(module) or "").split("\n\n") if module else []
     prose = [" ".join(text.split()) for text in paragraphs if not text.startswith((" ", "Cost"))]
@@ -38,7 +35,7 @@ def describe_suite(one: FoundSuite) -> tuple[str, str]:
 
 
 def describe_state(one: FoundSuite) -> str:
-    """How far it is: "33 of 35 runs finished: 1 failed, 1 missing"."""
+    """Describe how far it is: "33 of 35 runs finished: 1 failed, 1 missing"."""
     if not one.paths:
         return "measured without runs of its own"
     finished = len(one.paths) - len(one.unfinished)
@@ -48,7 +45,7 @@ def describe_state(one: FoundSuite) -> str:
 
 
 def list_facts(one: FoundSuite) -> list[tuple[str, str]]:
-    """How it was run, as terms and values."""
+    """List how it was run, as terms and values."""
     options, runs = one.options, one.results.runs
     facts = [
         ("Profile", f"{options.profile.name}{', quick' if options.quick else ''}"),
@@ -59,7 +56,7 @@ def list_facts(one: FoundSuite) -> list[tuple[str, str]]:
     # Shots are listed with the classes trained on.
     for name in sorted({name for run in runs for name in run.variant.key} - {"shots"}):
         values = dict.fromkeys(str(run.variant.key[name]) for run in runs if name in run.variant.key)
-        facts.append((KEYS.get(name, name[:1].upper() + name[1:]), ", ".join(values)))
+        facts.append((KEYS.get(name, name.capitalize()), ", ".join(values)))
     if runs:
         config = runs[0].spec.config
         weights = f" ({config.pretrained})" if config.pretrained else ""
@@ -72,32 +69,28 @@ def list_facts(one: FoundSuite) -> list[tuple[str, str]]:
 
 
 def describe_recipes(one: FoundSuite) -> list[str]:
-    """The recipes and how they differ from the published ones: first what all methods share, then what each changes."""
+    """Describe the recipes and how they differ from the published ones, first in what all methods share."""
     # One run of each method that is trained, of a variant that does not shorten it if there is one.
     first: dict[str, SuiteRun] = {}
     for run in sorted(one.results.runs, key=lambda run: bool(run.variant.overrides) or run.variant.part < 1):
         if run.spec.config.recipe.epochs:
             first.setdefault(run.variant.method, run)
-    groups: dict[str, dict[str, list[str]]] = {}
+    changes: dict[str, dict[str, list[str]]] = {}
     for method, run in first.items():
         recipe = run.variant.recipe or one.options.recipe or one.options.profile.recipe
-        groups.setdefault(recipe, {})[TITLES.get(method, method)] = _find_changes(run.spec.config, recipe, one)
+        changes.setdefault(recipe, {})[TITLES.get(method, method)] = _find_changes(run.spec.config, recipe, one)
     names = {"published": "each method's own, as published", "procap": "ProCAP's for all"}
     found = []
-    for recipe, changes in groups.items():
-        shared = [text for text in next(iter(changes.values())) if all(text in own for own in changes.values())]
-        texts = list(shared)
-        for title, own in changes.items():
-            rest = [text for text in own if text not in shared]
-            more = " and more" if len(rest) > SHOWN_FIELDS else ""
-            texts += [f"{title}: {', '.join(rest[:SHOWN_FIELDS])}{more}"] if rest else []
-        name = names.get(recipe, recipe)
-        found.append(f"{name}, but {'; '.join(texts)}" if texts else name)
+    for recipe, by_title in changes.items():
+        texts = [text for text in next(iter(by_title.values())) if all(text in own for own in by_title.values())]
+        rest = {title: [text for text in own if text not in texts] for title, own in by_title.items()}
+        texts += [f"{title}: {', '.join(own)}" for title, own in rest.items() if own]
+        found.append(names.get(recipe, recipe) + (f", but {'; '.join(texts)}" if texts else ""))
     return found
 
 
 def _find_changes(config: RunConfig, recipe: str, one: FoundSuite) -> list[str]:
-    """Fields of a recipe that differ from the published one: "epochs 2 instead of 50"."""
+    """List the fields of a recipe that differ from the published one: "epochs 2 instead of 50"."""
     published = plan_run(
         method=config.method,
         dataset=config.dataset,
@@ -107,59 +100,51 @@ def _find_changes(config: RunConfig, recipe: str, one: FoundSuite) -> list[str]:
         task=one.suite.task,
         data=one.options.data,
     ).recipe
-    ours, theirs = config.recipe.model_dump(), published.model_dump()
-    changed = [name for name in ours if ours[name] != theirs[name]]
-    return [f"{name} {_format(ours[name])} instead of {_format(theirs[name])}" for name in changed]
+    ours, theirs = (
+        {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in recipe.model_dump().items()}
+        for recipe in (config.recipe, published)
+    )
+    return [f"{name} {ours[name]} instead of {theirs[name]}" for name in ours if ours[name] != theirs[name]]
 
 
-def _format(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def list_caveats(suites: Sequence[FoundSuite]) -> list[Caveat]:
-    """What a reader has to know before any number, each once for all suites."""
-    found = []
+def list_caveats(suites: Sequence[FoundSuite]) -> list[tuple[str, str]]:
+    """List what a reader has to know before any number, each once for all suites, with a short form if it has one."""
 
     def names(chosen: Sequence[FoundSuite]) -> str:
         return "all suites" if len(chosen) == len(suites) > 1 else ", ".join(one.name for one in chosen)
 
+    found = []
     if generated := [one for one in suites if one.options.profile.name == MINI.name]:
         text = (
             f"Generated data ({names(generated)}): small made-up image sets and the embedded backbone. The numbers "
             "show how methods compare here; none of them can be compared with published ones."
         )
-        found.append(Caveat(text, "generated data"))
+        found.append((text, "generated data"))
     if quick := [one for one in suites if one.options.quick]:
         text = (
             f"Quick schedules ({names(quick)}): few epochs, to check that everything runs. Methods are not trained to "
             "the end, and their order may differ with whole schedules."
         )
-        found.append(Caveat(text, "quick schedules"))
-    if other := [one for one in suites if _has_other_backbone(one)]:
-        text = f"Another backbone than the paper's ViT-B/16 of OpenAI ({names(other)})."
-        found.append(Caveat(text, "another backbone"))
+        found.append((text, "quick schedules"))
+    paper = canonical_name(PAPER.backbone, PAPER.pretrained)
+    if other := [
+        one
+        for one in suites
+        if one.options.profile.name != MINI.name
+        and any((run.spec.config.backbone, run.spec.config.pretrained) != paper for run in one.results.runs)
+    ]:
+        found.append((f"Another backbone than the paper's ViT-B/16 of OpenAI ({names(other)}).", "another backbone"))
     frames = [one.results.frame for one in suites]
-    limited = {
-        key for frame in frames for key in zip(frame.path[frame.limited], frame.target[frame.limited], strict=True)
-    }
+    limited = {job for own in frames for job in own[["path", "target"]][own.limited].itertuples(index=False)}
     if limited:
         text = f"Limited: {plural(len(limited), 'evaluation')} used the first images of a test set only, marked †."
-        found.append(Caveat(text, "limited evaluations (†)"))
+        found.append((text, "limited evaluations (†)"))
     changed = {name: text for one in suites for name, text in one.results.changed_sets.items()}
-    found += [
-        Caveat(f"{name} is not the published data set: {text}.", f"changed {name}") for name, text in changed.items()
-    ]
+    found += [(f"{name} is not the published data set: {text}.", f"changed {name}") for name, text in changed.items()]
     for one in suites:
         if one.guessed:
-            text = "did not record its options: data sets, methods and seeds are those of its runs."
-            found.append(Caveat(f"{one.name} {text}"))
+            found.append((f"{one.name} did not record its options: data sets, methods and seeds are its runs'.", ""))
         if one.further:
-            text = f"has {plural(len(one.further), 'further run')} made with other flags, which no table here shows."
-            found.append(Caveat(f"{one.name} {text}"))
+            further = plural(len(one.further), "further run")
+            found.append((f"{one.name} has {further} made with other flags, which no table here shows.", ""))
     return found
-
-
-def _has_other_backbone(one: FoundSuite) -> bool:
-    configs = [run.spec.config for run in one.results.runs]
-    own = canonical_name(PAPER.backbone, PAPER.pretrained)
-    return one.options.profile.name != MINI.name and any((one.backbone, one.pretrained) != own for one in configs)

@@ -1,4 +1,4 @@
-"""Find the suites below a results folder, with the state of their runs, however much of it is missing or broken."""
+"""Find the suites below a results folder, with the state of their runs, even if some of it is missing or broken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report.model import Problem
 from benchmarks.results.frame import order_in
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions
@@ -31,18 +30,20 @@ STATES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class Problem:
+    """Something that could not be read or made. where: the suite it belongs to."""
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True)
 class UnfinishedRun:
-    """A planned run that is not finished. state: of STATES. targets: those without a result."""
+    """A planned run with missing results. state: a key of STATES. description: the state, with the reason if known."""
 
     path: str
     state: str
-    reason: str
-    targets: tuple[str, ...]
-
-    @property
-    def description(self) -> str:
-        text = STATES[self.state] + (f" ({', '.join(self.targets)})" if self.state == "not evaluated" else "")
-        return f"{text}: {self.reason}" if self.reason else text
+    description: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class FoundSuite:
 def find_suites(
     results: Path, data: Path | None = None, wanted: Sequence[str] = ()
 ) -> tuple[list[FoundSuite], list[Problem]]:
-    """Every suite that was started below `results`, in the order of the paper, then users' own by name.
+    """Find every suite that was started below `results`, in the order of the paper, then users' own by name.
 
     wanted: names of suites, or files with one; empty: all. What cannot be read becomes a Problem.
     Raises UsageError for an unknown name.
@@ -92,40 +93,40 @@ def find_suites(
             found.append(_read_suite(folder, chosen.get(name, name), results, data))
         except (UserError, DataError) as error:
             problems.append(Problem(name, str(error)))
-    seen = {one.collection.name for one in found} | {one.where for one in problems}
-    problems += [Problem(name, "was not started here") for name in chosen if name not in seen]
+    started = {one.collection.name for one in found} | {one.where for one in problems}
+    problems += [Problem(name, "was not started here") for name in chosen if name not in started]
     return found, problems
 
 
-def _read_suite(folder: CollectionFolder, word: str, results: Path, data: Path | None) -> FoundSuite:
+def _read_suite(folder: CollectionFolder, word: str, root: Path, data: Path | None) -> FoundSuite:
     collection = folder.collection()
     assert collection is not None
     try:
         suite = suite_named(word)
     except UserError as error:
         raise UserError(f"no suite '{word}' is installed; if it is in a file: procap report FILE.py") from error
-    options, guessed = recorded_options(suite, collection, results, data)
-    done = SuiteResults.read(suite, options, results)
-    unfinished = find_unfinished(done, collection.failed)
+    options, guessed = recorded_options(suite, collection, root, data)
+    results = SuiteResults.read(suite, options, root)
     # A command that was stopped or refused has left its plan in the collection, but no runs.
-    further = tuple(collection.finished(results, but={run.path for run in done.runs}))
-    return FoundSuite(suite, collection, done, tuple(unfinished), further, guessed)
+    further = tuple(collection.finished(root, but={run.path for run in results.runs}))
+    return FoundSuite(suite, collection, results, _find_unfinished(results, collection.failed), further, guessed)
 
 
-def find_unfinished(suite: SuiteResults, failures: Mapping[str, str]) -> list[UnfinishedRun]:
-    """The planned runs with missing results, the worst first. failures: reasons of the last attempt, by run."""
+def _find_unfinished(results: SuiteResults, failures: Mapping[str, str]) -> tuple[UnfinishedRun, ...]:
+    """List the planned runs with missing results. failures: reasons of the last attempt, by run."""
     targets: dict[str, list[str]] = {}
-    for path, target in suite.missing:
+    for path, target in results.missing:
         targets.setdefault(path, []).append(target)
     found = []
     for path, missing in targets.items():
-        state, reason = _read_state(suite.results / path, suite.unreadable.get(path, ""), failures.get(path, ""))
-        found.append(UnfinishedRun(path, state, reason, tuple(missing)))
-    return sorted(found, key=lambda run: list(STATES).index(run.state))
+        state, reason = _read_state(results.results / path, results.unreadable.get(path, ""), failures.get(path, ""))
+        text = STATES[state] + (f" ({', '.join(missing)})" if state == "not evaluated" else "")
+        found.append(UnfinishedRun(path, state, f"{text}: {reason}" if reason else text))
+    return tuple(sorted(found, key=lambda run: list(STATES).index(run.state)))
 
 
 def _read_state(folder: Path, unreadable: str, failure: str) -> tuple[str, str]:
-    """State and reason of an unfinished run."""
+    """Return state and reason of an unfinished run."""
     if unreadable:
         return "broken", unreadable
     try:
@@ -142,7 +143,7 @@ def _read_state(folder: Path, unreadable: str, failure: str) -> tuple[str, str]:
 
 
 def merge_unfinished(suites: Sequence[FoundSuite]) -> list[UnfinishedRun]:
-    """The unfinished runs of all suites, each once and in the worst state it has in any of them."""
+    """List the unfinished runs of all suites, each once and in the worst state it has in any of them."""
     worst: dict[str, UnfinishedRun] = {}
     for run in sorted((run for one in suites for run in one.unfinished), key=lambda run: list(STATES).index(run.state)):
         worst.setdefault(run.path, run)

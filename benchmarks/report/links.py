@@ -1,4 +1,4 @@
-"""URLs of MLflow's pages for the runs of a suite."""
+"""Make URLs of MLflow's pages for the runs of a suite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from benchmarks.report.model import Link
 from runner.collection import Collection
 from runner.tracking.export import search_runs
 from runner.tracking.store import Destination, TrackingError, open_store
@@ -17,22 +16,22 @@ COMPARED = 40
 
 
 def charts_page(server: str, experiment_id: str, where: str, view: str | None = None) -> str:
-    """The URL of the charts of the runs that match the search `where`, or of the saved `view`."""
+    """Return the URL of the charts of the runs that match the search `where`, or of the saved `view`."""
     page = f"{server}/#/experiments/{experiment_id}/runs?compareRunsMode=CHART"
     # With a search in the URL the page ignores the view.
     return f"{page}&viewStateShareKey={view}" if view else f"{page}&searchFilter={quote(where)}"
 
 
 def compare_page(server: str, experiment_id: str, run_ids: Sequence[str]) -> str | None:
-    """The URL that compares runs side by side; None for one run, or more than COMPARED."""
+    """Return the URL that compares runs side by side; None for one run, or more than COMPARED."""
     if not 2 <= len(run_ids) <= COMPARED:
         return None
     runs, experiments = quote(json.dumps([*run_ids])), quote(json.dumps([experiment_id]))
     return f"{server}/#/compare-runs?runs={runs}&experiments={experiments}"
 
 
-def find_links(collection: Collection, results: Path, tracking: str) -> list[Link]:
-    """Pages of the MLflow server at `tracking` with the suite and its runs.
+def find_links(collection: Collection, results: Path, tracking: str) -> list[tuple[str, str]]:
+    """List titles and URLs of the pages with the suite and its runs on the MLflow server at `tracking`.
 
     tracking: an http URL, by default that of the environment; other stores have no pages.
     Raises TrackingError if a server that `tracking` names cannot be reached.
@@ -47,14 +46,12 @@ def find_links(collection: Collection, results: Path, tracking: str) -> list[Lin
             raise
         return []
     server, experiment = destination.address.rstrip("/"), store.experiment_id
-    pages = [
-        Link("the suite", f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}")
-        for run in search_runs(store, f"tags.`procap.collection` = '{collection.tag}'")
-    ]
+    parents = search_runs(store, f"tags.`procap.collection` = '{collection.tag}'")
+    pages = [("the suite", f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}") for run in parents]
     where = f"tags.`{collection.tag}` = 'yes'"
     run_ids = [run.info.run_id for run in search_runs(store, where)]
     if run_ids:
-        pages.append(Link(f"charts of {len(run_ids)} runs", charts_page(server, experiment, where)))
+        pages.append((f"charts of {len(run_ids)} runs", charts_page(server, experiment, where)))
     if side_by_side := compare_page(server, experiment, run_ids):
-        pages.append(Link(f"{len(run_ids)} runs side by side", side_by_side))
+        pages.append((f"{len(run_ids)} runs side by side", side_by_side))
     return pages

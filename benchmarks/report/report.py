@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.console.output import note, plural
+from benchmarks.plots.style import Plots
 from benchmarks.report.describe import describe_state, describe_suite, list_caveats, list_facts
-from benchmarks.report.folder import check_replaceable, replace_folder
-from benchmarks.report.found import STATES, FoundSuite, find_suites, merge_unfinished
+from benchmarks.report.found import STATES, FoundSuite, Problem, find_suites, merge_unfinished
 from benchmarks.report.links import find_links
-from benchmarks.report.model import Block, Gap, Picture, Problem, Report, Section
-from benchmarks.report.page import GENERATOR, write_page
-from benchmarks.report.pictures import draw_plots, load_pictures
+from benchmarks.report.page import GENERATOR, Report, Section, write_page
+from benchmarks.report.pictures import Picture, draw_picture, load_picture, recorded_names
 from benchmarks.report.work import describe_cost, list_versions, machines_table, read_work, suites_table
+from benchmarks.tables.published import published_tables
 from benchmarks.tables.table import Table
-from procap.errors import UserError
+from procap.errors import UsageError, UserError
 from shards.errors import DataError
 
 T = TypeVar("T")
-MAIN_SUITE, MAIN_PLOT = "base-to-novel", "radar"
+MAIN_SUITE, MAIN_PLOT = "base-to-novel", "hm-radar"
 """What the page begins with: the first table of this suite and its plot of that name; else those of the first suite."""
 STATUS = {
     "running": "Its command is running, or was killed.",
@@ -33,46 +37,15 @@ STATUS = {
 }
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """shown: the results folder as commands in the page name it. The rest: flags of `procap report`."""
-
-    results: Path
-    shown: str
-    data: Path | None = None
-    tracking: str = ""
-    price: float | None = None
-
-
-@dataclass
-class Attempts:
-    """Makes the parts of the page, and collects those that fail: one broken part must not cost the whole page."""
-
-    problems: list[Problem] = field(default_factory=list)
-
-    def make(self, where: str, what: str, make: Callable[[], list[T]]) -> list[T]:
-        """The result of `make`, or an empty list and a problem."""
-        try:
-            return make()
-        except Exception as error:
-            self.add(where, what, error)
-            return []
-
-    def add(self, where: str, what: str, error: Exception) -> None:
-        is_expected = isinstance(error, UserError | DataError | OSError)
-        text = str(error) if is_expected else f"internal error: {type(error).__name__}: {error}"
-        self.problems.append(Problem(where, f"{what}: {text}"))
-
-
 def write_report(
     results: Path,
     out: Path | None = None,
     *,
+    wanted: Sequence[str] = (),
+    shown: str = "",
     data: Path | None = None,
     tracking: str = "",
     price: float | None = None,
-    wanted: Sequence[str] = (),
-    shown: str = "",
 ) -> Path:
     """Write the report of `results` to the folder `out` (default: `report` in `results`); returns the path of its page.
 
@@ -81,74 +54,98 @@ def write_report(
     Raises UserError if there is no suite to show or nothing can be written, UsageError if `out` holds something else
     than a report.
     """
-    target = out or results / "report"
-    check_replaceable(target, mark=f'content="{GENERATOR}"')
-    report = build_report(ReportOptions(results, shown or str(results), data, tracking, price), wanted)
-    replace_folder(target, lambda folder: write_page(report, folder))
+    folder = out or results / "report"
+    _check_replaceable(folder)
+    report = build_report(results, wanted, shown=shown or str(results), data=data, tracking=tracking, price=price)
+    try:
+        _replace_folder(folder, report)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; name another --out") from error
     for problem in report.problems:
         note(f"{problem.where}: {problem.what}")
-    if report.gaps:
+    if not all(section.is_finished for section in report.sections):
         note(report.state)
-    return target / "index.html"
+    return folder / "index.html"
 
 
-def build_report(options: ReportOptions, wanted: Sequence[str] = ()) -> Report:
-    """The contents of the page. Raises UserError if no suite was started below the results."""
-    suites, problems = find_suites(options.results, options.data, wanted)
+def _check_replaceable(folder: Path) -> None:
+    """Raise UsageError unless `folder` is absent, empty, or an old report."""
+    if folder.is_dir() and any(folder.iterdir()):
+        page = folder / "index.html"
+        head = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
+        if f'content="{GENERATOR}"' not in head:
+            raise UsageError(f"{folder} is not empty and no report: name another folder with --out")
+    elif folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: name a folder with --out")
+
+
+def _replace_folder(folder: Path, report: Report) -> None:
+    """Write the report into a new folder, then rename it to `folder`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    try:
+        write_page(report, fresh)
+        fresh.chmod(0o755)
+        if folder.exists():
+            os.replace(folder, fresh.with_suffix(".old"))
+        os.replace(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    # Includes folders left by a process that was killed at this point.
+    for replaced in folder.parent.glob(f".{folder.name}.*.old"):
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def build_report(
+    results: Path,
+    wanted: Sequence[str] = (),
+    *,
+    shown: str,
+    data: Path | None = None,
+    tracking: str = "",
+    price: float | None = None,
+) -> Report:
+    """Collect the contents of the page, see `write_report`."""
+    suites, problems = find_suites(results, data, wanted)
     if not suites and not problems:
-        raise UserError(
-            f"no suite was started in {options.shown}; run them all: procap bench all --results {options.shown}"
-        )
+        raise UserError(f"no suite was started in {shown}; run them all: procap bench all --results {shown}")
     state = _describe_runs(suites, all_read=not problems)
-    attempts = Attempts(problems)
-    sections = [_make_section(one, options, attempts) for one in suites]
-    headline, sections = split_headline(sections)
+    sections = [_make_section(one, shown, data, tracking, problems) for one in suites]
+    with_tables = [one for one in sections if one.tables]
+    main = next((one for one in with_tables if one.name == MAIN_SUITE), with_tables[0] if with_tables else None)
+    headline: tuple[Table, Picture | None] | None = None
+    if main:
+        plot = next((one for one in main.pictures if one.name == MAIN_PLOT), next(iter(main.pictures), None))
+        headline = main.tables[0], plot
+        pictures = [one for one in main.pictures if one is not plot]
+        rest = replace(main, tables=main.tables[1:], pictures=pictures, leads=True)
+        sections[sections.index(main)] = rest
     work = read_work(suites)
     return Report(
-        title="ProCAP Bench: report",
         lead=_describe_dates(suites),
         state=state,
-        headline=headline,
+        shown=shown,
         sections=sections,
-        problems=attempts.problems,
-        gaps=[_make_gap(one, options) for one in suites if one.unfinished or one.collection.status != "finished"],
+        headline=headline,
+        problems=problems,
         caveats=list_caveats(suites),
-        cost=describe_cost(work, options.price),
-        work=[suites_table(suites, work), machines_table(work)]
-        if any(one.paths for one in suites) or len(work)
-        else [],
+        cost=describe_cost(suites, work, price),
+        work=[suites_table(suites, work), machines_table(work)] if any(one.paths for one in suites) else [],
         versions=list_versions(work),
-        footer=f"Made by {GENERATOR} from the result files in {options.shown}; the same files give the same page.",
     )
 
 
-def split_headline(sections: Sequence[Section]) -> tuple[Block | None, list[Section]]:
-    """The main table and plot, and the sections without them."""
-    shown = [one for one in sections if one.blocks and one.blocks[0].tables]
-    main = next((one for one in shown if one.name == MAIN_SUITE), shown[0] if shown else None)
-    if main is None:
-        return None, list(sections)
-    table, *tables = main.blocks[0].tables
-    pictures = [picture for block in main.blocks for picture in block.pictures]
-    plot = next((one for one in pictures if MAIN_PLOT in one.name), pictures[0] if pictures else None)
-    blocks = [replace(main.blocks[0], tables=tables), *main.blocks[1:]]
-    blocks = [replace(block, pictures=[one for one in block.pictures if one is not plot]) for block in blocks]
-    rest = replace(main, blocks=[block for block in blocks if block.tables or block.pictures], leads=True)
-    headline = Block(main.name, [table], [plot] if plot else [])
-    return headline, [rest if one is main else one for one in sections]
-
-
 def _describe_dates(suites: Sequence[FoundSuite]) -> str:
-    """Number of suites and runs, and the days between which they ran, in UTC."""
+    """Describe the number of suites and runs, and the days between which they ran, in UTC."""
     runs = len({path for one in suites for path in one.paths})
     moments = [moment for one in suites for moment in (one.collection.started, one.collection.ended) if moment]
     days = sorted({datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d") for moment in moments})
-    between = f", {days[0]} to {days[-1]}" if len(days) > 1 else f", {days[0]}" if days else ""
-    return f"{plural(len(suites), 'suite')}, {plural(runs, 'run')}{between}."
+    between = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
+    return f"{plural(len(suites), 'suite')}, {plural(runs, 'run')}{f', {between}' if between else ''}."
 
 
 def _describe_runs(suites: Sequence[FoundSuite], *, all_read: bool) -> str:
-    """How many runs are finished. all_read: whether all suites could be read; the plans of others are unknown."""
+    """Describe how many runs are finished. all_read: whether all suites could be read; other plans are unknown."""
     if not suites:
         return "No suite could be read."
     runs = plural(len({path for one in suites for path in one.paths}), "run")
@@ -161,57 +158,42 @@ def _describe_runs(suites: Sequence[FoundSuite], *, all_read: bool) -> str:
     return f"All {runs} and {plural(evaluations, 'evaluation')} that were planned{where} are finished."
 
 
-def _make_gap(one: FoundSuite, options: ReportOptions) -> Gap:
-    runs = [(run.path, run.description) for run in one.unfinished]
-    status = STATUS.get(one.collection.status, "")
-    return Gap(one.name, describe_state(one), status, _continue_command(one, options), runs)
+def _make_section(one: FoundSuite, shown: str, data: Path | None, tracking: str, problems: list[Problem]) -> Section:
+    """Make the section of a suite. A part that fails becomes a problem, so that the others are still shown."""
 
+    def attempt(what: str, make: Callable[[], T], otherwise: T) -> T:
+        try:
+            return make()
+        except Exception as error:
+            expected = isinstance(error, UserError | DataError | OSError)
+            text = str(error) if expected else f"internal error: {type(error).__name__}: {error}"
+            problems.append(Problem(one.name, f"{what}: {text}"))
+            return otherwise
 
-def _continue_command(one: FoundSuite, options: ReportOptions) -> str:
-    """The command that continues the suite with its recorded options."""
-    return one.suite.command(replace(one.options, data=options.data), options.shown)
-
-
-def _make_section(one: FoundSuite, options: ReportOptions, attempts: Attempts) -> Section:
-    every = attempts.make(one.name, "its tables", lambda: list(one.suite.tables(one.results)))
-    tables = [table for table in every if not table.compares]
-    has_published = any(row.source == "published" for table in tables for row in table.rows)
-    published = [] if has_published else attempts.make(one.name, "its published table", lambda: _published_tables(one))
-    pictures = attempts.make(one.name, "its plots", lambda: _make_pictures(one, attempts))
-    text = "On the paper's own data sets: not comparable with the results above."
-    blocks = [
-        Block("Results", tables, leads=True),
-        Block("Plots", pictures=pictures),
-        Block("Better, or luck?", [table for table in every if table.compares], leads=True),
-        Block("What the paper reports", published, text=text),
-    ]
+    suite, results = one.suite, one.results
+    tables: list[Table] = attempt("its tables", partial(suite.tables, results), [])
+    plots: Plots = {}
+    if suite.plots and len(results.frame):
+        plots = attempt("its plots", partial(suite.plots, results), {})
+    pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
+    for name in recorded_names(results):
+        pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
+    has_published = any(row.source == "published" for table in tables if not table.compares for row in table.rows)
+    published = [table for table in published_tables() if table.name == f"published-{one.name}" and not has_published]
     text, paper = describe_suite(one)
-    ui = shlex.join(["procap", "ui", "--results", options.shown, "--suite", one.name])
     return Section(
         name=one.name,
         text=text,
         paper=paper,
-        command=_continue_command(one, options),
-        ui=ui if one.paths else "",
-        short=f"{len(one.unfinished)} open" if one.unfinished else "",
-        facts=attempts.make(one.name, "how it was run", lambda: list_facts(one)),
-        links=attempts.make(
-            one.name, "its links", lambda: find_links(one.collection, options.results, options.tracking)
-        ),
-        blocks=[block for block in blocks if block.tables or block.pictures],
+        command=suite.command(replace(one.options, data=data), shown),
+        ui=shlex.join(["procap", "ui", "--results", shown, "--suite", one.name]) if one.paths else "",
+        facts=attempt("how it was run", lambda: list_facts(one), []),
+        links=attempt("its links", lambda: find_links(one.collection, results.results, tracking), []),
+        tables=[table for table in tables if not table.compares],
+        pictures=[picture for picture in pictures if picture],
+        comparisons=[table for table in tables if table.compares],
+        published=published,
+        state=describe_state(one),
+        status=STATUS.get(one.collection.status, ""),
+        unfinished=one.unfinished,
     )
-
-
-def _make_pictures(one: FoundSuite, attempts: Attempts) -> list[Picture]:
-    def on_error(name: str, error: Exception) -> None:
-        attempts.add(one.name, f"the picture {name}", error)
-
-    plots = one.suite.plots(one.results) if one.suite.plots and len(one.results.frame) else {}
-    return draw_plots(plots, on_error) + load_pictures(one.results, on_error)
-
-
-def _published_tables(one: FoundSuite) -> list[Table]:
-    """The paper's table of the suite."""
-    from benchmarks.tables.published import published_tables
-
-    return [table for table in published_tables() if table.name == f"published-{one.name}"]
