@@ -104,11 +104,10 @@ def suites_table(suites: Sequence[FoundSuite], work: pd.DataFrame) -> Table:
         parts.append(("All, shared runs once", paths, len(merge_unfinished(suites)), drop_shared(work)))
     counts = Column("Runs", "", 0), Column("Finished", "", 0), Column("Evaluations", "", 0)
     columns, times = _time_columns([jobs for *_, jobs in parts])
-    rows = [
-        Row((name,), (Metric(len(paths)), Metric(len(paths) - unfinished), Metric(int((jobs.kind == "eval").sum())), *cells),
-            average=place == len(suites))
-        for place, ((name, paths, unfinished, jobs), cells) in enumerate(zip(parts, times, strict=True))
-    ]  # fmt: skip
+    rows = []
+    for (name, paths, unfinished, jobs), cells in zip(parts, times, strict=True):
+        numbers = len(paths), len(paths) - unfinished, int((jobs.kind == "eval").sum())
+        rows.append(Row((name,), (*map(Metric, numbers), *cells), average=len(rows) == len(suites)))
     notes = (
         "Training: steps and checkpoints, summed over runs, without loading, tracking, and work that was lost and "
         "repeated. Evaluation: class features, warm-up and all images. Other: jobs that are not runs, such as the "
