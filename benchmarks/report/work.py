@@ -104,7 +104,7 @@ def suites_table(suites: Sequence[FoundSuite], work: pd.DataFrame) -> Table:
         parts.append(("All, shared runs once", paths, len(merge_unfinished(suites)), drop_shared(work)))
     counts = Column("Runs", "", 0), Column("Finished", "", 0), Column("Evaluations", "", 0)
     columns, times = _time_columns([jobs for *_, jobs in parts])
-    rows = []
+    rows: list[Row] = []
     for (name, paths, unfinished, jobs), cells in zip(parts, times, strict=True):
         numbers = len(paths), len(paths) - unfinished, int((jobs.kind == "eval").sum())
         rows.append(Row((name,), (*map(Metric, numbers), *cells), average=len(rows) == len(suites)))
