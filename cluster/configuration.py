@@ -9,8 +9,7 @@ import hashlib
 import itertools
 import json
 import math
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.run import Halving, RunSpec
-from cluster.space import Domain, Values, round_value
+from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
 from runner.collection import COLLECTION_NAME
 from runner.config import plan_run
@@ -30,8 +29,7 @@ from shards.locks import LockHeld, file_lock
 SWEEPS = "sweeps"
 REPAIR = "move it away and repeat the sweep, its runs are kept"
 MOST_CHECKED = 1000
-"""How many configurations of a grid are checked before it starts."""
-DRAWN = 20
+"""How many configurations are checked before a sweep starts."""
 SEED = "seed"
 """Name of the axis of seeds in a grid or a random search; it is not one of the user's varied fields."""
 
@@ -180,10 +178,6 @@ class SweepFolder:
 
     path: Path
 
-    @classmethod
-    def of(cls, results: Path, name: str) -> SweepFolder:
-        return cls(results / SWEEPS / name)
-
     def load_settings(self) -> SweepSettings | None:
         return read_document(self.path / "sweep.json", SweepSettings, REPAIR)
 
@@ -208,20 +202,14 @@ class SweepFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the sweep for this process. Raises UserError naming the holder if another process has locked it."""
-        lock = file_lock(self.path / ".lock", timeout=0)
         try:
-            lock.__enter__()
+            with file_lock(self.path / ".lock", timeout=0):
+                yield
         except LockHeld as error:
             raise UserError(
                 f"the sweep '{self.path.name}' is being carried out by another process ({error.owner}); wait for it, "
                 "stop it, or give this one another --name"
             ) from None
-        except OSError as error:
-            raise UserError(f"cannot write to {self.path}: {error.strerror or error}; name another --results") from None
-        try:
-            yield
-        finally:
-            lock.__exit__(None, None, None)
 
 
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
@@ -267,48 +255,23 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
     return specs
 
 
-def draw(settings: SweepSettings, count: int) -> list[Values]:
-    """Draw examples of what is searched: the first combinations of a grid, else random values of each domain.
-
-    Does not import Ray, which reads the environment on import, before `connected` has prepared it.
-    """
+def examples(settings: SweepSettings) -> Iterator[Values]:
+    """Yield configurations: those of a grid, else some with every listed value and a value between other bounds."""
     if settings.search == "grid":
-        return list(itertools.islice(settings.grid(), count))
-    generator = random.Random(settings.search_seed)
-    return [
-        {field: round_value(domain, _sample(domain, generator)) for field, domain in settings.domains.items()}
-        for _ in range(count)
-    ]
-
-
-def _sample(domain: Domain, generator: random.Random) -> Any:
-    if isinstance(domain, list):
-        return generator.choice(domain)
-    ((kind, (low, high, *step)),) = domain.items()
-    if kind == "randint":
-        return generator.randrange(int(low), int(high))
-    if kind == "loguniform":
-        return min(max(math.exp(generator.uniform(math.log(low), math.log(high))), low), high)
-    value = generator.uniform(low, high)
-    return min(low + round((value - low) / step[0]) * step[0], high) if step else value
+        yield from settings.grid()
+        return
+    lengths = [len(domain) for domain in settings.domains.values() if isinstance(domain, list)]
+    for number in range(max(lengths, default=1)):
+        yield {
+            field: domain[number % len(domain)] if isinstance(domain, list) else value_between(domain)
+            for field, domain in settings.domains.items()
+        }
 
 
 def check_values(settings: SweepSettings, data: Path | None) -> None:
-    """Raise UsageError for values that runs reject, and for ASHA if no run is longer than its grace period.
-
-    Checks the combinations of a grid, and for other searches every listed value with some draws of the other fields.
-    """
-    if settings.search == "grid":
-        for values in draw(settings, MOST_CHECKED):
-            make_runs(settings, values, data)
-    else:
-        drawn = draw(settings, DRAWN)
-        if refusal := _refusal_of_all(settings, drawn, data):
-            raise UsageError(f"of {len(drawn)} configurations that were drawn none can be run: {refusal}")
-        for field, domain in settings.domains.items():
-            for value in domain if isinstance(domain, list) else ():
-                if refusal := _refusal_of_all(settings, [{**values, field: value} for values in drawn], data):
-                    raise refusal
+    """Raise UsageError for values that runs reject, and for ASHA if no run is longer than its grace period."""
+    for values in itertools.islice(examples(settings), MOST_CHECKED):
+        make_runs(settings, values, data)
     if settings.scheduler == "asha" and (epochs := longest(settings, data)) <= settings.grace_period:
         raise UsageError(
             f"--scheduler asha decides after epoch {settings.grace_period} at the earliest, and runs have {epochs}: "
@@ -316,35 +279,24 @@ def check_values(settings: SweepSettings, data: Path | None) -> None:
         )
 
 
-def _refusal_of_all(settings: SweepSettings, tried: Sequence[Values], data: Path | None) -> UsageError | None:
-    """Return the first error if every configuration is invalid."""
-    refusals: list[UsageError] = []
-    for values in tried:
-        try:
-            make_runs(settings, values, data)
-            return None
-        except UsageError as error:
-            refusals.append(error)
-    return refusals[0] if refusals else None
-
-
 def longest(settings: SweepSettings, data: Path | None) -> int:
     """Return the epochs of the longest run over all methods."""
-    with_methods = [{**draw(settings, 1)[0], "method": method} for method in settings.methods]
-    return max(run.config.recipe.epochs for values in with_methods for run in make_runs(settings, values, data))
+    values = next(examples(settings))
+    runs = [run for method in settings.methods for run in make_runs(settings, {**values, "method": method}, data)]
+    return max(run.config.recipe.epochs for run in runs)
 
 
 def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
-    """Return the values of the varied fields, without the seed."""
-    return {field: _plain(domain, config[field]) for field, domain in settings.domains.items()}
+    """Return the values of the varied fields as plain Python, without the seed, rounded as `round_value` does."""
+    values = {}
+    for field, domain in settings.domains.items():
+        value = config[field]
+        # Tune's samplers return numpy scalars.
+        values[field] = round_value(domain, value.item() if hasattr(value, "item") else value)
+    return values
 
 
 def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], data: Path | None) -> list[RunSpec]:
     """Build the runs of a trial: those of its seed, or of all seeds."""
     runs = make_runs(settings, values_of_trial(settings, config), data)
     return [run for run in runs if SEED not in config or run.config.seed == config[SEED]]
-
-
-def _plain(domain: Domain, value: Any) -> Any:
-    """Convert a value of Tune to plain Python, rounded as `round_value` does."""
-    return round_value(domain, value.item() if hasattr(value, "item") else value)

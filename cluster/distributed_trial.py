@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from queue import Empty
 from typing import Any
@@ -18,7 +19,7 @@ from cluster.paths import StoragePaths
 from cluster.ray_cluster import Resources
 from cluster.run import Halving, Report, RunSpec
 from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import Ranks, ranks_from_environment
+from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
 
 POLL_SECONDS = 1.0
@@ -32,7 +33,7 @@ class Rank:
     def __init__(self) -> None:
         self._port = socket.socket()
 
-    def where(self) -> tuple[str, str, int]:
+    def locate(self) -> tuple[str, str, int]:
         """Return the node, its address, and a free port of it, reserved until the process group is initialized."""
         import ray
 
@@ -93,7 +94,7 @@ def execute_in_group(
     ]
     queue = Queue(actor_options={"num_cpus": 0})
     try:
-        found = ray.get([actor.where.remote() for actor in actors], timeout=START_SECONDS)
+        found = ray.get([actor.locate.remote() for actor in actors], timeout=START_SECONDS)
         environments = rank_environments(found)
         order = sorted(range(len(actors)), key=lambda index: int(environments[index]["RANK"]))
         refs = [actors[index].execute.remote(runs, paths, environments[index], queue, halving) for index in order]
@@ -117,28 +118,23 @@ def rank_environments(found: Sequence[tuple[str, str, int]]) -> list[dict[str, s
 
     Processes of one node get ranks that follow each other, nodes in order of their first process.
     """
-    by_node: dict[str, list[int]] = {}
-    for index, (node, _, _) in enumerate(found):
-        by_node.setdefault(node, []).append(index)
-    order = [(index, local, members) for members in by_node.values() for local, index in enumerate(members)]
-    _, master, port = found[order[0][0]]
+    hosts = [node for node, _, _ in found]
+    order = sorted(range(len(found)), key=lambda index: hosts.index(hosts[index]))
+    _, master, port = found[order[0]]
     environments: list[dict[str, str]] = [{} for _ in found]
-    for rank, (index, local, members) in enumerate(order):
-        ranks = Ranks(rank, len(found), local, len(members))
-        environments[index] = {
-            "RANK": str(ranks.rank),
-            "WORLD_SIZE": str(ranks.size),
-            "LOCAL_RANK": str(ranks.local_rank),
-            "LOCAL_WORLD_SIZE": str(ranks.local_size),
-            "MASTER_ADDR": master,
-            "MASTER_PORT": str(port),
+    for rank, index in enumerate(order):
+        numbers = {
+            "RANK": rank,
+            "WORLD_SIZE": len(found),
+            "LOCAL_RANK": hosts[:index].count(hosts[index]),
+            "LOCAL_WORLD_SIZE": hosts.count(hosts[index]),
+            "MASTER_PORT": port,
         }
+        environments[index] = {"MASTER_ADDR": master, **{name: str(number) for name, number in numbers.items()}}
     return environments
 
 
 def _forward_reports(queue: Any, report_to: ReportTo) -> None:
-    while True:
-        try:
+    with suppress(Empty):
+        while True:
             report_to(queue.get_nowait())
-        except Empty:
-            return

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from cluster.address import LOCAL, ray_address, settle_auth
-from cluster.executor import RunExecutor, attempt
+from cluster.address import LOCAL, ray_address, set_auth_mode
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import (
     VISIBLE,
     Capacity,
-    Node,
     Resources,
     connected,
     count_on_gpus,
+    count_runs,
     default_resources,
     nodes,
-    runs_held,
 )
-from cluster.run import Report, RunSpec
-from cluster.tune_runner import TrialListener, run_trials
+from cluster.run import RunSpec
+from cluster.tune_runner import TrialListener, execute_trial, run_trials
 from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
+from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import resolve_device
 from runner.limits import available_cores, available_memory
-from runner.stop_signals import Interrupted
 
 KINDS = ("local", "ray")
 RUN_BYTES = 3 * 2**30
@@ -40,9 +40,9 @@ RUN_BYTES = 3 * 2**30
 class Launcher:
     """The flags of a launch.
 
-    kind: "local" is this machine, "ray" a cluster. address: of the cluster, see `cluster.address.ray_address`.
-    processes: number that train one run together, each with `cpus` and `gpus`; None chooses by the available hardware.
-    max_concurrent: runs at a time, None for as many as fit. autoscale: nodes are started on demand.
+    kind: "local" is this machine, "ray" a cluster. address: see `ray_address`. processes: train one run together, each
+    with `cpus` and `gpus`; None chooses by the available hardware. max_concurrent: runs at a time, None for as many as
+    fit. autoscale: nodes are started on demand.
     """
 
     kind: str = "local"
@@ -77,71 +77,73 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
     """
     if ranks_from_environment().size > 1:
         raise UsageError("start this command without torchrun: --processes says how many train one run together")
-    device = paths.runtime.device
+    device, limit = paths.runtime.device, launcher.max_concurrent
     if launcher.kind == "ray":
-        if _is_numbered(device):
+        if device.startswith("cuda:"):
             raise UsageError(f"--device {device}: on a node Ray chooses the GPU of a run: use --device cuda")
-        settle_auth()
+        set_auth_mode()
         address = ray_address(launcher.address)
         with connected("auto" if address == LOCAL else address):
-            there = nodes()
-            resources = _resources_on(there, launcher, device)
-            limit = launcher.max_concurrent
+            cluster = nodes()
+            if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(n.gpus for n in cluster):
+                raise UsageError(
+                    "--autoscale, and no node with a GPU is up yet to show what a run gets: add --gpus 1 or --gpus 0"
+                )
+            resources = default_resources(cluster, launcher.processes, launcher.cpus, launcher.gpus)
+            if not resources.cpus and not resources.gpus:
+                raise UsageError("--cpus 0 without a GPU: a run has to ask for something; --cpus 0.5 would work")
             # With an autoscaler the number of nodes has no known limit; Tune needs some number.
-            fits = limit or 1000 if launcher.autoscale else runs_held(there, resources)
-            yield Capacity(resources, min(fits, limit or fits), ray=True, growing=launcher.autoscale)
+            fits = limit or 1000 if launcher.autoscale else count_runs(cluster, resources)
+            yield Capacity(resources, min(fits, limit or fits), ray=True, autoscale=launcher.autoscale)
         return
     # Report a missing device once, before any run starts.
     resolve_device(device)
-    here = local_capacity(launcher, device)
-    alone = Capacity(here.resources, 1, ray=False)
-    Acceleration.of(paths.runtime.accelerate, resolve_device(alone.place(paths).runtime.device))
-    if here.max_concurrent == 1 and launcher.processes == 1 and not always_ray:
-        yield alone
+    local = local_capacity(launcher, device)
+    Acceleration.of(paths.runtime.accelerate, resolve_device(local.device(device)))
+    if local.max_concurrent == 1 and launcher.processes == 1 and not always_ray:
+        yield local
         return
-    cpus = max(available_cores(), here.max_concurrent * launcher.processes)
+    cpus = max(available_cores(), local.max_concurrent * launcher.processes)
     with connected(LOCAL, cpus=cpus, gpu=visible_gpu(device)):
-        fits = runs_held(nodes(), here.resources, own=True)
-        yield Capacity(here.resources, min(here.max_concurrent, fits), ray=True)
+        fits = count_runs(nodes(), local.resources)
+        yield Capacity(local.resources, min(local.max_concurrent, fits), ray=True)
 
 
 def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, listener: TrialListener) -> None:
     """Execute `runs` in their order; the listener identifies each by its index, `config["number"]`."""
-    paths = capacity.place(paths)
+
+    def runs_of(config: Mapping[str, Any], _: RuntimeConfig) -> Sequence[RunSpec]:
+        return [runs[config["number"]]]
+
     if capacity.ray:
         from ray.tune.search import grid_search
         from ray.tune.search.basic_variant import BasicVariantGenerator
 
         space = {"number": grid_search(list(range(len(runs))))}
         generator = BasicVariantGenerator(max_concurrent=capacity.max_concurrent)
-        run_trials(space, lambda config, _: [runs[config["number"]]], paths, capacity, listener, search_alg=generator)
+        run_trials(space, runs_of, paths, capacity, listener, search_alg=generator)
         return
-    for number, run in enumerate(runs):
+    paths = paths.with_device(capacity.device(paths.runtime.device))
+    for number in range(len(runs)):
         config, trial = {"number": number}, f"{number}"
         listener.started(trial, config)
-
-        def report_to(report: Report, trial: str = trial, config: dict[str, int] = config) -> None:
-            listener.reported(trial, config, report)
-
-        executor = RunExecutor([run], paths.here(), report_to)
-        listener.ended(trial, config, attempt(executor.execute, lost=(Interrupted,)))
+        report_to = partial(listener.reported, trial, config)
+        listener.ended(trial, config, execute_trial(config, runs_of, paths, capacity.resources, report_to))
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
-    """Compute how many runs fit on this machine by its cores, memory and GPUs.
+    """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray.
 
-    A process gets a whole GPU unless --gpus is less.
-
-    Raises UsageError if a process needs more GPUs than there are.
+    A process gets a whole GPU unless --gpus is less. Raises UsageError if a process needs more GPUs than there are.
     """
     fit = min(available_cores(), available_memory() // RUN_BYTES)
     count = 0 if device == "cpu" else _count_gpus()
-    has = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
-    if _is_numbered(device):
-        count, has = min(count, 1), f"--device {device} is one"
+    available = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
+    if device.startswith("cuda:"):
+        count, available = min(count, 1), f"--device {device} is one"
     gpus = float(min(count, 1)) if launcher.gpus is None else launcher.gpus
     if gpus > count:
-        raise UsageError(f"--gpus {gpus:g}: {has}; {f'at most {count} would work' if count else 'leave it out'}")
+        raise UsageError(f"--gpus {gpus:g}: {available}; {f'at most {count} would work' if count else 'leave it out'}")
     if gpus:
         fit = min(fit, count_on_gpus(count, gpus))
     resources = Resources(launcher.processes, launcher.cpus or 1.0, gpus)
@@ -150,28 +152,11 @@ def local_capacity(launcher: Launcher, device: str) -> Capacity:
 
 def visible_gpu(device: str) -> str | None:
     """Return the `CUDA_VISIBLE_DEVICES` that shows only the numbered GPU of `device`, None without a number."""
-    if not _is_numbered(device):
+    _, colon, number = device.partition(":")
+    visible = os.environ.get(VISIBLE)
+    if not colon:
         return None
-    number, seen = int(device.partition(":")[2]), os.environ.get(VISIBLE)
-    return seen.split(",")[number].strip() if seen else str(number)
-
-
-def _resources_on(there: Sequence[Node], launcher: Launcher, device: str) -> Resources:
-    """Return the resources of a run on a cluster. Raises UsageError if they are empty or cannot be known yet."""
-    if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(node.gpus for node in there):
-        raise UsageError(
-            "--autoscale, and no node with a GPU is up yet to show what a run gets: say --gpus 1 or --gpus 0"
-        )
-    resources = default_resources(there, launcher.processes, launcher.cpus, launcher.gpus)
-    if not resources.cpus and not resources.gpus:
-        raise UsageError(
-            f"--cpus {resources.cpus:g} without a GPU: a run has to ask for something: leave it out, or say --cpus 0.5"
-        )
-    return resources
-
-
-def _is_numbered(device: str) -> bool:
-    return device.startswith("cuda:")
+    return visible.split(",")[int(number)].strip() if visible else number
 
 
 def _count_gpus() -> int:

@@ -1,4 +1,4 @@
-"""Collect facts about one node of a cluster: versions, data, weights, results. Sent to the node by value.
+"""Check one node of a cluster: versions, data, weights, results, GPUs. Sent to the node by value.
 
 It must also run on a node without this program: only functions import more than the standard library.
 """
@@ -19,47 +19,54 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("procap", "shards", "runner", "cluster", "benchmarks")
+DRIVER = "driver"
 SAMPLES, SAMPLE_BYTES = 16, 2**16
 """Bytes sampled from a large file for its digest."""
-SEEN_SECONDS = 5.0
+FREE_BYTES = 256 * 2**20
+VISIBLE_SECONDS = 5.0
 """How long another machine's file may take to appear on a network disk."""
 
-Facts = dict[str, Any]
+Facts = dict[str, str]
+"""Versions and digests by what they describe; the same on the driver and on every usable node."""
 
 
-def probe_node(wants: Facts) -> Facts:
-    """Collect versions, and for each data set, file and folder a digest or, behind "!", the error.
+class Unusable(Exception):
+    """A reason why this node cannot execute runs."""
 
-    wants: data, results, datasets (each with the splits that are read), files (as strings), backbones (those whose
-    weights have a tag), gpus (whether to count them), nonce and name of this node.
+
+def probe_node(request: dict[str, Any]) -> tuple[Facts, list[str]]:
+    """Return the facts about this node and its problems, one line each, as the driver may lack the node's exceptions.
+
+    request: data, results, datasets (each with the splits that are read), files, backbones (those whose weights have a
+    tag), gpus (how many Ray has here, 0: they are not counted), nonce, and the name of this node or `DRIVER`.
     """
+    facts = {"python": platform.python_version(), "torch": _version("torch"), "procap": _version("procap-bench")}
+    problems: list[str] = []
+
+    def check(what: str, compute: Callable[[], str]) -> None:
+        try:
+            if fact := compute():
+                facts[what] = fact
+        except Exception as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+            kind = "" if type(error).__module__.split(".")[0] in PACKAGES or where else f"{type(error).__name__}: "
+            problems.append(f"{what}: {kind}{where}{' '.join(reason.split())[:400]}")
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        facts: Facts = {
-            "python": platform.python_version(),
-            "torch": _version("torch"),
-            "procap": _version("procap-bench"),
-            "code": _attempt(_code),
-            "files": {file: _attempt(partial(_sampled, Path(file))) for file in wants["files"]},
-        }
-        if not facts["code"].startswith("!"):
-            facts["data"] = _data(wants["data"], wants["datasets"])
-            facts["results"] = _attempt(lambda: _results(wants["results"], wants["nonce"], wants["name"]))
-            facts["weights"] = [_attempt(partial(_weights, *backbone)) for backbone in wants["backbones"]]
-            facts["free"] = _attempt(lambda: str(_free(wants["results"])))
-        facts["gpus"] = _attempt(_gpus) if wants["gpus"] else ""
-    return facts
-
-
-def _attempt(work: Callable[[], str]) -> str:
-    """Return the result of `work`, or "!" and the error in one line: the driver may lack the node's exceptions."""
-    try:
-        return work()
-    except Exception as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-        kind = "" if type(error).__module__.split(".")[0] in PACKAGES or where else f"{type(error).__name__}: "
-        return f"!{kind}{where}{' '.join(reason.split())[:400]}"
+        check("program", _digest_program)
+        for file in request["files"]:
+            check(f"weights {file}", partial(_digest_samples, Path(file)))
+        if "program" in facts:
+            for dataset, splits in request["datasets"].items():
+                check(f"data {dataset}", partial(_digest_dataset, request["data"], dataset, splits))
+            for backbone in request["backbones"]:
+                check("weights", partial(_check_weights, *backbone))
+            check("results", partial(_check_results, request["results"], request["nonce"], request["name"]))
+        if request["gpus"]:
+            check("GPUs", partial(_check_gpus, request["gpus"]))
+    return facts, problems
 
 
 def _version(package: str) -> str:
@@ -67,17 +74,17 @@ def _version(package: str) -> str:
         # Builds for other devices behind the plus are the same version.
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        return "is not installed"
 
 
-def _code() -> str:
+def _digest_program() -> str:
     """Compute a digest of this program's Python files."""
     roots = {}
     for package in PACKAGES:
         found = importlib.util.find_spec(package)
         folders = found.submodule_search_locations if found else None
         if not folders:
-            raise ModuleNotFoundError(f"the package {package} of this program is not installed")
+            raise Unusable(f"the package {package} of this program is not installed")
         roots[package] = Path(next(iter(folders)))
     return digest_of_source(roots)
 
@@ -92,30 +99,17 @@ def digest_of_source(packages: dict[str, Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _data(given: str, datasets: dict[str, list[str]]) -> dict[str, str]:
-    """Compute a digest of each data set's manifest; empty for a data set that is packed on demand."""
-    from shards.home import data_root
-
-    root = ""
-
-    def find_root() -> str:
-        nonlocal root
-        root = str(data_root(given))
-        return ""
-
-    problem = _attempt(find_root)
-    return {name: problem or _attempt(partial(_dataset, Path(root), name, wanted)) for name, wanted in datasets.items()}
-
-
-def _dataset(root: Path, name: str, wanted: list[str]) -> str:
+def _digest_dataset(data: str, name: str, wanted: list[str]) -> str:
+    """Return the digest of a data set's manifest; empty for one that is packed on demand, with the same content."""
     from shards.catalogue import CATALOGUE
-    from shards.errors import DataError
+    from shards.home import data_root
     from shards.mirror import is_mirror
     from shards.reader import open_dataset
     from shards.resolve import is_packed
 
-    drawn = name in CATALOGUE and CATALOGUE[name].source != "folder"
-    if drawn and not is_mirror(root) and not is_packed(root, name):
+    root = data_root(data)
+    generated = name in CATALOGUE and CATALOGUE[name].source != "folder"
+    if generated and not is_mirror(root) and not is_packed(root, name):
         above = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
         if os.access(above, os.W_OK):
             return ""
@@ -123,65 +117,46 @@ def _dataset(root: Path, name: str, wanted: list[str]) -> str:
     for shard in (shard for split, entry in manifest.splits.items() if split in wanted for shard in entry.shards):
         file = root / name / shard.file
         if not is_mirror(root) and not (os.access(file, os.R_OK) and file.stat().st_size == shard.size):
-            raise DataError(f"{file} is missing, cut short or not readable")
+            raise Unusable(f"{file} is missing, cut short or not readable")
     return manifest.digest
 
 
-def _weights(name: str, tag: str | None) -> str:
-    """Compute a digest of a backbone's file."""
+def _check_weights(name: str, tag: str | None) -> str:
+    """Raise if the weights are not here. Not compared, as the driver computes nothing and may lack them."""
     from procap.weights.loading import weights_file
 
-    file = weights_file(name, tag)
-    return _sampled(file) if file else ""
-
-
-def _results(given: str, nonce: str, name: str) -> str:
-    """Write a file named after this node for the driver to find; return "!other" if the driver's file is missing."""
-    from shards.urls import is_url, local_path
-
-    mark = f".preflight-{nonce}"
-    folder = local_path(given)
-    if folder is None and is_url(given):
-        from shards.remote import RemoteFolder
-
-        there = RemoteFolder(given)
-        if name != "driver" and not there.read([f"{mark}/driver"]):
-            return "!other"
-        there.write(f"{mark}/{name}", nonce.encode())
-        return ""
-    assert folder is not None
-    if name == "driver":
-        (folder / mark).mkdir(parents=True)
-    elif not wait_for_content(folder / mark / "driver", nonce):
-        return "!other"
-    (folder / mark / name).write_text(nonce)
+    weights_file(name, tag)
     return ""
 
 
-def wait_for_content(file: Path, content: str) -> bool:
-    """Wait up to `SEEN_SECONDS` for a file with that content; return whether it exists."""
-    deadline = time.monotonic() + SEEN_SECONDS
-    while True:
-        try:
-            if file.read_text() == content:
-                return True
-        except OSError:
-            pass
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-
-
-def _free(given: str) -> int:
-    """Return the free bytes for results: in their folder, or in the cache if results are a URL."""
+def _check_results(given: str, nonce: str, name: str) -> str:
+    """Write the driver's file; on a node look for that file, and write one."""
     from shards.home import cache_home
-    from shards.urls import local_path
+    from shards.remote import RemoteFolder
+    from shards.urls import local_path, redact
 
     folder = (local_path(given) or cache_home()).absolute()
-    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if free < FREE_BYTES:
+        raise Unusable(f"only {free / 2**20:.0f} MiB free")
+    there, mark = RemoteFolder(given), f".preflight-{nonce}"
+    if name == DRIVER:
+        there.write(mark, nonce.encode())
+        return ""
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while there.read([mark]) != {mark: nonce.encode()}:
+        if time.monotonic() > deadline:
+            raise Unusable(
+                f"{redact(given)} there is not the same storage as here; name a folder that all nodes share, or a URL "
+                "such as s3://bucket/folder"
+            )
+        time.sleep(0.2)
+    there.write(f"{mark}-{name}", nonce.encode())
+    there.delete(f"{mark}-{name}")
+    return ""
 
 
-def _sampled(file: Path) -> str:
+def _digest_samples(file: Path) -> str:
     """Compute a digest of the size and of samples all over a file."""
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
@@ -192,15 +167,18 @@ def _sampled(file: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _gpus() -> str:
-    """Return the number of GPUs, including those that Ray hides from a task; "!" if torch was built without CUDA."""
+def _check_gpus(expected: float) -> str:
+    """Count the GPUs, including those that Ray hides from a task."""
     import pynvml
     import torch
 
     if torch.version.cuda is None:
-        return "!torch was built without CUDA"
+        raise Unusable("torch was built without CUDA")
     pynvml.nvmlInit()
     try:
-        return str(pynvml.nvmlDeviceGetCount())
+        count = int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
+    if count < expected:
+        raise Unusable(f"{count} on this machine, and Ray was started with {expected:g}")
+    return ""

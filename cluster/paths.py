@@ -25,11 +25,16 @@ class StoragePaths:
 
     @classmethod
     def shared(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
-        """Return paths that mean the same on all machines: relative folders become absolute on the driver.
+        """Return paths that mean the same on all machines: relative paths become absolute on the driver.
 
         $PROCAP_DATA of the driver has the same effect as --data.
         """
+        file = runtime.deepspeed_json
+        runtime = replace(runtime, deepspeed_json=file and file.absolute())
         return cls(absolute(data or os.environ.get("PROCAP_DATA", "")), absolute(results), runtime)
+
+    def with_device(self, device: str) -> StoragePaths:
+        return replace(self, runtime=replace(self.runtime, device=device))
 
     def here(self) -> RuntimeConfig:
         """Return the runtime for this machine, with its own cache and mirrors."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cluster.run import Report, RunSpec
@@ -30,16 +29,11 @@ class Tracker(Protocol):
     def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None: ...
 
 
-@dataclass
-class Outcome:
-    """Indices of the finished runs, and the errors of the failed ones; runs in neither were stopped."""
-
-    done: list[int] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)
-
-
 class RunProgress:
-    """Follow runs by their number; `with RunProgress(...) as progress: launch(..., progress)`."""
+    """Follow runs by their number; `with RunProgress(...) as progress: launch(..., progress)`.
+
+    done: numbers of the finished runs. failed: the errors of the failed ones; runs in neither were stopped.
+    """
 
     def __init__(
         self,
@@ -52,11 +46,10 @@ class RunProgress:
         quiet: bool = False,
     ) -> None:
         """trace: called with the traceback of an internal error."""
-        self.runs = runs
-        self.outcome = Outcome()
-        self._forecast, self._max_concurrent, self._trace = forecast, max_concurrent, trace
-        self._tracker = tracker
-        self._running: dict[int, tuple[float, Report]] = {}
+        self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
+        self._forecast, self._max_concurrent, self._tracker, self._trace = forecast, max_concurrent, tracker, trace
+        self._running: dict[int, float] = {}
+        self._waiting: set[int] = set()
         self._interrupted: set[int] = set()
         self._display = ProgressDisplay("runs", len(runs), unit="done", quiet=quiet, timed=False)
 
@@ -64,65 +57,60 @@ class RunProgress:
         self._display.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._display.__exit__(kind, error, trace)
+    def __exit__(self, *exception: Any) -> None:
+        self._display.__exit__(*exception)
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         number = config["number"]
         if number in self._running:
             self._interrupted.add(number)
             self._display.say(format_lost(self.runs[number].path))
-        self._running[number] = (time.monotonic(), Report())
+        self._running[number] = time.monotonic()
         self._show()
 
     def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
         number = config["number"]
-        began, before = self._running.get(number, (time.monotonic(), Report()))
-        self._running[number] = (began, report)
-        if report.state == "waiting" and before.state != "waiting":
+        if report.state != "waiting":
+            self._waiting.discard(number)
+        elif number not in self._waiting:
+            self._waiting.add(number)
             self._interrupted.add(number)
             self._display.say(f"waiting: {report.why}")
-        self._track(number)
-        self._show()
+        self._show(number)
 
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
         number = config["number"]
         run = self.runs[number]
         self._running.pop(number, None)
+        how = "was stopped"
         if report.state == "done":
-            self.outcome.done.append(number)
+            how = f"in {report.seconds:.1f} s on {report.host}"
+            self.done.append(number)
             # An interrupted run only reports the seconds of its last attempt, which would mislead the forecast.
             if number not in self._interrupted:
                 self._forecast.learn(run, report.seconds)
         elif report.state == "failed":
-            self.outcome.failed[number] = report.why
+            how = f"failed: {report.why}"
+            self.failed[number] = report.why
             if report.trace and self._trace:
                 self._trace(report.trace)
-        ended = len(self.outcome.done) + len(self.outcome.failed)
-        how = {"done": f"in {report.seconds:.1f} s on {report.host}", "failed": f"failed: {report.why}"}
-        self._display.say(f"[{ended}/{len(self.runs)}] {run.path} {how.get(report.state, 'was stopped')}")
-        self._track(number)
-        self._show()
+        self._display.say(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {run.path} {how}")
+        self._show(number)
 
-    def _track(self, number: int) -> None:
-        if self._tracker is not None:
-            self._tracker.update([self.runs[number].path])
-
-    def _show(self) -> None:
-        now = time.monotonic()
-        ended = {*self.outcome.done, *self.outcome.failed}
-        left = []
+    def _show(self, changed: int | None = None) -> None:
+        """Update the display, and the tracker with a changed run."""
+        if self._tracker is not None and changed is not None:
+            self._tracker.update([self.runs[changed].path])
+        now, left = time.monotonic(), []
         for number, run in enumerate(self.runs):
-            if number in self._running:
-                left.append(max(0.0, self._forecast.seconds(run) - (now - self._running[number][0])))
-            elif number not in ended:
-                left.append(self._forecast.seconds(run))
+            if number not in self.done and number not in self.failed:
+                left.append(max(0.0, self._forecast.seconds(run) - (now - self._running.get(number, now))))
         remaining = self._forecast.remaining(left, self._max_concurrent)
-        about = f"about {format_duration(remaining)}" if math.isfinite(remaining) else "unknown"
-        facts = {"running": f"{len(self._running)}", "left": about}
-        if self.outcome.failed:
-            facts["failed"] = f"{len(self.outcome.failed)}"
-        self._display.update(len(ended), **facts)
+        facts = {"running": f"{len(self._running)}"}
+        facts["left"] = f"about {format_duration(remaining)}" if math.isfinite(remaining) else "unknown"
+        if self.failed:
+            facts["failed"] = f"{len(self.failed)}"
+        self._display.update(len(self.done) + len(self.failed), **facts)
 
 
 def format_lost(run: str) -> str:

@@ -11,11 +11,10 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from cluster.address import LOCAL, settle_auth
-from cluster.paths import StoragePaths
+from cluster.address import LOCAL, environment_variable, set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 
@@ -60,31 +59,27 @@ class Resources:
 class Capacity:
     """How many runs execute at a time, with `resources` each; without Ray one run in this process.
 
-    growing: nodes are started on demand.
+    autoscale: nodes are started on demand.
     """
 
     resources: Resources
     max_concurrent: int
     ray: bool
-    growing: bool = False
+    autoscale: bool = False
 
-    def place(self, paths: StoragePaths) -> StoragePaths:
-        """Return `paths` with the device and absolute files for worker processes, whose working folder may differ."""
-        device, file = paths.runtime.device, paths.runtime.deepspeed_json
-        if device == "auto" and not self.resources.gpus:
+    def device(self, given: str) -> str:
+        """Return the --device of a run: `given`, or what it means for a process with `resources`."""
+        if given == "auto" and not self.resources.gpus:
             # Ray masks CUDA_VISIBLE_DEVICES only for processes that ask for a GPU; the others would share the first.
-            device = "cpu"
-        elif self.ray and device.startswith("cuda:"):
-            device = "cuda"
-        runtime = replace(paths.runtime, device=device, deepspeed_json=file and file.absolute())
-        return replace(paths, runtime=runtime)
+            return "cpu"
+        return "cuda" if self.ray and given.startswith("cuda:") else given
 
 
 @dataclass(frozen=True)
 class Node:
     """A machine of the cluster and its total resources.
 
-    name: as given to `ray start`, else `host`. accelerator: Ray's name of its GPUs, "" without any.
+    name: as given to `ray start`, else the host's. accelerator: Ray's name of its GPUs, "" without any.
     """
 
     name: str
@@ -93,11 +88,9 @@ class Node:
     cpus: float
     gpus: float
     accelerator: str = ""
-    host: str = ""
 
     def __str__(self) -> str:
-        name = f", {self.name}" if self.name not in (self.address, self.host) else ""
-        return f"{self.address} ({self.host}{name})"
+        return f"{self.address} ({self.name})"
 
     def count(self, resources: Resources) -> int:
         """Return how many processes with such resources fit on this node."""
@@ -127,54 +120,41 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
     library_defaults()
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    own = address == LOCAL
-    if own and "ray" in sys.modules and sys.modules["ray"].is_initialized():
+    local = address == LOCAL
+    if local and "ray" in sys.modules and sys.modules["ray"].is_initialized():
         # Nested use: this process has already started a local Ray.
         yield
         return
-    if own:
-        settle_auth(private=True)
+    if local:
+        set_auth_mode(private=True)
     else:
         _check_listening(address)
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
-    more: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if own else {}
+    options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if local else {}
     try:
-        with _visible(gpu):
-            _init(address, more)
+        # Shows a single GPU to Ray's processes only; this process has listed its GPUs already.
+        with environment_variable(VISIBLE, gpu):
+            _init(address, options)
     finally:
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     try:
-        if not own:
+        if not local:
             _wait_for_working_dir()
         yield
     finally:
         ray.shutdown()
 
 
-@contextmanager
-def _visible(gpu: str | None) -> Iterator[None]:
-    """Show a single GPU to processes that start in the block; this process has listed its GPUs already."""
-    before = os.environ.get(VISIBLE)
-    if gpu is not None:
-        os.environ[VISIBLE] = gpu
-    try:
-        yield
-    finally:
-        if gpu is not None:
-            os.environ.pop(VISIBLE)
-            os.environ.update({} if before is None else {VISIBLE: before})
-
-
-def _init(address: str, more: dict[str, Any]) -> None:
+def _init(address: str, options: dict[str, Any]) -> None:
     """Call `ray.init`. Raises UserError if Ray rejects it, or a local cluster does not start in `START_ATTEMPTS`."""
     import ray
 
-    tries = START_ATTEMPTS if address == LOCAL else 1
-    for left in reversed(range(tries)):
+    reason = ""
+    for _ in range(START_ATTEMPTS):
         try:
             ray.init(
                 address=address,
@@ -183,17 +163,18 @@ def _init(address: str, more: dict[str, Any]) -> None:
                 logging_level=logging.ERROR,
                 # Workers of a local Ray inherit the driver's environment, those of a cluster their node's.
                 runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}},
-                **more,
+                **options,
             )
             return
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise _unreachable(address, str(error)) from None
         except Exception as error:
-            refused = isinstance(error, (ConnectionError, RuntimeError, ValueError, OSError))
-            # Ray raises a plain Exception if a local node starts too late, so retry on any other exception class.
-            if not refused and address != LOCAL:
+            # Ray raises a plain Exception if a local node starts too late.
+            if address != LOCAL:
                 raise
-            if refused or not left:
-                raise _unreachable(address, " ".join(str(error).split())[:200]) from None
+            reason = str(error)
             ray.shutdown()
+    raise _unreachable(address, reason)
 
 
 def _wait_for_working_dir() -> None:
@@ -207,13 +188,13 @@ def _wait_for_working_dir() -> None:
 
     if not ray.get_runtime_context().runtime_env.get("working_dir"):
         return
-    here = os.environ.get("PWD") or os.getcwd()
+    folder = os.environ.get("PWD") or os.getcwd()
     nothing = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
-    there = [NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False) for node in nodes()]
-    asked: list[Any] = [nothing.options(scheduling_strategy=one).remote() for one in there]
+    strategies = [NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False) for node in nodes()]
+    tasks: list[Any] = [nothing.options(scheduling_strategy=strategy).remote() for strategy in strategies]
     # Nodes that do not answer are named later, by the preflight check.
-    ray.wait(asked, num_returns=len(asked), timeout=UNPACK_SECONDS)
-    os.chdir(here)
+    ray.wait(tasks, num_returns=len(tasks), timeout=UNPACK_SECONDS)
+    os.chdir(folder)
 
 
 def _check_listening(address: str) -> None:
@@ -228,15 +209,16 @@ def _check_listening(address: str) -> None:
         raise _unreachable(address, (error.strerror or str(error)).lower()) from None
 
 
-def _unreachable(address: str, why: str) -> UserError:
+def _unreachable(address: str, reason: str) -> UserError:
+    reason = " ".join(reason.split())[:200]
     if address == LOCAL:
         return UserError(
-            f"Ray did not start on this machine ({why}); see /tmp/ray/session_latest/logs; "
+            f"Ray did not start on this machine ({reason}); see /tmp/ray/session_latest/logs; "
             "one run at a time needs no Ray: --max-concurrent 1, without --processes"
         )
     where = "on this machine" if address == "auto" else f"at {address}"
     return UserError(
-        f"no Ray cluster {where} could be reached ({why}); start one with `ray start --head`, name one with "
+        f"no Ray cluster {where} could be reached ({reason}); start one with `ray start --head`, name one with "
         "--address, or leave out --launcher ray"
     )
 
@@ -245,29 +227,32 @@ def nodes() -> list[Node]:
     """List the machines that Ray reports as alive, including the driver's."""
     import ray
 
-    return [
-        Node(
-            name=str(node.get("NodeName") or node["NodeManagerHostname"]),
-            address=str(node["NodeManagerAddress"]),
-            identifier=str(node["NodeID"]),
-            cpus=float(node["Resources"].get("CPU", 0)),
-            gpus=float(node["Resources"].get("GPU", 0)),
-            accelerator=next(
-                (name.partition(":")[2] for name in node["Resources"] if name.startswith(ACCELERATOR)), ""
-            ),
-            host=str(node["NodeManagerHostname"]),
+    found = []
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        resources, address, host = node["Resources"], node["NodeManagerAddress"], node["NodeManagerHostname"]
+        accelerators = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
+        name = node.get("NodeName") or address
+        found.append(
+            Node(
+                name=host if name == address else name,
+                address=address,
+                identifier=node["NodeID"],
+                cpus=float(resources.get("CPU", 0)),
+                gpus=float(resources.get("GPU", 0)),
+                accelerator=next(iter(accelerators), ""),
+            )
         )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    return found
 
 
 def require_own_node() -> None:
     """Raise UserError if the driver's node is dead: Ray then starts no process for this driver any more."""
     import ray
 
-    mine = ray.get_runtime_context().get_node_id()
-    if all(node.identifier != mine for node in nodes()):
+    own = ray.get_runtime_context().get_node_id()
+    if all(node.identifier != own for node in nodes()):
         raise UserError(
             f"Ray has lost the node on {socket.gethostname()} that this command belongs to, and starts nothing more "
             "for it; start Ray there again (`ray start`) and repeat the command to go on"
@@ -275,11 +260,12 @@ def require_own_node() -> None:
 
 
 def default_resources(
-    there: Sequence[Node], processes: int = 1, cpus: float | None = None, gpus: float | None = None
+    cluster: Sequence[Node], processes: int = 1, cpus: float | None = None, gpus: float | None = None
 ) -> Resources:
     """Choose the resources of a run: a GPU per process if there are any, with its part of the node's CPUs."""
-    with_gpus = [node for node in there if node.gpus]
-    gpus = (1.0 if with_gpus else 0.0) if gpus is None else gpus
+    with_gpus = [node for node in cluster if node.gpus]
+    if gpus is None:
+        gpus = 1.0 if with_gpus else 0.0
     if cpus is None:
         parts = [node.cpus * min(gpus, 1) / node.gpus for node in with_gpus] if gpus else []
         cpus = float(max(1, min(MOST_CPUS, int(min(parts))))) if parts else 1.0
@@ -288,23 +274,20 @@ def default_resources(
     return Resources(processes, cpus, gpus)
 
 
-def processes_held(there: Iterable[Node], resources: Resources) -> int:
+def count_processes(cluster: Iterable[Node], resources: Resources) -> int:
     """Return how many processes with such resources fit on all nodes together."""
-    return sum(node.count(resources) for node in there)
+    return sum(node.count(resources) for node in cluster)
 
 
-def runs_held(there: Sequence[Node], resources: Resources, *, own: bool = False) -> int:
-    """Return how many runs fit at once. Raises UsageError if none fits: Ray would wait for ever.
-
-    own: the nodes are only this machine, not a cluster that could grow.
-    """
-    count = processes_held(there, resources)
+def count_runs(cluster: Sequence[Node], resources: Resources) -> int:
+    """Return how many runs fit at once. Raises UsageError if none fits: Ray would wait for ever."""
+    count = count_processes(cluster, resources)
     if count < resources.processes:
-        largest = max(there, key=lambda node: (node.gpus, node.cpus))
-        more = "" if own else ", or add --autoscale if nodes are started on demand"
+        largest = max(cluster, key=lambda node: (node.gpus, node.cpus))
         raise UsageError(
-            f"a run that asks for {resources} does not fit: {len(there)} node{'s' * (len(there) > 1)}, the largest "
+            f"a run that asks for {resources} does not fit: {len(cluster)} node{'s' * (len(cluster) > 1)}, the largest "
             f"{largest.name} with {largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {count} such "
-            f"process{'es' * (count != 1)}; ask for less{more}"
+            f"process{'es' * (count != 1)}; ask for less, or for a cluster whose nodes are started on demand add "
+            "--autoscale"
         )
     return count // resources.processes

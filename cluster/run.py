@@ -36,7 +36,6 @@ class Report(_Message):
 
     state: Literal["running", "waiting", "done", "failed"] = "running"
     epoch: int = Field(default=0, description="finished epochs of the current run, or of all runs that train in step")
-    of: int = 0
     run: str = Field(default="", description="path of the current run")
     why: str = Field(default="", description="the error, or what is waited for")
     trace: str = Field(default="", description="traceback of an internal error")
@@ -95,9 +94,3 @@ def score_at(run: RunSpec, epoch: int, runtime: RuntimeConfig) -> float | None:
     found = {count.target: count.accuracy for count in counts if count.epoch == epoch and count.limit is None}
     accuracies = [found[target] for target in run.targets if target in found]
     return score(accuracies) if accuracies and len(accuracies) == len(run.targets) else None
-
-
-def mean_score_at(runs: Sequence[RunSpec], epoch: int, runtime: RuntimeConfig) -> float | None:
-    """Compute the mean of `score_at` over runs, None if one of them has none."""
-    scores = [score_at(run, epoch, runtime) for run in runs]
-    return fmean(found) if len(found := [one for one in scores if one is not None]) == len(runs) else None

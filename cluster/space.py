@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
-from runner.config import RunConfig
 
 Values = dict[str, Any]
 """A value for every field that is varied."""
 Domain = list[Any] | dict[str, list[float]]
 """A list of values, or Ray Tune's name of a distribution with its arguments: {"loguniform": [1e-5, 1e-2]}."""
 
-DISTRIBUTIONS = {"uniform": 2, "loguniform": 2, "quniform": 3, "randint": 2}
-"""With the number of arguments. The upper bound of `randint` is exclusive, as in Ray Tune."""
+DISTRIBUTIONS: Mapping[str, tuple[str, Callable[..., bool]]] = {
+    "uniform": ("low, high) with low < high", lambda low, high: low < high),
+    "loguniform": ("low, high) with 0 < low < high", lambda low, high: 0 < low < high),
+    "quniform": ("low, high, step) with step <= high - low", lambda low, high, step: 0 < step <= high - low),
+    "randint": ("low, high) with whole low < high", lambda low, high: low < high and low % 1 == high % 1 == 0),
+}
+"""The arguments of each distribution. The upper bound of `randint` is exclusive, as in Ray Tune."""
 RUN_FIELDS = ("method", "dataset", "shots", "backbone", "pretrained", "precision", "recipe")
 REFUSED = {
-    "seed": "every configuration is averaged over all of --seeds",
+    **dict.fromkeys(("seed", "seeds"), "every configuration is averaged over all of --seeds"),
     "classes": "the metric decides which classes are trained on, see --metric and --classes",
     "few_shot_samples": "the samples are the same for the whole sweep, see --few-shot-samples",
 }
@@ -39,11 +42,12 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
     field = resolve_field(name, methods)
     call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", given, re.DOTALL)
     if call:
-        return field, _parse_distribution(field, call[1], [_parse_value(part) for part in _split(call[2])])
-    values = _read_values(field, [_parse_value(part) for part in _split(given)], methods)
+        return field, _parse_distribution(field, call[1], _parse_values(field, call[2]))
+    values = _parse_values(field, given)
     if not all(map(_is_finite, values)):
         raise UsageError(f"{field}: every number must be finite")
-    return field, list({json.dumps(value): value for value in values}.values())
+    # 1 and 1.0 are one value.
+    return field, [value for number, value in enumerate(values) if value not in values[:number]]
 
 
 def resolve_field(name: str, methods: Sequence[str]) -> str:
@@ -54,30 +58,20 @@ def resolve_field(name: str, methods: Sequence[str]) -> str:
     from procap.methods import method_class
 
     name = name.strip()
-    if (refused := name.replace("-", "_").removesuffix("s") if name == "seeds" else name) in REFUSED:
-        raise UsageError(f"'{name}' cannot be varied: {REFUSED[refused]}")
-    recipe = list(Recipe.model_fields)
+    if name in REFUSED:
+        raise UsageError(f"'{name}' cannot be varied: {REFUSED[name]}")
     options = {method: list(method_class(method).Options.model_fields) for method in methods}
-    everywhere = [field for field in next(iter(options.values())) if all(field in known for known in options.values())]
-    owner, dot, field = name.partition(".")
-    groups: Mapping[str, Sequence[str]] = {"recipe": recipe, "options": everywhere}
-    if dot and owner in groups and field in groups[owner]:
-        return name
-    if not dot:
-        if name in RUN_FIELDS:
-            return name
-        found = [group for group, fields in groups.items() if name in fields]
-        if len(found) == 1:
-            return f"{found[0]}.{name}"
-        if found:
-            raise UsageError(
-                f"'{name}' is a field of the recipe and of the method: say recipe.{name} or options.{name}"
-            )
-    plain = field if owner == "options" else name
-    lacking = [method for method, known in options.items() if plain not in known]
+    common = [option for option in options[methods[0]] if all(option in own for own in options.values())]
+    fields = [*RUN_FIELDS, *(f"recipe.{field}" for field in Recipe.model_fields), *(f"options.{one}" for one in common)]
+    matching = [name] if name in fields else [field for field in fields if field.partition(".")[2] == name]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(f"'{name}' is a field of the recipe and of the method: use {' or '.join(matching)}")
+    lacking = [method for method, own in options.items() if name.removeprefix("options.") not in own]
     if 0 < len(lacking) < len(options):
         raise UsageError(f"'{name}' is no option of {', '.join(lacking)}: sweep over methods that all have it")
-    raise unknown_name("field", name, [*RUN_FIELDS, *recipe, *everywhere])
+    raise unknown_name("field", name, [field.rpartition(".")[2] for field in fields])
 
 
 def to_tune(domain: Domain, *, grid: bool = False) -> Any:
@@ -88,6 +82,24 @@ def to_tune(domain: Domain, *, grid: bool = False) -> Any:
         return tune.grid_search(domain) if grid else tune.choice(domain)
     ((kind, arguments),) = domain.items()
     return getattr(tune, kind)(*arguments)
+
+
+def format_domain(domain: Domain) -> str:
+    """Format a domain as it is written on the command line."""
+    if isinstance(domain, list):
+        return ", ".join(value if isinstance(value, str) else json.dumps(value) for value in domain)
+    ((kind, numbers),) = domain.items()
+    return f"{kind}({', '.join(f'{number:g}' for number in numbers)})"
+
+
+def value_between(domain: dict[str, list[float]]) -> Any:
+    """Return a value of a distribution between its bounds."""
+    ((kind, (low, high, *_)),) = domain.items()
+    if kind == "quniform":
+        return low
+    if kind == "randint":
+        return int(low + high) // 2
+    return math.sqrt(low * high) if kind == "loguniform" else (low + high) / 2
 
 
 def round_value(domain: Domain, value: Any) -> Any:
@@ -101,63 +113,32 @@ def round_value(domain: Domain, value: Any) -> Any:
 def _parse_distribution(field: str, kind: str, arguments: Sequence[Any]) -> Domain:
     if kind not in DISTRIBUTIONS:
         raise unknown_name("distribution", kind, list(DISTRIBUTIONS))
-    shown = f"{field}: {kind}({', '.join(map(str, arguments))})"
-    for number in arguments:
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise UsageError(f"{shown}: {number!r} is not a number")
-    if len(arguments) != DISTRIBUTIONS[kind] or not arguments[0] < arguments[1]:
-        needed = "low, high and step" if kind == "quniform" else "two numbers"
-        raise UsageError(f"{shown}: {needed} are needed, the lower bound first")
-    if kind == "loguniform" and arguments[0] <= 0:
-        raise UsageError(f"{shown}: a logarithm needs numbers above 0")
-    if kind == "quniform" and not 0 < arguments[2] <= arguments[1] - arguments[0]:
-        raise UsageError(f"{shown}: the step has to be above 0 and fit between the bounds")
-    if kind == "randint" and any(number != int(number) for number in arguments):
-        raise UsageError(f"{shown}: whole numbers are needed, or uniform({arguments[0]}, {arguments[1]})")
-    return {kind: [int(number) if kind == "randint" else float(number) for number in arguments]}
-
-
-def _read_values(field: str, given: Sequence[Any], methods: Sequence[str]) -> list[Any]:
-    """Parse `given` as a run does, so that 1 and 1.0 of a float are one value; the run rejects invalid ones."""
-    from procap.methods import method_class
-
-    group, dot, name = field.rpartition(".")
-    owner = method_class(methods[0]).Options if group == "options" else Recipe if dot else RunConfig
-    if name not in owner.model_fields:
-        return list(given)
-    annotation: Any = owner.model_fields[name].annotation
-    kind = TypeAdapter(annotation)
-    values = []
-    for value in given:
-        try:
-            values.append(kind.dump_python(kind.validate_python(value), mode="json"))
-        except ValidationError:
-            values.append(value)
-    return values
+    rule, is_valid = DISTRIBUTIONS[kind]
+    numbers = [number for number in arguments if type(number) in (int, float) and math.isfinite(number)]
+    if len(numbers) != len(arguments) or len(numbers) != rule.count(",") + 1 or not is_valid(*numbers):
+        raise UsageError(f"{field}: {kind}({', '.join(map(str, arguments))}) is not {kind}({rule}")
+    return {kind: [int(number) if kind == "randint" else float(number) for number in numbers]}
 
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_finite, value))
+    if isinstance(value, str):
+        return value.lower().lstrip("+-") not in ("inf", "infinity", "nan")
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _split(text: str) -> list[str]:
-    """Split at commas outside of brackets and quotes."""
-    parts, depth, quoted = [""], 0, False
-    for mark in text:
-        quoted ^= mark == '"'
-        depth += 0 if quoted else (mark in "[(") - (mark in "])")
-        if mark == "," and not depth and not quoted:
-            parts.append("")
-        else:
-            parts[-1] += mark
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _parse_value(text: str) -> Any:
-    """Parse JSON, or return the text itself if it is not JSON."""
-    try:
-        return json.loads(text, parse_constant=str)
-    except json.JSONDecodeError:
-        return text
+def _parse_values(field: str, text: str) -> list[Any]:
+    """Parse values between commas: all of them JSON, or numbers and words without quotes and brackets."""
+    with suppress(json.JSONDecodeError):
+        values: list[Any] = json.loads(f"[{text}]", parse_constant=str)
+        return values
+    if re.search(r'["\[{]', text):
+        raise UsageError(f"{field}: {text} is no list of JSON values: quote its words")
+    values = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        try:
+            values.append(json.loads(word, parse_constant=str))
+        except json.JSONDecodeError:
+            values.append(word)
+    return values

@@ -1,37 +1,35 @@
 """Submit a command to a Ray cluster as a job and follow its log: a thin wrapper on Ray's `JobSubmissionClient`.
 
-Every user of the cluster can read a job's command, environment and files, so secrets are
-rejected here.
+Every user of the cluster can read a job's command, environment and files, so secrets are rejected here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
-import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
 
-from cluster.address import Dashboard, settle_auth
+from cluster.address import environment_variable, set_auth_mode
 from procap.errors import UsageError, UserError
 from runner.environment import SOURCE_VARIABLE, library_defaults, source_state
-from shards.urls import is_url, redact
+from shards.urls import is_url
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
-MODULE = "benchmarks.cli"
 STOPPED_EXIT = 143
 """Exit code of a stopped job, for which Ray keeps none: 128 + SIGTERM."""
 STARTUP_SECONDS = 60.0
 """How long a head node that has just started may refuse jobs."""
+POLL_SECONDS = 1.0
 RETRY_SECONDS = 600.0
 """How long an unreachable cluster is polled for the log of a job."""
 RAY_SETTINGS = {
@@ -46,81 +44,62 @@ EXCLUDES = (
     *("credentials*", "*secret*", "*token.txt", "kubeconfig*"),
 )
 """Files that are never packed, in the syntax of .gitignore; Ray also reads .gitignore and .rayignore."""
-MEND = "set it on the nodes: in the shell of `ray start`, in a file its library reads, or as a Kubernetes secret"
-STORAGE_FLAGS = ("--data", "--results")
+REMEDY = "set it on the nodes: in the shell of `ray start`, in a file its library reads, or as a Kubernetes secret"
 NEEDS_RESULTS = ("train", "eval", "bench")
 
-_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _SECRET_NAME = re.compile(
     r"SECRET|PASSW|CREDENTIAL|SIGNATURE|CONNECTION_?STRING|(TOKEN|KEY|PASS|AUTH)S?($|_)|(^|_)(SIG|PWD|DSN|PAT)$",
     re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
-    r"(?P<what>AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|(?<![a-z])pwd)\s*=\s*[^\s;]"
-    r"|Authorization\s*[:=]\s*\S|\bBearer(\s|%20)+\S",
+    r"://[^/\s:@]*:[^/\s@]+@|https?://[^/\s@]+@|Authorization\s*[:=]\s*\S|\bBearer(\s|%20)+\S"
+    r"|(AccountKey|SharedAccessKey|SharedAccessSignature|password|passwd|(?<![a-z])pwd)\s*=\s*[^\s;]",
     re.IGNORECASE,
 )
-"""Matches credentials in connection strings and headers."""
+"""Matches passwords in URLs and credentials in headers and connection strings."""
 
 
-def find_secret(text: str) -> str:
-    """Describe the credential that `text` contains, without repeating it; empty if there is none."""
-    for found in re.finditer(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,;]+", text):
-        url = found[0]
-        try:
-            parts = urlsplit(url)
-            if parts.password or (parts.username and parts.scheme in ("http", "https")):
-                return f"the password of {redact(url)}"
-            if any(_SECRET_NAME.search(key) for key, _ in parse_qsl(parts.query)):
-                return f"the signature or password of {redact(url)}"
-        except ValueError:
-            return "a URL that cannot be parsed"
-    if value := _SECRET_VALUE.search(text):
-        return f"the {value['what']} of a connection" if value["what"] else "the key of a header"
-    return ""
+def has_secret(text: str) -> bool:
+    """Whether `text` contains a credential, also as a parameter of a URL."""
+    parameters = re.findall(r"[?&]([^=&\s]+)=", text)
+    return bool(_SECRET_VALUE.search(text)) or any(map(_SECRET_NAME.search, parameters))
 
 
 def check_command(words: Sequence[str], working_dir: Path | None) -> None:
     """Raise UsageError for secrets in a command or its files, and for storage that only this machine can reach."""
     for word in words:
-        if secret := find_secret(word):
-            raise UsageError(f"{secret} in the command would be readable in the job's log and description; {MEND}")
-        if Path(word).is_file() and not Path(word).is_absolute():
-            if working_dir is not None and not (working_dir / word).is_file():
-                raise UsageError(
-                    f"{word} is not below {working_dir}, which is sent: name an absolute path on the nodes"
-                )
-            # Settings are small files; weights are not read.
-            small = Path(word).stat().st_size < 2**20
-            secret = find_secret(Path(word).read_text(encoding="utf-8", errors="replace")) if small else ""
-            if secret:
-                raise UsageError(f"{secret} in {word} would be readable on the cluster; {MEND}")
-    for flag in STORAGE_FLAGS:
-        given = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
-        given += [words[at + 1] for at, word in enumerate(words[:-1]) if word == flag]
-        for value in given:
+        if has_secret(word):
+            raise UsageError(f"a credential in the command would be readable in the job's description; {REMEDY}")
+        file = Path(word)
+        if not file.is_file() or file.is_absolute():
+            continue
+        if working_dir is not None and not (working_dir / word).is_file():
+            raise UsageError(f"{word} is not below {working_dir}, which is sent: name an absolute path on the nodes")
+        # Settings are small files; weights are not read.
+        text = file.read_text(encoding="utf-8", errors="replace") if file.stat().st_size < 2**20 else ""
+        if has_secret(text):
+            raise UsageError(f"a credential in {word} would be readable on the cluster; {REMEDY}")
+    for flag in ("--data", "--results"):
+        values = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+        values += [value for word, value in itertools.pairwise(words) if word == flag]
+        for value in values:
             if not is_url(value) and not os.path.isabs(value):
                 raise UsageError(f"{flag} {value} is a folder of this machine: name one that all nodes see, or a URL")
-        if not given and flag == "--results" and words[0] in NEEDS_RESULTS:
+        if not values and flag == "--results" and words[0] in NEEDS_RESULTS:
             raise UsageError(
                 "--results is missing: name a folder that all nodes see, or a URL such as s3://bucket/runs"
             )
 
 
-def job_environment(asked: Sequence[str]) -> dict[str, str]:
+def job_environment(variables: Sequence[str]) -> dict[str, str]:
     """Make a job's environment from KEY or KEY=VALUE. Raises UsageError for credentials and unset variables."""
     found: dict[str, str] = {}
-    for text in asked:
-        name, given, value = text.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UsageError(f"--env '{name}' is no name of a variable; --env KEY or --env KEY=VALUE would work")
-        if _SECRET_NAME.search(name):
-            raise UsageError(f"--env {name} looks like a secret, and a job's environment is readable by all; {MEND}")
-        value = value if given else os.environ.get(name, "")
-        if not value and not given:
+    for text in variables:
+        name, equals, value = text.partition("=")
+        if not equals and not (value := os.environ.get(name, "")):
             raise UsageError(f"--env {name}: it is not set here; --env {name}=VALUE would work")
-        if secret := find_secret(value):
-            raise UsageError(f"--env {name} holds {secret}, and a job's environment is readable by all; {MEND}")
+        if _SECRET_NAME.search(name) or has_secret(value):
+            raise UsageError(f"--env {name} looks like a secret, and a job's environment is readable by all; {REMEDY}")
         found[name] = value
     return found
 
@@ -132,51 +111,40 @@ def make_request(
 
     working_dir: packed by Ray without `EXCLUDES`; None runs the program that is installed on the cluster.
     """
-    if name and not _JOB_NAME.fullmatch(name):
+    if name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
         raise UsageError(f"--name '{name}': letters, digits and . _ - are possible, 80 at most, as in bench-1")
     runtime_env: dict[str, Any] = {"env_vars": {**RAY_SETTINGS, **environment}}
     if working_dir is not None:
         runtime_env |= {"working_dir": str(working_dir), "excludes": list(EXCLUDES)}
         # The packed tree has no git history; results record the commit.
         runtime_env["env_vars"][SOURCE_VARIABLE] = json.dumps(source_state(working_dir))
-    what = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word) for word in words[:2] if not word.startswith("-")).strip("-")
-    return {
-        # `exec`: signals and exit codes are those of the command, not of a shell around it.
-        "entrypoint": f"exec python -m {MODULE} {shlex.join(words)}",
-        "submission_id": name or f"{what[:40] or 'job'}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}",
-        "runtime_env": runtime_env,
-        "metadata": {"procap_command": shlex.join(["procap", *words])},
-    }
+    request: dict[str, Any] = {"runtime_env": runtime_env, "metadata": {"command": shlex.join(["procap", *words])}}
+    # `exec`: signals and exit codes are those of the command, not of a shell around it.
+    request["entrypoint"] = f"exec python -m benchmarks.cli {shlex.join(words)}"
+    return request | ({"submission_id": name} if name else {})
 
 
-def connect(dashboard: Dashboard) -> JobSubmissionClient:
-    """Connect to `dashboard`. Raises UserError if nothing answers there, or a token is missing."""
-    settle_auth()
+def connect(url: str) -> JobSubmissionClient:
+    """Connect to a dashboard. Raises UserError if nothing answers there, or a token is missing."""
+    set_auth_mode()
     library_defaults()
-    with explained(dashboard):
-        from ray.job_submission import JobSubmissionClient
+    from ray.job_submission import JobSubmissionClient
 
-        # Ray prefers these variables to its argument.
-        before = os.environ.get("RAY_API_SERVER_ADDRESS")
-        os.environ["RAY_API_SERVER_ADDRESS"] = dashboard.url
-        try:
-            return JobSubmissionClient(dashboard.url)
-        finally:
-            os.environ.pop("RAY_API_SERVER_ADDRESS")
-            os.environ.update({} if before is None else {"RAY_API_SERVER_ADDRESS": before})
+    # Ray prefers this variable to its argument.
+    with translate_errors(url), environment_variable("RAY_API_SERVER_ADDRESS", url):
+        return JobSubmissionClient(url)
 
 
-def submit(client: JobSubmissionClient, request: Mapping[str, Any]) -> None:
-    """Pack the working folder and submit the job; waits for a head node that has just started."""
+def submit(client: JobSubmissionClient, request: Mapping[str, Any]) -> str:
+    """Pack the working folder and submit the job; waits for a head node that has just started. Returns the job's ID."""
     deadline = time.monotonic() + STARTUP_SECONDS
     while True:
         try:
-            client.submit_job(**request)
-            return
+            return str(client.submit_job(**request))
         except RuntimeError as error:
             if "No available agent" not in str(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(1.0)
+        time.sleep(POLL_SECONDS)
 
 
 def follow(client: JobSubmissionClient, name: str, write: Callable[[str], None]) -> JobDetails:
@@ -207,22 +175,22 @@ def follow(client: JobSubmissionClient, name: str, write: Callable[[str], None])
         except Exception:
             if time.monotonic() - reached > RETRY_SECONDS:
                 raise
-        time.sleep(1.0)
+        time.sleep(POLL_SECONDS)
 
 
 def exit_code(details: JobDetails) -> int:
     """Return the exit code of a job's command; 143 for a stopped job, 1 if the command never ran."""
-    status, code = str(getattr(details.status, "value", details.status)), details.driver_exit_code
-    if status == "STOPPED":
+    if details.status.value == "STOPPED":
         return STOPPED_EXIT
+    code = details.driver_exit_code
     if code is None:
-        return 0 if status == "SUCCEEDED" else 1
+        return 0 if details.status.value == "SUCCEEDED" else 1
     # Ray reports a signal as Python does; a shell adds it to 128.
     return 128 - code if code < 0 else code
 
 
 @contextmanager
-def explained(dashboard: Dashboard) -> Iterator[None]:
+def translate_errors(url: str) -> Iterator[None]:
     """Convert exceptions of Ray's client to a UserError of one line that says what would work."""
     import requests
     from ray.exceptions import AuthenticationError
@@ -230,17 +198,15 @@ def explained(dashboard: Dashboard) -> Iterator[None]:
     try:
         yield
     except AuthenticationError as error:
-        raise UserError(
-            f"{dashboard} wants a token, or another one than is set here; set RAY_AUTH_TOKEN_PATH to a file that holds "
-            "the cluster's token (on its head: `ray get-auth-token`)"
-        ) from error
+        reason = "set RAY_AUTH_TOKEN_PATH to a file with the cluster's token (on its head: `ray get-auth-token`)"
+        raise UserError(f"{url} needs another token than is set here; {reason}") from error
     except (ConnectionError, requests.RequestException) as error:
         raise UserError(
-            f"no Ray cluster at {dashboard}: name its dashboard with --address http://HOST:8265 (a head without "
+            f"no Ray cluster at {url}: name its dashboard with --address http://HOST:8265 (a head without "
             "`ray[default]` has none; from outside: ssh -L 8265:127.0.0.1:8265 HEAD)"
         ) from error
     except (RuntimeError, ValueError) as error:
         if "already exists" in str(error):
             raise UsageError("there is a job of this --name already: choose another one (`ray job list`)") from error
         lines = [line.strip(" .") for line in str(error).splitlines() if line.strip(" .")]
-        raise UserError(f"{dashboard} did not take the job: {lines[-1][:300] if lines else error!r}") from error
+        raise UserError(f"{url} did not take the job: {lines[-1][:300] if lines else error!r}") from error

@@ -27,7 +27,7 @@ from cluster.configuration import (
 )
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity
-from cluster.run import SCORE, Report, RunSpec, final_score, mean_score_at
+from cluster.run import SCORE, Report, RunSpec, final_score, score_at
 from cluster.space import to_tune
 from cluster.tune_runner import run_trials
 from procap.errors import UserError
@@ -38,7 +38,7 @@ from shards.rng import stream_seed
 
 logger = logging.getLogger(__name__)
 
-UNSEEN = "its results are not here: is the folder of results the same for all nodes?"
+NO_RESULTS = "its results are not here: is the folder of results the same for all nodes?"
 
 
 class Sweep:
@@ -65,8 +65,8 @@ class Sweep:
 
     def count(self, *states: State) -> int:
         """Count configurations in these states; those that ASHA stopped continue once the sweep no longer uses ASHA."""
-        kept = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
-        return sum(one.state in kept for one in self.configurations.values())
+        counted = [state for state in states if state != "stopped" or self.settings.scheduler == "asha"]
+        return sum(one.state in counted for one in self.configurations.values())
 
     def run(self, paths: StoragePaths, capacity: Capacity) -> None:
         """Execute what is left until it is done or the time is up. Ray is connected already."""
@@ -89,10 +89,8 @@ class Sweep:
         def runs_of(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
             return runs_of_trial(settings, config, runtime.data)
 
-        paths = capacity.place(paths)
-        run_trials(
-            space, runs_of, paths, capacity, self, halving=settings.halving, time_budget_s=seconds, **tune_config
-        )
+        halving = settings.halving
+        run_trials(space, runs_of, paths, capacity, self, halving=halving, time_budget_s=seconds, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Make the search space for Tune and the search's part of its configuration."""
@@ -116,15 +114,15 @@ class Sweep:
         return space, {"search_alg": generator, "num_samples": 1 if grid else settings.trials or -1}
 
     def _make_optuna(self, space: Mapping[str, Any]) -> tuple[Any, int]:
-        """Make Optuna's TPE (Bergstra et al. 2011) with the known scores; return it and how many trials are left."""
+        """Make Optuna's TPE (Bergstra et al. 2011) with the scores so far; return it and how many trials are left."""
         import optuna
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        known = [one for one in self.configurations.values() if one.score is not None and one.state != "running"]
-        unfinished = [one.values for one in self.configurations.values() if one not in known]
+        scored = [one for one in self.configurations.values() if one.score is not None and one.state != "running"]
+        unfinished = [one.values for one in self.configurations.values() if one not in scored]
         # Startup draws depend only on the seed: a continued sweep needs another seed, or it would draw them again.
-        seed = stream_seed(self.settings.search_seed, "tpe", len(known)) % 2**32
+        seed = stream_seed(self.settings.search_seed, "tpe", len(scored)) % 2**32
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
             # The constant liar keeps concurrent trials from choosing nearly the same point.
@@ -136,30 +134,30 @@ class Sweep:
             sampler=sampler,
             points_to_evaluate=unfinished or None,
         )
-        for one in known:
+        for one in scored:
             assert one.score is not None
             searcher.add_evaluated_point(dict(one.values), one.score)
-        return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(known))
+        return searcher, -1 if self.settings.trials is None else max(0, self.settings.trials - len(scored))
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         values = values_of_trial(self.settings, config)
-        key, lost = key_of(values), trial in self._running
+        key, event = key_of(values), "lost" if trial in self._running else "started"
         self._running[trial] = key
-        known = self.configurations.get(key)
-        if known is None or known.state in ("stopped", "failed"):
+        before = self.configurations.get(key)
+        if before is None or before.state in ("stopped", "failed"):
             runs: list[RunSpec] = []
             # Invalid values are reported when the trial itself fails on them.
             with suppress(UserError, DataError):
                 runs = make_runs(self.settings, values, self.runtime.data)
             self.configurations[key] = Configuration(
-                number=known.number if known else len(self.configurations),
+                number=before.number if before else len(self.configurations),
                 values=values,
                 runs=tuple(dict.fromkeys(run.path for run in runs)),
-                curve=known.curve if known else {},
+                curve=before.curve if before else {},
                 epochs=max((run.config.recipe.epochs for run in runs), default=0),
             )
             self.folder.save(self.configurations.values())
-        self._on_event("lost" if lost else "started", self.configurations[key], Report())
+        self._on_event(event, self.configurations[key], Report())
 
     def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
         key = self._running[trial]
@@ -169,29 +167,30 @@ class Sweep:
 
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
         key = self._running.pop(trial)
-        one, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
-        paths = [path for path in one.runs if SEED not in config or seed_of(path) == str(config[SEED])]
-        why = report.why if report.state == "failed" else ""
+        before, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
+        error = report.why if report.state == "failed" else ""
         try:
             scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime.data), report)
-        except (UserError, DataError) as error:
-            why = why or str(error)
-        if report.state == "done" or why:
-            failures = {path: why or UNSEEN for path in paths if path not in scores}
-            if why and not failures:
-                failures = {(paths or ["configuration"])[0]: why}
-        scores, failures = {**one.scores, **scores}, {**one.failures, **failures}
+        except (UserError, DataError) as unreadable:
+            error = error or str(unreadable)
+        paths = [path for path in before.runs if SEED not in config or seed_of(path) == str(config[SEED])]
+        missing = [path for path in paths if path not in scores]
+        if error:
+            failures = dict.fromkeys(missing or paths[:1] or ["configuration"], error)
+        elif report.state == "done":
+            failures = dict.fromkeys(missing, NO_RESULTS)
+        scores, failures = {**before.scores, **scores}, {**before.failures, **failures}
         self._update(key, scores=scores, failures=failures)
         self._on_event("ended", self.configurations[key], report)
-        if report.state in ("running", "waiting") and not why:
+        if report.state in ("running", "waiting") and not error:
             # Either ASHA or the time limit stopped the trial early; after the time limit it stays unfinished.
-            if one.curve and time.monotonic() < self._deadline:
-                self._settle(key, state="stopped", score=one.curve[max(one.curve)])
-        elif one.state == "running" or failures:
-            if failures and (self.settings.one_trial or all(path in {**scores, **failures} for path in one.runs)):
+            if before.curve and time.monotonic() < self._deadline:
+                self._settle(key, state="stopped", score=before.curve[max(before.curve)])
+        elif failures:
+            if self.settings.one_trial or all(path in {**scores, **failures} for path in before.runs):
                 self._settle(key, state="failed", score=None)
-            elif not failures and all(path in scores for path in one.runs):
-                self._settle(key, state="finished", score=fmean(scores.values()))
+        elif before.state == "running" and all(path in scores for path in before.runs):
+            self._settle(key, state="finished", score=fmean(scores.values()))
 
     def _collect_scores(self, runs: Sequence[RunSpec], report: Report) -> dict[str, float]:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
@@ -201,10 +200,7 @@ class Sweep:
                 self._store.pull_run(run.path, weights=False)
             score = final_score(run, self.runtime)
             if score is None and report.state == "running" and report.epoch:
-                score = mean_score_at([run], report.epoch - 1, self.runtime)
-            elif score is None and report.state == "done" and len(runs) == 1:
-                # The results are behind a URL that does not answer now; use the score in the report.
-                score = report.score
+                score = score_at(run, report.epoch - 1, self.runtime)
             if score is not None:
                 found[run.path] = score
         return found

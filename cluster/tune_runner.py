@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import tempfile
 import textwrap
 import time
@@ -18,24 +17,20 @@ from typing import Any, Protocol
 
 from cluster.executor import ReportTo, RunExecutor, attempt
 from cluster.paths import StoragePaths
-from cluster.ray_cluster import Capacity, Resources, nodes, processes_held, require_own_node
+from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
 from cluster.run import Halving, Report, RunSpec
 from procap.errors import UserError
 from runner.config import RuntimeConfig
 from runner.environment import library_defaults
+from runner.stop_signals import Interrupted
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """Attempts of a trial that loses its processes; wrong data or settings fail at once."""
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 STALL_SECONDS = 600.0
 """How long to wait for lost nodes on a cluster without an autoscaler."""
-ERROR_CHARACTERS = 240
-
-_RAISED = re.compile(r".*^([A-Za-z_][\w.]*(?:: .*|\Z))", re.MULTILINE | re.DOTALL)
-"""The end of a traceback: the last exception's name and message, which may have several lines."""
-
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
 """The runs of a trial's configuration, called on the machine that executes them."""
 
@@ -77,9 +72,13 @@ def run_trials(
     each = {"CPU": resources.cpus, **({"GPU": resources.gpus} if resources.gpus else {})}
     # With several processes the trial itself only coordinates, so its bundle reserves no resources.
     bundles = [each] if resources.processes == 1 else [{}, *[each] * resources.processes]
+    paths = paths.with_device(capacity.device(paths.runtime.device))
 
     def trial(config: dict[str, Any]) -> None:
-        execute_trial(config, runs_of, paths, resources, lambda report: tune.report(report.to_result()), halving)
+        def report_to(report: Report) -> None:
+            tune.report(report.to_result())
+
+        report_to(execute_trial(config, runs_of, paths, resources, report_to, halving))
 
     # Failed trials report their error and lost ones are restarted: Tune's tracebacks would only repeat that.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -96,7 +95,7 @@ def run_trials(
             run_config=TuneRun(
                 name="trials",
                 storage_path=scratch,
-                callbacks=[_tune_callback(listener, StallDetector(resources, capacity.growing))],
+                callbacks=[_tune_callback(listener, StallDetector(resources, capacity.autoscale))],
                 failure_config=FailureConfig(max_failures=ATTEMPTS - 1),
                 verbose=0,
             ),
@@ -116,9 +115,14 @@ def execute_trial(
     resources: Resources,
     report_to: ReportTo,
     halving: Halving | None = None,
-) -> None:
-    """Execute a trial on the node that Ray chose and report its outcome; raises if Ray Tune should restart it."""
+) -> Report:
+    """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
+    lost: tuple[type[Exception], ...] = (Interrupted,)
+    if resources.processes > 1:
+        from ray.exceptions import RayError
+
+        lost = (Interrupted, RayError)
 
     def execute() -> Report:
         runtime = paths.here()
@@ -129,60 +133,42 @@ def execute_trial(
 
         return execute_in_group(runs, paths, resources, report_to, halving)
 
-    lost: tuple[type[Exception], ...] = ()
-    if resources.processes > 1:
-        from ray.exceptions import RayError
-
-        lost = (RayError,)
-    report_to(attempt(execute, lost=lost))
+    return attempt(execute, lost=lost)
 
 
 def explain_failure(errors: str) -> str:
     """Explain in one line why a trial is not restarted again. errors: what Ray Tune wrote of all its attempts."""
-    last = errors.rpartition("Failure # ")[2].strip()
-    raised = _RAISED.search(last)
-    if raised and "The actor " not in last:
-        why, hint = f"the last one failed with {_shorten(raised[1])}", ""
-    else:
-        # For a lost process Ray writes several lines, the reason last.
-        reason = _shorten(last.splitlines()[-1]) if last else ""
-        why = f"the last one lost its process{f' ({reason})' if reason else ''}"
-        hint = " for the reason (often: out of memory)"
-    return f"given up after {ATTEMPTS} attempts: {why}; see the logs of Ray on the nodes{hint}"
-
-
-def _shorten(text: str) -> str:
-    return textwrap.shorten(text.rstrip(". "), ERROR_CHARACTERS, placeholder=" ...")
+    # A traceback ends with the error; for a lost process Ray writes several lines, the reason last.
+    last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it was lost")
+    last = textwrap.shorten(last.rstrip(". "), 240, placeholder=" ...")
+    return f"given up after {ATTEMPTS} attempts: {last}; see the logs of Ray on the nodes (often: out of memory)"
 
 
 class StallDetector:
     """Detect that no trial fits on the remaining nodes, for which Ray would wait silently and for ever."""
 
-    def __init__(self, resources: Resources, growing: bool) -> None:
-        """growing: nodes are started on demand."""
-        self._resources, self._growing = resources, growing
-        self._looked = time.monotonic()
+    def __init__(self, resources: Resources, autoscale: bool) -> None:
+        """Store what a trial needs. autoscale: nodes are started on demand, so that waiting is not an error."""
+        self._resources, self._autoscale = resources, autoscale
+        self._checked = time.monotonic()
         self._since: float | None = None
 
     def check(self, trials: Iterable[Any]) -> None:
         """Warn once while nothing runs for lack of resources. Raises UserError after `STALL_SECONDS`."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._checked < CHECK_SECONDS:
             return
-        self._looked = now
-        if any(trial.status == "RUNNING" for trial in trials):
+        self._checked = now
+        running = any(trial.status == "RUNNING" for trial in trials)
+        cluster = [] if running else nodes()
+        if running or count_processes(cluster, self._resources) >= self._resources.processes:
             self._since = None
             return
-        there = nodes()
-        if processes_held(there, self._resources) >= self._resources.processes:
-            self._since = None
-            return
-        up = f"{len(there)} node{'s' * (len(there) != 1)}"
-        what = f"a run that asks for {self._resources} does not fit on the {up} that the cluster has now"
+        what = f"a run that asks for {self._resources} does not fit on the nodes of the cluster now: {len(cluster)}"
         if self._since is None:
             self._since = now
             logger.warning("waiting: %s", what)
-        elif not self._growing and now - self._since >= STALL_SECONDS:
+        elif not self._autoscale and now - self._since >= STALL_SECONDS:
             raise UserError(
                 f"{what}, for {STALL_SECONDS / 60:g} minutes already; start nodes and repeat the command to go on "
                 "from the states that are kept, or ask for less"
@@ -192,8 +178,6 @@ class StallDetector:
 def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
     from ray.tune import Callback
 
-    last: dict[str, Report] = {}
-
     class TuneCallback(Callback):
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             listener.started(trial.trial_id, trial.config)
@@ -202,12 +186,11 @@ def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
             report = Report.of_result(result)
-            last[trial.trial_id] = report
             if report.state in ("running", "waiting"):
                 listener.reported(trial.trial_id, trial.config, report)
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            listener.ended(trial.trial_id, trial.config, last.pop(trial.trial_id, Report()))
+            listener.ended(trial.trial_id, trial.config, Report.of_result(trial.last_result))
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
             stall.check(trials)

@@ -174,7 +174,7 @@ def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attemp
             else:
                 progress.started("0", {"number": 0})
         progress.ended("0", {"number": 0}, done)
-    assert guess.learned == ([4.0] if attempt == "at once" else []) and progress.outcome.done == [0]
+    assert guess.learned == ([4.0] if attempt == "at once" else []) and progress.done == [0]
 
 
 def planned(capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:

@@ -327,7 +327,7 @@ def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
             progress.started(f"{number}", {"number": number})
             progress.ended(f"{number}", {"number": number}, report)
     assert guess.learned == [4.0]
-    assert progress.outcome.done == [0] and progress.outcome.failed == {1: "no"}
+    assert progress.done == [0] and progress.failed == {1: "no"}
     assert not is_done(pieces[0], RuntimeConfig(data=few_digits, results=tmp_path))
 
 

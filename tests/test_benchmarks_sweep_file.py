@@ -56,7 +56,7 @@ def test_numbers_with_an_exponent_are_numbers(write: Write) -> None:
         ("param: {lr: [0.1], recipe.lr: [0.2]}", "given twice"),
         ("lr: 0.5\nparam: {lr: [0.1, 0.2]}", "lr is varied and has one value as well"),
         ("option: {n_ctx: 4}\nparam: {n_ctx: [2, 8]}", "n_ctx is varied and has one value as well"),
-        ("param: {epochs: {uniform: [1, 4]}}\nhours: 1", "none can be run"),
+        ("param: {epochs: {uniform: [1, 4]}}\nhours: 1", "epochs = 2.5"),
         ("timeout: 0\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--timeout'"),
         ("trials: many\nparam: {lr: [0.1]}", "mine.yaml: Invalid value for '--trials'"),
         ("param: {betas: [[1e999, 0.9]]}", "recipe.betas: every number must be finite"),

@@ -11,11 +11,11 @@ import pytest
 
 from cluster.address import LOCAL
 from cluster.launcher import RUN_BYTES, Launcher, local_capacity
-from cluster.ray_cluster import Node, Resources, connected, default_resources, runs_held
+from cluster.ray_cluster import Node, Resources, connected, count_runs, default_resources
 from procap.errors import UsageError, UserError
 
 
-def count_runs(device: str = "auto", **flags: float) -> int:
+def count_local_runs(device: str = "auto", **flags: float) -> int:
     return local_capacity(Launcher(**flags), device).max_concurrent  # type: ignore[arg-type]
 
 
@@ -23,26 +23,26 @@ def test_one_gpu_by_its_number_holds_what_one_gpu_holds(monkeypatch: pytest.Monk
     monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 4)
     monkeypatch.setattr("cluster.launcher.available_cores", lambda: 64)
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
-    assert [count_runs(device=device) for device in ("cuda", "cuda:1")] == [4, 1]
-    assert count_runs(device="cuda:1", gpus=0.5) == 2
+    assert [count_local_runs(device=device) for device in ("cuda", "cuda:1")] == [4, 1]
+    assert count_local_runs(device="cuda:1", gpus=0.5) == 2
     with pytest.raises(UsageError, match="--gpus 2: --device cuda:1 is one; at most 1 would work"):
-        count_runs(device="cuda:1", gpus=2)
+        count_local_runs(device="cuda:1", gpus=2)
 
 
 def test_a_run_gets_a_gpu_and_its_part_of_the_cpus() -> None:
     machines = [Node("a", "10.0.0.1", "1", 96, 8, "H200"), Node("b", "10.0.0.2", "2", 32, 4, "H200")]
     assert default_resources(machines) == Resources(1, 8.0, 1.0)
-    assert runs_held(machines, Resources(1, 8.0, 1.0)) == 12
-    assert runs_held(machines, Resources(8, 8.0, 1.0)) == 1
-    assert runs_held(machines, default_resources(machines, gpus=0.5)) == 24
+    assert count_runs(machines, Resources(1, 8.0, 1.0)) == 12
+    assert count_runs(machines, Resources(8, 8.0, 1.0)) == 1
+    assert count_runs(machines, default_resources(machines, gpus=0.5)) == 24
     assert default_resources([Node("c", "10.0.0.3", "3", 16, 0)]) == Resources(1, 1.0, 0.0)
 
 
 def test_parts_of_a_processor_fit_as_often_as_ray_places_them() -> None:
     machines = [Node(name, name, name, 1, 0) for name in ("a", "b")]
-    assert [runs_held(machines, Resources(1, part)) for part in (0.1, 0.2, 0.3, 0.6, 1)] == [20, 10, 6, 2, 2]
-    assert runs_held(machines, Resources(20, 0.1)) == 1
-    assert runs_held([Node("c", "c", "c", 2, 0)], Resources(1, 0.6)) == 3
+    assert [count_runs(machines, Resources(1, part)) for part in (0.1, 0.2, 0.3, 0.6, 1)] == [20, 10, 6, 2, 2]
+    assert count_runs(machines, Resources(20, 0.1)) == 1
+    assert count_runs([Node("c", "c", "c", 2, 0)], Resources(1, 0.6)) == 3
 
 
 def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,8 @@ def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkey
     monkeypatch.setattr("cluster.launcher.available_cores", lambda: 64)
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     for part, fit in ((0.1, 20), (0.2, 10), (0.3333, 6), (0.6, 2), (1, 2), (2, 1)):
-        assert runs_held([Node("a", "a", "a", 64, 2)], Resources(1, 1.0, part)) == fit
-        assert count_runs(gpus=part) == fit
+        assert count_runs([Node("a", "a", "a", 64, 2)], Resources(1, 1.0, part)) == fit
+        assert count_local_runs(gpus=part) == fit
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_more_gpus_than_there_are_here_are_refused(
 ) -> None:
     monkeypatch.setattr("cluster.launcher._count_gpus", lambda: there)
     with pytest.raises(UsageError, match=re.escape(said)):
-        count_runs(gpus=gpus, device=device)
+        count_local_runs(gpus=gpus, device=device)
     assert local_capacity(Launcher(gpus=0), device).resources.gpus == 0
 
 
 def test_runs_of_several_processes_need_several_cores() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert count_runs(device="cpu", processes=cores) == 1
-    assert count_runs(max_concurrent=3, device="cpu", processes=cores) == 3
+    assert count_local_runs(device="cpu", processes=cores) == 1
+    assert count_local_runs(max_concurrent=3, device="cpu", processes=cores) == 3
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_concurrent_runs_fit_in_the_memory_limit(
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=5 * RUN_BYTES))
     (tmp_path / "cgroup").write_text(said)
     (tmp_path / "memory.max").write_text("max\n")
-    assert count_runs(device="cpu") == 5
+    assert count_local_runs(device="cpu") == 5
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(f"{2 * RUN_BYTES}\n")
-    assert count_runs(device="cpu") == 2
+    assert count_local_runs(device="cpu") == 2
     monkeypatch.setattr("cluster.launcher._count_gpus", lambda: 8)
-    assert count_runs() == 2 and count_runs(gpus=0.5) == 2
+    assert count_local_runs() == 2 and count_local_runs(gpus=0.5) == 2
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     (tmp_path / "cgroup").write_text(said)
-    assert count_runs(device="cpu") == 64
+    assert count_local_runs(device="cpu") == 64
     for file, text in files.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
-    assert count_runs(device="cpu") == 3
+    assert count_local_runs(device="cpu") == 3
     for file in files:
         (tmp_path / file).write_text("-1\n")
-    assert count_runs(device="cpu") == 64
+    assert count_local_runs(device="cpu") == 64
 
 
 def test_a_local_ray_that_came_up_too_late_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

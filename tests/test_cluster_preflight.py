@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from object_server import object_server
@@ -21,13 +23,12 @@ from ray_nodes import Nodes
 from toy_shards import toy_source
 
 from cluster import node_probe
-from cluster.node_probe import probe_node
-from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes, find_problems
-from cluster.ray_cluster import Node
+from cluster.node_probe import DRIVER, probe_node
+from cluster.paths import StoragePaths
+from cluster.preflight import TRAINING_SPLITS, check_nodes, find_problems, make_request
 from procap.errors import UserError
+from runner.config import RuntimeConfig
 from shards.pack import pack_source
-
-NODE = Node("10.0.0.2", "10.0.0.2", "0123", cpus=1.0, gpus=0.0, host="gpu2")
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +38,48 @@ def data(tmp_path_factory) -> Path:
     return root
 
 
+@dataclass(frozen=True)
+class Requirements:
+    """The arguments of `check_nodes`."""
+
+    data: str
+    results: str
+    datasets: Mapping[str, Collection[str]]
+    backbones: Sequence[tuple[str, str | None]] = ()
+
+    @property
+    def paths(self) -> StoragePaths:
+        return StoragePaths(self.data, self.results, RuntimeConfig(data=Path(self.data), results=Path(self.results)))
+
+    def check(self, **how: float) -> None:
+        check_nodes(self.paths, self.datasets, self.backbones, **how)
+
+    def to_request(self) -> dict[str, Any]:
+        return make_request(self.paths, self.datasets, self.backbones)
+
+
 @pytest.fixture
 def wants(data, tmp_path) -> Requirements:
-    return Requirements(data=str(data), results=str(tmp_path / "results"), datasets={"toy": ("train", "test")})
+    return Requirements(str(data), str(tmp_path / "results"), {"toy": ("train", "test")})
 
 
 class Pair:
     """The driver and one node, both in this process."""
 
     def __init__(self, wants: Requirements) -> None:
-        self.request = wants.to_request() | {"nonce": "0" * 32}
-        self.here = probe_node(self.request | {"name": "driver"})
+        self.request = wants.to_request()
+        self.here, problems = probe_node(self.request | {"name": DRIVER, "backbones": []})
+        assert not problems
 
-    def reasons(self, **there: object) -> list[str]:
-        asked = {name: there.pop(name) for name in list(there) if name in self.request}
-        facts = probe_node(self.request | {"name": NODE.identifier} | asked) | there
-        return list(find_problems(NODE, facts, self.here, self.request))
+    def reasons(self, facts: Mapping[str, str] = {}, **request: object) -> list[str]:
+        """The problems of the node if parts of the request or of its facts were others."""
+        found, problems = probe_node(self.request | {"name": "0123"} | request)
+        return find_problems(found | facts, problems, self.here)
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(node_probe, "SEEN_SECONDS", 0.0)
+    monkeypatch.setattr(node_probe, "VISIBLE_SECONDS", 0.0)
 
 
 def test_a_node_like_the_driver_has_no_problems(wants):
@@ -66,9 +88,8 @@ def test_a_node_like_the_driver_has_no_problems(wants):
 
 def test_other_versions_and_other_code_are_named(wants):
     pair = Pair(wants)
-    assert pair.reasons(torch="1.0") == [f"torch 1.0, here {pair.here['torch']}"]
-    assert pair.reasons(torch="") == [f"torch is not installed, here {pair.here['torch']}"]
-    assert pair.reasons(code="f" * 16)[0].startswith("other files of the program than here")
+    assert pair.reasons({"torch": "1.0"}) == [f"torch 1.0, here {pair.here['torch']}"]
+    assert pair.reasons({"program": "f" * 16})[0].startswith("other files of the program than here")
 
 
 def test_a_results_folder_that_is_not_shared_is_named(wants, tmp_path):
@@ -76,18 +97,22 @@ def test_a_results_folder_that_is_not_shared_is_named(wants, tmp_path):
     (tmp_path / "own").mkdir()
     reasons = pair.reasons(results=str(tmp_path / "own"))
     assert len(reasons) == 1 and "is not the same storage as here" in reasons[0]
-    assert os.listdir(tmp_path / "own") == [], "nothing is left in a place that is not ours"
+    assert os.listdir(tmp_path / "own") == [], "nothing is left in a folder of another user"
 
 
 def test_a_results_folder_that_a_node_cannot_write_to_is_named(wants):
     pair = Pair(wants)
-    mark = Path(wants.results) / f".preflight-{'0' * 32}"
-    (mark / NODE.identifier).mkdir()
-    assert pair.reasons() == [f"results: {mark / NODE.identifier}: Is a directory"]
+    file = Path(wants.results) / f".preflight-{pair.request['nonce']}-0123"
+    file.mkdir()
+    (file / "x").touch()
+    [reason] = pair.reasons()
+    assert reason.startswith(f"results: {file}")
 
 
-def test_a_full_disk_is_named_before_the_first_run(wants):
-    assert Pair(wants).reasons(free=str(2**20)) == ["results: only 1 MiB free"]
+def test_a_full_disk_is_named_before_the_first_run(wants, monkeypatch):
+    pair = Pair(wants)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2**20))
+    assert pair.reasons() == ["results: only 1 MiB free"]
 
 
 def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
@@ -96,24 +121,20 @@ def test_missing_altered_and_cut_data_are_named(wants, data, tmp_path):
     cut = shutil.copytree(data, tmp_path / "cut")
     file = cut / "toy" / "test" / "1.tar"
     file.write_bytes(file.read_bytes()[:-512])
-    assert pair.reasons(data=str(cut)) == [f"data: {file} is missing, cut short or not readable"]
+    assert pair.reasons(data=str(cut)) == [f"data toy: {file} is missing, cut short or not readable"]
     trained_on = Pair(replace(wants, datasets={"toy": TRAINING_SPLITS}))
     assert trained_on.reasons(data=str(cut)) == [], "a test split that nothing is evaluated on may be absent"
     other = shutil.copytree(data, tmp_path / "other")
     manifest = other / "toy" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"template": "a sketch of a {}."}))
-    assert pair.reasons(data=str(other)) == ["data: toy has other content than here"]
+    assert pair.reasons(data=str(other)) == ["data toy: other content than here"]
 
 
 def test_a_built_in_data_set_may_be_missing_where_it_can_be_packed(wants, tmp_path):
-    request = wants.to_request() | {
-        "nonce": "0" * 32,
-        "name": "driver",
-        "data": str(tmp_path / "new"),
-        "datasets": {"digits": ["train"]},
-    }
-    assert probe_node(request)["data"] == {"digits": ""}
-    assert "no shards of 'dtd'" in probe_node(request | {"datasets": {"dtd": ["train"]}})["data"]["dtd"]
+    pair = Pair(wants)
+    new = {"data": str(tmp_path / "new")}
+    assert pair.reasons(datasets={"digits": ["train"]}, **new) == []
+    assert "no shards of 'dtd'" in pair.reasons(datasets={"dtd": ["train"]}, **new)[0]
 
 
 def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
@@ -122,28 +143,41 @@ def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
     pair = Pair(replace(wants, backbones=(("ViT-B-16", str(file)), ("mini", None))))
     assert pair.request["files"] == [str(file)] and pair.reasons() == []
     file.write_bytes(file.read_bytes()[:-1] + b"\0\0")
-    assert pair.reasons() == [f"weights {file}: other bytes than here"]
+    assert pair.reasons() == [f"weights {file}: other content than here"]
     file.unlink()
     assert pair.reasons() == [f"weights {file}: {file}: No such file or directory"]
 
 
-def test_fewer_gpus_than_ray_was_started_with_are_named(wants):
-    pair = Pair(wants)
-    facts = probe_node(pair.request | {"name": NODE.identifier}) | {"gpus": "1"}
-    assert list(find_problems(replace(NODE, gpus=2.0), facts, pair.here, pair.request)) == ["1 GPUs, Ray was told 2"]
+def test_fewer_gpus_than_ray_was_started_with_are_named(wants, monkeypatch):
+    nvml = SimpleNamespace(nvmlInit=int, nvmlShutdown=int, nvmlDeviceGetCount=lambda: 1)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    assert Pair(wants).reasons(gpus=2.0) == ["GPUs: 1 on this machine, and Ray was started with 2"]
 
 
 def test_a_node_without_this_program_can_be_probed(wants):
     """With the standard library alone."""
-    request = wants.to_request() | {"nonce": "0" * 32, "name": "bare", "files": ["/nowhere/clip.pt"]}
+    pair = Pair(wants)
+    request = pair.request | {"name": "bare", "files": ["/nowhere/clip.pt"]}
     code = f"exec(open({node_probe.__file__!r}).read()); import json; print(json.dumps(probe_node({request!r})))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
-    reasons = list(
-        find_problems(NODE, json.loads(done.stdout), Pair(wants).here | {"files": {"/nowhere/clip.pt": ""}}, request)
-    )
+    reasons = find_problems(*json.loads(done.stdout), pair.here)
     assert any("torch is not installed" in reason for reason in reasons)
     assert any("the package procap of this program is not installed" in reason for reason in reasons)
     assert any(reason == "weights /nowhere/clip.pt: /nowhere/clip.pt: No such file or directory" for reason in reasons)
+
+
+def test_weights_with_a_tag_are_checked_on_the_nodes_only(wants, tmp_path, monkeypatch):
+    """A driver on a head without GPUs computes nothing; mini, random weights and files need no tag."""
+    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    named = replace(wants, backbones=(("ViT-B-16", None), ("mini", None), ("ViT-B-32", "random")))
+    assert named.to_request()["backbones"] == [("ViT-B-16", None)]
+    [reason] = Pair(named).reasons()
+    assert reason.startswith("weights: weights 'openai' of ViT-B-16 are not on this machine")
+    (tmp_path / "home/weights").mkdir(parents=True)
+    (tmp_path / "home/weights/ViT-B-16-openai.safetensors").write_bytes(b"weights")
+    assert Pair(named).reasons() == []
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +203,7 @@ def nodes(data, tmp_path_factory) -> Iterator[Nodes]:
 
 @pytest.mark.slow
 def test_every_real_node_is_probed_and_no_file_is_left(nodes, wants):
-    check_nodes(wants)
+    wants.check()
     assert os.listdir(wants.results) == []
 
 
@@ -181,10 +215,10 @@ def test_results_and_data_behind_a_url_are_checked_on_every_real_node(nodes, wan
     for file in (data / "toy").rglob("*"):
         if file.is_file():
             there.write(file.relative_to(data).as_posix(), file.read_bytes())
-    check_nodes(replace(wants, data=there.url, results=f"s3://{nodes.s3.bucket}/results"))
+    replace(wants, data=there.url, results=f"s3://{nodes.s3.bucket}/results").check()
     assert RemoteFolder(f"s3://{nodes.s3.bucket}/results").list() == {}
     with pytest.raises(UserError, match=r"s3://no-such-bucket.* is not there"):
-        check_nodes(replace(wants, results="s3://no-such-bucket/results"))
+        replace(wants, results="s3://no-such-bucket/results").check()
     each_node_fetches_each_shard_once(nodes, there.url)
 
 
@@ -248,8 +282,10 @@ def test_a_node_without_the_data_is_named_before_anything_runs(nodes, wants, tmp
     monkeypatch.setenv("PROCAP_DATA", wants.data)
     node = nodes.add(PROCAP_DATA=str(tmp_path / "empty"))
     try:
-        with pytest.raises(UserError, match=rf"1 of 3 nodes cannot be used: .*{node.name}\): data: no shards of 'toy'"):
-            check_nodes(replace(wants, data=""))
+        with pytest.raises(
+            UserError, match=rf"1 of 3 nodes cannot be used: .*{node.name}\): data toy: no shards of 'toy'"
+        ):
+            replace(wants, data="").check()
     finally:
         node.kill()
 
@@ -262,7 +298,7 @@ def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, 
             os.kill(process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(UserError, match=rf"{node.name}\): no answer within 3 s") as error:
-            check_nodes(wants, timeout=3.0)
+            wants.check(timeout=3.0)
         assert "\n" not in str(error.value)
     finally:
         node.kill()
@@ -271,17 +307,4 @@ def test_a_node_that_does_not_answer_is_named_and_a_dead_one_is_left_out(nodes, 
     deadline = time.monotonic() + 120
     while sum(each["Alive"] for each in ray.nodes()) > 2 and time.monotonic() < deadline:
         time.sleep(0.5)
-    check_nodes(wants)
-
-
-def test_weights_with_a_tag_are_checked_on_the_nodes_only(wants, tmp_path, monkeypatch):
-    """A driver on a head without GPUs computes nothing; mini, random weights and files need no tag."""
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    named = replace(wants, backbones=(("ViT-B-16", None), ("mini", None), ("ViT-B-32", "random")))
-    assert named.to_request()["backbones"] == [("ViT-B-16", None)]
-    [reason] = Pair(named).reasons()
-    assert reason.startswith("weights 'openai' of ViT-B-16 are not on this machine; looked for")
-    (tmp_path / "home/weights").mkdir(parents=True)
-    (tmp_path / "home/weights/ViT-B-16-openai.safetensors").write_bytes(b"weights")
-    assert Pair(named).reasons() == []
+    wants.check()

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 import pytest
 
 from benchmarks.cli import main
-from benchmarks.cli.sweep import _requirements
+from benchmarks.cli.sweep import list_backbones
 from benchmarks.sweeps.table import find_best_of_each, format_table, summarize
 from cluster.address import LOCAL
 from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
@@ -153,7 +153,7 @@ def test_a_file_says_what_flags_say(searched, few_digits, tiny_checkpoint, tmp_p
 
 
 def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, capsys) -> None:
-    with SweepFolder.of(searched, "grid").locked():
+    with SweepFolder(searched / "sweeps" / "grid").locked():
         assert main(["sweep", *ASKED, *GRID, *where, "--results", str(searched)]) == 1
     error = capsys.readouterr().err
     assert "being carried out by another process (pid " in error and error.count("\n") == 1
@@ -162,7 +162,7 @@ def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, ca
 def test_tpe_resumes_and_keeps_to_its_budget(local_ray, where, tmp_path, capsys) -> None:
     results = ["--results", str(tmp_path), "--json", "--search", "tpe", "--name", "t"]
     words = ["sweep", *ASKED, *results, "--param", "lr=loguniform(1e-4,1)", *where]
-    folder = SweepFolder.of(tmp_path, "t")
+    folder = SweepFolder(tmp_path / "sweeps" / "t")
     assert main([*words, "--trials", "2"]) == 0
     first = printed(capsys)
     assert first["counts"]["finished"] == len(find_runs(tmp_path)) / 2 == 2
@@ -204,7 +204,7 @@ def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(lo
     words = ["sweep", *ASKED[:-2], "--name", "asha", "--param", "lr=0.02,1e3,1e4,2e3", "--epochs", "5", *where]
     words += ["--recipe-field", "warmup=none", "--max-concurrent", "1", "--results", str(tmp_path)]
     assert main([*words, "--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]) == 0
-    found = list(SweepFolder.of(tmp_path, "asha").load().values())
+    found = list(SweepFolder(tmp_path / "sweeps" / "asha").load().values())
     stopped = [one for one in found if one.state == "stopped"]
     assert stopped and {one.state for one in found} == {"stopped", "finished"}
     for one in found:
@@ -215,7 +215,7 @@ def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(lo
             assert all(not (tmp_path / run / "train.json").exists() for run in one.runs)
             assert all((tmp_path / run / "state").exists() for run in one.runs)
     assert main(words) == 0
-    assert {one.state for one in SweepFolder.of(tmp_path, "asha").load().values()} == {"finished"}
+    assert {one.state for one in SweepFolder(tmp_path / "sweeps" / "asha").load().values()} == {"finished"}
     resumed = [done.resumed for one in stopped for run in one.runs if (done := RunFolder(tmp_path / run).train())]
     assert len(resumed) == 2 * len(stopped) and all(resumed)
 
@@ -271,7 +271,7 @@ def test_configurations_that_are_the_same_runs_train_them_once(
     from cluster.ray_cluster import Capacity, Resources
 
     at = RuntimeConfig(data=few_digits, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(same, at, SweepFolder.of(tmp_path, "s"))
+    sweep = Sweep(same, at, SweepFolder(tmp_path / "sweeps" / "s"))
     sweep.run(StoragePaths(str(few_digits), str(tmp_path), at), Capacity(Resources(), 2, ray=True))
     assert sweep.is_complete
     assert [one.state for one in sweep.configurations.values()] == ["finished", "finished"]
@@ -283,7 +283,7 @@ def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search)
     """Where all seeds are one trial, its reason is that of all runs that have not finished."""
     settings = sweep_settings(search=search, seeds=(1, 2, 3), space={"recipe.lr": [0.002]}, trials=1)
     at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off", quiet=True)
-    sweep = Sweep(settings, at, SweepFolder.of(tmp_path, "s"))
+    sweep = Sweep(settings, at, SweepFolder(tmp_path / "sweeps" / "s"))
     reasons = ["no images", "the disk is full", "no images"]
     for seed, why in zip((1, 2, 3) if search == "grid" else (0,), reasons, strict=False):
         config = {"recipe.lr": 0.002, **({"seed": seed} if seed else {})}
@@ -346,18 +346,18 @@ def test_a_plan_writes_nothing_and_lists_what_would_be_done(where, tmp_path, cap
         (["--param", "seed=1,2"], "averaged over all of --seeds"),
         (["--param", "lr=1e-3,fast"], "lr = 'fast'"),
         (["--param", "shots=3,-1"], "shots = -1"),
-        (["--param", "lr=loguniform(1e-4,1)", "--search", "grid"], "--search random or tpe"),
+        (["--param", "lr=loguniform(1e-4,1)", "--search", "grid"], "use random or tpe"),
         (["--param", "lr=loguniform(1e-4,1)"], "--trials or --hours"),
-        (["--param", "lr=uniform(-2,-1)", "--trials", "9"], "of 20 configurations that were drawn none can be run"),
+        (["--param", "lr=uniform(-2,-1)", "--trials", "9"], "lr = -1.5"),
         (["--param", "lr=1,2", "--trials", "1"], "leave out --trials"),
         (["--param", "lr=1e-3", "--metric", "test"], "never chooses by test images"),
-        (["--param", "lr=1e-3", "--classes", "novel"], "novel ones stay unseen"),
+        (["--param", "lr=1e-3", "--classes", "novel"], "unknown classes 'novel'"),
         (["--param", "lr=1e-3", "--grace-period", "2"], "add --scheduler asha"),
         (["--param", "lr=1e-3", "--hours", "inf"], "hours = inf: input should be a finite number"),
         (["--param", "lr=1e-3", "--search", "tpee"], "did you mean tpe"),
         (["--param", "epochs=1,2", "--scheduler", "asha"], "cannot be varied"),
         (["--param", "lr=1e-3", "--scheduler", "asha"], "give a smaller --grace-period or more --epochs"),
-        (["--param", "shots=4,many"], "'many' is not a whole number of 0 or more, or full"),
+        (["--param", "shots=4,many"], "--shots many: one number of images per class"),
         (["--param", "lr=1", "--param", "recipe.lr=2"], "given twice"),
         (["--param", "lr=1e-3", "--lr", "0.5"], "has one value as well"),
         (["--param", "lr=1e-3", "--accelerate", "foo", "--dry-run"], "known are auto, off,"),
@@ -409,14 +409,13 @@ def test_several_data_sets_are_averaged_over(few_digits, tiny_checkpoint) -> Non
     ]
 
 
-def test_nodes_are_checked_for_weights_and_not_for_a_name_with_a_slash(tiny_checkpoint, tmp_path, monkeypatch) -> None:
+def test_a_checkpoint_gets_an_absolute_path_and_a_name_with_a_slash_is_a_name(tiny_checkpoint, monkeypatch) -> None:
     monkeypatch.chdir(tiny_checkpoint.parent)
     varied = sweep_settings(space={"backbone": ["ViT-B/16", tiny_checkpoint.name]})
-    paths = StoragePaths("", str(tmp_path), RuntimeConfig(data=tmp_path, results=tmp_path))
-    assert _requirements(varied, paths).to_request()["files"] == [str(tiny_checkpoint)]
+    assert [name for name, _ in list_backbones(varied)] == ["ViT-B-16", str(tiny_checkpoint)]
 
 
 def test_a_score_that_is_missing_is_not_a_number_for_ray_tune() -> None:
     assert math.isnan(Report().to_result()["score"])
-    report = Report(state="done", epoch=3, of=5, score=71.5)
+    report = Report(state="done", epoch=3, score=71.5)
     assert Report.of_result(json.loads(json.dumps({**report.to_result(), "training_iteration": 9}))) == report

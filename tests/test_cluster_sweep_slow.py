@@ -116,7 +116,7 @@ def test_a_local_ray_starts_without_any_setting_of_ray(words, data, tmp_path) ->
 
 def test_after_a_killed_driver_the_sweep_resumes_and_keeps_its_budget(cluster, tmp_path) -> None:
     words = [*ASKED, *TPE, *cluster, "--results", str(tmp_path), "--trials", "4"]
-    folder = SweepFolder.of(tmp_path, "tpe")
+    folder = SweepFolder(tmp_path / "sweeps" / "tpe")
     with sweeping(words) as driver:
         wait_until(lambda: any(one.state == "finished" for one in folder.load().values()))
         driver.kill()
@@ -135,7 +135,7 @@ def test_early_stopping_keeps_states_and_goes_on_with_the_same_bits(cluster, dat
     words = [*ASKED, "--param", "lr=0.002,1e3,1e4,2e3,3e3,0.02", "--epochs", "5", "--recipe-field", "warmup=none"]
     halved = [*words, "--name", "asha", *cluster, "--results", str(results)]
     found, _ = finish([*halved, "--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"])
-    stopped = [one for one in SweepFolder.of(results, "asha").load().values() if one.state == "stopped"]
+    stopped = [one for one in SweepFolder(results / "sweeps" / "asha").load().values() if one.state == "stopped"]
     assert found["counts"]["stopped"] == len(stopped) > 0 and found["counts"]["finished"] > 0
     again, _ = finish(halved)
     assert again["counts"]["finished"] == 6

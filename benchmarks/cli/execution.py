@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from benchmarks.cli.flags import OutputFlags, RuntimeFlags
@@ -12,9 +13,9 @@ from benchmarks.suites.checks import check_training_images, check_weights
 from benchmarks.suites.cost import cost_model
 from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
-from cluster.preflight import TRAINING_SPLITS, Requirements, check_nodes
+from cluster.preflight import TRAINING_SPLITS, check_nodes
 from cluster.progress import RunProgress
-from cluster.ray_cluster import nodes
+from cluster.ray_cluster import Capacity, nodes
 from cluster.run import RunSpec
 from runner.collection import Status
 from runner.config import RuntimeConfig, Target
@@ -61,18 +62,13 @@ def execute(
     configs = [run.config for run in runs]
     ensure_packed(_splits(runs), runtime.data)
     check_training_images(configs, runtime.data)
-    if launcher.kind == "local":
-        check_weights((config.backbone, config.pretrained) for config in configs)
-    with connect(launcher, paths) as capacity:
+    backbones = [(config.backbone, config.pretrained) for config in configs]
+    with connect_checked(launcher, paths, _splits(runs), backbones) as capacity:
         there = nodes() if capacity.ray else []
         where = "one run at a time, in this process (--max-concurrent N for more)"
         if capacity.ray:
             machines = f"on {plural(len(there), 'node')}" if launcher.kind == "ray" else "on this machine"
             where = f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}"
-        if launcher.kind == "ray":
-            backbones = tuple(dict.fromkeys((config.backbone, config.pretrained) for config in configs))
-            needed = Requirements(paths.data, paths.results, _splits(runs), backbones, paths.runtime.device)
-            check_nodes(needed, growing=launcher.autoscale)
         costs = cost_model(there, runtime, processes=launcher.processes)
         note(where)
         if force:
@@ -82,7 +78,25 @@ def execute(
         trace = note if output.verbose else None
         with RunProgress(ordered, costs, capacity.max_concurrent, trackers, trace=trace) as progress:
             launch(ordered, paths, capacity, progress)
-    return {ordered[number].path: reason for number, reason in progress.outcome.failed.items()}
+    return {ordered[number].path: reason for number, reason in progress.failed.items()}
+
+
+@contextmanager
+def connect_checked(
+    launcher: Launcher,
+    paths: StoragePaths,
+    datasets: Mapping[str, Collection[str]],
+    backbones: Iterable[tuple[str, str | None]],
+    *,
+    always_ray: bool = False,
+) -> Iterator[Capacity]:
+    """Connect to the launcher's machines and check that they have data and weights, see `check_nodes`."""
+    if launcher.kind == "local":
+        check_weights(backbones)
+    with connect(launcher, paths, always_ray=always_ray) as capacity:
+        if launcher.kind == "ray":
+            check_nodes(paths, datasets, backbones, autoscale=launcher.autoscale)
+        yield capacity
 
 
 def _delete(runs: Sequence[RunSpec], runtime: RuntimeConfig) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,9 +18,6 @@ from procap.errors import UsageError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
-
-    from cluster.address import Dashboard
-
 
 # Flags behind the first word belong to the command that is sent.
 SETTINGS = examples(
@@ -43,7 +41,7 @@ def submit(
             help="the dashboard [default: $RAY_API_SERVER_ADDRESS, else $RAY_ADDRESS, else http://127.0.0.1:8265]",
         ),
     ] = "",
-    name: Annotated[str, typer.Option(metavar="ID", help="of the job [default: from command and time]")] = "",
+    name: Annotated[str, typer.Option(metavar="ID", help="of the job [default: chosen by Ray]")] = "",
     no_wait: Annotated[bool, typer.Option("--no-wait", help="print the job's ID and exit")] = False,
     installed: Annotated[
         bool, typer.Option("--installed", help="run what is installed on the cluster instead of this working tree")
@@ -59,74 +57,49 @@ def submit(
     Ray packs the working tree; data and results are not sent: name them by an absolute path that all nodes see, or a
     URL. Ctrl-C leaves the job running; `ray job list`, `ray job logs -f ID` and `ray job stop ID` do the rest.
     """
-    from cluster.address import dashboard
-    from cluster.submit import check_command, connect, explained, job_environment, make_request
-    from cluster.submit import submit as send
+    from cluster.address import dashboard_url
+    from cluster.submit import check_command, connect, job_environment, make_request, translate_errors
+    from cluster.submit import submit as submit_job
 
     words = words[1:] if words[0] == "procap" else words
     if words[:1] == ["submit"]:
         raise UsageError("submit cannot submit itself: name the command to run on the cluster")
-    tree = _working_tree()
-    if tree is None and not installed:
-        raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")
+    tree = Path(__file__).resolve().parents[2]
     working_dir = None if installed else tree
+    if working_dir and not (tree / "pyproject.toml").is_file():
+        raise UsageError("this program is installed, not run from a source tree that could be sent: add --installed")
     check_command(words, working_dir)
     request = make_request(words, name=name, environment=job_environment(env or ()), working_dir=working_dir)
-    where, job = dashboard(address), request["submission_id"]
+    url = dashboard_url(address)
     if dry_run:
-        show_json({"address": where.url, **request}) if output.json else show(_format_plan(where.url, request))
+        show(json.dumps({"address": url, **request}, indent=None if output.json else 2))
         return 0
-    client = connect(where)
-    with explained(where):
-        send(client, request)
-    note(f"job {job} sent to {where.url}")
+    client = connect(url)
+    with translate_errors(url):
+        job = submit_job(client, request)
+    note(f"job {job} sent to {url}")
     if not no_wait:
-        return _follow(client, job, where, output)
+        return _follow(client, job, url, output)
     show_json({"job": job}) if output.json else show(job)
     return 0
 
 
-def _follow(client: JobSubmissionClient, job: str, where: Dashboard, output: OutputFlags) -> int:
-    from cluster.submit import exit_code, explained, follow
+def _follow(client: JobSubmissionClient, job: str, url: str, output: OutputFlags) -> int:
+    from cluster.submit import exit_code, follow, translate_errors
     from runner.stop_signals import make_interrupted
 
     # With --json stdout is reserved for the JSON line at the end.
     stream = sys.stderr if output.json else sys.stdout
-
-    def write(text: str) -> None:
-        stream.write(text)
-        stream.flush()
-
-    flag = f"--address {shlex.quote(where.url)}"
     try:
-        with explained(where):
-            details = follow(client, job, write)
+        with translate_errors(url):
+            details = follow(client, job, lambda text: print(text, end="", file=stream, flush=True))
     except KeyboardInterrupt:
+        flag = f"--address {shlex.quote(url)}"
         running = f"job {job} keeps running: `ray job logs -f {flag} {job}`, `ray job stop {flag} {job}`"
         raise make_interrupted(signal.SIGINT, running) from None
     code = exit_code(details)
-    failure = (
-        f": {' '.join((details.message or '').split())[:500]}" if details.driver_exit_code is None and code else ""
-    )
-    note(f"job {job}: {details.status.value.lower()}, exit code {code}{failure}")
+    reason = f": {details.message}" if details.driver_exit_code is None and code and details.message else ""
+    note(f"job {job}: {details.status.value.lower()}, exit code {code}{' '.join(reason.split())[:500]}")
     if output.json:
         show_json({"job": job, "status": details.status.value, "exit_code": code})
     return code
-
-
-def _working_tree() -> Path | None:
-    """Return the source tree this program runs from, None for an installed copy."""
-    root = Path(__file__).resolve().parents[2]
-    return root if (root / "pyproject.toml").is_file() else None
-
-
-def _format_plan(address: str, request: dict[str, Any]) -> str:
-    environment = request["runtime_env"]["env_vars"]
-    rows = [
-        ("to", address),
-        ("job", request["submission_id"]),
-        ("runs", request["entrypoint"]),
-        ("files", request["runtime_env"].get("working_dir", "none: the cluster's own installation runs")),
-        ("environment", " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())),
-    ]
-    return "\n".join(f"{name:<13}{value}" for name, value in rows)

@@ -16,12 +16,10 @@ from benchmarks.console.parse import (
     parse_methods,
     parse_options,
     parse_shot_count,
-    split_names,
 )
-from benchmarks.sweeps.table import method_of
-from cluster.configuration import METRICS, Search, SweepSettings
+from cluster.configuration import METRICS, SweepSettings
 from cluster.space import Domain, Values, parse_param
-from cluster.submit import find_secret
+from cluster.submit import has_secret
 from procap.errors import UsageError, unknown_name
 from runner.config import explain_validation_error
 from shards.urls import redact
@@ -36,68 +34,58 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
 
     from benchmarks.cli.data_few_shot import samples_digest
 
-    given = list(flags.param or ())
-    methods, given = _split_methods(selection.methods, given)
-    space = _make_space(given, methods)
-    if "dataset" in space:
-        if selection.datasets:
-            raise UsageError("--datasets and --param dataset contradict each other: --datasets averages over them")
-        datasets = parse_datasets(",".join(map(str, _listed("dataset", space["dataset"]))), data)
-        space["dataset"] = list(datasets)
-    else:
-        datasets = parse_datasets(selection.datasets, data)
+    params = [(text.partition("=")[0].strip(), text) for text in flags.param or ()]
+    varied = [text.partition("=")[2].replace('"', "") for name, text in params if name == "method"]
+    if varied and selection.methods:
+        raise UsageError("--methods and --param method contradict each other: give one of them")
+    methods = parse_methods(varied[0] if varied else selection.methods)
+    space = _make_space([text for name, text in params if name != "method"], methods)
+    datasets = _choose_datasets(space, selection.datasets, data)
     _refuse_fixed(space, selection, recipe, methods)
-    if "shots" in space and isinstance(space["shots"], list):
-        space["shots"] = list(dict.fromkeys(map(_to_shots, space["shots"])))
-    _check_validation_images(datasets, data)
-    metric = _choose("metric", flags.metric or "val", tuple(METRICS))
+    if isinstance(shots := space.get("shots"), list):
+        counts = [parse_shot_count(value) if isinstance(value, str) else value for value in shots]
+        space["shots"] = list(dict.fromkeys(counts))
+    metric = flags.metric or "val"
+    if "test" in metric:
+        raise UsageError(f"--metric {metric}: a sweep never chooses by test images; use {' or '.join(METRICS)}")
     listed = all(isinstance(domain, list) for domain in space.values())
-    scheduler = _choose("scheduler", flags.scheduler or "none", ("none", "asha"))
-    halving = {name: value for name in ("grace_period", "reduction_factor") if (value := getattr(flags, name))}
-    if scheduler == "none" and halving:
-        raise UsageError("--grace-period and --reduction-factor belong to early stopping: add --scheduler asha")
-    if scheduler == "asha" and "recipe.epochs" in space:
-        raise UsageError("--scheduler asha compares runs at the same epoch: epochs cannot be varied with it")
-    shots = parse_shot_count(selection.shots or "16")
+    shot_count = parse_shot_count(selection.shots or "16")
+    names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
     fields: dict[str, Any] = {
-        "name": flags.name or _make_name(methods, datasets, space),
+        "name": flags.name or "-".join("-".join(part) for part in names if part)[:100],
         "space": space,
         "methods": methods,
         "datasets": datasets,
         "seeds": parse_integers(selection.seeds, "--seeds") or [1],
         "metric": metric,
-        "direction": _choose("direction", flags.direction or "max", ("max", "min")),
-        "search": _choose("search", flags.search or ("grid" if listed else "random"), get_args(Search)),
+        "direction": flags.direction or "max",
+        "search": flags.search or ("grid" if listed else "random"),
         "search_seed": flags.search_seed or 0,
-        "classes": _choose_classes(selection.classes, metric),
-        "shots": shots,
+        "classes": selection.classes or "base",
+        "shots": shot_count,
         "backbone": selection.backbone or "mini",
         "pretrained": selection.pretrained or None,
         "precision": selection.precision or "fp32",
         "recipe": recipe.recipe or "published",
         "overrides": recipe_changes(recipe),
         "options": parse_options(recipe.option or (), methods),
-        "few_shot_samples": samples_digest(recipe.few_shot_samples, list(datasets), shots),
-        "scheduler": scheduler,
+        "few_shot_samples": samples_digest(recipe.few_shot_samples, list(datasets), shot_count),
+        "scheduler": flags.scheduler or "none",
         "trials": flags.trials,
         "hours": flags.hours,
-        **halving,
     }
+    fields |= {name: value for name in ("grace_period", "reduction_factor") if (value := getattr(flags, name))}
+    for name in ("metric", "direction", "search", "classes", "scheduler"):
+        choices = get_args(SweepSettings.model_fields[name].annotation)
+        if fields[name] not in choices:
+            hint = "; for classes that are held out use --metric held-out" if name == "classes" else ""
+            raise UsageError(f"{unknown_name(name, fields[name], choices)}{hint}")
     try:
         settings = SweepSettings.model_validate(fields)
     except ValidationError as error:
         raise explain_validation_error(error, SweepSettings, "sweep") from error
-    _check(settings)
+    _check(settings, flags)
     return settings
-
-
-def _split_methods(selected: str, params: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take the methods from --methods or --param, and return the other params separately."""
-    varied = [text.partition("=")[2] for text in params if text.partition("=")[0].strip() == "method"]
-    if varied and selected:
-        raise UsageError("--methods and --param method contradict each other: give one of them")
-    others = [text for text in params if text.partition("=")[0].strip() != "method"]
-    return parse_methods(",".join(split_names(varied[0].replace('"', "") if varied else selected))), others
 
 
 def _make_space(params: Sequence[str], methods: Sequence[str]) -> dict[str, Domain]:
@@ -108,6 +96,27 @@ def _make_space(params: Sequence[str], methods: Sequence[str]) -> dict[str, Doma
             raise UsageError(f"--param {text.partition('=')[0]} is given twice, as {field}: list all its values in one")
         space[field] = domain
     return space
+
+
+def _choose_datasets(space: dict[str, Domain], selected: str, data: Path) -> list[str]:
+    """Return the data sets, varied or averaged over. Raises UsageError for one without validation images."""
+    from shards.resolve import resolve_dataset
+
+    domain = space.get("dataset")
+    if domain is not None and selected:
+        raise UsageError("--datasets and --param dataset contradict each other: --datasets averages over them")
+    if isinstance(domain, dict):
+        raise UsageError("dataset needs a list of names")
+    datasets = parse_datasets(selected if domain is None else ",".join(map(str, domain)), data)
+    if domain is not None:
+        space["dataset"] = list(datasets)
+    for name in datasets:
+        if "val" not in resolve_dataset(name, data).counts:
+            raise UsageError(
+                f"{name} has no validation images, and a sweep never chooses by test images: search on a data set that "
+                "has some"
+            )
+    return datasets
 
 
 def _refuse_fixed(
@@ -122,79 +131,39 @@ def _refuse_fixed(
         raise UsageError(f"{field.rpartition('.')[2]} is varied and has one value as well: give one of them")
 
 
-def _to_shots(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value.lower() not in ("full", "all"):
-        raise UsageError(f"shots: '{value}' is not a whole number of 0 or more, or full for every image")
-    return 0
-
-
-def _listed(field: str, domain: Domain) -> list[Any]:
-    if not isinstance(domain, list):
-        raise UsageError(f"{field} needs a list of names")
-    return domain
-
-
-def _check_validation_images(datasets: Sequence[str], data: Path) -> None:
-    from shards.resolve import resolve_dataset
-
-    for name in datasets:
-        dataset = resolve_dataset(name, data)
-        if "val" not in dataset.counts:
-            raise UsageError(
-                f"{dataset.name} has no validation images, and a sweep never chooses by test images: search on a data "
-                "set that has some"
-            )
-
-
-def _choose(what: str, name: str, known: tuple[str, ...]) -> str:
-    if name in known:
-        return name
-    if what == "metric" and "test" in name:
-        raise UsageError(f"--metric {name}: a sweep never chooses by test images; use {' or '.join(known)}")
-    raise unknown_name(what, name, known)
-
-
-def _choose_classes(given: str, metric: str) -> str:
-    if metric == "held-out" and given in ("", "base", "dev-base"):
-        return "base"
-    if metric == "held-out":
-        raise UsageError(f"--metric held-out trains on a half of the base classes: leave out --classes {given}")
-    if given in ("", "base", "all"):
-        return given or "base"
-    if given in ("dev-base", "dev-novel"):
-        raise UsageError(f"--classes {given}: for classes that are held out use --metric held-out")
-    raise UsageError(f"--classes {given}: a sweep looks at base or all classes; novel ones stay unseen")
-
-
-def _make_name(methods: Sequence[str], datasets: Sequence[str], space: Mapping[str, Domain]) -> str:
-    words = ["-".join(methods), "-".join(datasets), "-".join(field.rpartition(".")[2] for field in space)]
-    return "-".join(filter(None, words))[:100]
-
-
-def _check(settings: SweepSettings) -> None:
+def _check(settings: SweepSettings, flags: SweepFlags) -> None:
+    """Raise UsageError for settings that contradict each other."""
+    asha, search = settings.scheduler == "asha", settings.search
     distributions = [field for field, domain in settings.domains.items() if not isinstance(domain, list)]
-    if settings.search == "grid":
-        if distributions:
-            raise UsageError(
-                f"--search grid needs lists, and {', '.join(distributions)} has none: use --search random or tpe"
-            )
-        if settings.trials is not None:
-            raise UsageError("--search grid tries every combination: leave out --trials, or use --search random or tpe")
-        if (settings.size or 0) > MOST_LISTED:
-            raise UsageError(f"a grid of {settings.size:,} configurations: use --search random or tpe")
-    elif settings.trials is None and settings.hours is None:
-        raise UsageError(f"--search {settings.search} never ends by itself: give --trials or --hours")
-    if settings.varies_data and settings.one_trial:
-        how = "--search tpe" if settings.search == "tpe" else "--scheduler asha"
+    refusals = [
+        (
+            search == "grid" and distributions,
+            f"needs lists, and {', '.join(distributions)} has none: use random or tpe",
+        ),
+        (search == "grid" and settings.trials, "tries every combination: leave out --trials, or use random or tpe"),
+        (
+            search != "grid" and not (settings.trials or settings.hours),
+            "never ends by itself: give --trials or --hours",
+        ),
+        (search != "grid" and not settings.domains, "has nothing to choose: give --param 'lr=loguniform(1e-5,1e-2)'"),
+    ]
+    for is_refused, reason in refusals:
+        if is_refused:
+            raise UsageError(f"--search {search} {reason}")
+    if search == "grid" and (settings.size or 0) > MOST_LISTED:
+        raise UsageError(f"a grid of {settings.size:,} configurations: use --search random or tpe")
+    if not asha and (flags.grace_period or flags.reduction_factor):
+        raise UsageError("--grace-period and --reduction-factor belong to early stopping: add --scheduler asha")
+    if asha and "recipe.epochs" in settings.space:
+        raise UsageError("--scheduler asha compares runs at the same epoch: epochs cannot be varied with it")
+    if settings.metric == "held-out" and settings.classes != "base":
         raise UsageError(
-            f"{how} compares configurations, and scores on different data sets do not compare: --datasets averages "
-            "over them, or give each a sweep of its own"
+            f"--metric held-out trains on half of the base classes: leave out --classes {settings.classes}"
         )
-    if settings.search != "grid" and not settings.domains:
+    if settings.varies_data and settings.one_trial:
         raise UsageError(
-            f"--search {settings.search} has nothing to choose: give --param, as in --param 'lr=loguniform(1e-5,1e-2)'"
+            f"{'--search tpe' if search == 'tpe' else '--scheduler asha'} compares configurations, and scores on "
+            "different data sets do not compare: --datasets averages over them, or give each a sweep of its own"
         )
 
 
@@ -203,7 +172,7 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
 
     A sweep with --metric held-out trains on half of the base classes; these commands train on all of them.
     """
-    method = method_of(settings, values)
+    method = values.get("method", settings.methods[0])
     changes, options = dict(settings.overrides), dict(settings.options.get(method, {}))
     for field, value in values.items():
         group, _, name = field.partition(".")
@@ -246,7 +215,7 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
 
 def _without_password(text: str) -> str:
     """Remove the password from a URL, as the commands are also written to a file that others read."""
-    return redact(text) if find_secret(text) else text
+    return redact(text) if has_secret(text) else text
 
 
 def _format_option(value: Any) -> str:

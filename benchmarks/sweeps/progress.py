@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.sweeps.table import SHOWN, find_best, format_configuration
-from cluster.configuration import Configuration
+from benchmarks.sweeps.table import count_states, find_best, format_configuration
+from cluster.configuration import Configuration, SweepFolder, SweepSettings
 from cluster.progress import format_lost
 from cluster.run import Report
 from cluster.sweep import Sweep
-from runner.collection import Status
+from runner.collection import Collection, Status
+from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay
 from runner.tracking.background import CollectionTracker
 
@@ -18,11 +19,18 @@ from runner.tracking.background import CollectionTracker
 class SweepProgress:
     """Handle the events of a `Sweep`; a context manager around its execution."""
 
-    def __init__(self, tracker: CollectionTracker, trace: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        settings: SweepSettings,
+        runtime: RuntimeConfig,
+        folder: SweepFolder,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
         """trace: called with the traceback of an internal error."""
-        self.sweep: Sweep | None = None
+        self.sweep = Sweep(settings, runtime, folder, self._on_event)
+        shown = {name: str(value) for name, value in settings.model_dump(mode="json").items()}
+        self._tracker = CollectionTracker(runtime, Collection(kind="sweep", name=settings.name, settings=shown))
         self._trace = trace
-        self._tracker = tracker
         self._running: list[str] = []
         self._waiting: set[str] = set()
         self._settled = 0
@@ -37,14 +45,13 @@ class SweepProgress:
 
     def close(self, status: Status) -> None:
         """Send everything to MLflow, with the final status."""
-        assert self.sweep is not None
         configurations = self.sweep.configurations.values()
         failures = {run: why for one in configurations for run, why in one.failures.items() if one.state == "failed"}
         self._tracker.update([run for one in configurations for run in one.runs])
         self._tracker.close(status, self._metrics(), failures)
 
-    def on_event(self, event: str, configuration: Configuration, report: Report) -> None:
-        assert self.sweep is not None
+    def _on_event(self, event: str, configuration: Configuration, report: Report) -> None:
+        total = self.sweep.settings.size
         if event == "started":
             self._running.append(configuration.key)
         elif event == "lost":
@@ -58,21 +65,16 @@ class SweepProgress:
                 self._trace(report.trace)
         elif event == "settled":
             self._settled += 1
-            total = self.sweep.settings.size
             count = f"{self._settled}/{total}" if total else f"{self._settled}"
             self._display.say(f"[{count}] {format_configuration(configuration)}")
-        self._tracker.update(configuration.runs, self._metrics() if event == "settled" else None)
-        facts = {"running": f"{len(self._running)}"}
-        if best := find_best(self.sweep.settings, self.sweep.configurations.values()):
-            facts["best"] = f"{best.score:.2f}"
-        self._display.total = self.sweep.settings.size or self._settled + len(self._running)
-        self._display.update(self._settled, **facts)
+        metrics = self._metrics()
+        self._tracker.update(configuration.runs, metrics if event == "settled" else None)
+        best = {name: f"{score:.2f}" for name, score in metrics.items() if name.startswith("best")}
+        self._display.total = total or self._settled + len(self._running)
+        self._display.update(self._settled, running=f"{len(self._running)}", **best)
 
     def _metrics(self) -> dict[str, float]:
-        assert self.sweep is not None
-        configurations = list(self.sweep.configurations.values())
-        states: list[str] = [one.state for one in configurations]
-        metrics = {f"configurations_{state}": float(states.count(state)) for state in SHOWN}
-        if (best := find_best(self.sweep.settings, configurations)) and best.score is not None:
-            metrics[f"best/{self.sweep.settings.metric}"] = best.score
-        return metrics
+        settings, configurations = self.sweep.settings, list(self.sweep.configurations.values())
+        metrics = {f"configurations_{state}": float(count) for state, count in count_states(configurations).items()}
+        best = [] if settings.varies_data else find_best(settings, configurations)
+        return metrics | {f"best/{settings.metric}": one.score for one in best if one.score is not None}

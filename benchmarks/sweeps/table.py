@@ -10,60 +10,50 @@ from benchmarks.console.output import columns
 from cluster.configuration import Configuration, SweepSettings
 from cluster.space import Values
 
-SHOWN = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
+STATES = {"finished": "finished", "stopped": "stopped early", "running": "unfinished", "failed": "failed"}
+"""The states of a configuration, the best first, as they are printed."""
 
 
 def rank(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
     """Sort configurations: finished ones by score, then those that ended earlier, failed ones last."""
-    order = {"finished": 0, "stopped": 1, "running": 2, "failed": 3}
-    sign = -1 if settings.direction == "max" else 1
+    order, sign = list(STATES), -1 if settings.direction == "max" else 1
 
     def key(one: Configuration) -> tuple[float, ...]:
         score = float("inf") if one.score is None else sign * one.score
-        return (order[one.state], 0 if one.state == "finished" else -one.epoch, score, one.number)
+        return (order.index(one.state), 0 if one.state == "finished" else -one.epoch, score, one.number)
 
     return sorted(configurations, key=key)
-
-
-def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) -> Configuration | None:
-    """Find the best finished configuration; None if data sets are varied, whose scores are not comparable."""
-    return None if settings.varies_data else _first_finished(settings, configurations)
 
 
 def find_best_of_each(settings: SweepSettings, configurations: Iterable[Configuration]) -> dict[str, Configuration]:
     """Find the best finished configuration of each data set if they are varied, else of each method."""
     field, names = ("dataset", settings.datasets) if settings.varies_data else ("method", settings.methods)
-    configurations = list(configurations)
-    found = {}
+    finished = [one for one in rank(settings, configurations) if one.state == "finished"]
+    found: dict[str, Configuration] = {}
     for name in names:
-        own = [one for one in configurations if one.values.get(field, names[0]) == name]
-        if (first := _first_finished(settings, own)) is not None:
-            found[name] = first
+        own = [one for one in finished if one.values.get(field, names[0]) == name]
+        found.update({name: own[0]} if own else {})
     return found
 
 
-def find_winners(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
-    """Find the best configuration, or that of each data set if they are varied."""
-    if settings.varies_data:
-        return list(find_best_of_each(settings, configurations).values())
-    first = find_best(settings, configurations)
-    return [first] if first else []
-
-
-def _first_finished(settings: SweepSettings, configurations: Iterable[Configuration]) -> Configuration | None:
-    first = next(iter(rank(settings, configurations)), None)
-    return first if first and first.state == "finished" else None
+def find_best(settings: SweepSettings, configurations: Iterable[Configuration]) -> list[Configuration]:
+    """Find the best finished configuration; of each data set if they are varied, as such scores are not comparable."""
+    each = find_best_of_each(settings, configurations)
+    return list(each.values()) if settings.varies_data else rank(settings, each.values())[:1]
 
 
 def format_table(settings: SweepSettings, configurations: Sequence[Configuration]) -> str:
     """Format every configuration, the best first and marked."""
-    winners = find_winners(settings, configurations)
+    best = find_best(settings, configurations)
     rows = []
     for one in rank(settings, configurations):
+        score = "-" if one.score is None else f"{one.score:.2f}"
+        if one.score is not None and one.spread is not None:
+            score += f" ± {one.spread:.2f}"
         seeds = f"{len(one.by_seed)}/{len(settings.seeds)}"
         values = [_format_value(one.values.get(field)) for field in settings.domains]
-        mark = "best" if one in winners else ""
-        rows.append((*values, _format_score(one), seeds, f"{one.epoch}/{one.epochs}", SHOWN[one.state], mark))
+        mark = "best" if one in best else ""
+        rows.append((*values, score, seeds, f"{one.epoch}/{one.epochs}", STATES[one.state], mark))
     headers = [field.rpartition(".")[2] for field in settings.domains]
     return columns((*headers, f"{settings.metric} %", "seeds", "epochs", "state", ""), rows)
 
@@ -82,23 +72,18 @@ def format_values(values: Values) -> str:
     return ", ".join(f"{field.rpartition('.')[2]} {value}" for field, value in values.items())
 
 
-def method_of(settings: SweepSettings, values: Values) -> str:
-    return str(values.get("method", settings.methods[0]))
-
-
 def summarize(settings: SweepSettings, configurations: Sequence[Configuration], commands: list[str]) -> dict[str, Any]:
     """Make the document of `--json` and summary.json."""
-    first = find_best(settings, configurations)
+    best = find_best(settings, configurations)
     each = {name: _to_row(one) for name, one in find_best_of_each(settings, configurations).items()}
-    states: list[str] = [one.state for one in configurations]
     return {
         "name": settings.name,
         "metric": settings.metric,
         "direction": settings.direction,
         "seeds": list(settings.seeds),
         "datasets": list(settings.datasets),
-        "counts": {state: states.count(state) for state in SHOWN},
-        "best": _to_row(first) if first else None,
+        "counts": count_states(configurations),
+        "best": _to_row(best[0]) if best and not settings.varies_data else None,
         "best_by_method": {} if settings.varies_data else each,
         "best_by_dataset": each if settings.varies_data else {},
         "commands": commands,
@@ -106,15 +91,15 @@ def summarize(settings: SweepSettings, configurations: Sequence[Configuration], 
     }
 
 
+def count_states(configurations: Iterable[Configuration]) -> dict[str, int]:
+    """Count configurations in each state."""
+    states: list[str] = [one.state for one in configurations]
+    return {state: states.count(state) for state in STATES}
+
+
 def _to_row(one: Configuration) -> dict[str, Any]:
     fields = ("values", "state", "score", "scores", "runs", "epoch", "epochs", "failures")
     return {"std": one.spread, **{name: getattr(one, name) for name in fields}}
-
-
-def _format_score(one: Configuration) -> str:
-    if one.score is None:
-        return "-"
-    return f"{one.score:.2f}" if one.spread is None else f"{one.score:.2f} ± {one.spread:.2f}"
 
 
 def _format_value(value: Any) -> str:
