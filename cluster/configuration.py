@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster.run import Halving, RunSpec
+from cluster.run import RunSpec
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
 from runner.collection import COLLECTION_NAME
@@ -30,6 +30,8 @@ SWEEPS = "sweeps"
 REPAIR = "move it away and repeat the sweep, its runs are kept"
 MOST_CHECKED = 1000
 """How many configurations are checked before a sweep starts."""
+CHANGEABLE = ("scheduler", "grace_period", "reduction_factor", "trials", "hours")
+"""Settings that may change when a sweep is continued."""
 SEED = "seed"
 """Name of the axis of seeds in a grid or a random search; it is not one of the user's varied fields."""
 
@@ -90,28 +92,9 @@ class SweepSettings(_Record):
         return "dataset" in self.space
 
     @property
-    def halving(self) -> Halving | None:
-        return Halving(self.grace_period, self.reduction_factor) if self.scheduler == "asha" else None
-
-    @property
     def size(self) -> int | None:
         """Number of configurations, None without a limit."""
-        lists = [len(domain) for domain in self.domains.values() if isinstance(domain, list)]
-        if self.search == "grid":
-            return math.prod(lists)
-        return self.trials
-
-    def grid(self) -> Iterator[Values]:
-        """Yield every combination of a grid, the last field varying fastest."""
-        lists = [domain for domain in self.domains.values() if isinstance(domain, list)]
-        for chosen in itertools.product(*lists):
-            yield dict(zip(self.domains, chosen, strict=True))
-
-    def differing(self, other: SweepSettings) -> dict[str, tuple[Any, Any]]:
-        """Return the fields by which two sweeps search for different things, with both values."""
-        free = {"scheduler", "grace_period", "reduction_factor", "trials", "hours"}
-        mine, others = self.model_dump(mode="json"), other.model_dump(mode="json")
-        return {name: (mine[name], others[name]) for name in mine if name not in free and mine[name] != others[name]}
+        return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
 
 class Configuration(_Record):
@@ -178,9 +161,6 @@ class SweepFolder:
 
     path: Path
 
-    def load_settings(self) -> SweepSettings | None:
-        return read_document(self.path / "sweep.json", SweepSettings, REPAIR)
-
     def load(self) -> dict[str, Configuration]:
         """Load the known configurations by key, in order of their start."""
         found = read_document(self.path / "configurations.json", Configurations, REPAIR)
@@ -191,9 +171,13 @@ class SweepFolder:
 
     def check(self, settings: SweepSettings) -> None:
         """Raise UsageError if the existing sweep of this name searched for something else."""
-        before = self.load_settings()
-        if before is not None and (differing := settings.differing(before)):
-            shown = "; ".join(f"{name} was {then}, is now {now}" for name, (now, then) in differing.items())
+        before = read_document(self.path / "sweep.json", SweepSettings, REPAIR)
+        if before is None:
+            return
+        old, new = before.model_dump(mode="json"), settings.model_dump(mode="json")
+        differing = [name for name in new if name not in CHANGEABLE and new[name] != old[name]]
+        if differing:
+            shown = "; ".join(f"{name} was {old[name]}, is now {new[name]}" for name in differing)
             raise UsageError(
                 f"the sweep '{settings.name}' searched for something else: {shown}; give this one another --name, or "
                 f"take the settings of {self.path / 'sweep.json'}"
@@ -256,16 +240,15 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
 
 
 def examples(settings: SweepSettings) -> Iterator[Values]:
-    """Yield configurations: those of a grid, else some with every listed value and a value between other bounds."""
-    if settings.search == "grid":
-        yield from settings.grid()
-        return
-    lengths = [len(domain) for domain in settings.domains.values() if isinstance(domain, list)]
-    for number in range(max(lengths, default=1)):
-        yield {
-            field: domain[number % len(domain)] if isinstance(domain, list) else value_between(domain)
-            for field, domain in settings.domains.items()
-        }
+    """Yield configurations: those of a grid, the last field varying fastest, else some with every listed value."""
+    domains = settings.domains.values()
+    lists = [domain if isinstance(domain, list) else [value_between(domain)] for domain in domains]
+    combinations: Iterable[Sequence[Any]] = itertools.product(*lists)
+    if settings.search != "grid":
+        count = max(map(len, lists), default=1)
+        combinations = [[values[number % len(values)] for values in lists] for number in range(count)]
+    for combination in combinations:
+        yield dict(zip(settings.domains, combination, strict=True))
 
 
 def check_values(settings: SweepSettings, data: Path | None) -> None:

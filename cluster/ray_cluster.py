@@ -121,14 +121,14 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     local = address == LOCAL
-    if local and "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        # Nested use: this process has already started a local Ray.
+    if not local:
+        _check_listening(address)
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        # Nested use: the outer block ends the connection.
         yield
         return
     if local:
         set_auth_mode(private=True)
-    else:
-        _check_listening(address)
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
@@ -161,8 +161,6 @@ def _init(address: str, options: dict[str, Any]) -> None:
                 namespace=NAMESPACE,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                # Workers of a local Ray inherit the driver's environment, those of a cluster their node's.
-                runtime_env={"env_vars": {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}},
                 **options,
             )
             return

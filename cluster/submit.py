@@ -32,12 +32,8 @@ STARTUP_SECONDS = 60.0
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 600.0
 """How long an unreachable cluster is polled for the log of a job."""
-RAY_SETTINGS = {
-    # From the request to stop to SIGKILL, so that runs can save their state; Ray's default is 3 s.
-    "RAY_JOB_STOP_WAIT_TIME_S": "60",
-    # The command passes its own env_vars to `ray.init`; without this Ray rejects those that the job sets too.
-    "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
-}
+RAY_SETTINGS = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
+"""Seconds from the request to stop to SIGKILL, so that runs can save their state; Ray's default is 3."""
 EXCLUDES = (
     *(".git", ".venv", "venv", "__pycache__", "*.egg-info", ".*_cache", "/tests", "/docs", "/results", "/mlruns"),
     *(".env", ".env.*", ".netrc", ".aws", ".ssh", "*.pem", "*.key", "*.p12", "id_rsa*", "id_ed25519*"),

@@ -27,7 +27,7 @@ from cluster.configuration import (
 )
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity
-from cluster.run import SCORE, Report, RunSpec, final_score, score_at
+from cluster.run import SCORE, Halving, Report, RunSpec, final_score, score_at
 from cluster.space import to_tune
 from cluster.tune_runner import run_trials
 from procap.errors import UserError
@@ -74,22 +74,22 @@ class Sweep:
         seconds = None if settings.hours is None else 3600 * settings.hours
         self._deadline = math.inf if seconds is None else time.monotonic() + seconds
         space, tune_config = self._make_search(capacity.max_concurrent)
+        halving = None
         if settings.scheduler == "asha":
             from ray.tune.schedulers import ASHAScheduler
 
+            halving = Halving(settings.grace_period, settings.reduction_factor)
             tune_config["scheduler"] = ASHAScheduler(
                 time_attr="epoch",
                 metric=SCORE,
                 mode=settings.direction,
                 max_t=longest(settings, self.runtime.data),
-                grace_period=settings.grace_period,
-                reduction_factor=settings.reduction_factor,
+                **halving._asdict(),
             )
 
         def runs_of(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
             return runs_of_trial(settings, config, runtime.data)
 
-        halving = settings.halving
         run_trials(space, runs_of, paths, capacity, self, halving=halving, time_budget_s=seconds, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.studies.cluster_simulation import Conditions, Run, main, simulate
+from benchmarks.studies.cluster_simulation import Conditions, SimulatedRun, main, simulate
 from benchmarks.suites.cost import makespan
 from procap.errors import UsageError
 
@@ -23,7 +23,7 @@ GPUS = st.integers(1, 40)
 @settings(deadline=None)
 @given(seconds=SECONDS, gpus=GPUS, start=st.floats(0.0, 50.0))
 def test_without_failures_runs_end_as_greedy_packing_does(seconds: list[float], gpus: int, start: float):
-    found = simulate([Run(one, start=start) for one in seconds], gpus, CALM)
+    found = simulate([SimulatedRun(one, start=start) for one in seconds], gpus, CALM)
     assert found.makespan == pytest.approx(makespan([one + start for one in seconds], gpus))
     assert (found.failures, found.interrupted, found.lost) == (0, 0, 0.0)
     assert found.utilization == pytest.approx(sum(seconds) / (gpus * found.makespan))
@@ -38,7 +38,7 @@ def test_a_failing_gpu_takes_what_the_renewal_formula_expects():
     cold = (math.exp(rate * (start + segment)) - 1) * (1 / rate + conditions.replace)
     warm = (1 - math.exp(-rate * segment)) * (1 / rate + conditions.replace + cold)
     expected = cold + (segments - 1) * warm
-    found = [simulate([Run(segment * segments, start=start)], 1, conditions, seed) for seed in range(1000)]
+    found = [simulate([SimulatedRun(segment * segments, start=start)], 1, conditions, seed) for seed in range(1000)]
     times = [one.makespan for one in found]
     error = statistics.stdev(times) / math.sqrt(len(times))
     assert abs(statistics.fmean(times) - expected) < 4 * error < 0.04 * expected
@@ -52,7 +52,7 @@ def test_a_failing_gpu_takes_what_the_renewal_formula_expects():
 @settings(max_examples=60, deadline=None)
 def test_failures_lose_at_most_what_lies_between_checkpoints(seconds: list[float], gpus: int, mtbf: float, seed: int):
     conditions = Conditions(per_node=4, mtbf_hours=mtbf, checkpoint=30.0, notice=10.0, replace=60.0)
-    found = simulate([Run(one, start=5.0) for one in seconds], gpus, conditions, seed)
+    found = simulate([SimulatedRun(one, start=5.0) for one in seconds], gpus, conditions, seed)
     assert found.makespan >= found.floor - 1e-6
     assert found.useful == pytest.approx(sum(seconds))
     assert found.lost <= 30.0 * found.interrupted + 1e-6
@@ -61,9 +61,9 @@ def test_failures_lose_at_most_what_lies_between_checkpoints(seconds: list[float
 
 def test_nodes_that_fail_before_anything_is_saved_are_refused():
     conditions = Conditions(per_node=4, mtbf_hours=0.1)
-    assert simulate([Run(9000.0, (300.0,), start=20.0)], 4, conditions).failures > 0
+    assert simulate([SimulatedRun(9000.0, (300.0,), start=20.0)], 4, conditions).failures > 0
     with pytest.raises(UsageError, match=r"fail every 0\.1 hours .* 0\.11 hours at least"):
-        simulate([Run(60.0, (350.0,), start=20.0)], 8, conditions)
+        simulate([SimulatedRun(60.0, (350.0,), start=20.0)], 8, conditions)
 
 
 def test_the_command_writes_its_tables_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -19,9 +19,9 @@ from shards.files import write_file
 @pytest.fixture(scope="module")
 def finished(few_digits, tmp_path_factory):
     """A run without kills."""
-    job = faults.make_job("maple", few_digits, tmp_path_factory.mktemp("undisturbed"))
-    faults.run_undisturbed(job)
-    return job
+    run = faults.make_run("maple", few_digits, tmp_path_factory.mktemp("undisturbed"))
+    faults.run_undisturbed(run)
+    return run
 
 
 @pytest.mark.slow
@@ -41,10 +41,10 @@ def test_runs_of_three_seeds_end_as_without_kills(tmp_path, capsys, monkeypatch)
         assert story["difference"]["weights"] < 1e-3 and story["difference"]["counts"] == 0
 
 
-def copied(job, folder):
+def copied(run, folder):
     """The same run in another folder."""
-    other = faults.make_job("maple", job.data, folder)
-    shutil.copytree(job.results, folder)
+    other = faults.make_run("maple", run.data, folder)
+    shutil.copytree(run.results, folder)
     return other
 
 
@@ -55,52 +55,52 @@ def test_the_same_results_are_found_to_be_the_same(finished, tmp_path):
 
 
 def test_every_kind_of_difference_is_found(finished, tmp_path):
-    job = copied(finished, tmp_path / "other")
-    folder = job.folder
-    done, counted = folder.train(), folder.evaluation(job.targets[0])
+    run = copied(finished, tmp_path / "other")
+    folder = run.folder
+    done, counted = folder.train(), folder.evaluation(run.targets[0])
     epochs = [done.epochs[0].model_copy(update={"terms": {"ce": 9.0}}), *done.epochs[1:]]
     picks = done.fewshot.model_copy(update={"picks": done.fewshot.picks[::-1]})
     write_json(folder.train_file, done.model_copy(update={"steps": 7, "epochs": epochs, "fewshot": picks}))
     right = [counted.per_class.correct[0] ^ 1, *counted.per_class.correct[1:]]
     per_class = counted.per_class.model_copy(update={"correct": right})
-    write_json(folder.eval_file(job.targets[0]), counted.model_copy(update={"per_class": per_class}))
+    write_json(folder.eval_file(run.targets[0]), counted.model_copy(update={"per_class": per_class}))
     folder.state.mkdir()
     write_file(folder.state / "x", "")
     wrong: list[str] = []
-    compare(finished, job, wrong)
+    compare(finished, run, wrong)
     for part in ("steps: 7", "fewshot: ", "a loss term is off", "1 counts of right", "state/x was left over"):
         assert sum(part in line for line in wrong) == 1, wrong
     assert len(wrong) == 5
 
 
 def test_a_file_that_cannot_be_read_or_a_lock_that_is_held_is_found(finished, tmp_path):
-    job, wrong = copied(finished, tmp_path / "broken"), []
-    watcher = Watcher(job, wrong)
+    run, wrong = copied(finished, tmp_path / "broken"), []
+    watcher = Watcher(run, wrong)
     watcher.look()
-    assert wrong == [] and list_leftovers(job) == []
-    with job.folder.locked():
-        assert list_leftovers(job) == [f"{job.folder.path} is still held"]
-    job.folder.checkpoint_file.write_bytes(b"cut")
-    job.folder.state.mkdir()
+    assert wrong == [] and list_leftovers(run) == []
+    with run.folder.locked():
+        assert list_leftovers(run) == [f"{run.folder.path} is still held"]
+    run.folder.checkpoint_file.write_bytes(b"cut")
+    run.folder.state.mkdir()
     watcher.look(at_once=True)
     watcher.look(at_once=True)
     assert len(wrong) == 1 and "checkpoint.safetensors" in wrong[0]
 
 
 def test_steps_that_were_done_although_a_state_was_due_are_found(few_digits, tmp_path):
-    job = faults.make_job("maple", few_digits, tmp_path)
-    assert count_overdue(job, Signs([0], [0.0, time.time() + 9])) == 0
-    job.folder.path.mkdir(parents=True)
-    write_file(job.folder.progress_file, "")
-    began = job.folder.progress_file.stat().st_mtime
-    in_time, late = [began + 0.9 * job.every] * 4, [began + 1.1 * job.every] * 5
-    assert count_overdue(job, Signs([0], [0.0, *in_time, *late[:3]])) == 0
-    assert count_overdue(job, Signs([0], [0.0, *in_time, *late])) == 2
+    run = faults.make_run("maple", few_digits, tmp_path)
+    assert count_overdue(run, Signs([0], [0.0, time.time() + 9])) == 0
+    run.folder.path.mkdir(parents=True)
+    write_file(run.folder.progress_file, "")
+    began = run.folder.progress_file.stat().st_mtime
+    in_time, late = [began + 0.9 * run.every] * 4, [began + 1.1 * run.every] * 5
+    assert count_overdue(run, Signs([0], [0.0, *in_time, *late[:3]])) == 0
+    assert count_overdue(run, Signs([0], [0.0, *in_time, *late])) == 2
 
 
 def test_a_rank_that_hangs_is_found_and_ended(finished, tmp_path):
-    job = copied(finished, tmp_path / "hung")
-    with Attempt(job, 2) as attempt:
+    run = copied(finished, tmp_path / "hung")
+    with Attempt(run, 2) as attempt:
         attempt.signal(1, 19)
         assert not attempt.wait(0.2, lambda: None)
         assert 1 in attempt.alive()

@@ -12,9 +12,9 @@ import pytest
 import torch
 from ranked import run_ranks
 
-from benchmarks.studies.scaling.benchmark import Measured, estimates, list_variants, main, split
+from benchmarks.studies.scaling.benchmark import Measured, estimates, list_parallelisms, main, split
 from benchmarks.studies.scaling.model import ETHERNET, H200, Links, Parts, counted_parts, pays_up_to, speedup, step_cost
-from benchmarks.studies.scaling.ranks import Group, Job, Steps, Variant, ping
+from benchmarks.studies.scaling.ranks import Group, Parallelism, Steps, StepSpec, ping
 from benchmarks.studies.scaling.report import draw, table
 from procap import parallel
 from procap.errors import UsageError, UserError
@@ -67,7 +67,7 @@ def test_launching_is_a_floor_under_steps_of_several_and_says_where_more_stop_pa
 
 
 def test_parts_are_found_from_halves():
-    found = split(Job("procap", 51, 32), [10.0, 20.0, 12.0], [7.0, 16.0, 9.0], [9.0, 18.0, 11.0], 1000)
+    found = split(StepSpec("procap", 51, 32), [10.0, 20.0, 12.0], [7.0, 16.0, 9.0], [9.0, 18.0, 11.0], 1000)
     assert (found.image, found.classes, found.gradients) == (6.0, 51, 4000.0)
     assert found.text == pytest.approx(51 / 26)
     assert found.image + found.text + found.every == pytest.approx(12.0)
@@ -80,7 +80,7 @@ def test_parts_on_a_gpu_are_counted_from_the_method():
     assert (few.launched, few.replayed) == pytest.approx((5e-3, 2e-3))
 
 
-JOB = Job("procap", 9, 4)
+JOB = StepSpec("procap", 9, 4)
 
 
 def take_steps(folder: str) -> None:
@@ -89,7 +89,7 @@ def take_steps(folder: str) -> None:
     with init_process_group(ranks, CPU) as group:
         for sharded in (True, False):
             parallel.SHARED_FROM = 1 if sharded else 1000
-            steps = Steps(JOB, Variant("", ranks.size, sharded=sharded), group, load_mini())
+            steps = Steps(JOB, Parallelism("", ranks.size, sharded=sharded), group, load_mini())
             found[f"sharded {sharded}"] = steps.look() | steps.take(2)
             del steps
         found["ping"] = ping(group, 10)
@@ -100,7 +100,7 @@ def take_steps(folder: str) -> None:
 def test_processes_take_the_step_of_one_and_say_what_they_send(tmp_path):
     ends = run_ranks(2, take_steps, str(tmp_path))
     assert [end.code for end in ends] == [0, 0], ends[0].err
-    steps = Steps(JOB, Variant("alone"), ProcessGroup(ALONE), load_mini())
+    steps = Steps(JOB, Parallelism("alone"), ProcessGroup(ALONE), load_mini())
     alone = steps.look() | steps.take(1)
     assert alone["sent_bytes"] == alone["messages"] == alone["waited"] == 0
     width, learnables = load_mini().geometry.embed_dim, alone["learnables"]
@@ -119,7 +119,7 @@ def test_processes_take_the_step_of_one_and_say_what_they_send(tmp_path):
 
 def test_a_process_that_is_gone_is_named_with_its_reason():
     with ExitStack() as stack:
-        group = Group(Variant("one process"), "mini", "no-such-weights")
+        group = Group(Parallelism("one process"), "mini", "no-such-weights")
         stack.callback(group.close)
         with pytest.raises(UserError, match=r"process 0 of one process is gone: .*no-such-weights"):
             group.ask("clear")
@@ -148,11 +148,13 @@ def test_estimates_are_those_of_evenly_dealt_batches(expected):
 
 
 def test_tables_and_figures_are_made_of_what_was_found(expected, tmp_path):
-    job, parts = Job("maple", 51, 32), replace(PARTS, classes=51)
+    job, parts = StepSpec("maple", 51, 32), replace(PARTS, classes=51)
     looks = {"communication": 0.25, "sent_bytes": 5e6, "messages": 3, "tensor_bytes": 8e6, "process_bytes": 9e8}
     rows = [
         Measured(job, variant, [each, 2 * each], [each], speed, **looks, loss=1.0, expected=2.0)
-        for variant, each, speed in zip(list_variants([2], ["ddp"]), (0.4, 0.25, 0.3), (1.0, 1.6, 1.33), strict=True)
+        for variant, each, speed in zip(
+            list_parallelisms([2], ["ddp"]), (0.4, 0.25, 0.3), (1.0, 1.6, 1.33), strict=True
+        )
     ]
     report = {
         "command": "python -m benchmarks.studies.scaling",
@@ -191,7 +193,7 @@ def test_the_command_measures_and_writes(tmp_path, capsys, engine):
 
 
 def test_flags_that_cannot_be_are_refused_in_one_line(capsys):
-    assert [variant.name for variant in list_variants([2], ["ddp", "deepspeed:2"])] == [
+    assert [variant.name for variant in list_parallelisms([2], ["ddp", "deepspeed:2"])] == [
         "one process",
         "2 processes",
         "2 processes, all classes on each",
@@ -199,7 +201,7 @@ def test_flags_that_cannot_be_are_refused_in_one_line(capsys):
     ]
     for engine in ("horovod", "ddp:1", "deepspeed:3"):
         with pytest.raises(UsageError, match="--engine"):
-            list_variants([2], [engine])
+            list_parallelisms([2], [engine])
     for flags in (["--batch", "5"], ["--processes", "1"], ["--classes", "1"], ["--methods", "zeroshot"]):
         assert main(flags) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.address import LOCAL
-from cluster.launcher import RUN_BYTES, Launcher, local_capacity
+from cluster.launcher import RUN_BYTES, Launcher, local_capacity, visible_gpu
 from cluster.ray_cluster import Node, Resources, connected, count_runs, default_resources
 from procap.errors import UsageError, UserError
 
@@ -56,7 +56,7 @@ def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkey
 
 
 @pytest.mark.parametrize(
-    ("there", "gpus", "device", "said"),
+    ("available", "gpus", "device", "message"),
     [
         (0, 1, "auto", "--gpus 1: torch sees 0 on this machine; leave it out"),
         (0, 0.5, "auto", "--gpus 0.5: torch sees 0 on"),
@@ -65,10 +65,10 @@ def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkey
     ],
 )
 def test_more_gpus_than_there_are_here_are_refused(
-    there: int, gpus: float, device: str, said: str, monkeypatch: pytest.MonkeyPatch
+    available: int, gpus: float, device: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: there)
-    with pytest.raises(UsageError, match=re.escape(said)):
+    monkeypatch.setattr("cluster.launcher._count_gpus", lambda: available)
+    with pytest.raises(UsageError, match=re.escape(message)):
         count_local_runs(gpus=gpus, device=device)
     assert local_capacity(Launcher(gpus=0), device).resources.gpus == 0
 
@@ -80,21 +80,21 @@ def test_runs_of_several_processes_need_several_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "file"),
+    ("cgroup", "file"),
     [
         ("0::/slurm/job_7/step_0\n", "slurm/job_7/memory.max"),
         ("9:cpu,memory:/docker/1f\n0::/\n", "memory/memory.limit_in_bytes"),
     ],
 )
 def test_concurrent_runs_fit_in_the_memory_limit(
-    said: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cgroup: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cgroup version 2 of a job step, and version 1 inside a container."""
     monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
     monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=5 * RUN_BYTES))
-    (tmp_path / "cgroup").write_text(said)
+    (tmp_path / "cgroup").write_text(cgroup)
     (tmp_path / "memory.max").write_text("max\n")
     assert count_local_runs(device="cpu") == 5
     (tmp_path / file).parent.mkdir(parents=True)
@@ -105,21 +105,21 @@ def test_concurrent_runs_fit_in_the_memory_limit(
 
 
 @pytest.mark.parametrize(
-    ("said", "files"),
+    ("cgroup", "files"),
     [
         ("0::/slurm/job_7/step_0\n", {"slurm/job_7/cpu.max": "350000 100000\n", "slurm/cpu.max": "max 100000\n"}),
         ("9:cpu,cpuacct:/docker/1f\n", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}),
     ],
 )
 def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(
-    said: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cgroup: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3.5 processors in cgroup version 2, 3 in version 1; -1 is no limit."""
     monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
     monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
-    (tmp_path / "cgroup").write_text(said)
+    (tmp_path / "cgroup").write_text(cgroup)
     assert count_local_runs(device="cpu") == 64
     for file, text in files.items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -149,3 +149,17 @@ def test_a_local_ray_that_came_up_too_late_is_started_again(monkeypatch: pytest.
     late = r"Ray did not start on this machine \(The current node timed out during startup\.\)"
     with pytest.raises(UserError, match=late), connected(LOCAL):
         pass
+
+
+@pytest.mark.slow
+def test_a_local_ray_sees_only_the_gpu_of_the_device_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert visible_gpu("cuda:1") == "6" and visible_gpu("cuda") is None
+    with connected(LOCAL, cpus=1, gpu=visible_gpu("cuda:1")):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
+        seen = ray.remote(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert ray.get(seen.remote()) == "6"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_gpu("cuda:1") == "1"

@@ -27,6 +27,7 @@ from cluster.submit import (
     has_secret,
     job_environment,
     make_request,
+    submit,
 )
 from procap.errors import UsageError
 from runner.environment import SOURCE_VARIABLE, source_state
@@ -217,7 +218,7 @@ def test_no_cluster_at_an_address_is_one_line(capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The dashboard of a head node."""
+    """The dashboard of a head node with a job, "talker", that prints for a few seconds."""
     with (
         Nodes(tmp_path_factory.mktemp("nodes"), environment={"PATH": PATH}) as nodes,
         pytest.MonkeyPatch.context() as p,
@@ -226,6 +227,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         p.delenv("RAY_ADDRESS", raising=False)
         nodes.head(cpus=2, dashboard=True)
         p.setenv("RAY_API_SERVER_ADDRESS", nodes.dashboard)
+        loop = "for n in range(60): print(f'line {n:02}', flush=True); time.sleep(0.05)"
+        program = f"import sys, time\n{loop}\nsys.exit(3)"
+        request = {"entrypoint": f"exec {sys.executable} -c {shlex.quote(program)}", "submission_id": "talker"}
+        assert submit(connect(nodes.dashboard), request) == "talker"
         yield nodes.dashboard
 
 
@@ -246,10 +251,6 @@ def test_a_job_runs_this_tree_and_its_description_holds_no_secret(
 
 def test_a_broken_connection_loses_and_repeats_nothing_of_the_log(cluster: str) -> None:
     client = connect(cluster)
-    program = (
-        "import sys, time; [(print(f'line {n:02}', flush=True), time.sleep(0.05)) for n in range(60)]; sys.exit(3)"
-    )
-    client.submit_job(entrypoint=f"exec {sys.executable} -c {shlex.quote(program)}", submission_id="talker")
     tail, breaks = client.tail_job_logs, 2
 
     async def breaking(name: str) -> object:

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 from ray_nodes import Nodes
 
-from cluster.address import LOCAL
 from cluster.distributed_trial import Rank, rank_environments
 from cluster.executor import RunExecutor
-from cluster.launcher import Launcher, connect, launch, visible_gpu
+from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources, connected
 from cluster.run import Halving, Report, RunSpec
@@ -72,7 +71,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     with Nodes(tmp_path_factory.mktemp("nodes")) as cluster:
         cluster.head(cpus=1)
         cluster.add(cpus=2)
-        yield cluster
+        # One connection for all tests: `connect` uses it.
+        with connected(cluster.address):
+            yield cluster
 
 
 def places(data: Path, results: Path, **more: Any) -> StoragePaths:
@@ -92,13 +93,13 @@ def stray(results: Path) -> list[Path]:
     return [path for path in results.rglob("*") if path.name.endswith(".tmp") or path.name == "state"]
 
 
-RUNS = [run(method, seed) for method, seed in (("zeroshot", 1), ("coop", 1), ("coop", 2))]
+RUNS = [run("zeroshot"), run("coop")]
 BROKEN = run(seed=3)
 
 
 @pytest.fixture(scope="module")
 def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
-    """Three runs and a broken one on two nodes with three CPUs."""
+    """Two runs and a broken one on two nodes with three CPUs."""
     results, recorder = tmp_path_factory.mktemp("there"), Recorder()
     where = places(data, results)
     with connect(Launcher(kind="ray", address=nodes.address), where) as found:
@@ -112,7 +113,7 @@ def test_runs_on_nodes_equal_local_ones(there: tuple[Path, Recorder], data: Path
     here = Recorder()
     launch([spec(one) for one in RUNS], places(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
     assert all(report.state == "done" for report in here.ends.values()), here.ends
-    assert sorted(recorder.began) == list(range(4))
+    assert sorted(recorder.began) == list(range(3))
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
 
 
@@ -120,7 +121,7 @@ def test_a_run_that_fails_stops_no_other(there: tuple[Path, Recorder]) -> None:
     results, recorder = there
     assert recorder.ends[0].state == "failed" and "train" in recorder.ends[0].why
     assert "Traceback" not in recorder.ends[0].why
-    assert [recorder.ends[number].state for number in (1, 2, 3)] == ["done"] * 3
+    assert [recorder.ends[number].state for number in (1, 2)] == ["done"] * 2
     assert not stray(results)
 
 
@@ -156,8 +157,9 @@ def test_a_group_waits_for_a_run_that_another_process_holds(nodes: Nodes, data: 
 
 
 def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    long = run("maple", epochs=4)
-    task = spec(long)
+    """It works in the folder where its node was started: relative names, as in $PROCAP_HOME, keep their meaning."""
+    long = run("maple", epochs=2)
+    task = spec(long, targets=TARGETS[:1])
     reference, results, saved = tmp_path / "reference", tmp_path / "there", tmp_path / "saved"
     there = places(data, results, checkpoint_seconds=0.0)
     recorder, done = Recorder(), threading.Event()
@@ -168,9 +170,9 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, dat
 
         save = Checkpointer.save
 
-        def save_and_wait(journal: Checkpointer, *status: Any) -> None:
-            save(journal, *status)
-            saved.touch()
+        def save_and_wait(checkpointer: Checkpointer, *status: Any) -> None:
+            save(checkpointer, *status)
+            saved.write_text(os.getcwd())
             time.sleep(600)
 
         if not saved.exists():
@@ -181,7 +183,7 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, dat
         """Kill the run's process after its first checkpoint."""
         while not saved.exists():
             if done.wait(0.02):
-                return "no state was seen before the end"
+                return "no state was saved before the end"
         lock = (results / long.path / ".lock").read_text()
         if (holder := re.search(r"pid (\d+)", lock)) is None:
             return f"no process to kill in {lock!r}"
@@ -189,12 +191,12 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, dat
         return "killed"
 
     with connect(Launcher(kind="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
-        said = killer.submit(kill)
+        killed = killer.submit(kill)
         try:
             run_trials({"number": 0}, waits_once, there, found, recorder)
         finally:
             done.set()
-    assert said.result() == "killed"
+    assert killed.result() == "killed" and saved.read_text() == os.getcwd()
     assert recorder.began == [0, 0] and recorder.ends[0].state == "done"
     launch([task], places(data, reference), Capacity(Resources(), 1, ray=False), Recorder())
     assert facts(results, long) == facts(reference, long)
@@ -212,14 +214,14 @@ def test_test_images_that_are_not_there_are_found_before_the_training(data: Path
 
 
 def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    for fleet, said in (
+    for launcher, message in (
         (Launcher(kind="ray", address=nodes.address, processes=4), "hold 3 such processes"),
         (Launcher(kind="ray", address=nodes.address, gpus=1), "hold 0 such processes"),
         (Launcher(kind="ray", address=nodes.address, cpus=3), "hold 0 such processes"),
         (Launcher(kind="ray", address=nodes.address, cpus=0), "a run has to ask for something"),
         (Launcher(kind="ray", address=nodes.address, cpus=0, gpus=0), "a run has to ask for something"),
     ):
-        with pytest.raises(UsageError, match=said), connect(fleet, places(data, tmp_path)):
+        with pytest.raises(UsageError, match=message), connect(launcher, places(data, tmp_path)):
             pass
 
 
@@ -229,9 +231,9 @@ def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(nodes: Nodes, d
     anywhere = replace(there, runtime=replace(there.runtime, device="auto"))
     with pytest.raises(UsageError, match=r"add --gpus 1 or --gpus 0$"), connect(asked, anywhere):
         pass
-    for fleet, where, gpus in ((replace(asked, gpus=1), anywhere, 1), (replace(asked, gpus=0), anywhere, 0),
+    for launcher, where, gpus in ((replace(asked, gpus=1), anywhere, 1), (replace(asked, gpus=0), anywhere, 0),
                                (asked, there, 0)):  # fmt: skip
-        with connect(fleet, where) as found:
+        with connect(launcher, where) as found:
             assert found.resources.gpus == gpus and found.autoscale
 
 
@@ -279,34 +281,6 @@ def test_runs_wait_for_lost_nodes_for_a_limited_time(
     assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
 
 
-def test_a_run_works_in_the_folder_where_its_node_was_started(
-    nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Relative names, as in $PROCAP_HOME, keep their meaning."""
-
-    def where(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
-        raise ValueError(f"in {os.getcwd()};")
-
-    recorder, there = Recorder(), places(data, tmp_path)
-    with connect(Launcher(kind="ray", address=nodes.address), there) as found:
-        run_trials({"number": 0}, where, there, found, recorder)
-    assert f"in {os.getcwd()};" in recorder.ends[0].why
-
-
-@pytest.mark.slow
-def test_a_local_ray_sees_only_the_gpu_of_the_device_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert visible_gpu("cuda:1") == "6" and visible_gpu("cuda") is None
-    with connected(LOCAL, cpus=1, gpu=visible_gpu("cuda:1")):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,6"
-        seen = ray.remote(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
-        assert ray.get(seen.remote()) == "6"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert visible_gpu("cuda:1") == "1"
-
-
 def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Path) -> None:
     """The last one with the final report, when all runs are finished."""
     watched = ("digits:base:val",)
@@ -321,15 +295,10 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
         assert report.score == pytest.approx(sum(100 * c.correct / c.total for c in counts) / 2)
 
 
-def test_the_port_of_a_process_group_stays_reserved(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    import ray
-
-    with connect(Launcher(kind="ray", address=nodes.address), places(data, tmp_path)):
-        rank: Any = ray.remote(Rank).remote()
-        _, _, port = ray.get(rank.locate.remote())
-        with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
-            other.bind(("", port))
-        ray.kill(rank)
+def test_the_port_of_a_process_group_stays_reserved(nodes: Nodes) -> None:
+    _, _, port = Rank().locate()
+    with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", port))
 
 
 @pytest.mark.slow
@@ -369,11 +338,13 @@ def test_the_last_error_of_a_run_is_the_reason_that_is_reported(errors: list[str
 
 def test_ranks_of_one_node_follow_each_other() -> None:
     found = [("b", "10.0.0.2", 1), ("a", "10.0.0.1", 2), ("b", "10.0.0.2", 3), ("a", "10.0.0.1", 4)]
-    said = rank_environments(found)
-    assert [int(one["RANK"]) for one in said] == [0, 2, 1, 3]
-    assert [int(one["LOCAL_RANK"]) for one in said] == [0, 0, 1, 1]
-    assert {one["LOCAL_WORLD_SIZE"] for one in said} == {"2"} and {one["WORLD_SIZE"] for one in said} == {"4"}
-    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in said} == {("10.0.0.2", "1")}
+    environments = rank_environments(found)
+    assert [int(one["RANK"]) for one in environments] == [0, 2, 1, 3]
+    assert [int(one["LOCAL_RANK"]) for one in environments] == [0, 0, 1, 1]
+    assert {one["LOCAL_WORLD_SIZE"] for one in environments} == {"2"} and {
+        one["WORLD_SIZE"] for one in environments
+    } == {"4"}
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in environments} == {("10.0.0.2", "1")}
 
 
 def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(

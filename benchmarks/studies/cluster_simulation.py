@@ -44,7 +44,7 @@ START = START_SECONDS["cuda"]
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """One run: seconds of `training`, which saves checkpoints, of `evaluations`, which do not, and of every `start`."""
 
     training: float
@@ -106,7 +106,7 @@ class Outcome:
         return self.useful / (self.gpus * self.makespan) if self.makespan else 1.0
 
 
-def simulate(runs: Sequence[Run], gpus: int, given: Conditions, seed: int = 0) -> Outcome:
+def simulate(runs: Sequence[SimulatedRun], gpus: int, given: Conditions, seed: int = 0) -> Outcome:
     """Simulate `runs` on `gpus` GPUs. Raises UsageError if nodes fail before any run can save something."""
     _refuse_endless(runs, given)
     draw = random.Random(seed)
@@ -163,7 +163,7 @@ def simulate(runs: Sequence[Run], gpus: int, given: Conditions, seed: int = 0) -
     return Outcome(gpus, now, useful, lost, starting, failures, interrupted, floor)
 
 
-def _refuse_endless(runs: Sequence[Run], given: Conditions) -> None:
+def _refuse_endless(runs: Sequence[SimulatedRun], given: Conditions) -> None:
     least = max(
         (run.start + max(min(run.training, given.checkpoint), *run.evaluations, 0.0) for run in runs), default=0
     )
@@ -201,7 +201,7 @@ def table_one() -> list[RunConfig]:
     ]
 
 
-def runs_of(configs: Sequence[RunConfig], machine: Machine, start: float) -> list[Run]:
+def runs_of(configs: Sequence[RunConfig], machine: Machine, start: float) -> list[SimulatedRun]:
     """Compute the durations of `configs`, tested on base and novel classes."""
     nowhere = Path("/nonexistent")
     model = CostModel(RuntimeConfig(nowhere, nowhere), machine)
@@ -210,7 +210,7 @@ def runs_of(configs: Sequence[RunConfig], machine: Machine, start: float) -> lis
     for config in configs:
         targets = [Target(config.dataset, half) for half in ("base", "novel")]
         evaluations = tuple(model.work(config, [target], trained=1.0) - base for target in targets)
-        found.append(Run(model.work(config, []) - base, evaluations, start))
+        found.append(SimulatedRun(model.work(config, []) - base, evaluations, start))
     return found
 
 
@@ -247,7 +247,7 @@ def study(flags: argparse.Namespace) -> dict[str, Any]:
     return {"command": command, "conditions": conditions, "price": flags.price, "seeds": flags.seeds, "cases": cases}
 
 
-def _row(runs: Sequence[Run], gpus: int, given: Conditions, flags: argparse.Namespace) -> dict[str, Any]:
+def _row(runs: Sequence[SimulatedRun], gpus: int, given: Conditions, flags: argparse.Namespace) -> dict[str, Any]:
     """Average over the seeds; one simulation is enough without failures."""
     seeds = flags.seeds if given.mtbf_hours is not None else 1
     outcomes = [simulate(runs, gpus, given, seed) for seed in range(seeds)]

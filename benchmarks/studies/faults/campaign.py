@@ -46,7 +46,7 @@ from benchmarks.studies.faults.ranks import (
     STEPS,
     WRITING,
     Attempt,
-    Job,
+    ObservedRun,
 )
 from benchmarks.studies.faults.table import table
 from runner.config import RunConfig, Target, plan_run
@@ -111,14 +111,15 @@ def pack_digits(root: Path) -> None:
     pack_source(replace(source, counts={"train": 120, "val": 40, "test": 60}), root)
 
 
-def make_job(method: str, data: Path, results: Path) -> Job:
+def make_run(method: str, data: Path, results: Path) -> ObservedRun:
     targets = (Target("digits", "base"), Target("digits", "novel"))
-    return Job(make_config(method), targets, data, results, EPOCHS * STEPS_PER_EPOCH, STATE_SECONDS, TIMEOUT_SECONDS)
+    steps = EPOCHS * STEPS_PER_EPOCH
+    return ObservedRun(make_config(method), targets, data, results, steps, STATE_SECONDS, TIMEOUT_SECONDS)
 
 
-def run_undisturbed(job: Job) -> None:
+def run_undisturbed(run: ObservedRun) -> None:
     """Run the reference that all others are compared with: one process without kills."""
-    with Attempt(job, 1) as attempt:
+    with Attempt(run, 1) as attempt:
         if not attempt.wait(300.0, lambda: None) or attempt.code(0) != 0:
             sys.exit(f"the undisturbed run failed: {attempt.stderr(0)}")
 
@@ -126,18 +127,18 @@ def run_undisturbed(job: Job) -> None:
 class Campaign:
     """Run one seed: attempts with kills, then attempts without until one finishes."""
 
-    def __init__(self, seed: int, job: Job, processes: int) -> None:
-        self.job, self.processes = job, processes
+    def __init__(self, seed: int, run: ObservedRun, processes: int) -> None:
+        self.observed, self.processes = run, processes
         self.draw = random.Random(f"faults {seed}")
-        self.result = SeedResult(seed, job.config.method)
-        self.watcher = Watcher(job, self.result.wrong)
+        self.result = SeedResult(seed, run.config.method)
+        self.watcher = Watcher(run, self.result.wrong)
         self.stages = [KILLABLE[seed % len(KILLABLE)]]
         if self.draw.random() < 0.5:
             self.stages.append(self.draw.choice(KILLABLE))
         # The last step that was done so far; it may not be in a checkpoint.
         self._reached = 0
 
-    def run(self, reference: Job) -> SeedResult:
+    def run(self, reference: ObservedRun) -> SeedResult:
         began, result = time.monotonic(), self.result
         for stage in self.stages:
             self._attempt(stage)
@@ -148,7 +149,7 @@ class Campaign:
                 result.wrong.append(f"does not finish: {result.unasked[-1]}")
                 break
         else:
-            result.difference = compare(reference, self.job, result.wrong)
+            result.difference = compare(reference, self.observed, result.wrong)
         result.looks, result.seconds = self.watcher.looks, time.monotonic() - began
         return result
 
@@ -157,8 +158,8 @@ class Campaign:
         result, draw = self.result, self.draw
         size = self.processes if not result.sizes else draw.choice(SIZES)
         result.sizes.append(size)
-        kept = find_newest_state(self.job.folder)
-        with Attempt(self.job, size) as attempt:
+        kept = find_newest_state(self.observed.folder)
+        with Attempt(self.observed, size) as attempt:
             killed = None if stage is None else self._strike(attempt, stage)
             terminated, began = killed is not None and draw.random() < 0.5, time.monotonic()
             if terminated:
@@ -173,7 +174,7 @@ class Campaign:
             outputs = [attempt.stderr(rank) for rank in range(size)]
             if killed is not None:
                 rank, hit = killed
-                lost = self._reached - find_newest_state(self.job.folder) if hit <= WRITING else 0
+                lost = self._reached - find_newest_state(self.observed.folder) if hit <= WRITING else 0
                 result.kills.append(Kill(STAGES[hit], rank, size, terminated, seconds, max(lost, 0)))
                 others = [(codes[r], outputs[r]) for r in range(size) if r != rank]
                 result.wrong += [_describe_end(STAGES[hit], end) for end in others if _is_unclear(end, terminated)]
@@ -190,7 +191,11 @@ class Campaign:
         rank = draw.randrange(attempt.size)
         if stage == WRITING and draw.random() < 0.75:
             rank = 0
-        after = self._reached + draw.random() * (self.job.steps - 1 - self._reached) if stage in (STEPS, WRITING) else 0
+        after = (
+            self._reached + draw.random() * (self.observed.steps - 1 - self._reached)
+            if stage in (STEPS, WRITING)
+            else 0
+        )
         while (now := attempt.stage(rank)) < stage or (stage in (STEPS, WRITING) and attempt.signs.reached() < after):
             if attempt.code(rank) is not None or (stage == WRITING and now > WRITING):
                 break
@@ -204,7 +209,7 @@ class Campaign:
 
     def _follow_up(self, attempt: Attempt, kept: int) -> None:
         """Check which state an attempt resumed from, and whether it saved its own in time."""
-        result, job = self.result, self.job
+        result, run = self.result, self.observed
         resumed = attempt.signs.resumed_from()
         if resumed is None:
             return
@@ -212,7 +217,7 @@ class Campaign:
             result.wrong.append(f"went on from step {resumed}, the newest state was of step {kept}")
         result.repeated += max(self._reached - resumed, 0)
         self._reached = attempt.signs.reached()
-        late = count_overdue(job, attempt.signs)
+        late = count_overdue(run, attempt.signs)
         if late:
             result.wrong.append(f"{late} steps were done after a state was due")
 
@@ -246,14 +251,14 @@ def campaign(seeds: int, processes: int, *, note: str = "", quiet: bool = False)
         data = folder / "data"
         pack_digits(data)
         methods = METHODS[:seeds]
-        references = {method: make_job(method, data, folder / "undisturbed") for method in methods}
-        for job in references.values():
-            run_undisturbed(job)
+        references = {method: make_run(method, data, folder / "undisturbed") for method in methods}
+        for run in references.values():
+            run_undisturbed(run)
         results = []
         for seed in range(seeds):
             method = methods[seed % len(methods)]
-            job = make_job(method, data, folder / f"seed-{seed}")
-            results.append(Campaign(seed, job, processes).run(references[method]))
+            run = make_run(method, data, folder / f"seed-{seed}")
+            results.append(Campaign(seed, run, processes).run(references[method]))
             killed = sum(len(result.kills) for result in results)
             display.update(len(results), kills=killed, wrong=sum(len(result.wrong) for result in results))
     return {

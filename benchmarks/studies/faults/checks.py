@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.studies.faults.ranks import Job, Signs
+from benchmarks.studies.faults.ranks import ObservedRun, Signs
 from procap.errors import UserError
 from runner.checkpoint import STATE_NAME, read_prompts
 from runner.results import RunFolder, RunHeld, TrainResult
@@ -38,8 +38,8 @@ class Difference:
 class Watcher:
     """Read all result files of a run again and again while it is trained."""
 
-    def __init__(self, job: Job, wrong: list[str]) -> None:
-        self.job, self.looks = job, 0
+    def __init__(self, run: ObservedRun, wrong: list[str]) -> None:
+        self.run, self.looks = run, 0
         self._wrong = wrong
         self._last = 0.0
 
@@ -47,7 +47,7 @@ class Watcher:
         """Read all files, unless they were read a moment ago; an unreadable file is recorded."""
         if not at_once and time.monotonic() - self._last < LOOK_SECONDS:
             return
-        folder = self.job.folder
+        folder = self.run.folder
         try:
             folder.config()
             folder.progress()
@@ -73,46 +73,46 @@ def find_newest_state(folder: RunFolder) -> int:
     return newest
 
 
-def count_overdue(job: Job, signs: Signs) -> int:
+def count_overdue(run: ObservedRun, signs: Signs) -> int:
     """Count steps of an attempt that were done after a checkpoint was due, beyond those that agreeing on it takes."""
-    written = [job.folder.progress_file, *job.folder.state.glob("step-*")]
+    written = [run.folder.progress_file, *run.folder.state.glob("step-*")]
     moments = []
     for path in written:
         with suppress(FileNotFoundError):
             moments.append(path.stat().st_mtime)
-    if not moments or job.folder.train_file.exists():
+    if not moments or run.folder.train_file.exists():
         return 0
-    late = sum(moment > max(moments) + job.every for moment in signs.ticks)
+    late = sum(moment > max(moments) + run.every for moment in signs.ticks)
     return max(late - LATE_STEPS, 0)
 
 
-def compare(reference: Job, job: Job, wrong: list[str]) -> Difference:
+def compare(reference: ObservedRun, run: ObservedRun, wrong: list[str]) -> Difference:
     """Compare a finished run with the undisturbed one; record differences and leftover files."""
-    wanted, found = _results(reference), _results(job)
+    wanted, found = _results(reference), _results(run)
     for name in ("steps", "images", "fewshot", "backbone_digest", "manifest_digest"):
         if getattr(wanted, name) != getattr(found, name):
             wrong.append(f"{name}: {getattr(found, name)}, undisturbed {getattr(wanted, name)}")
-    difference = Difference(_terms(wanted, found, wrong), _weights(reference, job), _counts(reference, job))
+    difference = Difference(_terms(wanted, found, wrong), _weights(reference, run), _counts(reference, run))
     if difference.terms > TERMS:
         wrong.append(f"a loss term is off by {difference.terms:.1e}")
     if difference.weights > WEIGHTS:
         wrong.append(f"a weight is off by {difference.weights:.1e}")
     if difference.counts:
         wrong.append(f"{difference.counts} counts of right images differ")
-    wrong += list_leftovers(job)
+    wrong += list_leftovers(run)
     return difference
 
 
-def list_leftovers(job: Job) -> list[str]:
+def list_leftovers(run: ObservedRun) -> list[str]:
     """List files of a finished run that are not results, and a lock that is still held."""
-    folder = job.folder
+    folder = run.folder
     for partial in (folder.path / "eval").glob(".*.tmp"):
         # A partial file is removed once it is a minute old; its age is set here instead of waiting.
         os.utime(partial, (0, 0))
         folder.tidy()
     files = [folder.config_file, folder.train_file, folder.checkpoint_file, folder.path / ".lock"]
-    known = {*files, *(folder.eval_file(target) for target in job.targets)}
-    found = [f"{path} was left over" for path in _files(job.results) if path not in known]
+    known = {*files, *(folder.eval_file(target) for target in run.targets)}
+    found = [f"{path} was left over" for path in _files(run.results) if path not in known]
     try:
         with folder.locked():
             pass
@@ -125,8 +125,8 @@ def _files(root: Path) -> Iterable[Path]:
     return (path for path in sorted(root.rglob("*")) if not path.is_dir())
 
 
-def _results(job: Job) -> TrainResult:
-    result = job.folder.train()
+def _results(run: ObservedRun) -> TrainResult:
+    result = run.folder.train()
     assert result is not None
     return result
 
@@ -144,16 +144,16 @@ def _terms(wanted: TrainResult, found: TrainResult, wrong: list[str]) -> float:
     return max((abs(one - other) / max(abs(one), 1e-6) for one, other in pairs), default=0.0)
 
 
-def _weights(reference: Job, job: Job) -> float:
-    wanted, found = (read_prompts(each.folder.checkpoint_file)[0] for each in (reference, job))
+def _weights(reference: ObservedRun, run: ObservedRun) -> float:
+    wanted, found = (read_prompts(each.folder.checkpoint_file)[0] for each in (reference, run))
     assert wanted.keys() == found.keys()
     return max(float((one - found[name]).abs().max() / one.abs().max()) for name, one in wanted.items())
 
 
-def _counts(reference: Job, job: Job) -> int:
+def _counts(reference: ObservedRun, run: ObservedRun) -> int:
     differ = 0
-    for target in job.targets:
-        wanted, found = (each.folder.evaluation(target) for each in (reference, job))
+    for target in run.targets:
+        wanted, found = (each.folder.evaluation(target) for each in (reference, run))
         assert wanted is not None and found is not None
         pairs = zip(wanted.per_class.correct, found.per_class.correct, strict=True)
         differ += sum(one != other for one, other in pairs) + (wanted.total != found.total)

@@ -35,7 +35,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_L
 
 
 @dataclass(frozen=True)
-class Job:
+class ObservedRun:
     """The work of all ranks: train `config` and evaluate on `targets`; every part can be repeated.
 
     every: seconds between states. timeout: seconds that ranks wait for each other.
@@ -83,18 +83,18 @@ class Signs:
 
 
 class Attempt:
-    """Run `size` ranks on a job until they end or the block ends."""
+    """Run `size` ranks on a run until they end or the block ends."""
 
-    def __init__(self, job: Job, size: int) -> None:
-        self.job, self.size = job, size
+    def __init__(self, run: ObservedRun, size: int) -> None:
+        self.run, self.size = run, size
 
     def __enter__(self) -> Attempt:
         context = _context()
         self._folder = TemporaryDirectory(prefix="ranks-")
-        self.signs = Signs(context.RawArray("i", self.size), context.RawArray("d", self.job.steps + 1))
+        self.signs = Signs(context.RawArray("i", self.size), context.RawArray("d", self.run.steps + 1))
         port = _free_port()
         self._processes = [
-            context.Process(target=_work, args=(self.job, rank, self.size, port, str(self._file(rank)), self.signs))
+            context.Process(target=_work, args=(self.run, rank, self.size, port, str(self._file(rank)), self.signs))
             for rank in range(self.size)
         ]
         for process in self._processes:
@@ -143,15 +143,15 @@ class Attempt:
         if stage != LOADING:
             return stage
         reached = self.signs.reached()
-        if reached and any(self.job.folder.state.glob(".*.tmp")):
+        if reached and any(self.run.folder.state.glob(".*.tmp")):
             return WRITING
-        return FINISHING if reached == self.job.steps else STEPS if reached else LOADING
+        return FINISHING if reached == self.run.steps else STEPS if reached else LOADING
 
     def _file(self, rank: int) -> Path:
         return Path(self._folder.name) / f"{rank}.txt"
 
 
-def _work(job: Job, rank: int, size: int, port: int, output: str, signs: Signs) -> None:
+def _work(run: ObservedRun, rank: int, size: int, port: int, output: str, signs: Signs) -> None:
     """Run one rank; like the command line it prints one line if something fails."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
@@ -160,7 +160,7 @@ def _work(job: Job, rank: int, size: int, port: int, output: str, signs: Signs) 
     os.environ.update({name: str(value) for name, value in own.items()}, MASTER_ADDR="127.0.0.1")
     code = 0
     try:
-        _train_and_count(job, rank, signs)
+        _train_and_count(run, rank, signs)
     except Exception as error:
         message, code = explain(error)
         print(f"procap: {message}", file=sys.stderr)
@@ -168,7 +168,7 @@ def _work(job: Job, rank: int, size: int, port: int, output: str, signs: Signs) 
     os._exit(code)
 
 
-def _train_and_count(job: Job, rank: int, signs: Signs) -> None:
+def _train_and_count(run: ObservedRun, rank: int, signs: Signs) -> None:
     import torch
 
     from runner.distributed.process_group import init_process_group
@@ -177,13 +177,13 @@ def _train_and_count(job: Job, rank: int, signs: Signs) -> None:
     from runner.train import train
 
     signs.stages[rank] = JOINING
-    with init_process_group(ranks_from_environment(), torch.device("cpu"), job.timeout) as group:
+    with init_process_group(ranks_from_environment(), torch.device("cpu"), run.timeout) as group:
         signs.stages[rank] = LOADING
         with _ticking(signs):
-            train(job.config, job.place, group=group)
+            train(run.config, run.place, group=group)
         signs.stages[rank] = EVALUATING
-        for target in job.targets:
-            evaluate(job.config, target, job.place, group=group)
+        for target in run.targets:
+            evaluate(run.config, target, run.place, group=group)
         signs.stages[rank] = THE_END
 
 

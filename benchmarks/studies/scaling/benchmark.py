@@ -36,10 +36,10 @@ from benchmarks.studies.scaling.model import (
     pays_up_to,
     step_cost,
 )
-from benchmarks.studies.scaling.ranks import Group, Job, Variant, start_groups
+from benchmarks.studies.scaling.ranks import Group, Parallelism, StepSpec, start_groups
 from procap.errors import UsageError, UserError
 
-ALONE = Variant("one process")
+ALONE = Parallelism("one process")
 LOOK_SECONDS, LEAST_ROUNDS = 0.3, 3
 SMALL_PING = 256
 GPUS = (H200, A100, ETHERNET)
@@ -57,8 +57,8 @@ class Measured:
     peak in a step; both of the process that has most. expected: seconds by the model. loss: the same in all variants.
     """
 
-    job: Job
-    variant: Variant
+    job: StepSpec
+    variant: Parallelism
     seconds: list[float]
     cpu: list[float]
     speedup: float
@@ -85,7 +85,7 @@ class Measured:
         }
 
 
-def list_variants(processes: Sequence[int], engines: Sequence[str]) -> list[Variant]:
+def list_parallelisms(processes: Sequence[int], engines: Sequence[str]) -> list[Parallelism]:
     """List one process, and every variant of several: engines are "ddp", "deepspeed" or "deepspeed:STAGE"."""
     variants = [ALONE]
     for count in processes:
@@ -97,19 +97,19 @@ def list_variants(processes: Sequence[int], engines: Sequence[str]) -> list[Vari
                 raise UsageError(f"--engine {engine}: known are ddp, deepspeed, deepspeed:0, deepspeed:1, deepspeed:2")
             zero = int(stage) if stage else None
             label = f"{count} processes" + ("" if name == "ddp" else f", DeepSpeed, ZeRO {zero or 0}")
-            variants.append(Variant(label, count, name, zero))
+            variants.append(Parallelism(label, count, name, zero))
             if name == "ddp":
-                variants.append(Variant(f"{label}, all classes on each", count, name, sharded=False))
+                variants.append(Parallelism(f"{label}, all classes on each", count, name, sharded=False))
     return variants
 
 
 def measure(
-    groups: Sequence[Group], jobs: Sequence[Job], rounds: int, budget: float, tell: Callable[[str], None]
-) -> tuple[list[Measured], dict[Job, Parts], Links]:
+    groups: Sequence[Group], jobs: Sequence[StepSpec], rounds: int, budget: float, tell: Callable[[str], None]
+) -> tuple[list[Measured], dict[StepSpec, Parts], Links]:
     """Measure every job in every variant; the first group has one process. Runs fewer rounds if time is short."""
     links = _links(groups)
     found: list[Measured] = []
-    parts: dict[Job, Parts] = {}
+    parts: dict[StepSpec, Parts] = {}
     began = time.perf_counter()
     for number, job in enumerate(jobs):
         left = budget - (time.perf_counter() - began)
@@ -121,10 +121,10 @@ def measure(
 
 
 def _measure(
-    groups: Sequence[Group], job: Job, links: Links, rounds: int, budget: float
+    groups: Sequence[Group], job: StepSpec, links: Links, rounds: int, budget: float
 ) -> tuple[list[Measured], Parts]:
     began = time.perf_counter()
-    fewer = Job(job.method, job.classes, job.batch // 2), Job(job.method, job.classes // 2, job.batch)
+    fewer = StepSpec(job.method, job.classes, job.batch // 2), StepSpec(job.method, job.classes // 2, job.batch)
     looks = {group: group.ask("build", job) for group in groups}
     for part in fewer:
         groups[0].ask("build", part)
@@ -169,7 +169,7 @@ def _measure(
 
 
 def split(
-    job: Job, whole: Sequence[float], half_images: Sequence[float], half_classes: Sequence[float], learnables: int
+    job: StepSpec, whole: Sequence[float], half_images: Sequence[float], half_classes: Sequence[float], learnables: int
 ) -> Parts:
     """Split a step into parts for images, classes and the rest, by steps over half the images and half the classes."""
 
@@ -222,7 +222,7 @@ def launched(method: str) -> int:
                 found.append(function._opname)
             return function(*args, **(kwargs or {}))
 
-    job = Job(method, 40, 4)
+    job = StepSpec(method, 40, 4)
     built, images, labels = synthetic_case(load_mini(), method, job.classes, job.batch)
     config = run_config(job)
     step = TrainStep(Engine(built, config), Meter(built.clip.device, 0))
@@ -305,7 +305,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     from runner.environment import environment
 
     methods, classes = parse_methods(flags.methods), parse_integers(flags.classes, "--classes", "51,500")
-    variants = list_variants(parse_integers(flags.processes, "--processes", "2,4"), split_names(flags.engine))
+    variants = list_parallelisms(parse_integers(flags.processes, "--processes", "2,4"), split_names(flags.engine))
     for variant in variants:
         if flags.batch < 2 or flags.batch % variant.processes:
             raise UsageError(f"--batch {flags.batch} does not divide evenly among {variant.processes} processes")
@@ -316,7 +316,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     load, began = os.getloadavg()[0], time.perf_counter()
     with ExitStack() as stack:
         groups = start_groups(variants, flags.backbone, "random" if flags.random else None, stack)
-        jobs = [Job(method, count, flags.batch) for method in methods for count in classes]
+        jobs = [StepSpec(method, count, flags.batch) for method in methods for count in classes]
         rows, parts, links = measure(
             groups, jobs, flags.rounds, flags.budget, lambda line: print(line, file=sys.stderr, flush=True)
         )

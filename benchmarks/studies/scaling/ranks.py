@@ -40,7 +40,7 @@ PINGS = 10
 
 
 @dataclass(frozen=True)
-class Variant:
+class Parallelism:
     """A way to take steps. sharded: classes are sharded over the processes, else each encodes all of them."""
 
     name: str
@@ -51,7 +51,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Job:
+class StepSpec:
     """The step to take: a method on a global batch of synthetic images and a number of synthetic classes."""
 
     method: str
@@ -62,7 +62,7 @@ class Job:
 class Group:
     """The processes of a variant, one thread each. Raises UserError if one of them has ended."""
 
-    def __init__(self, variant: Variant, backbone: str, pretrained: str | None) -> None:
+    def __init__(self, variant: Parallelism, backbone: str, pretrained: str | None) -> None:
         self.variant = variant
         setting = json.dumps({"variant": asdict(variant), "backbone": backbone, "pretrained": pretrained})
         environ = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
@@ -84,7 +84,7 @@ class Group:
             )
             os.close(stderr)
 
-    def ask(self, request: str, job: Job | None = None, **details: Any) -> list[dict[str, Any]]:
+    def ask(self, request: str, job: StepSpec | None = None, **details: Any) -> list[dict[str, Any]]:
         """Send a request to every process and return the answers in order of the ranks; all work at the same time."""
         about = {"job": asdict(job)} if job else {}
         line = json.dumps({"request": request, **about, **details}) + "\n"
@@ -127,7 +127,9 @@ class Group:
         return lines[-1] if lines else f"exit code {self._processes[rank].returncode}"
 
 
-def start_groups(variants: Sequence[Variant], backbone: str, pretrained: str | None, stack: ExitStack) -> list[Group]:
+def start_groups(
+    variants: Sequence[Parallelism], backbone: str, pretrained: str | None, stack: ExitStack
+) -> list[Group]:
     """Start a group for each of `variants` and wait until all are ready; `stack` closes them."""
     groups = []
     for variant in variants:
@@ -147,7 +149,7 @@ def _free_port() -> int:
 class Steps:
     """Take steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
 
-    def __init__(self, job: Job, variant: Variant, group: ProcessGroup, clip: CLIP) -> None:
+    def __init__(self, job: StepSpec, variant: Parallelism, group: ProcessGroup, clip: CLIP) -> None:
         from benchmarks.runtime.workload import synthetic_case
         from runner.config import RuntimeConfig
         from runner.engine import Batch
@@ -202,7 +204,7 @@ class Steps:
         }
 
 
-def run_config(job: Job) -> RunConfig:
+def run_config(job: StepSpec) -> RunConfig:
     """Configure a run with ProCAP's recipe, so that only the methods differ."""
     from benchmarks.runtime.settings import METHOD_OPTIONS
     from runner.config import plan_run
@@ -255,9 +257,9 @@ def ping(size: int) -> float:
     return (time.perf_counter() - began) / PINGS
 
 
-def serve(variant: Variant, clip: CLIP, group: ProcessGroup, requests: Any, answer: Any) -> None:
+def serve(variant: Parallelism, clip: CLIP, group: ProcessGroup, requests: Any, answer: Any) -> None:
     """Answer requests until the input ends."""
-    steps: dict[Job, Steps] = {}
+    steps: dict[StepSpec, Steps] = {}
 
     def clear() -> None:
         for one in steps.values():
@@ -270,7 +272,7 @@ def serve(variant: Variant, clip: CLIP, group: ProcessGroup, requests: Any, answ
 
     for line in requests:
         request = json.loads(line)
-        job = Job(**request.pop("job")) if "job" in request else None
+        job = StepSpec(**request.pop("job")) if "job" in request else None
         match request.pop("request"):
             case "build" if job:
                 steps[job] = Steps(job, variant, group, clip)
@@ -288,7 +290,7 @@ def serve(variant: Variant, clip: CLIP, group: ProcessGroup, requests: Any, answ
 def main() -> None:
     """Run one process of a group."""
     setting = json.loads(sys.argv[1])
-    variant = Variant(**setting["variant"])
+    variant = Parallelism(**setting["variant"])
     # Libraries may print to stdout, so keep the original descriptor for the answers only.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
