@@ -202,6 +202,6 @@ def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():
 
 def test_commands_in_captions_keep_their_hyphens():
     assert escape("see `procap bench --seeds 1`; 10–20 -- x") == (
-        r"see \texttt{procap bench -{}-seeds 1}; 10--20 -{}- x"
+        r"see \texttt{procap bench -{}-seeds 1}; 10–20 -{}- x"
     )
     assert escape("it`s") == r"it\textquoteleft{}s"

@@ -13,9 +13,10 @@ from typing import Any
 
 from benchmarks.report.found import Problem, UnfinishedRun
 from benchmarks.report.pictures import Picture
-from benchmarks.tables.html import html_notes, to_html
+from benchmarks.tables.html import to_html
 from benchmarks.tables.render import SUFFIXES, render, write_tables
 from benchmarks.tables.table import Table
+from benchmarks.tables.text import list_notes
 from runner.results import write_bytes
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -102,7 +103,7 @@ class FileWriter:
             "id": f"table-{name}",
             "title": f"Table {next(self.table_numbers)}. {table.title}",
             "html": to_html(table, f"table-{name}-title"),
-            "notes": html_notes(table),
+            "notes": list_notes(table),
             "rows": len(table.rows),
             "wide": len(table.labels) + len(table.columns) >= WIDE_FROM,
             "long": len(table.rows) >= FOLDED_FROM,

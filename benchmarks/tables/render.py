@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.html import to_html
 from benchmarks.tables.latex import to_latex
-from benchmarks.tables.table import Cell, Mark, Row, Table
-from benchmarks.tables.text import explain_marks, format_cell, format_labels, list_headers
+from benchmarks.tables.table import Cell, Mark, Table
+from benchmarks.tables.text import format_rows, list_headers, list_notes
 from runner.results import write_bytes
 
 SUFFIXES = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}
@@ -52,20 +52,11 @@ def markdown_grid(headers: Sequence[str], body: Sequence[Sequence[str]], *, left
 def to_markdown(table: Table) -> str:
     """Render a title, the table, and its notes as a list."""
     table = table.without_details()
-    marks, frames = table.marks(), {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
-    body = []
-    before: Row | None = None
-    for number, row in enumerate(table.rows):
-        cells = [
-            format_cell(table, cell, place, frames[marks.get((number, place))], _escape_markdown)
-            for place, cell in enumerate(row.cells)
-        ]
-        body.append([*format_labels(table, row, before, "*{}*", _escape_markdown), *cells])
-        before = row
+    marked: dict[Mark | None, str] = {"best": "**{}**", "second": "<u>{}</u>", None: "{}"}
     headers = [_escape_markdown(header) for header in list_headers(table)]
-    notes = [*explain_marks(table, "bold", "underlined", "italics"), *table.notes]
-    parts = [f"**{_escape_markdown(table.title)}**", markdown_grid(headers, body, left=len(table.labels))]
-    return "\n\n".join([*parts, "\n".join(f"- {_escape_markdown(note)}" for note in notes)])
+    grid = markdown_grid(headers, format_rows(table, marked, "*{}*", _escape_markdown), left=len(table.labels))
+    notes = "\n".join(f"- {_escape_markdown(note)}" for note in list_notes(table))
+    return f"**{_escape_markdown(table.title)}**\n\n{grid}\n\n{notes}"
 
 
 def to_csv(table: Table) -> str:

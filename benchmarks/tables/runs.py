@@ -6,7 +6,6 @@ Runs that differ in more than data set and seed have separate rows. Speeds are m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.results.frame import (
@@ -22,9 +21,9 @@ from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_i
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.statistics import format_seeds
 from benchmarks.tables.base_novel import SPEEDS
-from benchmarks.tables.notes import note_changed, note_settings, note_unequal
+from benchmarks.tables.notes import list_means, note_changed, note_settings, note_unequal
 from benchmarks.tables.rows import HALVES
-from benchmarks.tables.table import Cell, Column, Row, Table
+from benchmarks.tables.table import Column, Row, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,89 +38,76 @@ def run_tables(frame: pd.DataFrame) -> list[Table]:
     half = is_half(frame)
     tables = []
     if half.any():
-        tables.append(_halves(_titled(frame[half]), left_out))
+        tables.append(_halves_table(_add_titles(frame[half]), left_out))
     if not half.all():
-        tables.append(_targets(_titled(frame[~half]), left_out))
+        tables.append(_targets_table(_add_titles(frame[~half]), left_out))
     return tables
 
 
-@dataclass(frozen=True)
-class _Line:
-    """One method on one data set, or on average; speeds are FPS, training seconds, FPS of the model."""
-
-    method: str
-    halves: Halves
-    speeds: tuple[float | None, float | None, float | None]
-    mean_of_hms: Metric | None = None
-
-
-def _halves(frame: pd.DataFrame, left_out: list[str]) -> Table:
-    lines: dict[tuple[str, str], _Line] = {}
+def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
+    changed = changed_datasets(frame)
+    methods = dict(zip(frame.title, frame.method, strict=True))
+    found: dict[tuple[str, str], tuple[Halves, list[float | None]]] = {}
     for (dataset, title), own in frame.groupby(["dataset", "title"], sort=False):
         base, novel = (accuracy_over_seeds(own[own.target_classes == half]) for half in ("base", "novel"))
         seconds = own.groupby("seed").train_seconds.first().dropna()
-        speeds = (
-            images_per_second(own),
-            float(seconds.mean()) if len(seconds) else None,
-            images_per_second(own, "fps_model"),
-        )
-        lines[dataset, title] = _Line(own.method.iloc[0], (base, novel, harmonic(base, novel)), speeds)
-    averages = _averages(lines)
-    changed = changed_datasets(frame)
+        training = float(seconds.mean()) if len(seconds) else None
+        speeds = [images_per_second(own), training, images_per_second(own, "fps_model")]
+        found[dataset, title] = (base, novel, harmonic(base, novel)), speeds
+    metrics = [metric for halves, _ in found.values() for metric in halves if metric]
+    hms: dict[str, Metric | None] = {}
+    datasets = list(dict.fromkeys(frame.dataset))
+    for title in methods if len(datasets) > 1 else ():
+        every = [found[dataset, title] for dataset in datasets if (dataset, title) in found]
+        base, novel, mean_of_hms = (average([halves[part] for halves, _ in every]) for part in range(3))
+        speeds = [mean_if_complete(column) for column in zip(*(speeds for _, speeds in every), strict=True)]
+        if len(every) == len(datasets) and any(number is not None for number in (base, novel, *speeds)):
+            found[AVERAGE, title] = (base, novel, harmonic(base, novel)), speeds
+            hms[title] = mean_of_hms
     rows = []
-    for (dataset, title), line in {**lines, **averages}.items():
-        numbers = (None if number is None else Metric(number) for number in line.speeds)
-        cells = (*line.halves, *numbers, line.mean_of_hms, line.method, _describe_changes(changed, [dataset]))
+    for (dataset, title), (halves, speeds) in found.items():
+        numbers = (None if number is None else Metric(number) for number in speeds)
+        mean_of_hms = hms[title] if dataset == AVERAGE else None
+        cells = (*halves, *numbers, mean_of_hms, methods[title], _describe_changes(changed, [dataset]))
         rows.append(Row((dataset, title), cells, group=dataset, average=dataset == AVERAGE))
-    metrics = [metric for line in lines.values() for metric in line.halves if metric]
-    notes = (
-        "Accuracy in %, computed from integer counts; HM is the harmonic mean of base and novel accuracy.",
-        *_note_average(averages),
-        *_note_seeds(metrics),
-        *(["There is no HM or average over different seeds."] if _seeds_differ(metrics) else []),
+    notes = ["Accuracy in %, computed from integer counts; HM is the harmonic mean of base and novel accuracy."]
+    if hms:
+        also = f" The mean of the data sets' HMs is: {listed}." if (listed := list_means(hms)) else ""
+        notes.append(f"Average's HM is the harmonic mean of average base and average novel accuracy.{also}")
+    notes += _note_seeds(metrics)
+    if len({metric.seeds for metric in metrics}) > 1:
+        notes.append("There is no HM or average over different seeds.")
+    notes.append(
         "FPS: images per second in the evaluation of both halves, decoding included, warm-up left out (FPS of the "
         "model, in CSV and JSON alone: without waiting for images); training s: training alone. All are of the machine "
-        "that ran it.",
-        *_note_runs(frame, metrics, changed),
-        *left_out,
-        *_note_untimed(frame),
-        *note_unequal(frame),
+        "that ran it."
     )
+    notes += [*_note_runs(frame, metrics, changed), *left_out]
+    if untimed := ", ".join(dict.fromkeys(frame.title[frame.features != "computed"])):
+        notes.append(
+            f"FPS leaves out evaluations with image features from the cache ({untimed}): procap eval --force times "
+            "them."
+        )
+    notes += note_unequal(frame)
     columns = (*HALVES, *SPEEDS, *HALVES_DETAILS)
-    return Table("table", "Base and novel classes", ("Data set", "Method"), columns, tuple(rows), notes, wide=True)
+    labels = ("Data set", "Method")
+    return Table("table", "Base and novel classes", labels, columns, tuple(rows), tuple(notes), wide=True)
 
 
-def _averages(lines: Mapping[tuple[str, str], _Line]) -> dict[tuple[str, str], _Line]:
-    """Average each method over every data set of the table; none if a data set is missing."""
-    datasets = {dataset for dataset, _ in lines}
-    found: dict[tuple[str, str], _Line] = {}
-    for title in dict.fromkeys(title for _, title in lines) if len(datasets) > 1 else ():
-        own = [line for (_, other), line in lines.items() if other == title]
-        if len(own) < len(datasets):
-            continue
-        base, novel = (average([line.halves[half] for line in own]) for half in (0, 1))
-        fps, seconds, model = (mean_if_complete([line.speeds[place] for line in own]) for place in range(3))
-        hms = average([line.halves[2] for line in own])
-        if any(number is not None for number in (base, novel, fps, seconds, model)):
-            halves = (base, novel, harmonic(base, novel))
-            found[AVERAGE, title] = _Line(own[0].method, halves, (fps, seconds, model), hms)
-    return found
-
-
-def _targets(frame: pd.DataFrame, left_out: list[str]) -> Table:
+def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     changed = changed_datasets(frame)
-    lines = []
-    for (dataset, classes, target, title), own in frame.groupby(["dataset", "classes", "target", "title"], sort=False):
+    results = frame.assign(
+        trained_on=frame.dataset + ":" + frame.classes, tested=[dataset_order(name) for name in frame.target_dataset]
+    ).sort_values(["trained_on", "tested", "target"], kind="stable")
+    rows, metrics = [], []
+    for (trained_on, target, title), own in results.groupby(["trained_on", "target", "title"], sort=False):
         metric = accuracy_over_seeds(own)
         assert metric is not None
-        tested = own.target_dataset.iloc[0]
-        cells: tuple[Cell, ...] = (metric, own.method.iloc[0], _describe_changes(changed, [dataset, tested]))
+        metrics.append(metric)
+        first = own.iloc[0]
+        cells = (metric, first.method, _describe_changes(changed, [first.dataset, first.target_dataset]))
         # Only the method may vary within a group, so the training set is part of the group's name.
-        trained_on = f"{dataset}:{classes}"
-        row = Row((trained_on, target, title), cells, group=f"{trained_on} {target}")
-        lines.append(((trained_on, dataset_order(tested), target), metric, row))
-    lines.sort(key=lambda line: line[0])
-    metrics = [metric for _, metric, _ in lines]
+        rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
     notes = (
         "Accuracy in %, computed from integer counts. Rows of one training set and one target are a group.",
         *_note_seeds(metrics),
@@ -130,15 +116,16 @@ def _targets(frame: pd.DataFrame, left_out: list[str]) -> Table:
         *note_unequal(frame),
     )
     labels, columns = ("Trained on", "Tested on", "Method"), (Column("Accuracy"), *DETAILS)
-    rows = tuple(row for _, _, row in lines)
-    return Table("table-targets", "Other targets", labels, columns, rows, notes, wide=True)
+    return Table("table-targets", "Other targets", labels, columns, tuple(rows), notes, wide=True)
 
 
-def _titled(frame: pd.DataFrame) -> pd.DataFrame:
+def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
     """Add a column `title` and sort rows by data set, then by method and settings.
 
     A method without training has one result for all seeds, which is repeated for the seeds of other rows of its target.
     """
+    import pandas as pd
+
     keys = [settings_key(*row, classes=False) for row in zip(frame.method, frame.settings, strict=True)]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
     frame = frame.assign(
@@ -146,18 +133,12 @@ def _titled(frame: pd.DataFrame) -> pd.DataFrame:
         order=[order[key] for key in keys],
         place=[dataset_order(name) for name in frame.dataset],
     )
-    return _for_all_seeds(frame).sort_values(["place", "order"], kind="stable")
-
-
-def _for_all_seeds(frame: pd.DataFrame) -> pd.DataFrame:
-    import pandas as pd
-
-    trained = frame[frame.epochs > 0].groupby(["dataset", "classes", "target"]).seed.unique()
     parts = [frame]
+    trained = frame[frame.epochs > 0].groupby(["dataset", "classes", "target"]).seed.unique()
     for key, own in frame[frame.epochs == 0].groupby(["dataset", "classes", "target", "title"]):
         others = set(trained.get(key[:3], ())) - set(own.seed)
         parts += [own.head(1).assign(seed=seed) for seed in sorted(others)]
-    return pd.concat(parts) if len(parts) > 1 else frame
+    return pd.concat(parts).sort_values(["place", "order"], kind="stable")
 
 
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -178,25 +159,12 @@ def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> st
     return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
-def _note_average(averages: Mapping[tuple[str, str], _Line]) -> list[str]:
-    if not averages:
-        return []
-    means = {title: line.mean_of_hms for (_, title), line in averages.items() if line.halves[2]}
-    listed = "; ".join(f"{title} {mean.mean:.2f}" for title, mean in means.items() if mean)
-    also = f" The mean of the data sets' HMs is: {listed}." if listed else ""
-    return [f"Average's HM is the harmonic mean of average base and average novel accuracy.{also}"]
-
-
-def _seeds_differ(metrics: list[Metric]) -> bool:
-    return len({metric.seeds for metric in metrics}) > 1
-
-
 def _note_seeds(metrics: list[Metric]) -> list[str]:
     """Describe what the deviations are, and the number of seeds if it is the same everywhere."""
     found = []
     if any(metric.std is not None for metric in metrics):
         found.append("± is the sample standard deviation over seeds (ddof = 1).")
-    if not _seeds_differ(metrics):
+    if len({metric.seeds for metric in metrics}) == 1:
         found.append(f"n = {len(metrics[0].seeds)}: {format_seeds(metrics[0].seeds)}.")
     return found
 
@@ -210,12 +178,3 @@ def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str,
             "marked."
         )
     return found + note_changed(changed)
-
-
-def _note_untimed(frame: pd.DataFrame) -> list[str]:
-    """Describe methods without a speed because the image encoder did not run."""
-    titles = dict.fromkeys(frame.title[frame.features != "computed"])
-    if not titles:
-        return []
-    named = ", ".join(titles)
-    return [f"FPS leaves out evaluations with image features from the cache ({named}): procap eval --force times them."]

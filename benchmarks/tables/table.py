@@ -89,9 +89,12 @@ class Table:
         return self.with_columns(place for place in places if any(row.cells[place] is not None for row in self.rows))
 
     def with_columns(self, places: Iterable[int]) -> Table:
-        kept = list(places)
-        rows = (replace(row, cells=tuple(row.cells[place] for place in kept)) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[place] for place in kept), rows=tuple(rows))
+        places = list(places)
+        rows = (replace(row, cells=tuple(row.cells[place] for place in places)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[place] for place in places), rows=tuple(rows))
+
+    def has_text(self, column: int) -> bool:
+        return any(isinstance(row.cells[column], str) for row in self.rows)
 
     def metric(self, row: int, column: int) -> Metric | None:
         cell = self.rows[row].cells[column]

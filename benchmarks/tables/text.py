@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from benchmarks.tables.table import Cell, Row, Table
+from benchmarks.tables.table import Cell, Mark, Table
 
 ARROWS = {"high": " ↑", "low": " ↓", "": ""}
 MISSING = "-"
 MINUS = re.compile(r"(?<![\w.$])-(?=\d)")
 """Matches the hyphen of a negative number, to replace it by a minus sign, but not those of 1e-05 and dates."""
+PLAIN: Mapping[Mark | None, str] = {"best": "{}", "second": "{}", None: "{}"}
+
+
+def format_rows(
+    table: Table, marked: Mapping[Mark | None, str] = PLAIN, italics: str = "{}", escape: Callable[[str], str] = str
+) -> list[list[str]]:
+    """Format labels and cells of every row. marked, italics: format strings for marked and for published rows.
+
+    The first of several labels is printed only once for adjacent rows that share it. Labels of published rows among
+    ours are in italics, except a first label that also applies to our rows.
+    """
+    marks = table.marks()
+    shared = {row.labels[0] for row in table.rows if row.source == "ours"}
+    body, before = [], None
+    for number, row in enumerate(table.rows):
+        labels = [escape(label) for label in row.labels]
+        if row.source == "published" and table.mixed:
+            first = int(row.labels[0] in shared)
+            labels[first:] = [italics.format(label) for label in labels[first:]]
+        if len(labels) > 1 and row.labels[0] == before:
+            labels[0] = ""
+        before = row.labels[0]
+        cells = [
+            format_cell(table, cell, place, marked[marks.get((number, place))], escape)
+            for place, cell in enumerate(row.cells)
+        ]
+        body.append([*labels, *cells])
+    return body
 
 
 def format_cell(table: Table, cell: Cell, place: int, frame: str = "{}", escape: Callable[[str], str] = str) -> str:
@@ -43,32 +71,18 @@ def list_headers(table: Table) -> list[str]:
     return [*table.labels, *(column.title + ARROWS[column.better] for column in table.columns)]
 
 
-def format_labels(table: Table, row: Row, before: Row | None, frame: str, escape: Callable[[str], str]) -> list[str]:
-    """Format the labels of a row; the first of several is printed only once for adjacent rows that share it.
-
-    frame: format string for labels of published rows among ours, except a label that also applies to our rows below.
-    """
-    again = before is not None and len(row.labels) > 1 and row.labels[0] == before.labels[0]
-    found = [escape(label) for label in row.labels]
-    if row.source == "published" and table.mixed:
-        shared = {other.labels[0] for other in table.rows if other.source == "ours"}
-        apart = 1 if row.labels[0] in shared else 0
-        found = [frame.format(name) if place >= apart else name for place, name in enumerate(found)]
-    return ["", *found[1:]] if again else found
-
-
-def explain_marks(table: Table, best: str, second: str, published: str) -> list[str]:
-    """Explain the marks of a table, given the words for how a format shows them."""
+def list_notes(table: Table) -> list[str]:
+    """List the notes below a table: what its marks mean, then its own."""
     marks = set(table.marks().values())
     found = []
     if marks:
-        alike = " of each group of rows" if len(table.groups) > 1 else ""
-        also = f", second {second}" if "second" in marks else ""
-        found.append(f"Best{alike} in {best}{also}.")
+        of_each = " of each group of rows" if len(table.groups) > 1 else ""
+        second = ", second underlined" if "second" in marks else ""
+        found.append(f"Best{of_each} in bold{second}.")
     if table.mixed:
-        found.append(f"Rows in {published} are published, as printed.")
+        found.append("Rows in italics are published, as printed.")
     if table.seeds_differ:
         found.append("Seeds differ: (n=...) is their number; means over different seeds are not ranked.")
     if any(metric.delta is not None for metric in table.metrics):
         found.append("In brackets: ours minus published.")
-    return found
+    return [*found, *table.notes]
