@@ -282,12 +282,3 @@ def accuracy_over_seeds(rows: pd.DataFrame) -> Metric | None:
     rows = rows if limited else rows[~rows.limited]
     values = dict(zip(map(int, rows.seed), map(float, rows.accuracy), strict=True))
     return mean_over_seeds(values, limited=limited)
-
-
-def split_variants(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Split the frame by `variant`, in the order of methods and settings, as `statistics.compare` needs it."""
-    keys = {
-        variant: settings_key(method, settings)
-        for variant, method, settings in zip(frame.variant, frame.method, frame.settings, strict=True)
-    }
-    return {variant: frame[frame.variant == variant] for variant in sorted(keys, key=lambda variant: keys[variant])}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.results.published.tables import DATASETS
 from procap.errors import unknown_name
 
 
@@ -35,22 +36,10 @@ class Profile:
 PAPER = Profile(
     "paper",
     "on the paper's data sets",
-    (
-        "imagenet",
-        "caltech101",
-        "oxford-pets",
-        "stanford-cars",
-        "oxford-flowers",
-        "food101",
-        "fgvc-aircraft",
-        "sun397",
-        "dtd",
-        "eurosat",
-        "ucf101",
-    ),
+    tuple(DATASETS)[:11],
     backbone="ViT-B/16",
     general="imagenet",
-    shifts=("imagenetv2", "imagenet-sketch", "imagenet-a", "imagenet-r"),
+    shifts=tuple(DATASETS)[11:],
     pretrained="openai",
     precision="bf16",
     quick={"epochs": 2, "warmup_epochs": 1},

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -141,20 +140,6 @@ def compare(
 
 def find_measure(variants: Mapping[str, pd.DataFrame]) -> Measure:
     return "hm" if any(is_half(frame).any() for frame in variants.values()) else "accuracy"
-
-
-def find_reference(variants: Mapping[str, pd.DataFrame], measure: Measure) -> tuple[str, bool]:
-    """Return the first ProCAP variant, else the one that wins most comparisons; and whether it was chosen by wins."""
-    own = [title for title, frame in variants.items() if (frame.method == "procap").any()]
-    if own:
-        return own[0], False
-    wins = dict.fromkeys(variants, 0)
-    for a, b in combinations(variants, 2):
-        tasks = _average(pair_results(variants, a, b, measure)[0], TASK)
-        difference = float((tasks.a - tasks.b).mean()) if len(tasks) else 0.0
-        wins[a] += difference > 0
-        wins[b] += difference < 0
-    return max(wins, key=lambda title: wins[title]), True
 
 
 def _average(paired: pd.DataFrame, by: list[str]) -> pd.DataFrame:

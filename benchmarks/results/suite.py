@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.results.frame import (
-    accuracy_over_seeds,
-    changed_datasets,
-    check_weights,
-    make_frame,
-    make_record,
-)
+from benchmarks.results.frame import accuracy_over_seeds, changed_datasets, check_weights, make_frame, make_record
 from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_over_seeds
 from benchmarks.results.variant import SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
 from runner.collection import COLLECTIONS
 from runner.config import Target
-from runner.results import EvalResult, RunFolder, TrainResult
+from runner.results import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,29 +40,31 @@ class SuiteResults:
 
     @classmethod
     def read(
-        cls,
-        suite: SuiteDefinition,
-        options: SuiteOptions,
-        results: Path,
-        *,
-        runs: Iterable[SuiteRun] | None = None,
-        paper_rounding: bool = False,
+        cls, suite: SuiteDefinition, options: SuiteOptions, results: Path, *, paper_rounding: bool = False
     ) -> SuiteResults:
-        """Read existing results below `results` of the suite's plan, or of `runs` instead of it."""
-        runs = tuple(suite.plan(options) if runs is None else runs)
-        found: dict[tuple[str, str], tuple[TrainResult, EvalResult]] = {}
+        """Read existing results below `results` of the suite's plan."""
+        runs = tuple(suite.plan(options))
+        variants = _list_variants(runs)
+        records: list[dict[str, Any]] = []
         unreadable: dict[str, str] = {}
-        for run in {run.path: run for run in runs}.values():
-            folder = RunFolder(results / run.path)
-            for target in {target: None for other in runs if other.path == run.path for target in other.spec.targets}:
+        for run in runs:
+            folder, config = RunFolder(results / run.path), run.spec.config
+            for target in run.spec.targets:
                 try:
                     training, result = folder.train(), folder.evaluation(Target.recorded(target))
-                    if training and result:
-                        check_weights(folder.path, run.spec.config, training, result)
-                        found[run.path, target] = training, result
+                    if training is None or result is None:
+                        continue
+                    check_weights(folder.path, config, training, result)
                 except UserError as error:
                     unreadable[run.path] = str(error)
-        return cls(suite, options, runs, frame_of_runs(runs, options.seeds, found), results, paper_rounding, unreadable)
+                    continue
+                record = make_record(config, training, result)
+                record |= {"dataset": run.dataset, "number": variants.index(run.variant)}
+                # A method without training has one run, whose result counts for all seeds.
+                seeds = [config.seed] if config.recipe.epochs else options.seeds
+                records += [{**record, "seed": seed} for seed in seeds]
+        frame = make_frame(records).assign(number=[record["number"] for record in records])
+        return cls(suite, options, runs, frame, results, paper_rounding, unreadable)
 
     @property
     def name(self) -> str:
@@ -87,6 +83,11 @@ class SuiteResults:
     def seeds(self) -> tuple[int, ...]:
         return self.options.seeds
 
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """The compared variants, in the order of the plan."""
+        return _list_variants(self.runs)
+
     @property
     def command(self) -> str:
         """The command line that runs what is missing."""
@@ -98,11 +99,6 @@ class SuiteResults:
         return self.results / COLLECTIONS / "suite" / self.name
 
     @cached_property
-    def variants(self) -> list[Variant]:
-        """The compared variants, in the order of the plan."""
-        return list_variants(self.runs)
-
-    @cached_property
     def planned(self) -> list[tuple[str, str]]:
         """Path and target of every planned evaluation, each once."""
         return list(dict.fromkeys((run.path, target) for run in self.runs for target in run.spec.targets))
@@ -110,31 +106,26 @@ class SuiteResults:
     @cached_property
     def missing(self) -> list[tuple[str, str]]:
         """Planned evaluations without a result."""
-        there = set(zip(self.frame.path, self.frame.target, strict=True))
-        return [place for place in self.planned if place not in there]
+        existing = set(zip(self.frame.path, self.frame.target, strict=True))
+        return [evaluation for evaluation in self.planned if evaluation not in existing]
 
     @cached_property
     def shorter(self) -> list[tuple[str, str]]:
         """Evaluations with a limited result whose other seeds have an unlimited one."""
-        found: list[tuple[str, str]] = []
-        for _, own in self.frame.groupby(["dataset", "number", "target"], sort=False):
-            if own.limited.nunique() > 1:
-                found += zip(own.path[own.limited], own.target[own.limited], strict=True)
-        return list(dict.fromkeys(place for place in self.planned if place in found))
+        cells = self.frame.groupby(["dataset", "number", "target"]).limited
+        shorter = self.frame[self.frame.limited & ~cells.transform("all").astype(bool)]
+        found = set(zip(shorter.path, shorter.target, strict=True))
+        return [evaluation for evaluation in self.planned if evaluation in found]
 
     @cached_property
     def changed_sets(self) -> dict[str, str]:
         """The data sets that differ from the published ones, and how."""
         return changed_datasets(self.frame)
 
-    def rows(self, variant: Variant, dataset: str = "", target: Target | None = None) -> pd.DataFrame:
-        """Return the rows of one variant, optionally of one training data set and one target."""
+    def rows(self, variant: Variant, dataset: str = "") -> pd.DataFrame:
+        """Return the rows of one variant, optionally of one training data set."""
         wanted = self.frame.number == self.variants.index(variant)
-        if dataset:
-            wanted &= self.frame.dataset == dataset
-        if target:
-            wanted &= self.frame.target == str(target)
-        return self.frame[wanted]
+        return self.frame[wanted & (self.frame.dataset == dataset) if dataset else wanted]
 
     @cached_property
     def _metrics(self) -> dict[tuple[int, str, str], Metric | None]:
@@ -162,8 +153,8 @@ class SuiteResults:
 
     def average_halves(self, variant: Variant) -> Halves:
         """Return average base and novel accuracy, and their harmonic mean; None if a data set is missing."""
-        rows = [self.halves(variant, dataset) for dataset in self.datasets]
-        base, novel = average([row[0] for row in rows]), average([row[1] for row in rows])
+        bases, novels, _ = zip(*(self.halves(variant, dataset) for dataset in self.datasets), strict=True)
+        base, novel = average(bases), average(novels)
         return base, novel, harmonic(base, novel)
 
     def mean_of_hms(self, variant: Variant) -> Metric | None:
@@ -171,29 +162,9 @@ class SuiteResults:
         return average([self.halves(variant, dataset)[2] for dataset in self.datasets])
 
 
-def list_variants(runs: Iterable[SuiteRun]) -> list[Variant]:
-    """List the variants of a plan in order, without duplicates."""
+def _list_variants(runs: Sequence[SuiteRun]) -> list[Variant]:
     found: list[Variant] = []
     for run in runs:
         if run.variant not in found:
             found.append(run.variant)
     return found
-
-
-def frame_of_runs(
-    runs: Sequence[SuiteRun],
-    seeds: Sequence[int],
-    found: Mapping[tuple[str, str], tuple[TrainResult, EvalResult]],
-) -> pd.DataFrame:
-    """Make the frame of planned runs from their results, by path and target."""
-    variants = list_variants(runs)
-    records: list[dict[str, Any]] = []
-    for run in runs:
-        number = variants.index(run.variant)
-        config = run.spec.config
-        for target in run.spec.targets:
-            if (run.path, target) in found:
-                record = make_record(config, *found[run.path, target]) | {"dataset": run.dataset, "number": number}
-                # A method without training has one run, whose result counts for all seeds.
-                records += [{**record, "seed": seed} for seed in ([config.seed] if config.recipe.epochs else seeds)]
-    return make_frame(records).assign(number=[record["number"] for record in records])

@@ -32,7 +32,7 @@ def is_trained(method: str) -> bool:
 class Variant:
     """A method with changed options or recipe, as a suite compares it.
 
-    key: what varies within the suite, by name, as tables and figures look it up: {"n_ctx": 8}. options are the
+    key: what varies within the suite, by name, as tables and plots look it up: {"n_ctx": 8}. options are the
     method's, overrides the recipe's. recipe: "published" or "procap" if the suite prescribes one. part: share of the
     epochs to train. shots: their number if the suite prescribes it.
     """
@@ -164,18 +164,10 @@ class SuiteDefinition(Protocol):
     def classes(self) -> str: ...
 
     @property
-    def task(self) -> str | None: ...
-
-    @property
     def published(self) -> str: ...
-
-    @property
-    def datasets(self) -> Mapping[str, tuple[str, ...]]: ...
 
     def targets(self, options: SuiteOptions, dataset: str, /) -> tuple[Target, ...]: ...
 
-    def plan(self, options: SuiteOptions) -> list[SuiteRun]:
-        """List every run of the suite, data set by data set."""
+    def plan(self, options: SuiteOptions) -> list[SuiteRun]: ...
 
-    def command(self, options: SuiteOptions, results: str | Path) -> str:
-        """Return the command line that runs the suite with these options."""
+    def command(self, options: SuiteOptions, results: str | Path) -> str: ...

@@ -16,7 +16,6 @@ from benchmarks.results.statistics import (
     PValues,
     compare,
     find_measure,
-    find_reference,
     format_seeds,
     holm,
 )
@@ -66,25 +65,28 @@ def comparison_table(
 ) -> Table:
     """Make one row for each variant but the reference; `variants` are parts of the frame by title.
 
-    reference: None takes the first ProCAP variant, else the one that wins most comparisons.
+    reference: None takes the first ProCAP variant, else the last variant.
     Raises UserError if there are no two variants, UsageError for an unknown reference.
     """
     if len(variants) < 2:
         raise UserError("a comparison needs results of two methods, or of two settings of one")
     measure = measure or find_measure(variants)
-    chosen, is_best = (reference, False) if reference else find_reference(variants, measure)
-    found = [compare(variants, chosen, title, measure=measure, draws=draws) for title in variants if title != chosen]
+    if reference is None:
+        procap = [title for title, frame in variants.items() if (frame.method == "procap").any()]
+        reference = (procap or list(variants)[-1:])[0]
+    others = [title for title in variants if title != reference]
+    found = [compare(variants, reference, title, measure=measure, draws=draws) for title in others]
     corrected = [holm([getattr(each.p_values, test) for each in found]) for test in PValues._fields]
     printed, tasks = NAMES[measure], "data sets" if measure == "hm" else "targets"
-    titles = (f"{printed} of {chosen}", printed, "Difference", "95 % interval", "W / T / L")
+    titles = (f"{printed} of {reference}", printed, "Difference", "95 % interval", "W / T / L")
     tests = ("Wilcoxon p", "Permutation p", f"p over {tasks}")
     return Table(
         name=name,
-        title=f"{chosen} compared with every other row, {printed}",
+        title=f"{reference} compared with every other row, {printed}",
         labels=("Against", f"Pairs ({tasks})"),
         columns=tuple(Column(column, "") for column in (*titles, *tests)),
         rows=tuple(_row(each, [p[number] for p in corrected]) for number, each in enumerate(found)),
-        notes=tuple(_notes(chosen, is_best, measure, found, draws)),
+        notes=tuple(_notes(reference, measure, found, draws)),
         wide=True,
         compares=True,
     )
@@ -104,45 +106,35 @@ def _row(each: Comparison, corrected: Sequence[float | None]) -> Row:
     return Row(labels, (a, b, difference, interval, " / ".join(map(str, each.record)), *tests))
 
 
-def _notes(reference: str, is_best: bool, measure: Measure, found: Sequence[Comparison], draws: int) -> list[str]:
+def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws: int) -> list[str]:
     printed, one = NAMES[measure], "data set" if measure == "hm" else "target"
+    mean = "of each target the mean accuracy over seeds, then the mean over targets"
     if measure == "hm":
         mean = "of each data set the harmonic mean of mean base and mean novel accuracy over seeds, then the mean over "
         mean += "data sets (the mean of HMs, not the HM of averages)"
-    else:
-        mean = "of each target the mean accuracy over seeds, then the mean over targets"
-    there = [each for each in found if len(each.tasks)]
-    most = max((len(each.tasks) for each in there), default=1)
+    shared = [each for each in found if len(each.tasks)]
+    most = max((len(each.tasks) for each in shared), default=1)
     notes = [
         f"Metrics are of what both have: {mean}. Difference: {reference} minus the row's, in percentage points of "
         f"{printed}; ± is the sample standard deviation over seeds (ddof = 1) of the mean difference.",
         f"95 % interval of the difference: percentile bootstrap, {draws:,} draws with replacement of the images of "
-        "each test split, the same drawn images for both methods and all seeds. It is about other test images, with "
-        "these trained weights and data sets; what other seeds or few-shot samples would give is not in it.",
-        f"W / T / L: wins, ties and losses of {reference}. They and the first two tests are over n pairs of one {one} "
-        f"and one seed, the third, a permutation test too, over n {one}s, their seeds averaged; both n are in the "
-        "second column. All p are two-sided. Wilcoxon: signed ranks, zeros dropped. Permutation: the sign of each "
-        f"difference flipped. Exact up to n = {EXACT}, Wilcoxon beyond where no two differences have one size; else "
-        f"{2**EXACT:,} seeded draws.",
+        "each test split, the same drawn images for both methods and all seeds. It covers other test images, not other "
+        "seeds, few-shot samples or data sets.",
+        f"W / T / L: wins, ties and losses of {reference}, over n pairs of one {one} and one seed, as the first two "
+        f"tests; the third, a permutation test, is over n {one}s, their seeds averaged; both n are in the second "
+        "column. All p are two-sided. Wilcoxon: signed ranks, zeros dropped. Permutation: the sign of each difference "
+        f"flipped. Exact up to n = {EXACT}, Wilcoxon without ties for any n; else {2**EXACT:,} seeded draws.",
         f"Seeds of one {one} share its images and classes and are not independent: where the difference varies "
         f"between {one}s, a p over pairs is too small, and the one over {one}s is to be trusted. With {most} of them "
         f"it cannot be below {2.0 ** (1 - most):.2g}.",
-        f"In brackets: p after Holm's correction over the {len(there)} comparisons of this table, each test by itself.",
+        f"In brackets: p after Holm's correction over the {len(shared)} comparisons of this table for each test.",
     ]
-    if is_best:
-        notes.append(
-            f"{reference} was chosen after the fact, as the row that is ahead of most others: that favours it."
-        )
-    seeds = dict.fromkeys(each.seeds for each in there)
-    if len(seeds) == 1 and all(seeds):
-        notes.append(f"{format_seeds(*seeds).capitalize()}.")
+    if len({each.seeds for each in shared}) == 1 and all(each.seeds for each in shared):
+        notes.append(f"{format_seeds(shared[0].seeds).capitalize()}.")
     else:
-        notes += [f"Against {each.b}: {_list_seeds(each)}." for each in there]
-    images = dict.fromkeys(each.images for each in there)
-    if len(images) == 1:
-        notes.append(f"Images are those of the test splits, {next(iter(images)):,} of them.")
-    else:
-        notes += [f"Against {each.b}: {each.images:,} images, those of the test splits." for each in there]
+        notes += [f"Against {each.b}: {_list_seeds(each)}." for each in shared]
+    images = " / ".join(f"{count:,}" for count in dict.fromkeys(each.images for each in shared))
+    notes.append(f"Images are those of the test splits, {images} of them.")
     if any(each.limited for each in found):
         notes.append("† limited: only the first images of a test set were evaluated.")
     notes += [f"{each.b} shares no {one}, seed and images with {reference}." for each in found if each.tasks.empty]

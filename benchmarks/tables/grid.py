@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
 
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, average
@@ -90,38 +90,38 @@ def sensitivity_tables(suite: SuiteResults) -> list[Table]:
     (weight, beta), temperature = paper_weights()
     grid = variants_by_weights(suite)
     lambdas, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
-
-    def rows(read: Callable[[Variant], Metric | None], *before: str) -> list[Row]:
-        return [
-            Row(
-                (*before, _format(one)),
-                tuple(read(grid[one, other]) if (one, other) in grid else None for other in betas),
-                group="".join(before),
-            )
-            for one in lambdas
-        ]
-
     columns = tuple(Column(f"β = {_format(other)}", "") for other in betas)
     paper = f"the paper's values are λ = {weight}, β = {_format(beta)}, τ = {temperature}"
     rule = f"Cells are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; {paper}."
     sets = plural(len(suite.datasets), "data set")
-    title, tables = "Sensitivity to the weights of the loss", []
+    title, name = "Sensitivity to the weights of the loss", suite.name
+
+    def rows(read: Callable[[Variant], Metric | None], *labels: str) -> list[Row]:
+        found = []
+        for one in lambdas:
+            cells = tuple(read(grid[one, other]) if (one, other) in grid else None for other in betas)
+            found.append(Row((*labels, _format(one)), cells, group="".join(labels)))
+        return found
+
+    tables = []
     if grid:
-        means = {f"λ = {_format(w)}, β = {_format(b)}": suite.mean_of_hms(one) for (w, b), one in grid.items()}
-        own = grid.get((weight, beta))
-        best = _note_best(means, suite.mean_of_hms(own) if own else None)
+        best = _note_best(suite, grid, (weight, beta))
         notes = suite_notes(suite, rule, f"{AVERAGE}: the mean of HMs over {sets}.", best, halves=True)
-        main = f"{title}: HM over {sets}"
-        tables.append(Table(suite.name, main, ("λ",), columns, tuple(rows(suite.mean_of_hms)), notes))
+        mean_rows = tuple(rows(suite.mean_of_hms))
+        tables.append(Table(name, f"{title}: HM over {sets}", ("λ",), columns, mean_rows, notes))
     tables.append(_temperatures(suite, f"λ = {weight}, β = {_format(beta)}; {paper}."))
     if grid and len(suite.datasets) > 1:
-        every: list[Row] = []
+        every = []
         for dataset in suite.datasets:
-            every += rows(lambda variant, at=dataset: suite.halves(variant, at)[2], display_name(dataset))  # type: ignore[misc]
+            every += rows(partial(_hm, suite, dataset), display_name(dataset))
         notes = suite_notes(suite, rule, halves=True)
-        each = f"{title}, by data set"
-        tables.append(Table(f"{suite.name}-datasets", each, ("Data set", "λ"), columns, tuple(every), notes))
+        labels = ("Data set", "λ")
+        tables.append(Table(f"{name}-datasets", f"{title}, by data set", labels, columns, tuple(every), notes))
     return tables
+
+
+def _hm(suite: SuiteResults, dataset: str, variant: Variant) -> Metric | None:
+    return suite.halves(variant, dataset)[2]
 
 
 def _temperatures(suite: SuiteResults, rule: str) -> Table:
@@ -130,29 +130,28 @@ def _temperatures(suite: SuiteResults, rule: str) -> Table:
     several = len(suite.datasets) > 1
     rows = []
     for variant in variants:
-        cells = [suite.halves(variant, dataset)[2] for dataset in suite.datasets]
+        cells = [_hm(suite, dataset, variant) for dataset in suite.datasets]
         cells += [suite.mean_of_hms(variant)] if several else []
         label = _format(variant.key["nce_temperature"]) if variant.key else "-"
         rows.append(Row((variant.name, label), tuple(cells)))
-    columns = [Column(display_name(dataset)) for dataset in suite.datasets]
-    columns += [Column(AVERAGE)] if several else []
+    columns = tuple(Column(display_name(name)) for name in [*suite.datasets, *([AVERAGE] if several else [])])
     notes = suite_notes(suite, f"Cells are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
     name, title = f"{suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
-    labels = ("Method", "initial τ")
-    return Table(name, title, labels, tuple(columns), tuple(rows), notes, wide=len(columns) > 4)
+    return Table(name, title, ("Method", "initial τ"), columns, tuple(rows), notes, wide=len(columns) > 4)
 
 
-def _note_best(means: Mapping[str, Metric | None], own: Metric | None) -> str:
+def _note_best(suite: SuiteResults, grid: Mapping[Weights, Variant], paper: Weights) -> str:
     """Describe the highest number and the number at the paper's values; empty if one is missing."""
-    there = {name: mean for name, mean in means.items() if mean is not None and not mean.limited}
-    if not there or len(there) < len(means):
+    means = {place: mean for place, variant in grid.items() if (mean := suite.mean_of_hms(variant))}
+    if len(means) < len(grid) or any(mean.limited for mean in means.values()):
         return ""
-    highest = max(round(mean.mean, 2) for mean in there.values())
-    names = [name for name, mean in there.items() if round(mean.mean, 2) == highest]
-    paper = f" The paper's values give {own.mean:.2f}." if own else ""
-    return f"Highest: {highest:.2f} at {'; '.join(names)}.{paper}"
+    highest = max(round(mean.mean, 2) for mean in means.values())
+    best = [place for place, mean in means.items() if round(mean.mean, 2) == highest]
+    named = "; ".join(f"λ = {_format(weight)}, β = {_format(beta)}" for weight, beta in best)
+    also = f" The paper's values give {means[paper].mean:.2f}." if paper in means else ""
+    return f"Highest: {highest:.2f} at {named}.{also}"
 
 
-def _format(number: Any) -> str:
+def _format(number: float) -> str:
     """Format a number: 0.01, and 1e-05 as 1e-5."""
     return f"{number:g}".replace("e-0", "e-")

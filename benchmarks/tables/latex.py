@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.tables.table import Table
+from benchmarks.tables.table import Mark, Table
 from benchmarks.tables.text import MINUS, format_rows, list_headers, list_notes
 
-MARKED = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
+MARKED: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
 SIZES = (("", 1.0), (r"\small", 0.925), (r"\footnotesize", 0.85), (r"\scriptsize", 0.8))
 """LaTeX's size commands, and the width of characters relative to 10 pt."""
 CHARACTER, GAP = 4.8, 8.0

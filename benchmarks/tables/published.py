@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.results.metrics import Metric
+from benchmarks.results.profiles import PAPER
 from benchmarks.results.published import tables as published
-from benchmarks.results.published.tables import AVERAGE, DATASETS, display_name
+from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.tables.rows import HALVES
-from benchmarks.tables.table import Column, Row, Table
+from benchmarks.tables.table import Cell, Column, Row, Table
 
 SOURCE = "As printed in the paper: CLIP ViT-B/16 with OpenAI's weights, 16 shots."
 
@@ -17,107 +18,65 @@ SOURCE = "As printed in the paper: CLIP ViT-B/16 with OpenAI's weights, 16 shots
 def published_tables() -> list[Table]:
     """Make the tables in the order of the suites; each is called published-<suite>."""
     main = published.base_to_novel()
-    stability = sorted(published.stability(), key=lambda row: row.dataset == AVERAGE)
-    average = f"{AVERAGE}: its HM is that of average base and average novel accuracy, of which the audit says more."
-    return [
-        _table(
-            "base-to-novel",
-            "base-to-novel generalisation of eighteen methods",
-            ("Data set", "Method"),
-            HALVES,
-            [
-                _row((display_name(name), f"{row.method} ({row.venue})"), _halves(row), name, name == AVERAGE)
-                for name in (*list(DATASETS)[:11], AVERAGE)
-                for row in main
-                if row.dataset == name
-            ],
-            average,
-            "ProCAP: means over seeds 1, 2, 3.",
-        ),
-        _table(
-            "stability",
-            "stability of ProCAP over seeds",
-            ("Data set",),
-            [Column(column.title, "") for column in HALVES],
-            [
-                _row(
-                    (display_name(row.dataset),),
-                    [Metric(getattr(row, name), getattr(row, f"{name}_std")) for name in ("base", "novel", "hm")],
-                    average=row.dataset == AVERAGE,
-                )
-                for row in stability
-            ],
-            "Mean ± standard deviation over seeds 1, 2, 3; the paper does not say of which kind.",
-            f"{AVERAGE}: its HM is the mean of the data sets' HMs.",
-        ),
-        _transfer("cross-dataset", "cross-dataset transfer", published.cross_dataset()),
-        _transfer("domain-generalization", "domain generalization", published.domain_generalization()),
-        _ablation(),
-        _table(
-            "duration",
-            "training duration",
-            ("Method", "Epochs"),
-            HALVES,
-            [_row((row.method, str(row.epochs)), _halves(row)) for row in published.duration()],
-            "On average over the eleven data sets.",
-        ),
-        _table(
-            "runtime",
-            "training time and speed of inference",
-            ("Data set", "Method"),
-            (Column("training s", "low", digits=1), Column("FPS", digits=1), Column("Accuracy")),
-            [
-                _row(
-                    (display_name(row.dataset), row.method),
-                    [Metric(row.train_seconds), Metric(row.images_per_second), Metric(row.accuracy)],
-                    row.dataset,
-                )
-                for row in published.runtime()
-            ],
-            "Ten epochs on all classes, seed 1, on one A100 with mixed precision, with the authors' code; the paper "
-            "does not say whether FPS includes decoding.",
-        ),
+    rows = [
+        _row((display_name(name), f"{row.method} ({row.venue})"), (row.base, row.novel, row.hm), name)
+        for name in (*PAPER.datasets, AVERAGE)
+        for row in main
+        if row.dataset == name
     ]
+    average = f"{AVERAGE}: its HM is that of average base and average novel accuracy, of which the audit says more."
+    notes = (average, "ProCAP: means over seeds 1, 2, 3.")
+    title = "base-to-novel generalisation of eighteen methods"
+    tables = [_table("base-to-novel", title, ("Data set", "Method"), HALVES, rows, *notes)]
 
-
-def _transfer(name: str, title: str, rows: Sequence[Any]) -> Table:
-    columns = ("ImageNet (source)", *map(display_name, rows[0].targets), "Target mean")
-    return _table(
-        name,
-        title,
-        ("Method",),
-        [Column(column) for column in columns],
-        [
-            _row((f"{row.method} ({row.venue})",), map(Metric, (row.source, *row.targets.values(), row.target_mean)))
-            for row in rows
-        ],
-        "Trained on all classes of ImageNet; the mean is without it.",
-        wide=True,
+    rows = []
+    for row in sorted(published.stability(), key=lambda row: row.dataset == AVERAGE):
+        means, deviations = (row.base, row.novel, row.hm), (row.base_std, row.novel_std, row.hm_std)
+        rows.append(_row((display_name(row.dataset),), map(Metric, means, deviations)))
+    columns = [Column(column.title, "") for column in HALVES]
+    notes = (
+        "Mean ± standard deviation over seeds 1, 2, 3; the paper does not say of which kind.",
+        f"{AVERAGE}: its HM is the mean of the data sets' HMs.",
     )
+    tables.append(_table("stability", "stability of ProCAP over seeds", ("Data set",), columns, rows, *notes))
 
+    tables.append(_transfer("cross-dataset", "cross-dataset transfer", published.cross_dataset()))
+    tables.append(_transfer("domain-generalization", "domain generalization", published.domain_generalization()))
 
-def _ablation() -> Table:
-    rows = published.ablation()
-    parts = ("Cross-Attn", "Gaussian", "KL", "L2", "InfoNCE")
-    means = (*map(display_name, rows[0].hm), AVERAGE)
-    return _table(
-        "ablation",
-        "ablation of ProCAP's parts",
-        ("Variant",),
-        [*(Column(part, "") for part in parts), *map(Column, means)],
-        [
-            _row(
-                (row.variant,),
-                [
-                    *("yes" if getattr(row, part) else "-" for part in published.COMPONENTS),
-                    *map(Metric, (*row.hm.values(), row.average)),
-                ],
-            )
-            for row in rows
-        ],
-        f"Cells are HM of seed 1; {AVERAGE} is their mean.",
-        wide=True,
+    ablation = published.ablation()
+    rows = []
+    for row in ablation:
+        parts = ["yes" if getattr(row, part) else "-" for part in published.COMPONENTS]
+        rows.append(_row((row.variant,), [*parts, *row.hm.values(), row.average]))
+    columns = [Column(part, "") for part in ("Cross-Attn", "Gaussian", "KL", "L2", "InfoNCE")]
+    columns += [Column(display_name(name)) for name in (*ablation[0].hm, AVERAGE)]
+    note = f"Cells are HM of seed 1; {AVERAGE} is their mean."
+    tables.append(_table("ablation", "ablation of ProCAP's parts", ("Variant",), columns, rows, note, wide=True))
+
+    rows = [_row((row.method, str(row.epochs)), (row.base, row.novel, row.hm)) for row in published.duration()]
+    note = "On average over the eleven data sets."
+    tables.append(_table("duration", "training duration", ("Method", "Epochs"), HALVES, rows, note))
+
+    rows = []
+    for row in published.runtime():
+        numbers = (row.train_seconds, row.images_per_second, row.accuracy)
+        rows.append(_row((display_name(row.dataset), row.method), numbers, row.dataset))
+    columns = [Column("training s", "low", digits=1), Column("FPS", digits=1), Column("Accuracy")]
+    note = (
+        "Ten epochs on all classes, seed 1, on one A100 with mixed precision, with the authors' code; the paper does "
     )
+    note += "not say whether FPS includes decoding."
+    title, labels = "training time and speed of inference", ("Data set", "Method")
+    return [*tables, _table("runtime", title, labels, columns, rows, note)]
+
+
+def _transfer(name: str, title: str, paper: Sequence[Any]) -> Table:
+    columns = [Column(column) for column in ("ImageNet (source)", *map(display_name, paper[0].targets), "Target mean")]
+    rows = [
+        _row((f"{row.method} ({row.venue})",), (row.source, *row.targets.values(), row.target_mean)) for row in paper
+    ]
+    note = "Trained on all classes of ImageNet; the mean is without it."
+    return _table(name, title, ("Method",), columns, rows, note, wide=True)
 
 
 def _table(
@@ -133,9 +92,6 @@ def _table(
     return Table(f"published-{name}", title, labels, tuple(columns), tuple(rows), (SOURCE, *notes), wide)
 
 
-def _row(labels: tuple[str, ...], cells: Iterable[Any], group: str = "", average: bool = False) -> Row:
-    return Row(labels, tuple(cells), "published", group, average)
-
-
-def _halves(row: Any) -> list[Metric]:
-    return [Metric(row.base), Metric(row.novel), Metric(row.hm)]
+def _row(labels: tuple[str, ...], cells: Iterable[float | Cell], group: str = "") -> Row:
+    metrics = tuple(Metric(cell) if isinstance(cell, float) else cell for cell in cells)
+    return Row(labels, metrics, "published", group, labels[0] == AVERAGE)

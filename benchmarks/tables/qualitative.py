@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.results.metrics import Metric
 from benchmarks.results.pictures import read_pictures
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.table import Column, Row, Table
+from benchmarks.tables.table import Cell, Column, Row, Table
 
 
 def qualitative_tables(suite: SuiteResults) -> list[Table]:
@@ -23,21 +23,14 @@ def qualitative_tables(suite: SuiteResults) -> list[Table]:
 def _words(record: dict[str, Any], name: str) -> list[Table]:
     """Make a row for every learned token of every method."""
     prompts = record["prompts"]
-    rows = [
-        Row(
-            (method["title"], stage["name"], str(number + 1)),
-            (
-                _near([token["started"]]),
-                Metric(100 * token["moved"]),
-                _near(token["cosine"]),
-                _near(token["euclid"]),
-            ),
-            group=f"{method['title']} {stage['name']}",
-        )
-        for method in prompts["methods"]
-        for stage in method["stages"]
-        for number, token in enumerate(stage["tokens"])
-    ]
+    rows = []
+    for method in prompts["methods"]:
+        for stage in method["stages"]:
+            for number, token in enumerate(stage["tokens"], 1):
+                first, *nearest = map(_format_nearest, ([token["started"]], token["cosine"], token["euclid"]))
+                cells: tuple[Cell, ...] = (first, Metric(100 * token["moved"]), *nearest)
+                group = f"{method['title']} {stage['name']}"
+                rows.append(Row((method["title"], stage["name"], str(number)), cells, group=group))
     columns = (
         Column("Nearest at the start", ""),
         Column("Moved, %", "", digits=1),
@@ -46,7 +39,7 @@ def _words(record: dict[str, Any], name: str) -> list[Table]:
     )
     runs = "; ".join(f"{method['title']}: {method['run']}" for method in prompts["methods"])
     notes = (
-        f"Of the rule: {prompts['word_rule']}.",
+        f"Words: {prompts['word_rule']}.",
         "In brackets the cosine, in the last column the Euclidean distance. Moved is the length of what training added "
         "to the token, over the length that the token had at the start.",
         f"Runs: {runs}.",
@@ -74,5 +67,5 @@ def _agreement(record: dict[str, Any], name: str) -> list[Table]:
     return [Table(f"{name}-agreement", title, ("Right",), columns, rows, (note,))] if seen else []
 
 
-def _near(nearest: list[dict[str, Any]]) -> str:
+def _format_nearest(nearest: list[dict[str, Any]]) -> str:
     return ", ".join(f"{one['word']} ({one['value']:.2f})" for one in nearest)

@@ -64,18 +64,23 @@ def to_csv(table: Table) -> str:
 
     Notes are left out.
     """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    numeric = [any(isinstance(row.cells[place], Metric) for row in table.rows) for place in range(len(table.columns))]
     header = [*table.labels, "source", "average"]
+    numeric = [any(isinstance(row.cells[place], Metric) for row in table.rows) for place in range(len(table.columns))]
     for column, is_numeric in zip(table.columns, numeric, strict=True):
         parts = ("", " std", " n", " published", " delta", " limited") if is_numeric else ("",)
         header += [column.title + part for part in parts]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
     for row in table.rows:
         cells = [*row.labels, row.source, str(row.average).lower()]
         for cell, is_numeric in zip(row.cells, numeric, strict=True):
-            cells += _csv_cells(cell) if is_numeric else [cell if isinstance(cell, str) else ""]
+            if isinstance(cell, Metric):
+                numbers = (cell.mean, cell.std, len(cell.seeds) or None, cell.published, cell.delta)
+                cells += ["" if number is None else str(round(number, 6)) for number in numbers]
+                cells.append(str(cell.limited).lower())
+            else:
+                cells += [cell or "", *([""] * 5 if is_numeric else [])]
         writer.writerow(cells)
     return file.getvalue().rstrip("\n")
 
@@ -122,13 +127,6 @@ def _escape_markdown(text: str) -> str:
     for plain, written in (("\\", r"\\"), ("|", r"\|"), ("*", r"\*"), ("<", "&lt;")):
         text = text.replace(plain, written)
     return " ".join(text.split())
-
-
-def _csv_cells(cell: Cell) -> list[str]:
-    if not isinstance(cell, Metric):
-        return [cell or "", "", "", "", "", ""]
-    numbers = [cell.mean, cell.std, len(cell.seeds) or None, cell.published, cell.delta]
-    return [*("" if number is None else str(round(number, 6)) for number in numbers), str(cell.limited).lower()]
 
 
 def _json_cell(cell: Cell, mark: Mark | None) -> Any:

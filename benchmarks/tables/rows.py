@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.results.metrics import Metric
-from benchmarks.results.published.tables import DATASETS
+from benchmarks.results.profiles import PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SHOTS, Variant
 from benchmarks.tables.table import Cell, Column, Row, Table
@@ -23,7 +23,7 @@ WIDEST = 8
 
 def in_paper(suite: SuiteResults) -> bool:
     """Whether the suite ran on the paper's data sets, so that published rows are in the same tables."""
-    return suite.options.profile.name == "paper"
+    return suite.options.profile.name == PAPER.name
 
 
 def why_incomparable(suite: SuiteResults) -> str:
@@ -71,12 +71,12 @@ def with_published(
 
 def covers_paper(datasets: Sequence[str]) -> bool:
     """Whether these are the eleven data sets of the published averages."""
-    return set(datasets) == set(list(DATASETS)[:11])
+    return set(datasets) == set(PAPER.datasets)
 
 
-def title_of(suite: SuiteResults, variant: Variant) -> str:
-    """Return the title of a row in a table that has a column for what varies."""
-    return _with_recipe(suite, variant, variant.name)
+def title_of(suite: SuiteResults, variant: Variant, name: str = "") -> str:
+    """Return the title of a row in a table that has a column for what varies. name: instead of the variant's."""
+    return f"{name or variant.name} (ProCAP's recipe)" if is_control(suite, variant) else name or variant.name
 
 
 def unique_title(suite: SuiteResults, variant: Variant) -> str:
@@ -92,12 +92,12 @@ def variants_by_title(suite: SuiteResults) -> dict[str, Variant]:
 def group_by_title(suite: SuiteResults, column: str = "") -> dict[str, list[Variant]]:
     """Group the variants by title; what varies, except the key `column`, is added to titles that would be equal."""
     varied = [", ".join(f"{key} {value}" for key, value in one.key.items() if key != column) for one in suite.variants]
-    distinct = {(variant.name, words) for variant, words in zip(suite.variants, varied, strict=True)}
-    names = [name for name, _ in distinct]
+    pairs = list(zip(suite.variants, varied, strict=True))
+    names = [name for name, _ in {(variant.name, words) for variant, words in pairs}]
     found: dict[str, list[Variant]] = {}
-    for variant, words in zip(suite.variants, varied, strict=True):
+    for variant, words in pairs:
         title = f"{variant.name} ({words})" if names.count(variant.name) > 1 and words else variant.name
-        found.setdefault(_with_recipe(suite, variant, title), []).append(variant)
+        found.setdefault(title_of(suite, variant, title), []).append(variant)
     return found
 
 
@@ -131,27 +131,21 @@ def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
     """
     place = [one.title for one in table.columns].index(column)
     procap = [unique_title(suite, variant) for variant in suite.variants if variant.method == "procap"]
-    own = {
-        row.labels[:-1]: cell
-        for row in table.rows
-        if row.source == "ours" and [row.labels[-1].removesuffix(REPRODUCED)] == procap
-        if isinstance(cell := row.cells[place], Metric) and cell.published is not None
-    }
-
-    def difference(row: Row) -> Cell:
-        cell, procap = row.cells[place], own.get(row.labels[:-1])
-        if not isinstance(cell, Metric) or cell is procap or procap is None or cell.limited:
-            return None
-        return Metric(procap.mean - cell.mean)
-
-    rows = tuple(replace(row, cells=(*row.cells, difference(row))) for row in table.rows)
+    own: dict[tuple[str, ...], Metric] = {}
+    for number, row in enumerate(table.rows):
+        metric = table.metric(number, place)
+        if row.source == "ours" and [row.labels[-1].removesuffix(REPRODUCED)] == procap and metric:
+            own |= {row.labels[:-1]: metric} if metric.published is not None else {}
+    rows = []
+    for number, row in enumerate(table.rows):
+        metric, other = table.metric(number, place), own.get(row.labels[:-1])
+        delta = None
+        if metric and other and metric is not other and not metric.limited:
+            delta = Metric(other.mean - metric.mean)
+        rows.append(replace(row, cells=(*row.cells, delta)))
     if not any(row.cells[-1] for row in rows):
         return table
     added = Column(DELTA, "", detail=len(table.columns) > WIDEST)
     where = " (in CSV and JSON alone)" if added.detail else ""
     note = f"{DELTA}{where}: {column} of our ProCAP minus that of the row."
-    return replace(table, columns=(*table.columns, added), rows=rows, notes=(*table.notes, note))
-
-
-def _with_recipe(suite: SuiteResults, variant: Variant, name: str) -> str:
-    return f"{name} (ProCAP's recipe)" if is_control(suite, variant) else name
+    return replace(table, columns=(*table.columns, added), rows=tuple(rows), notes=(*table.notes, note))
