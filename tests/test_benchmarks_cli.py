@@ -107,7 +107,7 @@ WRONG: list[tuple[str, int, str]] = [
     ("train --methods coop --datasets digits --shots -1", 2, "one number of images per class is needed, or full"),
     ("train --methods coop --datasets digits --lr inf", 2, "recipe: lr must be a finite number"),
     ("train --methods coop --datasets digits --seeds 99999999999", 2, "less than 4294967296"),
-    ("trian", 2, "unknown command 'trian': did you mean train?"),
+    ("trian", 2, "unknown command 'trian': did you mean train"),
     ("data pak", 2, "did you mean pack?"),
     ("data", 2, "Missing command"),
     ("train --method maple", 2, "--methods"),
