@@ -5,6 +5,7 @@ Nothing is downloaded unless the user set HF_HUB_OFFLINE=0, and random weights c
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Iterable, Mapping
@@ -192,11 +193,12 @@ def _architecture(name: str) -> str | None:
     return found
 
 
-def _listed() -> list[str]:
+@functools.cache
+def _listed() -> tuple[str, ...]:
     """List the architectures that open_clip ships, without importing it, which takes seconds."""
     package = importlib.util.find_spec("open_clip")
     folders = package.submodule_search_locations if package else None
-    return [file.stem for folder in folders or () for file in Path(folder, "model_configs").glob("*.json")]
+    return tuple(file.stem for folder in folders or () for file in Path(folder, "model_configs").glob("*.json"))
 
 
 def _spelling(name: str, known: Iterable[str]) -> str | None:
