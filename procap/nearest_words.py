@@ -33,7 +33,7 @@ WORD_END = "</w>"
 
 
 @dataclass(frozen=True)
-class Near:
+class NearWord:
     """A word and its distance: a cosine, or a Euclidean distance."""
 
     word: str
@@ -58,7 +58,7 @@ class Words:
         ids = torch.tensor(list(chosen), dtype=torch.long)
         return cls(ids, tuple(chosen.values()), table[ids].double())
 
-    def nearest(self, tokens: Tensor, count: int = 5, measure: Measure = "cosine") -> list[list[Near]]:
+    def nearest(self, tokens: Tensor, count: int = 5, measure: Measure = "cosine") -> list[list[NearWord]]:
         """Find the `count` nearest words to each of `tokens` [P, D], nearest first; ties go to the lower id."""
         given = tokens.detach().cpu().double()
         if measure == "cosine":
@@ -67,7 +67,7 @@ class Words:
             values = torch.stack([(self.embeddings - token).norm(dim=-1) for token in given])
         order = values.sort(dim=-1, descending=measure == "cosine", stable=True).indices[:, :count]
         return [
-            [Near(self.texts[word], int(self.ids[word]), float(row[word])) for word in best]
+            [NearWord(self.texts[word], int(self.ids[word]), float(row[word])) for word in best]
             for row, best in zip(values, order.tolist(), strict=True)
         ]
 

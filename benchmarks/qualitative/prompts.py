@@ -1,19 +1,19 @@
-"""Learned text prompts as numbers: where they started, how far they went, and which words are nearest to them.
+"""Describe learned text prompts: where they started, how far they moved, and which words are nearest to them.
 
 Shapes: P prompt tokens, D text width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from procap.initialisation import normal
-from procap.nearest_words import WORD_RULE, Near, Words, first_text_tokens, text_means
+from procap.nearest_words import WORD_RULE, NearWord, Words, first_text_tokens, text_means
 from runner.evaluate import TrainedRun
 from runner.setup import make_method
 from shards.rng import generator
@@ -31,73 +31,64 @@ class Stage:
 
     name: str
     tokens: Tensor
-    started: tuple[Near, ...]
-    moved: tuple[float, ...]
-    cosine: tuple[tuple[Near, ...], ...]
-    euclid: tuple[tuple[Near, ...], ...]
+    started: list[NearWord]
+    moved: list[float]
+    cosine: list[list[NearWord]]
+    euclid: list[list[NearWord]]
 
 
 @dataclass(frozen=True)
-class LearnedPrompts:
-    """A run's text prompts of the first layer: their means, and what the text tower reads where that differs."""
+class Prompts:
+    """A run's text prompts of the first layer: their means, and what the text tower reads where that differs.
+
+    stages is empty for a run without text prompts of its own, or with other ones for every class.
+    """
 
     title: str
     run: TrainedRun
     stages: tuple[Stage, ...]
 
-    @property
-    def means(self) -> Stage:
-        return self.stages[0]
 
-
-@dataclass(frozen=True)
-class NoPrompts:
-    """A run without text prompts of its own, or with other ones for every class."""
-
-    title: str
-    run: TrainedRun
-
-
-def learned_prompts(title: str, run: TrainedRun) -> LearnedPrompts | NoPrompts:
-    """The text prompts of a finished run, compared with those that it started from."""
+def read_prompts(title: str, run: TrainedRun) -> Prompts:
+    """Read the text prompts of a finished run, compared with those that it started from."""
     start = make_method(run.config, run.clip, run.method.space)
     means, read = text_means(run.method), first_text_tokens(run.method)
     if means is None or read is None:
-        return NoPrompts(title, run)
+        return Prompts(title, run, ())
     words = Words.of(run.clip)
-    refined = not torch.equal(means, read)
-    stages = [_stage("learned means" if refined else "learned tokens", means, text_means(start), words)]
-    if refined:
-        stages.append(_stage("after cross-attention", read, first_text_tokens(start), words))
-    return LearnedPrompts(title, run, tuple(stages))
+    if torch.equal(means, read):
+        return Prompts(title, run, (_make_stage("learned tokens", means, text_means(start), words),))
+    refined = _make_stage("after cross-attention", read, first_text_tokens(start), words)
+    return Prompts(title, run, (_make_stage("learned means", means, text_means(start), words), refined))
 
 
-def _stage(name: str, now: Tensor, start: Tensor | None, words: Words) -> Stage:
+def _make_stage(name: str, now: Tensor, start: Tensor | None, words: Words) -> Stage:
     assert start is not None
     now, start = now.cpu().double(), start.cpu().double()
     return Stage(
         name=name,
         tokens=now,
-        started=tuple(nearest[0] for nearest in words.nearest(start, 1)),
-        moved=tuple(((now - start).norm(dim=-1) / start.norm(dim=-1)).tolist()),
-        cosine=tuple(map(tuple, words.nearest(now, WORDS, "cosine"))),
-        euclid=tuple(map(tuple, words.nearest(now, WORDS, "euclid"))),
+        started=[nearest[0] for nearest in words.nearest(start, 1)],
+        moved=((now - start).norm(dim=-1) / start.norm(dim=-1)).tolist(),
+        cosine=words.nearest(now, WORDS, "cosine"),
+        euclid=words.nearest(now, WORDS, "euclid"),
     )
 
 
-def random_prompts(learned: Sequence[LearnedPrompts]) -> Tensor | None:
-    """Tokens [P, D] as a method without words to start from draws them; P is the largest number of those learned.
+def draw_random_prompts(learned: Sequence[Prompts]) -> Tensor | None:
+    """Draw tokens [P, D] as a method without words to start from does; P is the largest number of those learned.
 
-    None where nothing is learned.
+    None if nothing is learned.
     """
-    if not learned:
+    shapes = [one.stages[0].tokens.shape for one in learned if one.stages]
+    if not shapes:
         return None
-    shape = (max(len(one.means.tokens) for one in learned), learned[0].means.tokens.shape[1])
+    shape = (max(count for count, _ in shapes), shapes[0][1])
     return normal(shape, generator(1, "qualitative", "random prompts"), RANDOM_STD).double()
 
 
-def prompts_record(start: Tensor | None, shown: Iterable[LearnedPrompts | NoPrompts]) -> Mapping[str, Any]:
-    """Everything about the prompts as plain JSON."""
+def record_prompts(start: Tensor | None, prompts: Sequence[Prompts]) -> dict[str, Any]:
+    """Return everything about the prompts as plain JSON."""
     return {
         "word_rule": WORD_RULE,
         "order": "dimensions in the order of the token embedding, the same in every panel",
@@ -107,28 +98,24 @@ def prompts_record(start: Tensor | None, shown: Iterable[LearnedPrompts | NoProm
                 "title": one.title,
                 "method": one.run.config.method,
                 "run": one.run.config.path,
-                "stages": [_stage_record(stage) for stage in one.stages] if isinstance(one, LearnedPrompts) else [],
+                "stages": [_record_stage(stage) for stage in one.stages],
             }
-            for one in shown
+            for one in prompts
         ],
     }
 
 
-def _stage_record(stage: Stage) -> dict[str, Any]:
-    return {
-        "name": stage.name,
-        "tokens": [
-            {
-                "values": stage.tokens[token].tolist(),
-                "started": _near(stage.started[token]),
-                "moved": stage.moved[token],
-                "cosine": [_near(near) for near in stage.cosine[token]],
-                "euclid": [_near(near) for near in stage.euclid[token]],
-            }
-            for token in range(len(stage.tokens))
-        ],
-    }
-
-
-def _near(near: Near) -> dict[str, Any]:
-    return {"word": near.word, "token": near.token, "value": near.value}
+def _record_stage(stage: Stage) -> dict[str, Any]:
+    tokens = [
+        {
+            "values": values.tolist(),
+            "started": asdict(started),
+            "moved": moved,
+            "cosine": [asdict(word) for word in cosine],
+            "euclid": [asdict(word) for word in euclid],
+        }
+        for values, started, moved, cosine, euclid in zip(
+            stage.tokens, stage.started, stage.moved, stage.cosine, stage.euclid, strict=True
+        )
+    ]
+    return {"name": stage.name, "tokens": tokens}

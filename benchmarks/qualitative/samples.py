@@ -31,7 +31,7 @@ class Sample:
 
 
 def select_images(right: NDArray[np.bool_], count: int) -> list[Sample]:
-    """At most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`, kind by kind."""
+    """Select at most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`, kind by kind."""
     columns: list[Kind] = [tuple(column) for column in right.T.tolist()]
     waiting: dict[Kind, list[int]] = {}
     for place, kind in enumerate(columns):
@@ -46,19 +46,19 @@ def select_images(right: NDArray[np.bool_], count: int) -> list[Sample]:
 
 
 def describe_kind(right: Kind, titles: Sequence[str]) -> str:
-    """Which methods are right, in words."""
+    """Describe in words which methods are right."""
     if len(set(right)) == 1:
         return f"{'both' if len(titles) == 2 else 'all'} {'right' if right[0] else 'wrong'}"
     return f"only {' and '.join(title for title, one in zip(titles, right, strict=True) if one)} right"
 
 
 def count_kinds(right: NDArray[np.bool_], titles: Sequence[str]) -> dict[str, int]:
-    """How many images of `right` [M, N] are of each kind; of two methods kinds without an image are named as well."""
+    """Count the images of `right` [M, N] of each kind; of two methods kinds without an image are named as well."""
     columns: list[Kind] = [tuple(column) for column in right.T.tolist()]
     kinds: set[Kind] = set(product((True, False), repeat=2)) if len(titles) == 2 else set(columns)
     return {describe_kind(kind, titles): columns.count(kind) for kind in sorted(kinds, key=_order)}
 
 
 def _order(kind: Kind) -> tuple[bool, int, Kind]:
-    """Kinds of disagreement first, of these the ones that fewest methods get right, in the order of the methods."""
+    """Sort kinds of disagreement first, of these the ones that fewest methods get right, then by method."""
     return len(set(kind)) == 1, sum(kind) % len(kind), tuple(not one for one in kind)
