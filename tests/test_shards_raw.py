@@ -18,11 +18,10 @@ from shards.errors import DataError, DataUsageError
 from shards.images import decode
 from shards.pack import pack_source
 from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.published import find_folder, raw_source
+from shards.raw.locations import find_folder
+from shards.raw.published import raw_source
 from shards.reader import open_dataset
 from shards.records import Source
-
-FIFTEEN = tuple(WRITERS)
 
 
 def listed(source: Source) -> dict[str, list[tuple[str, int]]]:
@@ -42,12 +41,12 @@ def names(name: str) -> tuple[str, ...]:
 def minis(tmp_path_factory) -> Path:
     """All fifteen, a few classes each; leave it as it is."""
     root = tmp_path_factory.mktemp("minis")
-    for name in FIFTEEN:
+    for name in WRITERS:
         build(name, root, per_class=4, classes=None if find(name).classes == 1000 else 3)
     return root
 
 
-@pytest.mark.parametrize("name", FIFTEEN)
+@pytest.mark.parametrize("name", WRITERS)
 def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(name, minis, tmp_path):
     source = subset(name, minis)
     folder = find_folder(find(name), minis)
@@ -71,19 +70,18 @@ def glob_escape(path: str) -> str:
     return path.replace("[", "[[]")
 
 
-@pytest.mark.parametrize("name", FIFTEEN)
-def test_a_few_images_never_pass_for_the_published_set(name, minis):
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_miniature_is_not_packed_as_the_published_set(name, minis):
     with pytest.raises(DataError) as error:
         raw_source(find(name), minis)
     text = str(error.value)
-    assert text.startswith(f"'{name}': ") and "published" in text and "\n" not in text
-    assert ("--subset" in text or find(name).raw.layout == "variant-lists") and "get " in text  # type: ignore[union-attr]
+    assert text.startswith(f"'{name}': ") and "published" in text and "get " in text and "\n" not in text
 
 
 def test_labels_are_those_of_the_published_list_whatever_lies_on_the_disk(minis):
     """Names of folders and of classes, told apart from each other."""
     by_label = {
-        name: {label: path for rows in listed(subset(name, minis)).values() for path, label in rows} for name in FIFTEEN
+        name: {label: path for rows in listed(subset(name, minis)).values() for path, label in rows} for name in WRITERS
     }
     wnids = imagenet_wnids()
     for label in FEW_OF_A_THOUSAND:
@@ -142,7 +140,7 @@ def test_real_class_names_with_slashes_capitals_and_another_order_than_text(tmp_
         assert sorted(listed(own)["test"]) == test and own.classnames == names(name)
 
 
-@pytest.mark.parametrize("name", FIFTEEN)
+@pytest.mark.parametrize("name", WRITERS)
 def test_folders_as_archives_name_them_are_accepted(name, minis, tmp_path):
     raw, dataset = find(name).raw, find(name)
     assert raw
@@ -182,27 +180,20 @@ def copied(name: str, minis: Path, root: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "stray", "named"),
     [
-        ("imagenet-sketch", "README.txt", "README.txt"),
         ("imagenet-sketch", "not-a-class/x.JPEG", "not-a-class"),
         ("imagenet-sketch", "n01440764/Thumbs.db", "n01440764/Thumbs.db"),
         ("imagenet-sketch", "n01440764/deeper/x.JPEG", "n01440764/deeper"),
-        ("imagenet-sketch", ".DS_Store", ""),
         ("imagenet-sketch", "n01440764/.DS_Store", ""),
+        ("imagenet-sketch", "n01440764/link.JPEG", "n01440764/link.JPEG"),
         ("imagenet-a", "README.txt", ""),
-        ("imagenet-a", "readme.txt", "readme.txt"),
-        ("imagenet-r", "README.txt", ""),
-        ("imagenet-r", "n01440764/x.jpg", "n01440764"),
-        ("imagenetv2", "1000/x.jpeg", "1000"),
         ("imagenetv2", "007/x.jpeg", "007"),
         ("imagenet", "train/LOC_synset_mapping.txt", ""),
         ("imagenet", "train/n00000001/x.JPEG", "train/n00000001"),
-        ("imagenet", "val/n01440764/notes.txt", "val/n01440764/notes.txt"),
         ("imagenet", "test/x.JPEG", ""),
-        ("imagenet-sketch", "n01440764/link.JPEG", "n01440764/link.JPEG"),
         ("caltech101", "not-a-class/x.jpg", ""),
     ],
 )
-def test_stray_entries_are_refused_by_name_where_they_would_change_the_list(name, stray, named, minis, tmp_path):
+def test_stray_folders_and_files_of_classes_are_refused_by_name(name, stray, named, minis, tmp_path):
     images = copied(name, minis, tmp_path)
     (images / stray).parent.mkdir(exist_ok=True, parents=True)
     if stray.endswith("link.JPEG"):
@@ -212,10 +203,8 @@ def test_stray_entries_are_refused_by_name_where_they_would_change_the_list(name
     if not named:
         assert listed(subset(name, tmp_path)) == listed(subset(name, minis))
         return
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=f"{images} holds '{named}', neither class folders nor images"):
         subset(name, tmp_path)
-    what = f"{images / named} lies among the classes and is neither a class folder nor an image"
-    assert str(error.value) == f"'{name}': {what}; move it out of there: mv -i {images / named} {tmp_path}/"
 
 
 def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, tmp_path):
@@ -231,16 +220,14 @@ def test_a_missing_split_file_is_refused_with_its_place_and_the_way_out(minis, t
     assert not file.exists(), "CoOp would have written a private one"
 
 
-def test_an_own_split_needs_every_class_in_every_part(minis):
-    with pytest.raises(
-        DataError, match=r"random split of DTD has no train images of 44 classes, the first is class 3, 'bub"
-    ):
+def test_a_random_split_needs_enough_images_of_every_class(minis):
+    with pytest.raises(DataError, match=r"random split of DTD .* class 'bubbly' has 0 images, too few for train"):
         raw_source(find("dtd"), minis, random_split=1)
     with pytest.raises(DataUsageError, match=r"official split"):
         raw_source(find("imagenet"), minis, random_split=1)
 
 
-def test_an_own_split_takes_what_is_there_and_says_so(tmp_path):
+def test_a_random_split_takes_the_existing_images(tmp_path):
     build("eurosat", tmp_path, per_class=10, drawn=False)
     (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
     source = raw_source(find("eurosat"), tmp_path, random_split=5, resize=32)
@@ -268,15 +255,6 @@ def test_a_changed_list_changes_the_origin_so_that_it_is_packed_again(minis, tmp
     after = subset("dtd", tmp_path)
     assert after.origin != before.origin and after.counts["train"] == before.counts["train"] - 1
     assert before.size == sum(file.stat().st_size for file in (minis / "dtd" / "images").rglob("*.jpg"))
-
-
-def test_only_what_is_there_of_imagenet_is_a_test_set(minis, tmp_path):
-    images = copied("imagenet", minis, tmp_path)
-    shutil.rmtree(images / "train")
-    assert dict(subset("imagenet", tmp_path).counts) == {"test": 20}
-    shutil.rmtree(images / "val")
-    with pytest.raises(DataError, match="no images"):
-        subset("imagenet", tmp_path)
 
 
 def test_a_file_that_vanishes_while_packing_is_named(minis, tmp_path):

@@ -136,7 +136,7 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
             *(f"fix: {fix}" for fix in report.fixes),
             *(f"note: {text}" for text in report.notes),
         ]
-        if lines and (report.found or report.nearly or "all" not in given):
+        if lines and (report.found or report.is_fixable or "all" not in given):
             note(f"\n{report.dataset}\n  " + "\n  ".join(lines))
     absent = [report.dataset for report in reports if not report.found]
     broken = [report.dataset for report in reports if report.found and not report.ok]

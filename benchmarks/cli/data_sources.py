@@ -89,7 +89,7 @@ def raw_sets() -> list[Dataset]:
 
 
 def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
-    from shards.raw.published import find_folder
+    from shards.raw.locations import find_folder
 
     drawn = [_drawn(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()

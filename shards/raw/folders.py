@@ -1,4 +1,4 @@
-"""Raw image folders: list images, find which of them exist, and read them for packing.
+"""Raw image folders: list images, find missing ones, and read them for packing.
 
 Nothing in `shards.raw` writes below a raw folder. Names in lists and on the disk are untrusted: see `unsafe_path`.
 """
@@ -16,6 +16,9 @@ from shards.errors import DataError
 from shards.records import Record
 from shards.tar import IMAGES
 
+Images = list[tuple[str, int]]
+"""Images of one split in list order: a path relative to the folder of the images, and a label."""
+
 IMAGE_EXTENSIONS = frozenset((*IMAGES, "jpeg"))
 
 # Files that are measured for an estimate within 1 to 2 %; a million `stat` calls on a network disk take minutes.
@@ -24,66 +27,62 @@ SIZE_SAMPLE = 5_000
 # Largest file that is read, because files are read as a whole. An image of 100 million pixels with 3 bytes fits.
 FILE_LIMIT = 500_000_000
 
-UNCHANGED = "put an unchanged copy of the published file there"
+# Items of a list that a message names.
+NAMED = 3
 
 
 class RawProblem(DataError):
     """Something wrong with raw files: what and where, and what would work."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(what, remedy)
+        super().__init__(f"{what}; {remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.remedy}" if self.remedy else self.what
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Images of one split in list order: paths relative to the images' folder, and a label for each."""
-
-    paths: Sequence[str]
-    labels: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def only(self, keep: Iterable[bool]) -> Rows:
-        kept = [i for i, there in enumerate(keep) if there]
-        return self if len(kept) == len(self) else Rows([self.paths[i] for i in kept], [self.labels[i] for i in kept])
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The lists or class folders of a data set as they are, before the comparison with the published set.
+    """The labelled images below one folder, by split: from lists, from class folders, or drawn at random.
 
-    images: the folder that paths are relative to. origin: what the lists are, in words.
+    root: the folder that paths are relative to. origin: what the lists are, in words.
     scanned: the lists come from reading folders, so all their images exist.
     problems: faults that did not stop the listing; packing refuses a data set with any of them.
     """
 
-    images: Path
+    root: Path
     classnames: tuple[str, ...]
-    splits: Mapping[str, Rows]
+    splits: Mapping[str, Images]
     origin: str
     scanned: bool = False
     problems: tuple[RawProblem, ...] = ()
 
+    @property
+    def counts(self) -> dict[str, int]:
+        return {split: len(images) for split, images in self.splits.items()}
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for images in self.splits.values() for path, _ in images]
+
     def lines(self, split: str) -> Iterator[str]:
         """Yield the lines that digests of published splits are computed from."""
-        rows = self.splits[split]
-        for path, label in zip(rows.paths, rows.labels, strict=True):
-            yield f"{path}\t{label}\t{self.classnames[label]}"
+        return (f"{path}\t{label}\t{self.classnames[label]}" for path, label in self.splits[split])
 
     def digest(self) -> str:
         """Compute 16 hex digits that change with any path, label or name of any split."""
         total = hashlib.sha256()
         for split in self.splits:
-            total.update(f"{split}\n".encode())
-            for line in self.lines(split):
+            for line in (split, *self.lines(split)):
                 total.update(f"{line}\n".encode())
         return total.hexdigest()[:16]
+
+    def missing(self, split: str) -> list[str]:
+        """List the paths of a split that are no files, in list order. Raises RawProblem for an unreadable folder."""
+        return [] if self.scanned else missing_files(self.root, [path for path, _ in self.splits[split]])
+
+    def part(self, split: str, start: int, stop: int) -> FolderPart:
+        paths, labels = zip(*self.splits[split][start:stop], strict=True)
+        return FolderPart(self.root, paths, labels)
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,8 @@ class FolderPart:
 
 
 def _unreadable(file: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{file} cannot be read ({error.strerror or error}): put it back, or pack what is there as a subset"
-    )
+    reason = error.strerror or error
+    return DataError(f"{file} cannot be read ({reason}): put it back, or pack what is there as a subset")
 
 
 def unsafe_path(path: str) -> str:
@@ -135,67 +133,65 @@ def unsafe_path(path: str) -> str:
     return ""
 
 
-def is_image_name(name: str) -> bool:
-    stem, _, extension = name.rpartition(".")
-    return bool(stem) and extension.lower() in IMAGE_EXTENSIONS
+def list_folder(folder: Path) -> dict[str, str]:
+    """Map the sorted names in a folder to "folder", "file" or "other", without hidden entries; links are followed.
 
-
-def is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a file or a link to one; False for a circular link."""
-    try:
-        return entry.is_file()
-    except OSError:
-        return False
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """List a folder, sorted by name, without hidden entries. Raises RawProblem if it cannot be read."""
+    Raises RawProblem if the folder cannot be read.
+    """
     try:
         with os.scandir(folder) as found:
-            return sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+            return {entry.name: _kind(entry) for entry in sorted(found, key=lambda entry: entry.name) if _shown(entry)}
     except OSError as error:
-        raise _unreadable_folder(folder, error) from error
+        what = f"{folder} cannot be read ({error.strerror or error})"
+        raise RawProblem(what, "make it a folder that you may read") from error
 
 
-def image_names(folder: Path) -> tuple[list[str], list[str]]:
-    """List the images of a class folder, sorted by name, and its other entries; hidden ones are left out."""
-    images: list[str] = []
-    others: list[str] = []
-    for entry in entries(folder):
-        name = entry.name
-        (images if is_image_name(name) and not unsafe_path(name) and is_file(entry) else others).append(name)
-    return images, others
+def _shown(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".")
 
 
-def files_exist(root: Path, paths: Iterable[str]) -> Iterator[bool]:
-    """Yield whether each path is a file below `root`; lists each folder once. Raises RawProblem if it cannot."""
-    files: dict[str, frozenset[str]] = {}
+def _kind(entry: os.DirEntry[str]) -> str:
+    try:
+        return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
+    except OSError:
+        # A circular link.
+        return "other"
+
+
+def subfolders(folder: Path) -> list[str]:
+    return [name for name, kind in list_folder(folder).items() if kind == "folder"]
+
+
+def scan_class_folders(root: Path, labels: Mapping[str, int], prefix: str = "") -> tuple[Images, list[str]]:
+    """List the images of class folders by label, then by name, and everything in these folders that is no image.
+
+    labels: the label of each class folder in `root / prefix`.
+    """
+    images: Images = []
+    strays: list[str] = []
+    for name, label in sorted(labels.items(), key=lambda item: item[1]):
+        for file, kind in list_folder(root / prefix / name).items():
+            path = f"{prefix}{name}/{file}"
+            stem, _, extension = file.rpartition(".")
+            if kind == "file" and stem and extension.lower() in IMAGE_EXTENSIONS and not unsafe_path(file):
+                images.append((path, label))
+            else:
+                strays.append(path)
+    return images, strays
+
+
+def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
+    """List the paths that are no files below `root`; each folder is listed once. Raises RawProblem if it cannot be."""
+    found: dict[str, dict[str, str]] = {}
+    missing = []
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if folder not in files:
-            files[folder] = _files(root / folder)
-        yield name in files[folder]
-
-
-def _files(folder: Path) -> frozenset[str]:
-    try:
-        with os.scandir(folder) as found:
-            return frozenset(entry.name for entry in found if is_file(entry))
-    except (FileNotFoundError, NotADirectoryError):
-        return frozenset()
-    except OSError as error:
-        raise _unreadable_folder(folder, error) from error
-
-
-def _unreadable_folder(folder: Path, error: OSError) -> RawProblem:
-    return RawProblem(f"{folder} cannot be read ({error.strerror or error})", "make it a folder that you may read")
+        if folder not in found:
+            # A link that leads nowhere is reported by list_folder.
+            found[folder] = list_folder(root / folder) if os.path.lexists(root / folder) else {}
+        if found[folder].get(name) != "file":
+            missing.append(path)
+    return missing
 
 
 def file_sizes(root: Path, paths: Iterable[str]) -> Iterator[int]:
@@ -211,3 +207,9 @@ def total_size(root: Path, paths: Sequence[str]) -> int:
     """Sum the bytes of all files; for many files estimate it from an even sample of the list."""
     sizes = list(file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)]))
     return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Format the first of many names in ASCII, and how many more there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(map(ascii, names[:NAMED])) + more

@@ -1,32 +1,254 @@
-"""Read official lists of images: CoOp's split files, FGVCAircraft's variant lists, other text and MATLAB files.
+"""Read the official lists of the published data sets: split files, variant lists, class folders, train lists, labels.
 
 The order of the lists is kept, because few-shot samples rest on it. The files are untrusted: they are read strictly and
-without building objects.
+without building objects. Class folders have no order of their own: CoOp takes that of the file system, here files are
+sorted by name, so that few-shot draws are reproducible.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shards.raw.folders import UNCHANGED, Listing, RawProblem, Rows, unsafe_path
-from shards.raw.locations import RawLocation, raw_layout
+from shards.raw.classnames import published_classnames
+from shards.raw.folders import (
+    Images,
+    Listing,
+    RawProblem,
+    first_few,
+    list_folder,
+    scan_class_folders,
+    subfolders,
+    unsafe_path,
+)
+from shards.raw.locations import RawLocation, class_folders
+
+SPLITS = ("train", "val", "test")
+UNCHANGED = "put an unchanged copy of the published file there"
 
 
-def required_list(location: RawLocation, name: str) -> Path:
-    """Find a list. Raises RawProblem naming the place where the file belongs."""
+def read_published(location: RawLocation) -> Listing:
+    """Read the lists or class folders of a data set. Raises RawProblem if a list is missing or broken."""
+    layout = location.raw.layout
+    if layout == "split-file":
+        return _read_split_file(location)
+    if layout == "variant-lists":
+        return _read_variant_lists(location)
+    prefixes = {"train": "train/", "test": "val/"} if layout == "imagenet" else {"test": ""}
+    found = {split: scan_known_folders(location, prefix) for split, prefix in prefixes.items()}
+    origin = {"imagenet": "ImageNet", "wnid-folders": "class", "numbered-folders": "numbered"}[layout]
+    return Listing(
+        location.images,
+        published_classnames(location.dataset),
+        {split: images for split, (images, _) in found.items()},
+        f"{origin} folders, files sorted by name",
+        True,
+        tuple(problem for _, problems in found.values() for problem in problems),
+    )
+
+
+def scan_known_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[RawProblem]]:
+    """List the images of the data set's class folders below `location.images / prefix`, and what is wrong there.
+
+    Files beside the class folders are ignored, as in CoOp.
+    """
+    root = location.images / prefix
+    labels = {name: label for label, name in enumerate(class_folders(location.dataset))}
+    folders = subfolders(root) if root.is_dir() else []
+    images, strays = scan_class_folders(
+        location.images, {name: labels[name] for name in folders if name in labels}, prefix
+    )
+    # The folder of the data set itself may hold others than those of the classes.
+    if location.images != location.folder:
+        strays = [f"{prefix}{name}" for name in folders if name not in (*labels, *location.raw.ignored)] + strays
+    problems = []
+    if strays:
+        what = f"{location.images} holds {first_few(strays)}, neither class folders nor images"
+        problems.append(RawProblem(what, "move them out of there"))
+    if prefix and root.is_dir() and not folders and (files := list_folder(root)):
+        what = f"{root} holds {len(files):,} files and no class folder"
+        sort = "unpack each archive into a folder of its name, or sort the validation images with valprep.sh of "
+        problems.append(RawProblem(what, f"{sort}https://github.com/soumith/imagenetloader.torch"))
+    return images, problems
+
+
+def _read_split_file(location: RawLocation) -> Listing:
+    name = location.raw.split_file
     file = location.find_list(name)
     if file is None:
-        raise RawProblem(
-            f"{location.folder / name} is missing", f"put it there: get {raw_layout(location.dataset).get}"
-        )
-    return file
+        own = "or split the images yourself with --random-split SEED, which no published figure compares with"
+        what = f"the official split file {location.folder / name} is missing"
+        raise RawProblem(what, f"get {location.raw.get}; {own}")
+    try:
+        document = json.loads(file.read_bytes(), object_pairs_hook=_refuse_repeated_keys)
+        if not isinstance(document, dict) or sorted(document) != sorted(SPLITS):
+            raise ValueError("it should hold the lists train, val and test alone")
+        if not document["train"] or not document["test"]:
+            raise ValueError("its lists train and test should not be empty")
+        classnames, splits = parse_split_lists(document)
+    except OSError as error:
+        raise RawProblem(f"{file} cannot be read ({error.strerror or error})", UNCHANGED) from error
+    except (ValueError, RecursionError) as error:
+        raise RawProblem(f"{file}: {' '.join(str(error).split())[:300]}", UNCHANGED) from error
+    return Listing(location.images, classnames, splits, f"CoOp split {name}")
 
 
-def read_lines(file: Path) -> Iterator[tuple[int, str]]:
+def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("a key is given twice")
+    return document
+
+
+def parse_split_lists(document: dict[str, Any]) -> tuple[tuple[str, ...], dict[str, Images]]:
+    """Parse CoOp's lists of `[path, label, class name]` per split: class names in label order, and the images.
+
+    Raises ValueError, naming the entry, unless labels are 0..C-1 with one name each, no image is listed twice, and
+    paths stay inside their folder.
+    """
+    names: dict[int, str] = {}
+    listed: set[str] = set()
+    splits: dict[str, Images] = {}
+    for split in SPLITS:
+        if not isinstance(document.get(split, []), list):
+            raise ValueError(f"'{split}' is no list of images")
+        splits[split] = []
+        for number, row in enumerate(document.get(split, []), 1):
+            where = f"{split} entry {number}"
+            if not isinstance(row, list) or list(map(type, row)) != [str, int, str]:
+                raise ValueError(f"{where} is not [path, label, class name]")
+            path, label, name = row
+            reason = unsafe_path(path) or ("is listed twice" if path in listed else "")
+            if reason:
+                raise ValueError(f"{where}: {path[:80]!a} {reason}")
+            if not name or name != name.strip() or not name.isprintable():
+                raise ValueError(f"{where}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
+            if label < 0 or names.setdefault(label, name) != name:
+                raise ValueError(f"{where}: label {label} is {names.get(label, 'negative')!a}, here it is {name!a}")
+            listed.add(path)
+            splits[split].append((path, label))
+    absent = next((label for label in range(len(names)) if label not in names), None)
+    if absent is not None:
+        raise ValueError(f"no image has label {absent}, but labels go up to {max(names)}")
+    return tuple(names[label] for label in range(len(names))), splits
+
+
+def _read_variant_lists(location: RawLocation) -> Listing:
+    """Read `variants.txt`, whose line number is the label, and `images_variant_<split>.txt`."""
+    names_file = location.require_list("variants.txt")
+    classnames = tuple(line.strip() for _, line in _read_lines(names_file))
+    labels = {name: label for label, name in enumerate(classnames)}
+    if len(labels) != len(classnames):
+        raise RawProblem(f"{names_file} names a variant twice", UNCHANGED)
+    splits: dict[str, Images] = {}
+    listed: set[str] = set()
+    for split in SPLITS:
+        file, images = location.require_list(f"images_variant_{split}.txt"), []
+        for number, line in _read_lines(file):
+            image, _, name = line.strip().partition(" ")
+            images.append((f"{image}.jpg", _find_label(labels, name, file, number)))
+        splits[split] = _check_images(file, images, len(classnames), listed)
+    return Listing(location.images, classnames, splits, "official variant lists")
+
+
+def read_labelled_images(location: RawLocation) -> Images:
+    """Read Flowers102's `imagelabels.mat`: the classes of `image_00001.jpg` and so on, counted from 1."""
+    file = location.require_list("imagelabels.mat")
+    try:
+        labels = [int(label) - 1 for label in _read_mat(file, "labels").ravel()]
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise RawProblem(f"{file} holds no list of numbers", UNCHANGED) from error
+    images = [(f"image_{number:05d}.jpg", label) for number, label in enumerate(labels, 1)]
+    return _check_images(file, images, location.dataset.classes)
+
+
+def read_official_list(location: RawLocation, part: str) -> Images:
+    """Read the official training list (`part` "trainval") or test list of Pets, Cars, SUN397 or UCF101."""
+    train = part == "trainval"
+    name, read = {
+        "oxford-pets": (f"annotations/{part}.txt", _pets),
+        "stanford-cars": (
+            "devkit/cars_train_annos.mat" if train else "cars_test_annos_withlabels.mat",
+            _cars_train if train else _cars_test,
+        ),
+        "sun397": ("Training_01.txt" if train else "Testing_01.txt", _scenes),
+        "ucf101": (f"ucfTrainTestlist/{'train' if train else 'test'}list01.txt", _actions),
+    }[location.dataset.base]
+    file, names = location.require_list(name), published_classnames(location.dataset)
+    images = _check_images(file, list(read(file, {name: label for label, name in enumerate(names)})), len(names))
+    if read is _pets:
+        for number, (path, label) in enumerate(images, 1):
+            if path.rpartition("_")[0].lower() != names[label]:
+                raise RawProblem(f"{file}, entry {number}: {path!a} is listed as class {label + 1}", UNCHANGED)
+    return images
+
+
+def _pets(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """Read lines of image name, class number from 1, species and breed number."""
+    for number, line in _read_lines(file):
+        match = re.match(r"(\S+) ([0-9]{1,9})( |$)", line.strip())
+        if match is None:
+            raise RawProblem(f"{file}, line {number}: {line[:80]!a} has no class number", UNCHANGED)
+        yield f"{match[1]}.jpg", int(match[2]) - 1
+
+
+def _cars_train(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
+    return _cars(file, "cars_train")
+
+
+def _cars_test(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
+    return _cars(file, "cars_test")
+
+
+def _cars(file: Path, folder: str) -> Iterator[tuple[str, int]]:
+    """Read annotations with a file name and a class number from 1."""
+    try:
+        for row in _read_mat(file, "annotations").ravel():
+            yield f"{folder}/{row['fname'].item()!s}", int(row["class"].item()) - 1
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise RawProblem(f"{file} holds no annotations with 'fname' and 'class'", UNCHANGED) from error
+
+
+def _scenes(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """Read lines like `/a/apse/indoor/sun_x.jpg`; a class name lists its folders from the innermost outwards."""
+    for number, line in _read_lines(file):
+        path = line.strip().removeprefix("/")
+        yield path, _find_label(labels, " ".join(reversed(path.split("/")[1:-1])), file, number)
+
+
+def _actions(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """Read lines like `YoYo/v_YoYo_g01_c01.avi 1`; the folder of its frame is the class name, `Yo_Yo`."""
+    for number, line in _read_lines(file):
+        action, _, video = line.split()[0].partition("/")
+        name = "_".join(re.findall("[A-Z][^A-Z]*", action))
+        yield f"{name}/{video.removesuffix('.avi')}.jpg", _find_label(labels, name, file, number)
+
+
+def _find_label(labels: dict[str, int], name: str, file: Path, number: int) -> int:
+    if name not in labels:
+        raise RawProblem(f"{file}, line {number}: there is no class {name[:80]!a}", UNCHANGED)
+    return labels[name]
+
+
+def _check_images(file: Path, images: Images, classes: int, listed: set[str] | None = None) -> Images:
+    """Check that a list names plain paths, each once, with labels of the data set.
+
+    listed: the paths of the lists before, to which those of `images` are added.
+    """
+    listed = set() if listed is None else listed
+    for number, (path, label) in enumerate(images, 1):
+        reason = unsafe_path(path) or ("is listed twice" if path in listed else "")
+        reason = reason or ("" if 0 <= label < classes else f"has the unknown class {label + 1}")
+        if reason:
+            raise RawProblem(f"{file}, entry {number}: {path[:80]!a} {reason}", UNCHANGED)
+        listed.add(path)
+    return images
+
+
+def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
     """Read the non-empty lines of a text file with their numbers. Raises RawProblem if it is no text file."""
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -38,7 +260,7 @@ def read_lines(file: Path) -> Iterator[tuple[int, str]]:
             yield number, line.rstrip("\r")
 
 
-def read_mat(file: Path, name: str) -> Any:
+def _read_mat(file: Path, name: str) -> Any:
     """Read one variable of a MATLAB file as a NumPy array. Raises RawProblem if file or variable is missing."""
     from scipy.io import loadmat
 
@@ -47,129 +269,6 @@ def read_mat(file: Path, name: str) -> Any:
         return loadmat(file, variable_names=[name], struct_as_record=True)[name]
     except KeyError as error:
         raise RawProblem(f"{file} holds no '{name}'", UNCHANGED) from error
-    except OSError as error:
-        raise RawProblem(f"{file} cannot be read ({error.strerror or error})", UNCHANGED) from error
     except Exception as error:
         # scipy's parser can raise any type of error for a damaged file.
         raise RawProblem(f"{file} is not a readable MATLAB file", UNCHANGED) from error
-
-
-SPLITS = ("train", "val", "test")
-
-
-@dataclass(frozen=True)
-class SplitFile:
-    """A valid split file: class names in label order, and the images of each split."""
-
-    classnames: tuple[str, ...]
-    splits: dict[str, Rows]
-
-
-def read_split_file(file: Path) -> SplitFile:
-    """Read a split file. Raises RawProblem, naming the entry, for any other content.
-
-    Labels must be 0..C-1 with one name each, no image may be listed twice, and paths must stay inside their folder.
-    """
-    document = _document(file)
-    names: dict[int, str] = {}
-    seen: set[str] = set()
-    splits: dict[str, Rows] = {}
-    for split in SPLITS:
-        paths, labels = [], []
-        for number, row in enumerate(document[split], 1):
-            path, label, name = _checked_row(row, file, split, number)
-            if path in seen:
-                raise _broken(file, split, number, f"{path!r} is listed twice")
-            if names.setdefault(label, name) != name:
-                raise _broken(file, split, number, f"label {label} is {names[label]!r} and {name!r}")
-            seen.add(path)
-            paths.append(path)
-            labels.append(label)
-        splits[split] = Rows(paths, labels)
-    if sorted(names) != list(range(len(names))):
-        absent = next(label for label in range(len(names) + 1) if label not in names)
-        raise RawProblem(f"{file}: no image has label {absent}, but labels go up to {max(names)}", UNCHANGED)
-    return SplitFile(tuple(names[label] for label in range(len(names))), splits)
-
-
-def _document(file: Path) -> dict[str, list[object]]:
-    try:
-        document = json.loads(file.read_bytes(), object_pairs_hook=_without_repeats)
-    except OSError as error:
-        raise RawProblem(f"{file} cannot be read ({error.strerror or error})", UNCHANGED) from error
-    except (ValueError, RecursionError) as error:
-        raise RawProblem(f"{file} is not a split file: no JSON ({_one_line(error)})", UNCHANGED) from error
-    if not isinstance(document, dict) or sorted(document) != sorted(SPLITS):
-        raise RawProblem(f"{file} is not a split file: it should hold the lists train, val and test alone", UNCHANGED)
-    for split in SPLITS:
-        if not isinstance(document[split], list) or (not document[split] and split != "val"):
-            raise RawProblem(f"{file} is not a split file: '{split}' should be a list of images", UNCHANGED)
-    return document
-
-
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("a key is given twice")
-    return document
-
-
-def _checked_row(row: object, file: Path, split: str, number: int) -> tuple[str, int, str]:
-    if not isinstance(row, list) or len(row) != 3:
-        raise _broken(file, split, number, "it should be [path, label, class name]")
-    path, label, name = row
-    if not isinstance(path, str) or not isinstance(name, str):
-        raise _broken(file, split, number, "path and class name should be text")
-    if type(label) is not int or label < 0:
-        raise _broken(file, split, number, f"label {_short(label)} is not a whole number from 0")
-    reason = unsafe_path(path)
-    if reason:
-        raise _broken(file, split, number, f"{_short(path)} {reason}")
-    if not name or name != name.strip() or not name.isprintable():
-        raise _broken(file, split, number, f"class name {_short(name)} is empty, or has outer blanks or line breaks")
-    return path, label, name
-
-
-def _broken(file: Path, split: str, number: int, reason: str) -> RawProblem:
-    return RawProblem(f"{file}: {split} entry {number}: {reason}", UNCHANGED)
-
-
-def _short(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120]
-
-
-def read_variant_lists(location: RawLocation) -> Listing:
-    """Read `variants.txt`, whose line number is the label, and `images_variant_<split>.txt`.
-
-    Raises RawProblem for a list that is missing or has a line that it should not have.
-    """
-    images = location.require_images()
-    names_file = required_list(location, "variants.txt")
-    classnames = tuple(line.strip() for _, line in read_lines(names_file))
-    labels = {name: label for label, name in enumerate(classnames)}
-    if len(labels) != len(classnames):
-        raise RawProblem(f"{names_file} names a variant twice", UNCHANGED)
-    seen: set[str] = set()
-    splits = {split: _split(required_list(location, f"images_variant_{split}.txt"), labels, seen) for split in SPLITS}
-    return Listing(images, classnames, splits, "official variant lists")
-
-
-def _split(file: Path, labels: dict[str, int], seen: set[str]) -> Rows:
-    """`seen` holds the images of the splits that were read before."""
-    paths, found = [], []
-    for number, line in read_lines(file):
-        image, _, name = line.strip().partition(" ")
-        path = f"{image}.jpg"
-        reason = unsafe_path(path) or ("" if name in labels else f"names the unknown variant {name!a}")
-        reason = reason or ("is an image that was listed before" if path in seen else "")
-        if reason:
-            raise RawProblem(f"{file}, line {number}: {line[:80]!a} {reason}", UNCHANGED)
-        seen.add(path)
-        paths.append(path)
-        found.append(labels[name])
-    return Rows(paths, found)

@@ -1,8 +1,4 @@
-"""Find the raw files of a published data set below a raw root, and suggest a command if they lie elsewhere.
-
-Folders are CoOp's or those that archives unpack to; advice covers archives that were not unpacked and folders that were
-unpacked too deep.
-"""
+"""Find the raw files of a published data set below a raw root, and give a hint if they lie elsewhere."""
 
 from __future__ import annotations
 
@@ -10,15 +6,13 @@ import os
 import re
 import shlex
 import string
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from shards.catalogue import CATALOGUE
 from shards.dataset import Dataset, RawLayout
 from shards.raw.classnames import imagenet_wnids, published_classnames
-from shards.raw.folders import RawProblem, entries, is_file, is_folder
+from shards.raw.folders import RawProblem, list_folder
 
 # Subfolders by which a folder of images is recognised, for sets without class folders or a flat list of images there.
 _TOP_FOLDERS: Mapping[str, tuple[str, ...]] = {
@@ -32,33 +26,36 @@ _FLAT: Mapping[str, re.Pattern[str]] = {
     "oxford-flowers": re.compile(r"image_[0-9]{5}\.jpg"),
     "fgvc-aircraft": re.compile(r"[0-9]{7}\.jpg"),
 }
+_ARCHIVE = re.compile(r"(?P<stem>.+?)\.(tar|tar\.gz|tgz|tar\.bz2|tar\.xz|zip|7z|rar)", re.IGNORECASE)
 
-# Limits of the search for images that were unpacked too deep: levels below a folder, and folders that are listed.
-_DEPTH = 4
+# Limits of the search for misplaced images: levels below a folder, and folders of a level.
+_DEPTH = 5
 _FOLDERS_SEARCHED = 500
 
 
 @dataclass(frozen=True)
 class RawLocation:
-    """A data set found below a raw root.
+    """Where a data set lies below a raw root.
 
-    folder: the data set's own. images: what paths are relative to, None when no images were found.
+    folder: the data set's own. images: what paths are relative to.
     lists: the folders where a list may lie, in the order they are looked at.
     """
 
     dataset: Dataset
-    raw_root: Path
+    raw: RawLayout
     folder: Path
-    images: Path | None
+    images: Path
     lists: tuple[Path, ...]
 
     def find_list(self, name: str) -> Path | None:
         return next((folder / name for folder in self.lists if os.path.isfile(folder / name)), None)
 
-    def require_images(self) -> Path:
-        if self.images is None:
-            raise ValueError(f"{self.folder} was found without images")
-        return self.images
+    def require_list(self, name: str) -> Path:
+        """Find a list. Raises RawProblem naming the place where the file belongs."""
+        file = self.find_list(name)
+        if file is None:
+            raise RawProblem(f"{self.folder / name} is missing", f"put it there: get {self.raw.get}")
+        return file
 
 
 def raw_layout(dataset: Dataset) -> RawLayout:
@@ -67,162 +64,88 @@ def raw_layout(dataset: Dataset) -> RawLayout:
     return dataset.raw
 
 
-def find_location(dataset: Dataset, raw_root: Path) -> RawLocation | None:
-    """Find the folder that holds the images, CoOp's names first; else the first existing folder; else None."""
+def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
+    """Find the folder of a data set below a raw root: the first with images, else the first that exists, else None."""
     raw = raw_layout(dataset)
-    folders = [raw_root / folder for folder in raw.folders if os.path.isdir(raw_root / folder)]
-    found = (
-        (folder, folder / images) for folder in folders for images in raw.images if has_images(dataset, folder / images)
-    )
-    folder, images = next(found, (folders[0] if folders else None, None))
-    if folder is None:
-        return None
-    return RawLocation(
-        dataset, raw_root, folder, images, tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root)))
-    )
+    folders = [raw_root / name for name in raw.folders if os.path.isdir(raw_root / name)]
+    holding = (folder for folder in folders if any(has_images(dataset, folder / images) for images in raw.images))
+    return next(holding, folders[0] if folders else None)
+
+
+def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
+    """Find the images of a data set. Raises RawProblem with the place where they belong, and a hint if there is one."""
+    raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
+    if folder is not None:
+        images = next((folder / images for images in raw.images if has_images(dataset, folder / images)), None)
+        if images is not None:
+            folders = (raw_root / name for name in raw.folders if os.path.isdir(raw_root / name))
+            lists = tuple(dict.fromkeys((folder, *folders, folder.parent, raw_root)))
+            return RawLocation(dataset, raw, folder, images, lists)
+        what = f"no images in {' or '.join(str(folder / images) for images in raw.images[:2])}"
+    else:
+        what = f"there is no folder {raw.folders[0]} in {raw_root}"
+        if not os.path.isdir(raw_root):
+            raise RawProblem(f"{raw_root} is no folder", f"name the folder that holds {raw.folders[0]}/")
+        if raw_root.resolve().name in raw.folders or any(
+            has_images(dataset, raw_root / images) for images in raw.images
+        ):
+            raise RawProblem(what, f"name the folder above it: {shlex.quote(str(raw_root.resolve().parent))}")
+    # Report a folder without read permission, which otherwise looks empty.
+    list_folder(folder or raw_root)
+    raise RawProblem(what, _misplaced(dataset, raw_root, folder) or f"get {raw.get}")
 
 
 def has_images(dataset: Dataset, folder: Path) -> bool:
     """Whether at least one image or class folder of the data set lies in `folder` as its layout has them."""
     try:
-        with os.scandir(folder) as found:
-            if dataset.base in _FLAT:
-                return any(_FLAT[dataset.base].fullmatch(entry.name) for entry in found)
-            tops = class_folders(dataset)
-            return any(entry.name in tops and is_folder(entry) for entry in found)
-    except OSError:
+        found = list_folder(folder)
+    except RawProblem:
         return False
+    if dataset.base in _FLAT:
+        return any(_FLAT[dataset.base].fullmatch(name) for name in found)
+    tops = _TOP_FOLDERS.get(dataset.base) or class_folders(dataset)
+    return any(found.get(name) == "folder" for name in tops)
 
 
-@cache
-def _wnids(indices: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(imagenet_wnids()[index] for index in indices) or imagenet_wnids()
-
-
-def wnids(dataset: Dataset) -> tuple[str, ...]:
-    """Return the WordNet ids of the classes in label order."""
-    return _wnids(raw_layout(dataset).indices)
-
-
-def class_folders(dataset: Dataset) -> tuple[str, ...] | frozenset[str]:
-    """Return the names of the folders right inside the images' folder."""
+def class_folders(dataset: Dataset) -> tuple[str, ...]:
+    """Return the names of the class folders in label order; they can differ from the class names."""
     raw = raw_layout(dataset)
-    if dataset.base in _TOP_FOLDERS:
-        return _TOP_FOLDERS[dataset.base]
-    if raw.layout == "wnid-folders":
-        return frozenset(wnids(dataset))
     if raw.layout == "numbered-folders":
-        return frozenset(map(str, range(dataset.classes)))
-    return frozenset(folder_names(dataset))
+        return tuple(map(str, range(dataset.classes)))
+    if raw.layout in ("imagenet", "wnid-folders"):
+        wnids = imagenet_wnids()
+        return tuple(wnids[index] for index in raw.indices) or wnids
+    original = {new: old for old, new in raw.renamed.items()}
+    return tuple(original.get(name, name) for name in published_classnames(dataset))
 
 
-def folder_names(dataset: Dataset) -> dict[str, str]:
-    """Map class folders to class names, for sets with a folder per class; the two names can differ."""
-    names = published_classnames(dataset)
-    original = {new: old for old, new in raw_layout(dataset).renamed.items()}
-    return {original.get(name, name): name for name in names}
-
-
-def find_nested_images(dataset: Dataset, folder: Path) -> Path | None:
-    """Find a folder below `folder` that holds images of the data set, deeper than its layout has them."""
-    return next((inner for inner in inner_folders(folder) if has_images(dataset, inner)), None)
-
-
-def inner_folders(folder: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """Yield the folders below one, the nearest first, up to a limit that keeps it fast; links are not followed."""
-    level, seen = [folder], 0
-    for _ in range(depth):
-        inner: list[Path] = []
-        for outer in level:
-            try:
-                inner += [Path(entry.path) for entry in entries(outer) if is_folder(entry) and not entry.is_symlink()]
-            except RawProblem:
-                continue
-            seen += 1
-            if seen >= _FOLDERS_SEARCHED:
-                return
-        yield from inner
-        level = inner
-
-
-_TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-ARCHIVES = (*_TAR, ".zip", ".7z", ".rar")
-# Archives of annotations and lists, which come with the archives of the images.
-_LISTS = re.compile(r"annot|partition|devkit|label|list|segment|setid", re.IGNORECASE)
-
-
-def unpack_advice(dataset: Dataset, raw_root: Path, location: RawLocation | None) -> str:
-    """Return a command that moves or unpacks the images to their place; "" if there is nothing to move or unpack."""
-    folder = location.folder if location else raw_root / raw_layout(dataset).folders[0]
-    buried = find_nested_images(dataset, location.folder) if location else None
-    if buried and raw_layout(dataset).layout == "numbered-folders" and not _is_named(dataset, buried):
-        # All selections of ImageNetV2 have the same class numbers; only the folder's name distinguishes them.
-        wanted = raw_layout(dataset).images[0]
-        return f"{buried} may be another selection of images than {wanted}: get {raw_layout(dataset).get}"
-    if buried:
-        return _move(dataset, folder, buried)
-    # Archives inside an unpacked archive come first: unpacking the outer one again would not help.
-    inner = reversed(list(inner_folders(folder, depth=2))) if location else ()
-    archives = [archive for within in (*inner, *([folder] if location else [])) for archive in _archives(within)]
-    archives += [archive for archive in _archives(raw_root) if _owner(archive.name) == dataset.name]
-    of_images = next((archive for archive in archives if not _LISTS.search(archive.name)), None)
-    return _unpack(of_images, folder) if of_images else ""
-
-
-def _is_named(dataset: Dataset, folder: Path) -> bool:
-    return folder.name in (*raw_layout(dataset).images, *raw_layout(dataset).folders)
-
-
-def _move(dataset: Dataset, folder: Path, buried: Path) -> str:
-    images = raw_layout(dataset).images[0]
-    if images == "." or buried.parts[-len(Path(images).parts) :] == Path(images).parts:
-        outer = buried if images == "." else Path(*buried.parts[: -len(Path(images).parts)])
-        return f"the images lie too deep: mv -i {shlex.quote(str(outer))}/* {shlex.quote(str(folder))}/"
-    target = shlex.quote(str(folder / images))
-    return f"the images lie elsewhere: mv -i {shlex.quote(str(buried))} {target}"
-
-
-def _unpack(archive: Path, folder: Path) -> str:
-    name = archive.name.lower()
-    # ImageNet's archives hold nothing but images and class archives.
-    inner = next((part for part in ("train", "val") if name == f"ilsvrc2012_img_{part}.tar"), None)
-    source, target = shlex.quote(str(archive)), shlex.quote(str(folder / "images" / inner if inner else folder))
-    if name.endswith(_TAR):
-        return f"{archive.name} is not unpacked: mkdir -p {target} && tar -xf {source} -C {target}"
-    if name.endswith(".zip"):
-        return f"{archive.name} is not unpacked: unzip -q {source} -d {target}"
-    return f"{archive.name} is not unpacked: unpack it into {target}"
-
-
-def _archives(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as found:
-            return sorted(Path(one.path) for one in found if one.name.lower().endswith(ARCHIVES) and is_file(one))
-    except OSError:
-        return []
-
-
-def _owner(archive: str) -> str:
-    """Return the data set with the longest folder name or alias that the archive's name begins with."""
-    name = _squeezed(archive)
-    best = ("", "")
-    for dataset in CATALOGUE.values():
-        if dataset.raw:
-            known = max((key for key in _keys(dataset) if name.startswith(key)), key=len, default="")
-            best = max(best, (known, dataset.name), key=lambda found: len(found[0]))
-    return best[1]
-
-
-def _keys(dataset: Dataset) -> Iterable[str]:
+def _misplaced(dataset: Dataset, raw_root: Path, folder: Path | None) -> str:
+    """Describe images that lie too deep or archives that were not unpacked; "" if there are none."""
     raw = raw_layout(dataset)
-    spellings = (
-        dataset.name,
-        *dataset.aliases,
-        *raw.folders,
-        *(part for images in raw.images for part in images.split("/")),
-    )
-    return {key for key in map(_squeezed, spellings) if len(key) > 2 and key not in ("images", "data", "val")}
+    home = folder or raw_root / raw.folders[0]
+    archives: list[Path] = []
+    for inner in _inner_folders(folder) if folder else ():
+        if has_images(dataset, inner):
+            if raw.layout == "numbered-folders" and inner.name not in (*raw.images, *raw.folders):
+                # All selections of ImageNetV2 have the same class numbers; only the folder's name distinguishes them.
+                return f"{inner} may be another selection of images than {raw.images[0]}: get {raw.get}"
+            return f"the images lie elsewhere: move what is in {inner} to {home / raw.images[0]}"
+        archives += [inner / name for name in list_folder(inner) if _ARCHIVE.fullmatch(name)]
+    if not archives:
+        parts = (part for images in raw.images for part in images.split("/"))
+        names = set(map(_squeeze, (dataset.name, *dataset.aliases, *raw.folders, *parts)))
+        found = ((name, _ARCHIVE.fullmatch(name)) for name in list_folder(raw_root))
+        archives = [raw_root / name for name, match in found if match and _squeeze(match["stem"]) in names]
+    return f"unpack {', '.join(map(str, archives))} into {home}" if archives else ""
 
 
-def _squeezed(name: str) -> str:
+def _inner_folders(folder: Path) -> Iterator[Path]:
+    """Yield a folder and those below it, the nearest first, up to a limit that keeps it fast."""
+    level = [folder]
+    for _ in range(_DEPTH):
+        yield from level
+        level = [inner for outer in level for inner in sorted(outer.glob("*/"))][:_FOLDERS_SEARCHED]
+
+
+def _squeeze(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())

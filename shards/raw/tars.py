@@ -10,9 +10,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ import numpy as np
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError, NotFound
 from shards.published import PUBLISHED
+from shards.raw.classnames import published_classnames
 from shards.records import Record, Source
 from shards.remote import download, read_bytes
 from shards.tar import TarIndex, TarProblem, scan_tar
@@ -34,151 +34,6 @@ INSIDE = re.compile(r"(?!.*(^|/)\.)[\w.,+=@ -]+(/[\w.,+=@ -]+)*")
 
 # Called with a tar's name, its bytes downloaded so far, and all its bytes if the server gives their number.
 Progress = Callable[[str, int, int | None], None]
-
-
-def working_folder(location: str, cache: Path) -> Path:
-    """Return the folder of a URL's tars between their download and `remove_downloads`."""
-    return cache / "downloads" / cache_name(location)
-
-
-@dataclass(frozen=True)
-class TarRoot:
-    """A folder or a URL with tars in it; names below it have forward slashes."""
-
-    location: str
-    cache: Path
-    on_progress: Progress | None = None
-
-    @property
-    def folder(self) -> Path | None:
-        return local_path(self.location)
-
-    def find_text(self, name: str) -> str | None:
-        """Read a text file of the convention; None if there is none."""
-        try:
-            return self.read(name)
-        except NotFound:
-            return None
-
-    def read(self, name: str) -> str:
-        """Read a text file that must exist. Raises DataError."""
-        url = join(canonical(self.location), name)
-        try:
-            return read_bytes(url, TEXT_LIMIT).decode()
-        except UnicodeDecodeError:
-            raise DataError(f"{redact(url)} is no short text file in UTF-8") from None
-
-    def local_file(self, name: str) -> Path:
-        """Return the tar of that name as a local file; a remote one is downloaded."""
-        if self.folder is not None:
-            return self.folder / name
-        target = working_folder(self.location, self.cache) / name
-        report = self.on_progress
-        download(
-            join(canonical(self.location), name),
-            target,
-            on_progress=(lambda done, total: report(name, done, total)) if report else None,
-        )
-        return target
-
-
-def list_tars(root: TarRoot, splits: Mapping[str, str] | None) -> dict[str, list[str]]:
-    """List the names of the tars of every split, in order."""
-    wanted = dict(splits) if splits is not None else SPLITS
-    for split, there in wanted.items():
-        if not re.fullmatch(r"[a-z][a-z0-9_-]*", split) or not INSIDE.fullmatch(re.sub(r"[{}]", "", there)):
-            raise DataUsageError(
-                f"split '{split}': '{there}' is no folder or pattern of tars below {redact(root.location)}"
-            )
-    found = {split: _tars(root, there) for split, there in wanted.items()}
-    absent = [there for split, there in wanted.items() if not found[split]]
-    if absent and (splits is not None or len(absent) == len(found)):
-        where = f"{redact(root.location)} holds no shards of that name"
-        if root.folder is not None:
-            raise DataError(f"{where}: {' nor '.join(f'{there}/*.tar' for there in absent)} is not there")
-        try:
-            root.read(f"{absent[0]}/{COUNT_FILE}")
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
-    return {split: names for split, names in found.items() if names}
-
-
-def _tars(root: TarRoot, there: str) -> list[str]:
-    if there.endswith(".tar"):
-        return _expanded(there)
-    text = root.find_text(f"{there}/{COUNT_FILE}")
-    if text is not None:
-        return _counted(root, there, text)
-    return _globbed(root.folder, there) if root.folder is not None else []
-
-
-def _counted(root: TarRoot, there: str, text: str) -> list[str]:
-    digits = text.strip()
-    if not re.fullmatch(r"[0-9]{1,6}", digits) or not 0 < int(digits) <= MOST_TARS:
-        raise DataError(
-            f"{redact(root.location)}: {there}/{COUNT_FILE} says {digits[:40]!r}, not how many tars there are"
-        )
-    names = [f"{there}/{number}.tar" for number in range(int(digits))]
-    if root.folder is not None:
-        beside = {f"{there}/{name}" for name in _tar_names(root.folder / there)}
-        if beside != set(names):
-            example = sorted(beside ^ set(names))[0]
-            state = "is not one of them" if example in beside else "is missing"
-            raise DataError(f"{root.folder}: {there}/{COUNT_FILE} counts {digits} tars, but {example} {state}")
-    return names
-
-
-def _globbed(folder: Path, there: str) -> list[str]:
-    inside = [f"{there}/{name}" for name in _tar_names(folder / there)]
-    named = re.compile(rf"(.*[-_.])?{re.escape(there)}([-_.].*)?\.tar")
-    names = sorted(inside or filter(named.fullmatch, _tar_names(folder)), key=_natural)
-    _refuse_gap(folder, names)
-    return names
-
-
-def _tar_names(folder: Path) -> list[str]:
-    # macOS writes a hidden file "._name" beside every file that it copies to other file systems.
-    return [file.name for file in folder.glob("*.tar") if not file.name.startswith(".")]
-
-
-def _refuse_gap(folder: Path, names: Sequence[str]) -> None:
-    """Refuse a gap in numbered tars: a tar that was not downloaded must not be left out silently."""
-    numbered = [re.fullmatch(r"(.*?)([0-9]+)((?:-of-[0-9]+)?\.tar)", name) for name in names]
-    matches = [match for match in numbered if match]
-    if len(matches) != len(names) or len({(match[1], match[3]) for match in matches}) != 1:
-        return
-    for before, after in pairwise(matches):
-        if int(after[2]) != int(before[2]) + 1:
-            missing = f"{before[1]}{int(before[2]) + 1:0{len(before[2])}}{before[3]}"
-            raise DataError(f"{folder / missing} is missing, tars before and after it are there; get it too")
-
-
-def _expanded(pattern: str) -> list[str]:
-    """Expand `x-{000..009}.tar` to ten names; a pattern without a range is one name."""
-    match = re.fullmatch(r"([^{}]*)\{([0-9]+)\.\.([0-9]+)\}([^{}]*)", pattern)
-    if match is None:
-        if "{" in pattern or "}" in pattern:
-            raise DataUsageError(f"'{pattern}' is no name of tars: it may hold one range, such as {{000..009}}")
-        return [pattern]
-    first, last = int(match[2]), int(match[3])
-    if not first <= last < first + MOST_TARS:
-        raise DataUsageError(f"'{pattern}' names {'no' if last < first else f'more than {MOST_TARS:,}'} tars")
-    return [f"{match[1]}{number:0{len(match[2])}}{match[4]}" for number in range(first, last + 1)]
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    # Every second part is a number. `isdigit` would not do: the text between may hold digits of another script.
-    return [(int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(re.split(r"([0-9]+)", name))]
-
-
-def read_classnames(root: TarRoot) -> tuple[str, ...]:
-    text = root.find_text("classnames.txt")
-    names = tuple(line.strip() for line in (text or "").splitlines())
-    if not names or not all(names):
-        raise DataUsageError(
-            f"{redact(root.location)} has no classnames.txt with a name per class: give the class names"
-        )
-    return names
 
 
 def tar_source(
@@ -204,9 +59,20 @@ def tar_source(
     splits or names.
     """
     root = TarRoot(location, cache, on_progress)
-    names = tuple(classnames) if classnames is not None else read_classnames(root)
-    tars = _scan_all(root, splits, len(names))
-    return _source(name, names, template, templates, f"{origin}, lists {_digest(tars)}", tars)
+    names = tuple(classnames) if classnames is not None else root.classnames()
+    if not names or not all(names):
+        raise DataUsageError(
+            f"{redact(location)} has no classnames.txt with a name per class: list the class names under classes"
+        )
+    tars = root.scan(splits, len(names))
+    # The digest changes with any name, label or size of an image, but not with the cuts of the tars.
+    digest = hashlib.sha256()
+    for split, indexes in tars.items():
+        digest.update(f"{split}\n".encode())
+        for index in indexes:
+            for facts in zip(index.paths.tolist(), index.labels.tolist(), index.sizes.tolist(), strict=True):
+                digest.update(b"%s\t%d\t%d\n" % facts)
+    return _make_source(name, names, template, templates, f"{origin}, lists {digest.hexdigest()[:16]}", tars)
 
 
 def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: Progress | None = None) -> Source:
@@ -215,40 +81,44 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
     Raises DataUsageError if those shards hold other images than CoOp's test list, or are another data set's, and
     DataError when number of images or labels differ from the catalogue.
     """
-    from shards.raw.classnames import published_classnames
-
-    repository = _usable(dataset, location)
-    root = TarRoot(location, cache, on_progress)
-    other = f"{redact(location)} is not {repository}"
-    named = root.find_text("classnames.txt")
-    if named is not None and len(named.splitlines()) != dataset.classes:
-        raise DataError(f"{other}: it names {len(named.splitlines())} classes, {dataset.title} has {dataset.classes}")
-    names = published_classnames(dataset)
-    if named is not None and (moved := _moved(named.splitlines(), names)):
-        raise DataError(f"{other}: its classes have another order, the first is {moved}")
-    tars = _scan_all(root, {"test": "test"}, dataset.classes)
+    other = f"{redact(location)} is not {_find_repository(dataset, location)}"
+    root, names = TarRoot(location, cache, on_progress), published_classnames(dataset)
+    theirs = root.classnames()
+    if theirs and len(theirs) != len(names):
+        raise DataError(f"{other}: it names {len(theirs)} classes, {dataset.title} has {len(names)}")
+    # Spellings differ; sets of words are compared ("Audi TTS Coupe 2012" there is "2012 Audi TTS Coupe" here).
+    words = [[sorted(re.findall(r"\w+", name.lower().replace("_", " "))) for name in each] for each in (theirs, names)]
+    for number, key in enumerate(words[0]):
+        if words[1][number] != key and key in words[1]:
+            here = f"{theirs[number]!r} as class {number}, here it is class {words[1].index(key)}"
+            raise DataError(f"{other}: its classes have another order, the first is {here}")
+    tars = root.scan({"test": "test"}, len(names))
     found, expected = sum(map(len, tars["test"])), dataset.counts["test"]
     if found != expected:
         raise DataError(f"{other}: its test split has {found:,} images, {dataset.title} has {expected:,}")
-    missing = sorted(set(range(dataset.classes)) - {label for index in tars["test"] for label in index.labels.tolist()})
+    missing = sorted(set(range(len(names))).difference(*(index.labels.tolist() for index in tars["test"])))
     if missing:
-        raise DataError(f"{other}: no image has label {missing[0]} ({len(missing)} of {dataset.classes} are missing)")
-    origin = public_origin(dataset)
-    return _source(dataset.name, names, dataset.template, dataset.templates, origin, tars)
+        raise DataError(f"{other}: no image has label {missing[0]} ({len(missing)} of {len(names)} are missing)")
+    return _make_source(dataset.name, names, dataset.template, dataset.templates, public_origin(dataset), tars)
 
 
-def _moved(found: Sequence[str], names: Sequence[str]) -> str:
-    """Describe the first class whose position differs from ours; "" if none, or if the spelling is unknown here."""
-
-    def key(name: str) -> tuple[str, ...]:
-        # Compare sets of words: "Audi TTS Coupe 2012" there is "2012 Audi TTS Coupe" here.
-        return tuple(sorted(re.findall(r"\w+", name.lower().replace("_", " "))))
-
-    ours = list(map(key, names))
-    for number, name in enumerate(found):
-        if ours[number] != key(name) and key(name) in ours:
-            return f"{name!r} as class {number}, here it is class {ours.index(key(name))}"
-    return ""
+def _find_repository(dataset: Dataset, location: str) -> str:
+    """Return the repository of a published set's test images; refuses other sets and places of other sets."""
+    if dataset.raw is None:
+        raise DataUsageError(f"'{dataset.name}' has no published shards; pack it with: procap data pack {dataset.name}")
+    if dataset.variant:
+        raise DataUsageError(f"'{dataset.name}' is not a published set ({dataset.variant}); pack it from raw folders")
+    public = dataset.raw.public
+    if not public.usable:
+        why = f"{public.repository} cannot stand for CoOp's {dataset.title}: " if public.repository else ""
+        instead = f"pack it from raw folders: procap data pack {dataset.name} --raw FOLDER"
+        raise DataUsageError(f"'{dataset.name}': {why}{public.reason}; {instead}")
+    repositories = {other.raw.public.repository for other in PUBLISHED if other.raw} - {""}
+    hub = re.match(r"https?://huggingface\.co/datasets/clip-benchmark/([^/?#]+)", location)
+    for name in [hub[1]] if hub else repositories.intersection(re.split(r"[/?#]", location)):
+        if name != public.repository:
+            raise DataUsageError(f"{name} is not {dataset.title}, whose shards are {public.repository}")
+    return public.repository
 
 
 def public_origin(dataset: Dataset) -> str:
@@ -257,10 +127,161 @@ def public_origin(dataset: Dataset) -> str:
     return f"clip-benchmark {repository}, published shards"
 
 
+def working_folder(location: str, cache: Path) -> Path:
+    """Return the folder of a URL's tars between their download and `remove_downloads`."""
+    return cache / "downloads" / cache_name(location)
+
+
 def remove_downloads(location: str, cache: Path) -> None:
     """Delete what was downloaded from a URL, after it was packed."""
     if is_url(location):
         shutil.rmtree(working_folder(location, cache), ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class TarRoot:
+    """A folder or a URL with tars in it; names below it have forward slashes."""
+
+    location: str
+    cache: Path
+    on_progress: Progress | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        return local_path(self.location)
+
+    def read(self, name: str) -> str:
+        """Read a text file of the convention. Raises DataError, NotFound if there is none."""
+        url = join(canonical(self.location), name)
+        try:
+            return read_bytes(url, TEXT_LIMIT).decode()
+        except UnicodeDecodeError:
+            raise DataError(f"{redact(url)} is no short text file in UTF-8") from None
+
+    def read_optional(self, name: str) -> str:
+        try:
+            return self.read(name)
+        except NotFound:
+            return ""
+
+    def classnames(self) -> tuple[str, ...]:
+        return tuple(line.strip() for line in self.read_optional("classnames.txt").splitlines())
+
+    def scan(self, splits: Mapping[str, str] | None, classes: int) -> dict[str, tuple[TarIndex, ...]]:
+        """Read the labels and offsets of every split; labels must go below `classes`, keys be unique in a split."""
+        kind = self.read_optional("dataset_type.txt").strip() or "classification"
+        if kind != "classification":
+            what = f"{redact(self.location)} holds a {kind[:40]!r} data set"
+            raise DataUsageError(f"{what}: only classification sets can be used")
+        return {split: tuple(self._scan_split(split, names, classes)) for split, names in self._list(splits).items()}
+
+    def _scan_split(self, split: str, names: Sequence[str], classes: int) -> Iterator[TarIndex]:
+        listed: tuple[set[bytes], set[bytes]] = set(), set()
+        for name in names:
+            file = self._local_file(name)
+            try:
+                index = scan_tar(file, split)
+                for kind, column, before in zip(("sample", "image"), (index.keys, index.paths), listed, strict=True):
+                    for each in column.tolist():
+                        if each in before:
+                            raise TarProblem(f"has {kind} '{each.decode()}' for the second time in this split")
+                        before.add(each)
+                wrong = np.flatnonzero(index.labels >= classes)
+                if len(wrong):
+                    sample = f"sample '{index.keys[wrong[0]].decode()}' with label {index.labels[wrong[0]]}"
+                    raise TarProblem(f"has {sample}, but labels go from 0 to {classes - 1}")
+            except TarProblem as problem:
+                if self.folder is not None:
+                    raise DataError(f"{file} {problem}") from None
+                file.unlink(missing_ok=True)
+                raise DataError(f"{redact(join(canonical(self.location), name))} {problem}") from None
+            yield index
+
+    def _local_file(self, name: str) -> Path:
+        """Return the tar of that name as a local file; a remote one is downloaded."""
+        if self.folder is not None:
+            return self.folder / name
+        target, report = working_folder(self.location, self.cache) / name, self.on_progress
+        on_progress = (lambda done, total: report(name, done, total)) if report else None
+        download(join(canonical(self.location), name), target, on_progress=on_progress)
+        return target
+
+    def _list(self, splits: Mapping[str, str] | None) -> dict[str, list[str]]:
+        """List the names of the tars of every split, in order."""
+        wanted = SPLITS if splits is None else splits
+        for split, pattern in wanted.items():
+            if not re.fullmatch(r"[a-z][a-z0-9_-]*", split) or not INSIDE.fullmatch(re.sub(r"[{}]", "", pattern)):
+                where = f"no folder or pattern of tars below {redact(self.location)}"
+                raise DataUsageError(f"split '{split}': '{pattern}' is {where}")
+        found = {split: self._list_split(pattern) for split, pattern in wanted.items()}
+        absent = [pattern for split, pattern in wanted.items() if not found[split]]
+        if absent and (splits is not None or len(absent) == len(found)):
+            where = f"{redact(self.location)} holds no shards of that name"
+            if self.folder is not None:
+                raise DataError(f"{where}: {' nor '.join(f'{name}/*.tar' for name in absent)} is not there")
+            try:
+                self.read(f"{absent[0]}/{COUNT_FILE}")
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from error
+        return {split: names for split, names in found.items() if names}
+
+    def _list_split(self, pattern: str) -> list[str]:
+        if pattern.endswith(".tar"):
+            return _expand_range(pattern)
+        try:
+            count = self.read(f"{pattern}/{COUNT_FILE}").strip()
+        except NotFound:
+            return _find_tars(self.folder, pattern) if self.folder is not None else []
+        if not re.fullmatch(r"[0-9]{1,6}", count) or not 0 < int(count) <= MOST_TARS:
+            where = f"{redact(self.location)}: {pattern}/{COUNT_FILE}"
+            raise DataError(f"{where} holds {count[:40]!r}, not the number of tars")
+        names = [f"{pattern}/{number}.tar" for number in range(int(count))]
+        if self.folder is not None:
+            differing = sorted({f"{pattern}/{name}" for name in _tar_names(self.folder / pattern)} ^ set(names))
+            if differing:
+                state = "is not there" if differing[0] in names else "is not one of them"
+                raise DataError(
+                    f"{self.folder}: {pattern}/{COUNT_FILE} counts {count} tars, but {differing[0]} {state}"
+                )
+        return names
+
+
+def _expand_range(pattern: str) -> list[str]:
+    """Expand `x-{000..009}.tar` to ten names; a pattern without a range is one name."""
+    # braceexpand, which comes with webdataset, would build a list of any length that a pattern gives.
+    if "{" not in pattern and "}" not in pattern:
+        return [pattern]
+    match = re.fullmatch(r"([^{}]*)\{([0-9]+)\.\.([0-9]+)\}([^{}]*)", pattern)
+    if match is None or not int(match[2]) <= int(match[3]) < int(match[2]) + MOST_TARS:
+        raise DataUsageError(f"'{pattern}' is no range of at most {MOST_TARS:,} tars, such as x-{{000..009}}.tar")
+    numbers = range(int(match[2]), int(match[3]) + 1)
+    return [f"{match[1]}{number:0{len(match[2])}}{match[4]}" for number in numbers]
+
+
+def _find_tars(folder: Path, split: str) -> list[str]:
+    """List the tars in a split's folder, or those of its name, in natural order.
+
+    Raises DataError for a gap in numbered tars: one that was not downloaded must not be left out silently.
+    """
+    named = re.compile(rf"(.*[-_.])?{re.escape(split)}([-_.].*)?\.tar")
+    names = [f"{split}/{name}" for name in _tar_names(folder / split)]
+    names = names or [name for name in _tar_names(folder) if named.fullmatch(name)]
+    # Every second part is a number. `isdigit` would not do: the text between may hold digits of another script.
+    parts = {name: re.split(r"([0-9]+)", name) for name in names}
+    names.sort(key=lambda name: [(int(part), "") if odd % 2 else (-1, part) for odd, part in enumerate(parts[name])])
+    matches = [re.fullmatch(r"(.*?)([0-9]+)((?:-of-[0-9]+)?\.tar)", name) for name in names]
+    numbers = [int(match[2]) for match in matches if match]
+    if len(numbers) == len(names) and len({(match[1], match[3]) for match in matches if match}) == 1:
+        for number, match in enumerate(matches, numbers[0]):
+            if match and int(match[2]) != number:
+                missing = f"{match[1]}{number:0{len(match[2])}}{match[3]}"
+                raise DataError(f"{folder / missing} is missing, tars before and after it are there; get it too")
+    return names
+
+
+def _tar_names(folder: Path) -> list[str]:
+    # macOS writes a hidden file "._name" beside every file that it copies to other file systems.
+    return [file.name for file in folder.glob("*.tar") if not file.name.startswith(".")]
 
 
 @dataclass(frozen=True)
@@ -271,11 +292,10 @@ class TarPart:
 
     def records(self) -> Iterator[Record]:
         for index in self.indexes:
+            columns = (index.offsets, index.sizes, index.labels, index.paths)
             try:
                 with index.file.open("rb") as stream:
-                    for offset, size, label, path in zip(
-                        index.offsets.tolist(), index.sizes.tolist(), index.labels.tolist(), index.paths, strict=True
-                    ):
+                    for offset, size, label, path in zip(*(column.tolist() for column in columns), strict=True):
                         data = os.pread(stream.fileno(), size, offset)
                         if len(data) != size:
                             raise DataError(f"{index.file} was cut short while it was read")
@@ -296,20 +316,7 @@ class TarPart:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Tars:
-    by_split: Mapping[str, tuple[TarIndex, ...]]
-
-    def part(self, split: str, start: int, stop: int) -> TarPart:
-        indexes, first = [], 0
-        for index in self.by_split[split]:
-            part = index.part(max(0, start - first), max(0, stop - first))
-            indexes += [part] if len(part) else []
-            first += len(index)
-        return TarPart(tuple(indexes))
-
-
-def _source(
+def _make_source(
     name: str,
     classnames: tuple[str, ...],
     template: str,
@@ -317,76 +324,13 @@ def _source(
     origin: str,
     tars: Mapping[str, tuple[TarIndex, ...]],
 ) -> Source:
+    def part(split: str, start: int, stop: int) -> TarPart:
+        indexes, first = [], 0
+        for index in tars[split]:
+            indexes.append(index.part(max(0, start - first), max(0, stop - first)))
+            first += len(index)
+        return TarPart(tuple(index for index in indexes if len(index)))
+
     counts = {split: sum(map(len, indexes)) for split, indexes in tars.items()}
     size = sum(int(index.sizes.sum()) for indexes in tars.values() for index in indexes)
-    return Source(name, classnames, template, tuple(templates), origin, counts, _Tars(tars).part, size)
-
-
-def _digest(tars: Mapping[str, Iterable[TarIndex]]) -> str:
-    """Compute 16 hex digits that change with any name, label or size of an image, but not with the cuts of the tars."""
-    total = hashlib.sha256()
-    for split, indexes in tars.items():
-        total.update(f"{split}\n".encode())
-        for index in indexes:
-            for facts in zip(index.paths.tolist(), index.labels.tolist(), index.sizes.tolist(), strict=True):
-                total.update(b"%s\t%d\t%d\n" % facts)
-    return total.hexdigest()[:16]
-
-
-def _scan_all(root: TarRoot, splits: Mapping[str, str] | None, classes: int) -> dict[str, tuple[TarIndex, ...]]:
-    kind = (root.find_text("dataset_type.txt") or "classification").strip()
-    if kind != "classification":
-        what = f"{redact(root.location)} holds a {kind[:40]!r} data set"
-        raise DataUsageError(f"{what}: only classification sets can be used")
-    return {split: tuple(_scanned(root, split, names, classes)) for split, names in list_tars(root, splits).items()}
-
-
-def _scanned(root: TarRoot, split: str, names: Iterable[str], classes: int) -> Iterator[TarIndex]:
-    keys: set[bytes] = set()
-    paths: set[bytes] = set()
-    for name in names:
-        file = root.local_file(name)
-        try:
-            index = scan_tar(file, split)
-            _refuse_repeats(index, keys, paths)
-            wrong = np.flatnonzero(index.labels >= classes)
-            if len(wrong):
-                sample = f"sample '{index.keys[wrong[0]].decode()}' with label {index.labels[wrong[0]]}"
-                raise TarProblem(f"has {sample}, but labels go from 0 to {classes - 1}")
-        except TarProblem as problem:
-            if root.folder is None:
-                file.unlink(missing_ok=True)
-            named = file if root.folder is not None else redact(join(canonical(root.location), name))
-            raise DataError(f"{named} {problem}") from None
-        yield index
-
-
-def _refuse_repeats(index: TarIndex, keys: set[bytes], paths: set[bytes]) -> None:
-    for kind, column, seen in (("sample", index.keys, keys), ("image", index.paths, paths)):
-        for each in column.tolist():
-            if each in seen:
-                raise TarProblem(f"has {kind} '{each.decode()}' for the second time: keys must be unique in a split")
-            seen.add(each)
-
-
-def _usable(dataset: Dataset, location: str) -> str:
-    """Return the repository of a published set's test images; refuses other sets and places of other sets."""
-    if dataset.raw is None:
-        raise DataUsageError(f"'{dataset.name}' has no published shards; pack it with: procap data pack {dataset.name}")
-    if dataset.variant:
-        raise DataUsageError(f"'{dataset.name}' is not a published set ({dataset.variant}); pack it from raw folders")
-    public = dataset.raw.public
-    if not public.usable:
-        why = f"{public.repository} cannot stand for CoOp's {dataset.title}: " if public.repository else ""
-        instead = f"pack it from raw folders: procap data pack {dataset.name} --raw FOLDER"
-        raise DataUsageError(f"'{dataset.name}': {why}{public.reason}; {instead}")
-    owners = {
-        other.raw.public.repository: other.name for other in PUBLISHED if other.raw and other.raw.public.repository
-    }
-    hub = re.match(r"https?://huggingface\.co/datasets/clip-benchmark/([^/?#]+)", location)
-    named = [hub[1]] if hub else [part for part in re.split(r"[/?#]", location) if part in owners]
-    for other in named:
-        if other != public.repository:
-            whose = f" ({owners[other]})" if other in owners else ""
-            raise DataUsageError(f"{other}{whose} is not {dataset.title}, whose shards are {public.repository}")
-    return public.repository
+    return Source(name, classnames, template, tuple(templates), origin, counts, part, size)
