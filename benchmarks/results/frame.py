@@ -204,7 +204,7 @@ def describe_settings(config: RunConfig) -> dict[str, str]:
 def settings_key(method: str, settings: Mapping[str, str], *, classes: bool = True) -> tuple[Any, ...]:
     """Make the sort key and identity of a variant. classes: whether the classes trained on are part of it."""
     rest = tuple((name, value) for name, value in settings.items() if classes or name != "classes")
-    return method_order(method), method, rest
+    return order_in(method, METHODS), method, rest
 
 
 def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
@@ -214,22 +214,16 @@ def title_variants(frame: pd.DataFrame, *, classes: bool = True) -> list[str]:
     of the recipe or of the method if it differs between rows of that method. classes: see `settings_key`.
     """
     keys = [settings_key(*row, classes=classes) for row in zip(frame.method, frame.settings, strict=True)]
-    distinct = sorted(set(keys))
-    titles = {}
-    for key in distinct:
-        _, method, settings = key
-        named = []
+    values: dict[tuple[str, str], set[str]] = {}
+    for _, method, settings in set(keys):
         for name, value in settings:
-            rivals = [dict(other[2]) for other in distinct if "." not in name or other[1] == method]
-            if len({rival[name] for rival in rivals if name in rival}) > 1:
-                named.append(f"{name.rpartition('.')[2]} {value}")
-        titles[key] = TITLES.get(method, method) + (f" ({', '.join(named)})" if named else "")
-    return [titles[key] for key in keys]
-
-
-def method_order(method: str) -> tuple[int, str]:
-    """Sort key: the order of METHODS, then plug-ins by name."""
-    return order_in(method, METHODS)
+            values.setdefault((method if "." in name else "", name), set()).add(value)
+    titles = []
+    for _, method, settings in keys:
+        varied = [one for one in settings if len(values[method if "." in one[0] else "", one[0]]) > 1]
+        named = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in varied)
+        titles.append(TITLES.get(method, method) + (f" ({named})" if named else ""))
+    return titles
 
 
 def order_in(name: str, names: Iterable[str]) -> tuple[int, str]:
@@ -254,17 +248,15 @@ def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
     """
     from shards.resolve import variant_of_name
 
-    found: dict[str, str] = {}
-    for name in dict.fromkeys([*frame.dataset, *frame.target_dataset]):
-        found[name] = variant_of_name(name)
+    found = {name: variant_of_name(name) for name in {*frame.dataset, *frame.target_dataset}}
     found |= {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
-    return {name: words for name, words in sorted(found.items(), key=lambda item: dataset_order(item[0])) if words}
+    return {name: found[name] for name in sorted(found, key=dataset_order) if found[name]}
 
 
 def unequal_targets(frame: pd.DataFrame) -> dict[str, int]:
     """Count versions of targets whose images differ between runs."""
-    versions = frame.groupby("target", sort=False)[["images", "manifest"]].apply(lambda own: len(own.drop_duplicates()))
-    return {target: int(count) for target, count in versions.items() if count > 1} if len(frame) else {}
+    versions = frame[["target", "images", "manifest"]].drop_duplicates().target.value_counts(sort=False)
+    return {str(target): int(count) for target, count in versions.items() if count > 1}
 
 
 def losses_by_dataset(frame: pd.DataFrame) -> dict[str, list[Sequence[float]]]:

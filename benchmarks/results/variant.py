@@ -85,17 +85,17 @@ class SuiteOptions:
         """
         profile, method = self.profile, variant.method
         recipe = variant.recipe or self.recipe or profile.recipe
-        changes = dict(profile.changes) if recipe == profile.recipe else {}
+        changes: dict[str, Any] = {}
+        if recipe == profile.recipe:
+            changes = {**profile.changes, **({"lr": profile.rates[method]} if method in profile.rates else {})}
         changes |= profile.quick if self.quick else {}
-        if recipe == profile.recipe and method in profile.rates:
-            changes["lr"] = profile.rates[method]
+        prescribed = {**self.overrides, **variant.overrides}
+        changes |= prescribed
         planned = partial(
             plan_run,
             method=method,
             dataset=dataset,
             classes=classes,
-            shots=(*self.shots, SHOTS)[0] if variant.shots is None else variant.shots,
-            seed=seed,
             backbone=self.backbone or profile.backbone,
             pretrained=self.pretrained if self.backbone else profile.pretrained,
             precision=self.precision or profile.precision,
@@ -104,20 +104,18 @@ class SuiteOptions:
             options=variant.options,
             data=self.data,
         )
-        changes |= {**self.overrides, **variant.overrides}
-        config = planned(overrides=changes)
         if not is_trained(method):
             # Without training neither seed nor shots change anything: the run is the same for all of them.
             return planned(overrides=changes, seed=UNTRAINED_SEED, shots=SHOTS)
+        shots = (*self.shots, SHOTS)[0] if variant.shots is None else variant.shots
+        config = planned(overrides=changes, seed=seed, shots=shots)
         epochs = config.recipe.epochs
-        further = {} if variant.part == 1.0 else {"epochs": max(1, round(variant.part * epochs))}
-        epochs = further.get("epochs", epochs)
-        prescribed = {**self.overrides, **variant.overrides}
-        shortened = "epochs" in {**changes, **further} and "warmup_epochs" not in prescribed
-        if shortened and epochs <= config.recipe.warmup_epochs:
+        if variant.part != 1.0:
+            changes["epochs"] = epochs = max(1, round(variant.part * epochs))
+        if "epochs" in changes and "warmup_epochs" not in prescribed and epochs <= config.recipe.warmup_epochs:
             # With epochs of warm-up only, the learning rate would never reach its full value.
-            further["warmup_epochs"] = epochs - 1
-        return planned(overrides={**changes, **further}) if further else config
+            changes["warmup_epochs"] = epochs - 1
+        return planned(overrides=changes, seed=seed, shots=shots)
 
     def plain(self) -> dict[str, Any]:
         """Convert to JSON, for `settings` of a collection."""

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.html import to_html
 from benchmarks.tables.latex import to_latex
-from benchmarks.tables.table import Cell, Mark, Table
+from benchmarks.tables.table import Mark, Table
 from benchmarks.tables.text import format_rows, list_headers, list_notes
 from runner.results import write_bytes
 
@@ -88,24 +88,33 @@ def to_csv(table: Table) -> str:
 def to_dict(table: Table) -> dict[str, Any]:
     """Convert to JSON with full precision, the values of single seeds and the marks."""
     marks = table.marks()
+    columns = [
+        {"title": column.title, "better": column.better or None, "digits": column.digits} for column in table.columns
+    ]
+    rows = []
+    for number, row in enumerate(table.rows):
+        cells: list[Any] = list(row.cells)
+        for place, cell in enumerate(row.cells):
+            if isinstance(cell, Metric):
+                by_seed = dict(zip(map(str, cell.seeds), cell.values, strict=True)) if cell.values else None
+                cells[place] = {
+                    "mean": cell.mean,
+                    "std": cell.std,
+                    "n": len(cell.seeds) or None,
+                    "seeds": by_seed or list(cell.seeds),
+                    "published": cell.published,
+                    "delta": cell.delta,
+                    "limited": cell.limited,
+                    "mark": marks.get((number, place)),
+                }
+        fields = {name: value for name, value in vars(row).items() if name != "cells"}
+        rows.append({**fields, "labels": list(row.labels), "cells": cells})
     return {
         "name": table.name,
         "title": table.title,
         "labels": list(table.labels),
-        "columns": [
-            {"title": column.title, "better": column.better or None, "digits": column.digits}
-            for column in table.columns
-        ],
-        "rows": [
-            {
-                "labels": list(row.labels),
-                "source": row.source,
-                "group": row.group,
-                "average": row.average,
-                "cells": [_json_cell(cell, marks.get((number, place))) for place, cell in enumerate(row.cells)],
-            }
-            for number, row in enumerate(table.rows)
-        ],
+        "columns": columns,
+        "rows": rows,
         "notes": list(table.notes),
     }
 
@@ -127,19 +136,3 @@ def _escape_markdown(text: str) -> str:
     for plain, written in (("\\", r"\\"), ("|", r"\|"), ("*", r"\*"), ("<", "&lt;")):
         text = text.replace(plain, written)
     return " ".join(text.split())
-
-
-def _json_cell(cell: Cell, mark: Mark | None) -> Any:
-    if not isinstance(cell, Metric):
-        return cell
-    by_seed = dict(zip(map(str, cell.seeds), cell.values, strict=True)) if cell.values else None
-    return {
-        "mean": cell.mean,
-        "std": cell.std,
-        "n": len(cell.seeds) or None,
-        "seeds": by_seed or list(cell.seeds),
-        "published": cell.published,
-        "delta": cell.delta,
-        "limited": cell.limited,
-        "mark": mark,
-    }

@@ -143,15 +143,15 @@ def _add_titles(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Drop all but the first of results that would share a cell and a seed, and describe them."""
-    first: dict[object, str] = {}
-    keep, notes = [], []
-    for row in frame.itertuples():
-        key = (row.dataset, row.seed, settings_key(str(row.method), row.settings), row.target)
-        other = first.setdefault(key, str(row.path))
-        keep.append(other == row.path)
-        if other != row.path:
-            notes.append(f"{row.path} is left out: it differs from {other} in its recipe or few-shot samples alone.")
-    return frame[keep], list(dict.fromkeys(notes))
+    keys = [settings_key(*row) for row in zip(frame.method, frame.settings, strict=True)]
+    cells = frame.assign(key=list(map(repr, keys))).groupby(["dataset", "seed", "key", "target"], sort=False)
+    first = cells.path.transform("first")
+    dropped = zip(frame.path[frame.path != first], first[frame.path != first], strict=True)
+    notes = [
+        f"{path} is left out: it differs from {other} in its recipe or few-shot samples alone."
+        for path, other in dict.fromkeys(dropped)
+    ]
+    return frame[frame.path == first], notes
 
 
 def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> str | None:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress, product
 from typing import Literal
 
 from benchmarks.results.metrics import Metric
@@ -81,17 +82,16 @@ class Table:
 
     def without_details(self) -> Table:
         """Return the table as Markdown, LaTeX and HTML show it."""
-        return self.with_columns(place for place, column in enumerate(self.columns) if not column.detail)
+        return self._with_columns([not column.detail for column in self.columns])
 
     def without_empty_columns(self) -> Table:
         """Return the table without columns that have no cell."""
-        places = range(len(self.columns))
-        return self.with_columns(place for place in places if any(row.cells[place] is not None for row in self.rows))
+        cells = zip(*(row.cells for row in self.rows), strict=True)
+        return self._with_columns([any(cell is not None for cell in column) for column in cells])
 
-    def with_columns(self, places: Iterable[int]) -> Table:
-        places = list(places)
-        rows = (replace(row, cells=tuple(row.cells[place] for place in places)) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[place] for place in places), rows=tuple(rows))
+    def _with_columns(self, mask: Sequence[bool]) -> Table:
+        rows = (replace(row, cells=tuple(compress(row.cells, mask))) for row in self.rows)
+        return replace(self, columns=tuple(compress(self.columns, mask)), rows=tuple(rows))
 
     def has_text(self, column: int) -> bool:
         return any(isinstance(row.cells[column], str) for row in self.rows)
@@ -108,19 +108,18 @@ class Table:
         be read as the best of the group. Numbers that are equal as printed share a mark.
         """
         found: dict[tuple[int, int], Mark] = {}
-        for group in self.groups:
-            rows = [number for number, row in enumerate(self.rows) if row.group == group]
-            for place, column in enumerate(self.columns):
-                if column.better:
-                    found |= self._rank(rows, place, column)
+        ranked = [place for place, column in enumerate(self.columns) if column.better]
+        for group, place in product(self.groups, ranked):
+            column = self.columns[place]
+            printed: dict[int, float] = {}
+            seeds = set()
+            for number, row in enumerate(self.rows):
+                metric = self.metric(number, place)
+                if row.group == group and metric and not metric.limited:
+                    printed[number] = round(metric.mean, column.digits)
+                    seeds |= {metric.seeds} if row.source == "ours" else set()
+            order = sorted(set(printed.values()), reverse=column.better == "high")
+            if len(order) > 1 and len(seeds) <= 1:
+                marks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
+                found |= {(number, place): marks[value] for number, value in printed.items() if value in marks}
         return found
-
-    def _rank(self, rows: Iterable[int], place: int, column: Column) -> dict[tuple[int, int], Mark]:
-        metrics = {row: metric for row in rows if (metric := self.metric(row, place)) and not metric.limited}
-        own = {metric.seeds for row, metric in metrics.items() if self.rows[row].source == "ours"}
-        printed = {row: round(metric.mean, column.digits) for row, metric in metrics.items()}
-        order = sorted(set(printed.values()), reverse=column.better == "high")
-        if len(order) < 2 or len(own) > 1:
-            return {}
-        marks: dict[float, Mark] = dict(zip(order, ("best", "second"), strict=False))
-        return {(row, place): marks[value] for row, value in printed.items() if value in marks}
