@@ -7,10 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from made_results import made, put_score, sheet_of
+from made_results import made, sheet_of
 
 from benchmarks.plots.base_novel import evaluation_speeds
-from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.render import render
@@ -97,24 +96,3 @@ def test_a_speed_of_one_half_is_none_of_both(tmp_path):
     ]
     drawn = {variant.name: set(evaluation_speeds(done, variant)) for variant in done.variants}
     assert drawn == {"CoOp": {"shapes"}, "ProCAP": set(sets)}
-
-
-def test_the_highest_figure_of_the_loss_weights_is_that_of_numbers(tmp_path):
-    done = made(tmp_path, "sensitivity", quick=True, datasets=("tiles",))
-    least = next(entry for entry in done.runs if entry.variant.key["nce_temperature"] == 0.07)
-    for target in least.spec.targets:
-        put_score(tmp_path, least.spec.config, target, 38, 400)
-    done = SuiteResults.read(done.suite, done.options, tmp_path)
-    sheet = sheet_of(done, "sensitivity")
-    means = [item.mean for line in sheet.rows for item in line.cells if isinstance(item, Metric)]
-    assert min(means) == pytest.approx(9.5)
-    assert any(note.startswith(f"Highest: {max(means):.2f} at λ = ") for note in sheet.notes)
-    assert sheet.title.endswith("HM over 1 data set")
-
-
-def test_one_of_something_is_named_so(tmp_path):
-    done = made(tmp_path, "base-to-novel", datasets=("tiles",), methods=("coop", "procap"), seeds=(1,), shots=(1,))
-    [note] = [note for note in sheet_of(done, "base-to-novel").notes if note.startswith("Setting")]
-    assert "; 1 shot;" in note
-    few = made(tmp_path, "few-shot", datasets=("tiles",), methods=("coop", "procap"), seeds=(1,), shots=(1,))
-    assert "1 shot compared" in sheet_of(few, "few-shot-comparison").title

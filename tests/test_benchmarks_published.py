@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import random
 import shutil
 from fractions import Fraction
 from pathlib import Path
@@ -122,15 +121,6 @@ def test_every_table_is_read_as_it_is_printed(file):
     assert WRITTEN[file]() == printed(file)[1:]
 
 
-@pytest.mark.parametrize("table", [cross_dataset, domain_generalization])
-def test_a_transfer_tables_targets_stand_under_their_own_names(table):
-    header = printed(f"{table.__name__}.csv")[0]
-    titles = [title for title in header if title in DATASETS.values() and title != "ImageNet"]
-    for line in table():
-        assert [display_name(name) for name in line.targets] == titles
-    assert [display_name(name) for name in ablation()[0].hm] == printed("ablation.csv")[0][-5:-1]
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_the_tables_are_the_papers_to_the_letter_and_are_installed(file):
     assert '"benchmarks.results.published" = ["*.csv"]' in (ROOT / "pyproject.toml").read_text()
@@ -190,33 +180,6 @@ def test_the_audit_finds_what_disagrees_and_nothing_else():
     assert pets.high == pytest.approx(float(harmonic(Fraction("93.895"), Fraction(100))), abs=1e-9)
 
 
-def test_every_harmonic_mean_is_checked_against_all_true_values_that_round_to_what_is_printed():
-    """An independent way: base and novel walk over their rounding intervals in steps of a thousandth."""
-    wrong = {finding.where for finding in audit().findings if finding.kind == "HM"}
-    steps = [Fraction(step, 1000) for step in range(-5, 6)]
-    for line in base_to_novel():
-        base, novel, hm = map(Fraction, two(line.base, line.novel, line.hm))
-        true = [harmonic(base + up, novel + right) for up in steps for right in steps if novel + right <= 100]
-        reached = min(true) <= hm + Fraction(5, 1000) and max(true) >= hm - Fraction(5, 1000)
-        if line.dataset != AVERAGE:
-            assert reached == (f"{line.method}, {display_name(line.dataset)}" not in wrong), line
-
-
-def test_how_many_figures_were_checked():
-    """Counted from the files: nothing is left out unnoticed."""
-    rows = {file: len(printed(file)) - 1 for file in FILES}
-    sizes = sum(bool(cell) for row in printed("datasets.csv")[1:] for cell in row[1:5])
-    repeated = 3 * rows["seed_stability.csv"] + 3 + 4 + 9
-    assert dict(audit().checked) == {
-        "HM": rows["base_to_novel.csv"] - 18 + rows["seed_stability.csv"] - 1,
-        "average": 2 * 17 + 2 + rows["ablation.csv"],
-        "average HM": 18 + 1 + rows["training_duration.csv"],
-        "target mean": rows["cross_dataset.csv"] + rows["domain_generalization.csv"],
-        "other table": repeated,
-        "data set": sizes,
-    }
-
-
 def test_both_readings_of_an_average_harmonic_mean_are_named():
     readings = audit().readings
     assert readings["base-to-novel", "ProCAP, Average"] == ("HM of averages",)
@@ -249,20 +212,6 @@ def test_rounding_alone_is_never_reported(base, novel):
 
 
 @settings(max_examples=200, deadline=None)
-@given(counts, counts, st.sampled_from([-0.03, 0.03, -1.6, 1.6]))
-def test_an_error_of_three_hundredths_is_always_reported(base, novel, error):
-    """Where base and novel are within a factor of 2.5 of each other: else a small half makes the interval wide."""
-    true = percent(base), percent(novel)
-    if not Fraction(2, 5) <= true[0] / true[1] <= Fraction(5, 2):
-        true = true[0], true[0]
-    figures = [round(float(figure), 2) for figure in (*true, harmonic(*true))]
-    shifted = round(figures[2] + error, 2)
-    finding = check_hm("t", "w", figures[0], figures[1], shifted).finding
-    assert finding and finding.printed == shifted and not finding.low <= shifted <= finding.high
-    assert finding.low - 1e-9 <= harmonic(*true) <= finding.high + 1e-9
-
-
-@settings(max_examples=200, deadline=None)
 @given(st.lists(counts, min_size=2, max_size=11), st.sampled_from([-0.03, 0.03, 0.5]))
 def test_a_mean_is_reported_from_three_hundredths_on_and_never_for_rounding(parts, error):
     """Rounded parts move their mean by half a hundredth at most, and the mean itself is rounded once more."""
@@ -272,15 +221,6 @@ def test_a_mean_is_reported_from_three_hundredths_on_and_never_for_rounding(part
     assert check_mean("t", "w", "average", figures, centre).finding is None
     off = check_mean("t", "w", "average", figures, round(centre + error, 2)).finding
     assert off and off.high - off.low <= 0.0101
-
-
-def test_a_tie_may_have_been_rounded_either_way():
-    """70.105 is printed 70.10 or 70.11; no error of binary fractions decides it."""
-    for hundredths in range(0, 9_999, 7):
-        part, above, beyond = (round((hundredths + step) / 100, 2) for step in (0, 1, 2))
-        assert check_mean("t", "w", "average", [part] * 3, above).finding is None
-        assert check_mean("t", "w", "average", [above] * 3, part).finding is None
-        assert beyond > 100 or check_mean("t", "w", "average", [part] * 3, beyond).finding
 
 
 @pytest.mark.parametrize(
@@ -313,18 +253,6 @@ def test_a_figure_that_is_printed_wrongly_is_found_wherever_it_stands(tmp_path, 
     (tmp_path / file).write_text("\n".join(lines) + "\n")
     before = {finding.where for finding in audit().findings}
     assert [finding.where for finding in audit(tmp_path).findings if finding.where not in before] == places
-
-
-def test_a_wrong_cell_in_ten_draws_of_the_main_table_is_found(tmp_path):
-    """Any harmonic mean that agreed, moved by 0.03 or more."""
-    drawn = random.Random(4)
-    wrong = {finding.where for finding in audit().findings}
-    rows = printed("base_to_novel.csv")
-    agreeing = [row for row in rows[1:] if row[2] != "Average" and f"{row[0]}, {row[2]}" not in wrong]
-    for row in drawn.sample(agreeing, 10):
-        base, novel, hm = map(float, row[3:])
-        assert check_hm("t", "w", base, novel, hm).finding is None
-        assert check_hm("t", "w", base, novel, round(hm + drawn.choice([-1, 1]) * drawn.uniform(0.03, 2), 2)).finding
 
 
 def test_the_sheet_says_what_was_checked_and_what_could_not_be():

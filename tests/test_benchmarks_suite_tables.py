@@ -130,20 +130,6 @@ def test_stability_prints_the_mean_of_hms_and_names_the_other_reading(tmp_path):
         same(table(sheet)["shapes", "ProCAP"], column, mean, std, n)
 
 
-@pytest.mark.parametrize("name", ["cross-dataset", "domain-generalization"])
-def test_targets_are_columns_and_their_mean_leaves_the_source_out(tmp_path, name):
-    done = made(tmp_path, name, methods=("zeroshot", "procap"), seeds=SEEDS)
-    rows, found = counted(tmp_path), table(sheet_of(done, name))
-    targets = MINI.datasets[1:] if name == "cross-dataset" else MINI.shifts
-    each = [values(rows, method="procap", source="shapes", target=target, classes="all") for target in targets]
-    for target, seeds in zip(targets, each, strict=True):
-        same(found[("ProCAP",)], target, seeds.mean(), seeds.std(ddof=1), 3)
-    over = np.mean(each, axis=0)
-    same(found[("ProCAP",)], "Target mean", over.mean(), over.std(ddof=1), 3)
-    own = values(rows, method="procap", source="shapes", target="shapes", classes="all")
-    same(found[("ProCAP",)], "shapes (source)", own.mean(), own.std(ddof=1), 3)
-
-
 def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path):
     def skip(entry: Any, target: str) -> bool:
         return (entry.variant.method, entry.dataset, entry.seed, target) == ("maple", "tiles", 2, "tiles:novel:test")
@@ -239,12 +225,6 @@ def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
     assert [item.published for item in ours["w/o KL, reproduced"].cells] == [72.88, 90.12, 97.05, 77.55, 84.40]
     shown = {sheet.name: sheet for sheet in published_tables()}
     assert shown["published-domain-generalization"].rows[-1].cells[-1] == Metric(60.58)
-
-
-def test_a_published_variant_without_any_figure_of_these_data_sets_is_no_line(tmp_path):
-    for sets, lines in ((("ucf101",), 0), (("ucf101", "dtd"), 7)):
-        done = made(tmp_path, "ablation", PAPER, datasets=sets)
-        assert sum(line.source == "published" for line in sheet_of(done, "ablation").rows) == lines
 
 
 SAMPLE = Table(

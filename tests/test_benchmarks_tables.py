@@ -132,20 +132,6 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
     assert any("ddof = 1" in note for note in notes) and any("n = 3: seeds 1, 2, 3" in note for note in notes)
 
 
-def test_a_missing_cell_is_a_dash_and_takes_hm_and_average_with_it(tmp_path):
-    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    put_halves(tmp_path, "zeroshot", "shapes", (60, 100), (60, 100))
-    put_halves(tmp_path, "zeroshot", "tiles", (60, 100), (60, 100))
-    only_base = put_run(tmp_path, "coop", "tiles")
-    put_score(tmp_path, only_base, "tiles:base", 70, 100)
-    tiles, average = line_of(tmp_path, "coop", "tiles"), line_of(tmp_path, "coop", "Average")
-    assert tiles.halves[0].mean == 70 and tiles.halves[1:] == (None, None)
-    assert average.halves[0].mean == 75 and average.halves[1:] == (None, None)
-    assert line_of(tmp_path, "zeroshot", "Average").cells["HM"].mean == pytest.approx(60)
-    [line] = [line for line in text_of(tmp_path, "md").splitlines() if "CoOp" in line and "70.00" in line]
-    assert line.split("|")[4].strip() == "-" and line.split("|")[5].strip() == "-"
-
-
 def test_unequal_seeds_have_no_hm_and_say_their_n(tmp_path):
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), seed=1)
     second = put_run(tmp_path, "coop", "shapes", seed=2)
@@ -181,23 +167,6 @@ def test_a_best_is_named_only_where_the_whole_group_is_of_the_same_seeds(tmp_pat
     assert {dataset for dataset, _, _ in marked} == {"tiles"}, "another data set is a group of its own"
 
 
-def test_limited_results_are_never_averaged_with_whole_ones(tmp_path):
-    """Not over seeds, not between the halves, not over data sets."""
-    whole = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), seed=1)
-    limited = put_run(tmp_path, "coop", "shapes", seed=2)
-    put_score(tmp_path, limited, "shapes:base", 1, 10, of=100)
-    put_score(tmp_path, limited, "shapes:novel", 1, 10, of=100)
-    base, *_ = line_of(tmp_path, "coop", "shapes").halves
-    assert (base.mean, base.seeds, base.limited) == (80, (whole.seed,), False)
-    assert "†" not in text_of(tmp_path, "md")
-    mixed = put_run(tmp_path, "coop", "tiles", seed=1)
-    put_score(tmp_path, mixed, "tiles:base", 70, 100)
-    put_score(tmp_path, mixed, "tiles:novel", 5, 10, of=100)
-    assert line_of(tmp_path, "coop", "tiles").cells["HM"] is None
-    assert line_of(tmp_path, "coop", "Average").cells["Base"].mean == 75
-    assert line_of(tmp_path, "coop", "Average").cells["Novel"] is None
-
-
 def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
     put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100), shots=16)
     put_halves(tmp_path, "maple", "shapes", (50, 100), (50, 100), shots=4)
@@ -207,30 +176,6 @@ def test_runs_that_differ_in_more_than_the_seed_get_rows_of_their_own(tmp_path):
     titles = titles_of(tmp_path)
     assert len(titles) == 4
     assert {"shots 4", "recipe procap", "n_ctx 3"} <= {part for t in titles for part in t[7:-1].split(", ")}
-
-
-def test_a_title_tells_apart_what_is_in_its_own_table_alone(tmp_path):
-    """CoOp starts otherwise on all classes, and what a line was trained on stands beside it."""
-    for method in ("zeroshot", "coop"):
-        put_halves(tmp_path, method, "shapes", (80, 100), (40, 100))
-        put_score(tmp_path, put_run(tmp_path, method, "shapes", classes="all"), "shapes", 33, 100)
-    assert [line.labels[-1] for line in lines_of(tmp_path)] == ["CLIP (zero-shot)", "CoOp"] * 2
-    put_score(tmp_path, put_run(tmp_path, "coop", "tiles", classes="all", shots=4), "tiles", 33, 100)
-    assert titles_of(tmp_path) == ["CLIP (zero-shot)", "CoOp"]
-    assert {row.labels[-1] for row in run_tables(load(tmp_path))[1].rows} == {
-        "CLIP (zero-shot)",
-        "CoOp (shots 16)",
-        "CoOp (shots 4)",
-    }
-
-
-def test_a_recipe_that_differs_between_methods_is_in_the_notes_and_within_one_in_the_title(tmp_path):
-    for method, lr in (("coop", 0.005), ("maple", 0.0005)):
-        put_halves(tmp_path, method, "shapes", (80, 100), (40, 100), recipe="procap", overrides={"lr": lr})
-    assert titles_of(tmp_path) == ["CoOp", "MaPLe"]
-    assert any("lr 0.005 (CoOp) / 0.0005 (MaPLe)" in note for note in notes_of(tmp_path))
-    put_halves(tmp_path, "coop", "shapes", (70, 100), (40, 100), recipe="procap", overrides={"lr": 0.05})
-    assert titles_of(tmp_path) == ["CoOp (lr 0.005)", "CoOp (lr 0.05)", "MaPLe"]
 
 
 def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
@@ -259,32 +204,11 @@ def test_other_targets_stand_in_a_table_of_their_own(tmp_path):
         assert "33.0" in render(targets, form) and "33.0" not in render(halves, form)
 
 
-def test_methods_are_ranked_on_one_target_after_one_training_set(tmp_path):
-    for method, trained_on, target, correct in (
-        ("coop", "shapes", "shapes-sketch", 33),
-        ("maple", "shapes", "shapes-sketch", 44),
-        ("maple", "shapes", "tiles", 99),
-        ("maple", "petals", "shapes-sketch", 88),
-    ):
-        put_score(tmp_path, put_run(tmp_path, method, trained_on), target, correct, 100)
-    [sheet] = run_tables(load(tmp_path))
-    marks = {sheet.rows[line].labels: mark for (line, _), mark in sheet.marks().items()}
-    trained_on, target = "shapes:base", "shapes-sketch:all:test"
-    assert marks == {(trained_on, target, "MaPLe"): "best", (trained_on, target, "CoOp"): "second"}
-
-
 def test_different_packings_of_a_target_are_called_out(tmp_path):
     put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
     put_halves(tmp_path, "zeroshot", "shapes", (60, 90), (40, 100))
     [note] = [note for note in notes_of(tmp_path) if "do not compare" in note]
     assert note.startswith("shapes:base:test")
-
-
-def test_runs_on_imported_picks_get_rows_of_their_own(tmp_path):
-    put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100), picks="0123456789abcdef")
-    assert any("imported few-shot samples" in note for note in notes_of(tmp_path))
-    put_halves(tmp_path, "coop", "shapes", (70, 100), (40, 100))
-    assert titles_of(tmp_path) == ["CoOp (picks drawn)", "CoOp (picks imported)"]
 
 
 def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):

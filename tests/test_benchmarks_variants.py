@@ -7,19 +7,15 @@ from dataclasses import replace
 import pytest
 from made_results import made, put_score, sheet_of
 
-from benchmarks.console.parse import parse_integers
 from benchmarks.plots import base_novel as halves_plots
-from benchmarks.plots.curves import few_shot_curves
-from benchmarks.plots.spread import seed_spread
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.published.tolerances import CHOSEN, PRINTED
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import Variant
-from benchmarks.suites.suite import Suite, everything
+from benchmarks.suites.suite import Suite
 from benchmarks.tables.base_novel import base_to_novel_tables
 from benchmarks.tables.check import check_metrics, list_published
-from benchmarks.tables.grid import few_shot_tables
 from benchmarks.tables.latex import escape
 from benchmarks.tables.render import render
 from benchmarks.tables.table import Column, Row, Table
@@ -45,20 +41,6 @@ def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
         assert heights == pytest.approx([table[name, title] for name in SETS])
 
 
-def test_no_arm_is_lost_among_shots(tmp_path):
-    def variants(options, method):
-        more = [(shots, depth) for shots in (1, 4) for depth in (1, 3)]
-        return [Variant(method, "", {"shots": n, "depth": d}, {"depth": d}, shots=n) for n, d in more]
-
-    suite = Suite("shots", "s", ("maple",), few_shot_tables, (1,), classes="all", variants=variants, targets=everything)
-    done = made(tmp_path, suite, datasets=SETS)
-    [sheet] = [sheet for sheet in done.suite.tables(done) if sheet.name == "shots"]
-    assert [line.labels[1] for line in sheet.rows[:2]] == ["MaPLe (depth 1)", "MaPLe (depth 3)"]
-    assert all(item for line in sheet.rows[:2] for item in line.cells)
-    figure = few_shot_curves(done)
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"MaPLe (depth 1)", "MaPLe (depth 3)"}
-
-
 def test_arms_that_nothing_tells_apart_are_refused_before_anything_runs():
     def variants(options, method):
         return [Variant(method, options={"depth": depth}) for depth in (1, 9)]
@@ -79,13 +61,6 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
     assert [line.labels[1] for line in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
     assert [line.cells[0].published is None for line in lines] == [False, True]
     assert {check.method for check in check_metrics(done)} == {"ProCAP"} and len(check_metrics(done)) == 3
-
-
-@pytest.mark.parametrize("change", [{"overrides": {"epochs": 5}}, {"shots": (4,)}])
-def test_nothing_is_called_reproduced_that_does_not_compare(tmp_path, change):
-    done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("procap",), **change)
-    labels = {line.labels[1] for line in sheet_of(done, "base-to-novel").rows if line.source == "ours"}
-    assert labels == {"ProCAP"}
 
 
 @pytest.mark.parametrize(
@@ -130,29 +105,6 @@ def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
     assert {check.verdict for check in check_metrics(done)} == {"missing"}
 
 
-def test_a_data_set_may_be_called_average(tmp_path):
-    done = made(tmp_path, "base-to-novel", datasets=("tiles", "digits"), methods=("zeroshot",), seeds=(1,))
-    named = {"digits": "average", "tiles": "tiles"}
-    entries = tuple(replace(entry, dataset=named[entry.dataset]) for entry in done.runs)
-    frame = done.frame.replace({"digits": "average"}).assign(target=done.frame.target.str.replace("digits", "average"))
-    options = replace(done.options, datasets=("tiles", "average"))
-    renamed = replace(done, runs=entries, frame=frame, options=options)
-    sheet = base_to_novel_tables(renamed)[1]
-    assert [(line.labels[0], line.average) for line in sheet.rows] == [
-        ("tiles", False), ("average", False), ("Average", True)
-    ]  # fmt: skip
-    assert [line.cells[0].mean for line in sheet.rows[:2]] != [sheet.rows[2].cells[0].mean] * 2
-
-
-def test_the_published_spread_of_all_data_sets_is_not_drawn_beside_some(tmp_path):
-    done = made(tmp_path, "stability", PAPER, datasets=("dtd", "eurosat"), seeds=(1, 2, 3))
-    figure = seed_spread(done, done.variants[0])
-    drawn = [line for line in figure.axes[0].lines if line.get_marker() == "|"]
-    for ends in drawn:
-        assert [round(row) for row in ends.get_ydata()] == [0, 1], "of two data sets, and not of their average"
-    assert drawn
-
-
 def test_fewer_epochs_have_no_printed_deviation(tmp_path):
     done = made(tmp_path, "duration", PAPER, seeds=(1,), methods=("procap",), low=900)
     reasons = {check.metric: check.tolerance.reason for check in list_published(done)}
@@ -183,10 +135,6 @@ def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
         [line] = sheets[name].rows
         assert line.labels[1] == f"{len(targets) - 1} ({len(targets) - 1})"
     assert len({sheet.title for sheet in sheets.values()}) == len(sheets)
-
-
-def test_seeds_are_each_one_however_they_are_written():
-    assert parse_integers("01,1,2", "--seeds") == [1, 2]
 
 
 def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():
