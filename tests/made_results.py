@@ -128,6 +128,6 @@ def made(
     return SuiteResults.read(suite, options, results)
 
 
-def sheet_of(done: SuiteResults, name: str) -> Table:
-    [sheet] = [sheet for sheet in done.suite.tables(done) if sheet.name == name]
-    return sheet
+def table_of(done: SuiteResults, name: str) -> Table:
+    [table] = [table for table in done.suite.tables(done) if table.name == name]
+    return table

@@ -113,12 +113,12 @@ def test_what_does_not_compare_exits_with_1_and_one_line(tmp_path, capsys, world
     assert said.out == "" and len(said.err.splitlines()) == 1 and why in said.err
 
 
-def test_a_suite_without_published_figures_cannot_be_checked(tmp_path, capsys):
+def test_a_suite_without_published_numbers_cannot_be_checked(tmp_path, capsys):
     assert check(tmp_path, suite="few-shot") == 1
     assert "the paper prints no numbers of it" in capsys.readouterr().err
 
 
-def test_missing_figures_are_counted_and_named_and_never_agree(tmp_path, capsys):
+def test_missing_numbers_are_counted_and_named_and_never_agree(tmp_path, capsys):
     done = as_published(tmp_path, "base-to-novel", **CHOSEN)
     gone = next(entry for entry in done.runs if entry.variant.method == "procap" and entry.seed == 2)
     (tmp_path / gone.path / "eval" / "dtd-novel-test.json").unlink()
@@ -266,7 +266,7 @@ def test_seconds_that_were_not_measured_to_the_end_are_missing_from_the_check_of
     assert [one.verdict for one in checks if one.metric == "training s"] == [MISSING] * 2
     assert [one.verdict for one in checks if one.metric == "FPS"] == [OK, OUTSIDE]
     assert any("not run to its end" in note for note in check_table(done, checks).notes)
-    [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
+    [ratios] = [table for table in done.suite.tables(done) if table.name == "runtime-ratios"]
     place = [column.title for column in ratios.columns].index("≈ training s")
     assert [line.cells[place].published for line in ratios.rows if line.source == "ours"] == [None] * 4
 
@@ -278,7 +278,7 @@ def test_runtime_of_other_work_than_the_papers_is_not_checked(tmp_path, capsys, 
     why = f"{name.replace('_', ' ')} is {number}, not "
     with pytest.raises(UserError, match=f"runtime: nothing to check, .*: {why}"):
         check_metrics(done)
-    [ratios] = [sheet for sheet in done.suite.tables(done) if sheet.name == "runtime-ratios"]
+    [ratios] = [table for table in done.suite.tables(done) if table.name == "runtime-ratios"]
     assert not [item for line in ratios.rows for item in line.cells if isinstance(item, Metric) and item.published]
     assert any(why in note for note in ratios.notes)
 
@@ -305,7 +305,7 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
     said = capsys.readouterr()
     assert "tiles,ProCAP,ours,false,80.0,,1" in said.out and "68.571429" in said.out and "n = 1" in said.err
     assert main(["table", "stability", "--results", str(tmp_path), "--format", "json"]) == 0
-    assert [sheet["name"] for sheet in json.loads(capsys.readouterr().out)["tables"]] == ["stability"]
+    assert [table["name"] for table in json.loads(capsys.readouterr().out)["tables"]] == ["stability"]
     assert main(["table", "stability", "--results", str(tmp_path), "--seeds", "4,5"]) == 0
     assert "MISSING: 2 of 4" in capsys.readouterr().out
 
@@ -326,7 +326,7 @@ def test_the_command_prints_what_was_chosen_when_the_suite_was_run(tmp_path, cap
         (["stability", "--format", "xml"], "unknown format"),
     ],
 )
-def test_wrong_usage_is_one_line_and_2(tmp_path, capsys, words, said):
+def test_wrong_usage_is_one_row_and_2(tmp_path, capsys, words, said):
     assert main(["table", *words, "--results", str(tmp_path)]) == 2
     assert said in capsys.readouterr().err
 
@@ -351,7 +351,7 @@ def test_the_runs_of_either_recipe_are_printed_whichever_was_done_last(tmp_path,
     assert maple("--recipe", "procap") == maple()
 
 
-def test_without_results_of_a_suite_the_world_of_the_others_is_proposed(tmp_path, capsys):
+def test_without_results_of_a_suite_the_profile_of_the_others_is_proposed(tmp_path, capsys):
     stability = suite_named("stability")
     for entry in stability.plan(stability.options(MINI, datasets=("tiles",), seeds=(1,), quick=True)):
         put_config(tmp_path, entry.spec.config)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from made_results import made, sheet_of
+from made_results import made, table_of
 
 from benchmarks.plots.base_novel import evaluation_speeds
 from benchmarks.results.profiles import PAPER
@@ -17,50 +17,50 @@ from runner.config import Target
 from runner.results import RunFolder, write_json
 
 
-def test_every_other_line_says_what_our_procap_is_ahead_by(tmp_path):
+def test_every_other_row_says_what_our_procap_is_ahead_by(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd", "eurosat"), methods=("maple", "procap"), seeds=(1,))
-    sheet = sheet_of(done, "base-to-novel")
-    assert [column.title for column in sheet.columns] == ["Base", "Novel", "HM", "Δ vs ProCAP"]
-    hm = {line.labels: line.cells[2].mean for line in sheet.rows}
+    table = table_of(done, "base-to-novel")
+    assert [column.title for column in table.columns] == ["Base", "Novel", "HM", "Δ vs ProCAP"]
+    hm = {row.labels: row.cells[2].mean for row in table.rows}
     seen = 0
-    for line in sheet.rows:
-        if line.average or line.labels[1] == "ProCAP, reproduced":
-            assert line.cells[3] is None, "of this average nothing is published"
+    for row in table.rows:
+        if row.average or row.labels[1] == "ProCAP, reproduced":
+            assert row.cells[3] is None, "of this average nothing is published"
         else:
             seen += 1
-            own = hm[line.labels[0], "ProCAP, reproduced"]
-            assert line.cells[3].mean == pytest.approx(own - hm[line.labels], abs=1e-9)
+            own = hm[row.labels[0], "ProCAP, reproduced"]
+            assert row.cells[3].mean == pytest.approx(own - hm[row.labels], abs=1e-9)
     assert seen == 2 * (17 + 1)
     alone = made(tmp_path / "alone", "base-to-novel", PAPER, datasets=("dtd",), methods=("maple",), seeds=(1,))
-    assert [column.title for column in sheet_of(alone, "base-to-novel").columns] == ["Base", "Novel", "HM"]
+    assert [column.title for column in table_of(alone, "base-to-novel").columns] == ["Base", "Novel", "HM"]
 
 
 def test_a_lead_that_would_make_a_page_too_wide_is_for_programs_alone(tmp_path):
     done = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
-    sheet = sheet_of(done, "cross-dataset")
-    own, theirs = sheet.rows[-1].cells[-2].mean, sheet.rows[0].cells[-2].mean
-    assert sheet.rows[0].cells[-1].mean == pytest.approx(own - theirs)
-    assert "Δ vs ProCAP" in render(sheet, "csv").splitlines()[0].split(",")
-    assert "Δ vs ProCAP" not in next(line for line in render(sheet, "md").splitlines() if line.startswith("|"))
+    table = table_of(done, "cross-dataset")
+    own, theirs = table.rows[-1].cells[-2].mean, table.rows[0].cells[-2].mean
+    assert table.rows[0].cells[-1].mean == pytest.approx(own - theirs)
+    assert "Δ vs ProCAP" in render(table, "csv").splitlines()[0].split(",")
+    assert "Δ vs ProCAP" not in next(line for line in render(table, "md").splitlines() if line.startswith("|"))
     done = made(tmp_path, "domain-generalization", PAPER, methods=("procap",), seeds=(1,))
-    shifts = sheet_of(done, "domain-generalization")
+    shifts = table_of(done, "domain-generalization")
     assert "Δ vs ProCAP" in next(line for line in render(shifts, "md").splitlines() if line.startswith("|"))
 
 
 def test_a_method_in_procaps_recipe_is_called_so_and_not_ranked_among_published_ones(tmp_path):
     chosen: dict[str, Any] = {"datasets": ("dtd",), "methods": ("maple", "procap"), "seeds": (1,), "recipe": "procap"}
     done = made(tmp_path, "base-to-novel", PAPER, **chosen)
-    sheet = sheet_of(done, "base-to-novel")
-    groups = [{line.group for line in sheet.rows if line.source == source} for source in ("ours", "published")]
+    table = table_of(done, "base-to-novel")
+    groups = [{row.group for row in table.rows if row.source == source} for source in ("ours", "published")]
     assert not groups[0] & groups[1] and len(groups[0]) == 1, "all of ours have one recipe"
-    lines = {line.labels[1]: line for line in sheet.rows if line.source == "ours"}
+    lines = {row.labels[1]: row for row in table.rows if row.source == "ours"}
     assert set(lines) == {"MaPLe (ProCAP's recipe)", "ProCAP, reproduced"}
-    assert [line.cells[0].published is None for line in lines.values()] == [True, False]
-    speed = sheet_of(done, "base-to-novel-speed")
-    assert any("MaPLe (ProCAP's recipe)" in line.labels for line in speed.rows)
+    assert [row.cells[0].published is None for row in lines.values()] == [True, False]
+    speed = table_of(done, "base-to-novel-speed")
+    assert any("MaPLe (ProCAP's recipe)" in row.labels for row in speed.rows)
     assert not speed.marks(), "runs side by side, or on several machines, are no race"
     generated = made(tmp_path / "mini", "base-to-novel", **{**chosen, "datasets": ("shapes",)})
-    names = {line.labels[1] for line in sheet_of(generated, "base-to-novel").rows}
+    names = {row.labels[1] for row in table_of(generated, "base-to-novel").rows}
     assert names == {"MaPLe", "ProCAP"}, "there it is everybody's recipe"
 
 
@@ -69,7 +69,7 @@ def test_a_missing_result_names_the_command_that_makes_it(tmp_path):
         return entry.dataset == "tiles"
 
     done = made(tmp_path, "stability", datasets=("shapes", "tiles"), seeds=(1, 2), quick=True, skip=skip)
-    [note] = [note for note in sheet_of(done, "stability").notes if note.startswith("MISSING")]
+    [note] = [note for note in table_of(done, "stability").notes if note.startswith("MISSING")]
     words = shlex.split(note.split("`")[1])
     assert words[:3] == ["procap", "bench", "stability"] and "--quick" in words
     said = dict(pairwise(words))
@@ -88,10 +88,10 @@ def test_a_speed_of_one_half_is_none_of_both(tmp_path):
     untimed = {"features": "cached", "images_per_second": None, "images_per_second_model": None}
     write_json(folder.eval_file(target), result.model_copy(update=untimed))
     done = SuiteResults.read(done.suite, done.options, tmp_path)
-    sheet = sheet_of(done, "base-to-novel-speed")
-    given = {line.labels[0]: [item is not None for item in line.cells] for line in sheet.rows}
+    table = table_of(done, "base-to-novel-speed")
+    given = {row.labels[0]: [cell is not None for cell in row.cells] for row in table.rows}
     assert given == {"CoOp": [False, False, True], "ProCAP": [True, True, True]}
-    assert [note for note in sheet.notes if note.startswith("No FPS")] == [
+    assert [note for note in table.notes if note.startswith("No FPS")] == [
         "No FPS where an evaluation had image features from the cache (CoOp): procap eval --force times it."
     ]
     drawn = {variant.name: set(evaluation_speeds(done, variant)) for variant in done.variants}

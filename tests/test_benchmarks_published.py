@@ -159,7 +159,7 @@ def test_our_methods_have_their_published_rows_and_the_others_keep_their_names()
     assert (venues["MMRL"], venues["TCP"], venues["ProCAP"]) == ("CVPR'25", "CVPR'24", "Ours")
 
 
-def test_a_figure_is_found_by_our_names():
+def test_a_number_is_found_by_our_names():
     line = halves("procap", "oxford-flowers")
     assert line and (line.base, line.novel, line.hm) == (98.39, 75.60, 85.50)
     assert halves("maple", AVERAGE).hm == 78.55
@@ -240,7 +240,7 @@ def test_a_mean_is_reported_from_three_hundredths_on_and_never_for_rounding(part
         ("datasets.csv", "ImageNet,", 2, "1.29M", ["ImageNet, train"]),
     ],
 )
-def test_a_figure_that_is_printed_wrongly_is_found_wherever_it_stands(tmp_path, file, line, column, figure, places):
+def test_a_number_that_is_printed_wrongly_is_found_wherever_it_stands(tmp_path, file, line, column, figure, places):
     """One cell of a copy is changed: the audit finds it, with the figures that it no longer gives, and no other."""
     for name in FILES:
         shutil.copy(PUBLISHED / name, tmp_path / name)
@@ -255,13 +255,13 @@ def test_a_figure_that_is_printed_wrongly_is_found_wherever_it_stands(tmp_path, 
     assert [finding.where for finding in audit(tmp_path).findings if finding.where not in before] == places
 
 
-def test_the_sheet_says_what_was_checked_and_what_could_not_be():
-    sheet, done = audit_table(), audit()
-    assert len(sheet.rows) == len(done.findings) and {line.source for line in sheet.rows} == {"published"}
-    assert sheet.rows[0].labels == ("base-to-novel", "MPCLe, FGVCAircraft, HM") and not sheet.marks()
-    first = [sheet.metric(0, column) for column in range(5)]
+def test_the_table_says_what_was_checked_and_what_could_not_be():
+    table, done = audit_table(), audit()
+    assert len(table.rows) == len(done.findings) and {line.source for line in table.rows} == {"published"}
+    assert table.rows[0].labels == ("base-to-novel", "MPCLe, FGVCAircraft, HM") and not table.marks()
+    first = [table.metric(0, column) for column in range(5)]
     assert [f"{value.mean:.3f}" for value in first if value] == ["41.570", "39.950", "39.945", "39.955", "1.620"]
-    notes = "\n".join(sheet.notes)
+    notes = "\n".join(table.notes)
     assert f"{len(done.checks)} checks" in notes and f"{len(done.findings)} find" in notes and "±0.005" in notes
     assert "HM of averages in 18 of 18" in notes and "mean of HMs in 1 of 1" in notes
     assert "novel accuracy of DCPL" in notes and "36 standard deviations" in notes and "TCP, CLIP, MMLoP" in notes

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_results import made, put_score, sheet_of
+from made_results import made, put_score, table_of
 
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import MINI, PAPER
@@ -80,10 +80,10 @@ def mean_of_hms(rows: list[dict[str, Any]], datasets: tuple[str, ...], **wanted:
     return float(np.mean([hm(base.mean(), novel.mean()) for base, novel in pairs]))
 
 
-def table(sheet: Table) -> dict[tuple[str, ...], Mapping[str, str]]:
-    """The lines of the CSV that are ours, by labels."""
-    reader = csv.DictReader(io.StringIO(render(sheet, "csv")))
-    return {tuple(row[name] for name in sheet.labels): row for row in reader if row["source"] == "ours"}
+def own_rows(table: Table) -> dict[tuple[str, ...], Mapping[str, str]]:
+    """The rows of the CSV that are ours, by labels."""
+    reader = csv.DictReader(io.StringIO(render(table, "csv")))
+    return {tuple(row[name] for name in table.labels): row for row in reader if row["source"] == "ours"}
 
 
 def same(row: Mapping[str, str], column: str, mean: float, std: float | None = None, n: int | None = None) -> None:
@@ -101,8 +101,8 @@ METHODS = {"CLIP (zero-shot)": "zeroshot", "MaPLe": "maple", "ProCAP": "procap"}
 def test_base_to_novel_agrees_with_a_recomputation_from_the_files(tmp_path):
     sets = ("shapes", "tiles")
     done = made(tmp_path, "base-to-novel", datasets=sets, methods=tuple(METHODS.values()), quick=True)
-    rows, main = counted(tmp_path), table(sheet_of(done, "base-to-novel"))
-    averages = table(sheet_of(done, "base-to-novel-average"))
+    rows, main = counted(tmp_path), own_rows(table_of(done, "base-to-novel"))
+    averages = own_rows(table_of(done, "base-to-novel-average"))
     assert len(main) == 9 and len(averages) == 3
     for title, method in METHODS.items():
         pairs = {dataset: halves(rows, dataset, method=method) for dataset in sets}
@@ -120,14 +120,14 @@ def test_base_to_novel_agrees_with_a_recomputation_from_the_files(tmp_path):
 
 def test_stability_prints_the_mean_of_hms_and_names_the_other_reading(tmp_path):
     done = made(tmp_path, "stability", datasets=("shapes", "tiles"))
-    sheet, rows = sheet_of(done, "stability"), counted(tmp_path)
-    row = table(sheet)["Average", "ProCAP"]
+    table, rows = table_of(done, "stability"), counted(tmp_path)
+    row = own_rows(table)["Average", "ProCAP"]
     same(row, "HM", mean_of_hms(rows, ("shapes", "tiles"), method="procap"))
     pairs = [halves(rows, dataset, method="procap") for dataset in ("shapes", "tiles")]
     other = hm(*(float(np.mean([pair[half].mean() for pair in pairs])) for half in (0, 1)))
-    assert any(f"HM of average base and average novel: ProCAP {other:.2f}" in note for note in sheet.notes)
+    assert any(f"HM of average base and average novel: ProCAP {other:.2f}" in note for note in table.notes)
     for column, (mean, std, n) in zip(("Base", "Novel", "HM"), three(*pairs[0]), strict=True):
-        same(table(sheet)["shapes", "ProCAP"], column, mean, std, n)
+        same(own_rows(table)["shapes", "ProCAP"], column, mean, std, n)
 
 
 def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path):
@@ -136,14 +136,14 @@ def test_a_missing_seed_gives_a_dash_and_takes_hm_and_averages_with_it(tmp_path)
 
     sets = ("shapes", "tiles")
     done = made(tmp_path, "base-to-novel", datasets=sets, methods=("maple", "procap"), skip=skip)
-    sheet = sheet_of(done, "base-to-novel")
-    found = table(sheet)
+    table = table_of(done, "base-to-novel")
+    found = own_rows(table)
     assert found["tiles", "MaPLe"]["Base"] and not found["tiles", "MaPLe"]["Novel"] + found["tiles", "MaPLe"]["HM"]
     assert not found["Average", "MaPLe"]["Novel"] + found["Average", "MaPLe"]["HM"]
     assert found["Average", "ProCAP"]["HM"]
-    printed = [line.split("|") for line in render(sheet, "md").splitlines() if line.startswith("|")]
+    printed = [line.split("|") for line in render(table, "md").splitlines() if line.startswith("|")]
     assert [[cell.strip() for cell in line[4:6]] for line in printed if "MaPLe" in line[2]][1:] == [["-", "-"]] * 2
-    [note] = [note for note in sheet.notes if note.startswith("MISSING")]
+    [note] = [note for note in table.notes if note.startswith("MISSING")]
     assert "1 of 24 evaluations" in note and "on tiles:novel:test" in note
 
 
@@ -153,10 +153,10 @@ def test_limited_results_are_marked_and_neither_averaged_with_whole_ones_nor_ran
     for half in ("base", "novel"):
         put_score(tmp_path, entry.spec.config, f"tiles:{half}", 99, 100, of=400)
     done = SuiteResults.read(done.suite, done.options, tmp_path)
-    sheet = sheet_of(done, "base-to-novel")
-    found = table(sheet)
+    table = table_of(done, "base-to-novel")
+    found = own_rows(table)
     assert found["tiles", "ProCAP"]["Base limited"] == "true" and not found["Average", "ProCAP"]["Base"]
-    text = render(sheet, "md")
+    text = render(table, "md")
     assert "99.00 †" in text and "**99.00**" not in text and "† limited" in text
 
 
@@ -167,37 +167,37 @@ def test_paper_rounding_is_that_of_the_old_parser(tmp_path):
         put_score(tmp_path, entry.spec.config, "shapes:base", right, total)
         put_score(tmp_path, entry.spec.config, "shapes:novel", 1, 3)
     old = SuiteResults.read(done.suite, done.options, tmp_path, paper_rounding=True)
-    row = table(sheet_of(old, "stability"))["shapes", "ProCAP"]
+    row = own_rows(table_of(old, "stability"))["shapes", "ProCAP"]
     assert (row["Base"], row["Novel"], f"{float(row['HM']):.2f}") == ("45.53", "33.3", "38.47")
     assert float(row["Base std"]) == pytest.approx(np.std([66.7, 14.3, 55.6], ddof=1), abs=1e-5)
-    notes = sheet_of(old, "stability").notes
+    notes = table_of(old, "stability").notes
     assert any("Paper rounding" in note for note in notes) and any("ddof = 1" in note for note in notes)
-    exact = table(sheet_of(SuiteResults.read(done.suite, done.options, tmp_path), "stability"))["shapes", "ProCAP"]
+    exact = own_rows(table_of(SuiteResults.read(done.suite, done.options, tmp_path), "stability"))["shapes", "ProCAP"]
     assert float(exact["Base"]) == pytest.approx(100 * (2 / 3 + 1 / 7 + 5 / 9) / 3, abs=1e-5)
 
 
 def test_published_rows_land_beside_ours_with_the_difference(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,))
-    sheet = sheet_of(done, "base-to-novel")
-    published = {line.labels[1]: line for line in sheet.rows if line.source == "published"}
+    table = table_of(done, "base-to-novel")
+    published = {row.labels[1]: row for row in table.rows if row.source == "published"}
     assert len(published) == 17, "all but DCPL, of which the average alone is printed"
-    assert [item.mean for item in published["ProCAP (published)"].cells[:3]] == [85.19, 64.13, 73.17]
-    row = table(sheet)["DTD", "ProCAP, reproduced"]
+    assert [cell.mean for cell in published["ProCAP (published)"].cells[:3]] == [85.19, 64.13, 73.17]
+    row = own_rows(table)["DTD", "ProCAP, reproduced"]
     assert row["HM published"] == "73.17"
     assert float(row["HM delta"]) == pytest.approx(float(row["HM"]) - 73.17, abs=1e-5)
-    assert f"({float(row['HM']) - 73.17:+.2f})" in render(sheet, "md")
-    assert {line.group for line in sheet.rows} == {"DTD"}, "published and ours are compared"
+    assert f"({float(row['HM']) - 73.17:+.2f})" in render(table, "md")
+    assert {row.group for row in table.rows} == {"DTD"}, "published and ours are compared"
 
 
 def test_a_published_average_stands_only_beside_one_over_the_same_data_sets(tmp_path):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd", "eurosat"), methods=("procap",), seeds=(1,))
-    sheet = sheet_of(done, "base-to-novel")
-    [average] = [line for line in sheet.rows if line.average]
-    assert average.source == "ours" and all(item.published is None for item in average.cells[:3])
+    table = table_of(done, "base-to-novel")
+    [average] = [row for row in table.rows if row.average]
+    assert average.source == "ours" and all(cell.published is None for cell in average.cells[:3])
     whole = made(tmp_path / "whole", "base-to-novel", PAPER, methods=("procap",), seeds=(1,))
-    sheet = sheet_of(whole, "base-to-novel-average")
-    assert [item.published for item in sheet.rows[-1].cells[:3]] == [85.43, 77.61, 81.33]
-    assert len([line for line in sheet.rows if line.source == "published"]) == 18
+    table = table_of(whole, "base-to-novel-average")
+    assert [cell.published for cell in table.rows[-1].cells[:3]] == [85.43, 77.61, 81.33]
+    assert len([row for row in table.rows if row.source == "published"]) == 18
 
 
 @pytest.mark.parametrize(
@@ -210,20 +210,20 @@ def test_a_published_average_stands_only_beside_one_over_the_same_data_sets(tmp_
 )
 def test_what_does_not_compare_has_no_difference_and_a_best_of_its_own(tmp_path, chosen, why):
     done = made(tmp_path, "base-to-novel", PAPER, datasets=("dtd",), methods=("maple", "procap"), seeds=(1,), **chosen)
-    sheet = sheet_of(done, "base-to-novel")
-    assert all(item.published is None for line in sheet.rows for item in line.cells)
-    groups = [{line.group for line in sheet.rows if line.source == source} for source in ("ours", "published")]
-    assert not groups[0] & groups[1] and any(why in note for note in sheet.notes)
+    table = table_of(done, "base-to-novel")
+    assert all(cell.published is None for row in table.rows for cell in row.cells)
+    groups = [{row.group for row in table.rows if row.source == source} for source in ("ours", "published")]
+    assert not groups[0] & groups[1] and any(why in note for note in table.notes)
 
 
 def test_published_transfer_and_ablation_tables_stand_beside_ours(tmp_path):
     transfer = made(tmp_path, "cross-dataset", PAPER, methods=("procap",), seeds=(1,))
-    [line] = [line for line in sheet_of(transfer, "cross-dataset").rows if line.source == "ours"]
-    assert (line.cells[0].published, line.cells[-2].published) == (72.14, 70.02)
+    [row] = [row for row in table_of(transfer, "cross-dataset").rows if row.source == "ours"]
+    assert (row.cells[0].published, row.cells[-2].published) == (72.14, 70.02)
     ablation = made(tmp_path, "ablation", PAPER)
-    ours = {line.labels[0]: line for line in sheet_of(ablation, "ablation").rows if line.source == "ours"}
-    assert [item.published for item in ours["w/o KL, reproduced"].cells] == [72.88, 90.12, 97.05, 77.55, 84.40]
-    shown = {sheet.name: sheet for sheet in published_tables()}
+    ours = {row.labels[0]: row for row in table_of(ablation, "ablation").rows if row.source == "ours"}
+    assert [cell.published for cell in ours["w/o KL, reproduced"].cells] == [72.88, 90.12, 97.05, 77.55, 84.40]
+    shown = {table.name: table for table in published_tables()}
     assert shown["published-domain-generalization"].rows[-1].cells[-1] == Metric(60.58)
 
 
@@ -245,7 +245,7 @@ SAMPLE = Table(
 def test_markdown_keeps_its_columns_and_says_the_marks():
     text = render(SAMPLE, "md")
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {6}
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in lines} == {6}
     assert "**72.00**" in text and "<u>71.23</u> ± 0.50 (+1.23)" in text and "*theirs*" in text and "&lt;p>" in text
     assert "Best of each group of rows in bold, second underlined." in text
 
@@ -264,7 +264,7 @@ UNEVEN = Table(
 )
 
 
-def test_every_figure_says_its_n_where_seeds_differ():
+def test_every_number_says_its_n_where_seeds_differ():
     """But for a published one, which names no seeds. What is limited is not ranked, whatever its seeds."""
     for form, plus_minus, dagger in (("md", "±", "†"), ("latex", r"$\pm$", r"$^\dagger$")):
         text = render(UNEVEN, form)
@@ -290,8 +290,8 @@ def test_details_are_for_programs_alone():
 
 def test_latex_has_as_many_cells_in_every_row_and_no_bare_sign():
     """Every row of every table that the program can print, by a reading of its own."""
-    for sheet in [SAMPLE, UNEVEN, *published_tables()]:
-        text = render(sheet, "latex")
+    for table in [SAMPLE, UNEVEN, *published_tables()]:
+        text = render(table, "latex")
         check_latex(text)
     text = render(SAMPLE, "latex")
     assert r"\textbf{72.00}" in text and r"\underline{71.23} $\pm$ 0.50 (+1.23)" in text
@@ -330,8 +330,8 @@ def test_latex_is_taken_by_pdflatex_as_it_is(tmp_path):
     if program is None:
         pytest.skip("pdflatex is not installed")
     done = made(tmp_path / "results", "base-to-novel", PAPER, datasets=("dtd",), seeds=(1,))
-    sheets = [SAMPLE, *published_tables(), *done.suite.tables(done)]
-    body = "\n\\clearpage\n".join(render(sheet, "latex") for sheet in sheets)
+    tables = [SAMPLE, *published_tables(), *done.suite.tables(done)]
+    body = "\n\\clearpage\n".join(render(table, "latex") for table in tables)
     file = tmp_path / "tables.tex"
     file.write_text(
         f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
@@ -362,11 +362,11 @@ def test_long_and_wide_tables_are_cut_and_lose_nothing():
 
 def test_json_has_full_precision_and_the_values_of_seeds(tmp_path):
     done = made(tmp_path, "stability", datasets=("shapes",))
-    sheet = sheet_of(done, "stability")
-    [line] = json.loads(render(sheet, "json"))["rows"]
+    table = table_of(done, "stability")
+    [row] = json.loads(render(table, "json"))["rows"]
     base, _ = halves(counted(tmp_path), "shapes", method="procap")
-    assert line["cells"][0]["seeds"] == {str(seed): value for seed, value in zip(SEEDS, base, strict=True)}
-    assert to_dict(sheet)["columns"][0] == {"title": "Base", "better": "high", "digits": 2}
+    assert row["cells"][0]["seeds"] == {str(seed): value for seed, value in zip(SEEDS, base, strict=True)}
+    assert to_dict(table)["columns"][0] == {"title": "Base", "better": "high", "digits": 2}
 
 
 def test_files_are_written_in_every_format(tmp_path):

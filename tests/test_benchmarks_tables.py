@@ -61,7 +61,7 @@ def titles_of(results: Path) -> list[str]:
     return list(dict.fromkeys(row.labels[-1] for row in run_tables(load(results))[0].rows))
 
 
-def sheet_of(results: Path) -> Table:
+def table_of(results: Path) -> Table:
     """The table of halves."""
     return run_tables(load(results))[0]
 
@@ -76,7 +76,7 @@ def notes_of(results: Path) -> list[str]:
 
 
 def items_of(document: dict[str, Any]) -> dict[tuple[str, ...], dict[str, Any]]:
-    """What a sheet's JSON has in each line, by labels, then by column."""
+    """What a table's JSON has in each line, by labels, then by column."""
     titles = [column["title"] for column in document["columns"]]
     return {tuple(line["labels"]): dict(zip(titles, line["cells"], strict=True)) for line in document["rows"]}
 
@@ -97,7 +97,7 @@ def test_every_number_agrees_with_an_independent_recomputation_from_the_counts(t
                 pair = ((rng.randint(30, base_total), base_total), (rng.randint(30, novel_total), novel_total))
                 counts[dataset, method, seed] = pair
                 put_halves(tmp_path, method, dataset, *pair, seed=seed, recipe="procap", overrides={"epochs": 2})
-    found = items_of(to_dict(sheet_of(tmp_path)))
+    found = items_of(to_dict(table_of(tmp_path)))
     datasets = ("shapes", "tiles", "digits")
 
     def percent(dataset, method, seed, half):
@@ -156,12 +156,12 @@ def test_a_best_is_named_only_where_the_whole_group_is_of_the_same_seeds(tmp_pat
         cell.strip() for line in text_of(tmp_path, "md").splitlines() for cell in line.split("|")
     }
     put_halves(tmp_path, "procap", "shapes", (90, 100), (30, 100), seed=1)
-    assert not sheet_of(tmp_path).marks()
+    assert not table_of(tmp_path).marks()
     put_halves(tmp_path, "coop", "tiles", (80, 100), (40, 100), seed=1)
     put_halves(tmp_path, "procap", "tiles", (90, 100), (30, 100), seed=1)
-    sheet = sheet_of(tmp_path)
+    table = table_of(tmp_path)
     marked = {
-        (*sheet.rows[line].labels, sheet.columns[place].title): mark for (line, place), mark in sheet.marks().items()
+        (*table.rows[line].labels, table.columns[place].title): mark for (line, place), mark in table.marks().items()
     }
     assert marked["tiles", "ProCAP", "Base"] == "best" and marked["tiles", "CoOp", "Base"] == "second"
     assert {dataset for dataset, _, _ in marked} == {"tiles"}, "another data set is a group of its own"
@@ -186,8 +186,8 @@ def test_speed_is_images_over_seconds_of_both_halves_together(tmp_path):
     speeds = [cells[column].mean for column in ("FPS", "FPS of the model", "training s")]
     fps = 400 / (100 / 100 + 300 / 50)
     assert speeds == pytest.approx([fps, 2 * fps, 12.5])
-    sheet = sheet_of(tmp_path)
-    printed = [render(sheet, form).splitlines() for form in ("md", "latex")]
+    table = table_of(tmp_path)
+    printed = [render(table, form).splitlines() for form in ("md", "latex")]
     for lines in printed:
         [line] = [line for line in lines if "CoOp" in line and "50.00" in line]
         assert "57" in line and "12.5" in line and "114" not in line, "what is printed stays narrow"
@@ -216,16 +216,16 @@ def test_sets_that_are_not_as_published_are_marked_in_csv_and_json(tmp_path):
     put_halves(tmp_path, "coop", "dtd-subset", (80, 100), (40, 100))
     file = put_score(tmp_path, config, "imagenet-a-64px", 33, 100)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"variant": "resized, as recorded"}))
-    sheets = run_tables(load(tmp_path))
-    halves, others = (items_of(to_dict(sheet)) for sheet in sheets)
+    tables = run_tables(load(tmp_path))
+    halves, others = (items_of(to_dict(table)) for table in tables)
     found = {labels[0]: items["Data set variant"] for labels, items in halves.items()}
     assert found == {"dtd": None, "dtd-subset": "dtd-subset: subset of the images", "Average": None}
     [other] = others.values()
     assert other["Data set variant"] == "imagenet-a-64px: resized, as recorded"
-    first, second = (list(csv.DictReader(io.StringIO(render(sheet, "csv")))) for sheet in sheets)
+    first, second = (list(csv.DictReader(io.StringIO(render(table, "csv")))) for table in tables)
     assert {row["Data set"]: row["Data set variant"] or None for row in first} == found
     assert [row["Data set variant"] for row in second] == [other["Data set variant"]]
-    assert ["dtd-subset" in " ".join(sheet.notes) for sheet in sheets] == [True, False], "each says what it has"
+    assert ["dtd-subset" in " ".join(table.notes) for table in tables] == [True, False], "each says what it has"
 
 
 def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, capsys):
@@ -234,8 +234,8 @@ def test_results_of_a_data_set_that_is_not_here_are_read_and_named(tmp_path, cap
     config = put_halves(tmp_path, "coop", "my-birds", (80, 100), (40, 100), data=tmp_path / "data")
     shutil.rmtree(tmp_path / "data")
     assert main(["table", "--results", str(tmp_path), "--datasets", "My-Birds", "--format", "json"]) == 0
-    [sheet] = json.loads(capsys.readouterr().out)["tables"]
-    [(labels, items)] = items_of(sheet).items()
+    [table] = json.loads(capsys.readouterr().out)["tables"]
+    [(labels, items)] = items_of(table).items()
     assert (labels[0], items["Base"]["mean"], items["Data set variant"]) == ("my-birds", 80, None)
     assert main(["ls", "runs", "--results", str(tmp_path)]) == 0
     assert config.path in capsys.readouterr().out
@@ -279,8 +279,8 @@ def test_flags_choose_the_runs_of_the_table(tmp_path, capsys):
         (["--seeds", "2"], {("zeroshot", "tiles")}),
     ):
         assert main(["table", "--results", str(tmp_path), "--format", "json", *flags]) == 0
-        [sheet] = json.loads(capsys.readouterr().out)["tables"]
-        found = {(items["Method name"], labels[0]) for labels, items in items_of(sheet).items()}
+        [table] = json.loads(capsys.readouterr().out)["tables"]
+        found = {(items["Method name"], labels[0]) for labels, items in items_of(table).items()}
         assert found - {("coop", "Average")} == expected
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made_results import made, put_score, sheet_of
+from made_results import made, put_score, table_of
 
 from benchmarks.plots import base_novel as halves_plots
 from benchmarks.results.metrics import Metric
@@ -31,11 +31,11 @@ def depths(options, method):
 DEPTHS = Suite("depths", "how deep", ("maple", "procap"), base_to_novel_tables, seeds=(1,), variants=depths)
 
 
-def test_the_radar_has_a_line_for_every_arm_called_as_in_the_table(tmp_path):
+def test_the_radar_has_a_row_for_every_variant_called_as_in_the_table(tmp_path):
     done = made(tmp_path, DEPTHS, datasets=SETS)
     axes = halves_plots.halves_plots(done)["hm-radar"]().axes[0]
     drawn = {line.get_label(): list(line.get_ydata())[:-1] for line in axes.lines}
-    table = {line.labels: line.cells[2].mean for line in sheet_of(done, "depths").rows}
+    table = {row.labels: row.cells[2].mean for row in table_of(done, "depths").rows}
     assert set(drawn) == {f"{name} (depth {depth})" for name in ("MaPLe", "ProCAP") for depth in (1, 9)}
     for title, heights in drawn.items():
         assert heights == pytest.approx([table[name, title] for name in SETS])
@@ -57,9 +57,9 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
 
     suite = replace(DEPTHS, name="base-to-novel", methods=("procap",), variants=variants, published="base_to_novel")
     done = made(tmp_path, suite, PAPER, datasets=("dtd",))
-    lines = [line for line in sheet_of(done, "base-to-novel").rows if line.source == "ours"]
-    assert [line.labels[1] for line in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
-    assert [line.cells[0].published is None for line in lines] == [False, True]
+    lines = [row for row in table_of(done, "base-to-novel").rows if row.source == "ours"]
+    assert [row.labels[1] for row in lines] == ["ProCAP, reproduced", "ProCAP (changed yes)"]
+    assert [row.cells[0].published is None for row in lines] == [False, True]
     assert {check.method for check in check_metrics(done)} == {"ProCAP"} and len(check_metrics(done)) == 3
 
 
@@ -74,18 +74,18 @@ def test_a_changed_method_is_not_what_the_paper_prints(tmp_path, change):
         ("few-shot", {"datasets": ("dtd",), "shots": (16,)}, set()),
     ],
 )
-def test_reproduced_is_said_of_what_stands_beside_a_published_figure_alone(tmp_path, name, chosen, said):
+def test_reproduced_is_said_of_what_stands_beside_a_published_number_alone(tmp_path, name, chosen, said):
     done = made(tmp_path, name, PAPER, **{"methods": ("maple", "procap"), "seeds": (1,), **chosen})
     found = set()
-    for line in (line for sheet in done.suite.tables(done) for line in sheet.rows):
-        words = [label for label in line.labels if label.endswith(", reproduced")]
-        known = any(isinstance(item, Metric) and item.published is not None for item in line.cells)
-        assert bool(words) == known, line
+    for row in (row for table in done.suite.tables(done) for row in table.rows):
+        words = [label for label in row.labels if label.endswith(", reproduced")]
+        known = any(isinstance(cell, Metric) and cell.published is not None for cell in row.cells)
+        assert bool(words) == known, row
         found |= {*words}
     assert found == said
 
 
-def test_published_lines_are_not_drawn_beside_a_control(tmp_path):
+def test_published_rows_are_not_drawn_beside_a_control(tmp_path):
     chosen = {"datasets": ("dtd", "eurosat", "ucf101"), "methods": ("maple", "procap"), "seeds": (1,)}
     done = made(tmp_path, "base-to-novel", PAPER, recipe="procap", **chosen)
     labels = {line.get_label() for line in done.suite.plots(done)["hm-radar"]().axes[0].lines}
@@ -98,10 +98,10 @@ def test_a_mean_over_fewer_whole_seeds_is_none_and_says_so(tmp_path):
         for target in entry.spec.targets:
             put_score(tmp_path, entry.spec.config, target, 1, 100, of=400)
     done = SuiteResults.read(done.suite, done.options, tmp_path)
-    sheet = sheet_of(done, "base-to-novel")
-    [line] = [line for line in sheet.rows if line.source == "ours"]
-    assert line.cells[:3] == (None, None, None)
-    assert any(note.startswith("LIMITED beside whole: 4 evaluations") for note in sheet.notes)
+    table = table_of(done, "base-to-novel")
+    [row] = [row for row in table.rows if row.source == "ours"]
+    assert row.cells[:3] == (None, None, None)
+    assert any(note.startswith("LIMITED beside whole: 4 evaluations") for note in table.notes)
     assert {check.verdict for check in check_metrics(done)} == {"missing"}
 
 
@@ -118,7 +118,7 @@ def test_the_longest_training_of_procap_is_compared_with_the_others(tmp_path):
     done = made(tmp_path, "duration", PAPER, datasets=("dtd",), methods=("coop", "procap"), seeds=(1, 2))
     longest = max(variant.key["epochs"] for variant in done.variants if variant.method == "procap")
     assert longest < max(variant.key["epochs"] for variant in done.variants)
-    assert f"ProCAP (epochs {longest}) compared" in sheet_of(done, "duration-comparison").title
+    assert f"ProCAP (epochs {longest}) compared" in table_of(done, "duration-comparison").title
 
 
 def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
@@ -127,14 +127,14 @@ def test_a_target_of_two_sources_is_counted_once_in_a_comparison(tmp_path):
         for target in entry.spec.targets:
             put_score(tmp_path, entry.spec.config, target, 200 + entry.seed, 400)
     done = SuiteResults.read(done.suite, done.options, tmp_path)
-    sheets = {sheet.name: sheet for sheet in done.suite.tables(done)}
-    found = [name for name in sheets if "comparison" in name]
+    tables = {table.name: table for table in done.suite.tables(done)}
+    found = [name for name in tables if "comparison" in name]
     assert found == ["cross-dataset-comparison-from-tiles", "cross-dataset-comparison-from-petals"]
     targets = {target.split(":")[0] for entry in done.runs for target in entry.spec.targets}
     for name in found:
-        [line] = sheets[name].rows
-        assert line.labels[1] == f"{len(targets) - 1} ({len(targets) - 1})"
-    assert len({sheet.title for sheet in sheets.values()}) == len(sheets)
+        [row] = tables[name].rows
+        assert row.labels[1] == f"{len(targets) - 1} ({len(targets) - 1})"
+    assert len({table.title for table in tables.values()}) == len(tables)
 
 
 def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():
@@ -142,10 +142,10 @@ def test_minus_is_a_minus_and_nothing_is_never_minus_nothing():
         Row(("a",), (Metric(-7.53), Metric(-0.001), "-1.20 to 3.40")),
         Row(("b-2",), (Metric(1e-5), Metric(2), "x-1")),
     )
-    sheet = Table("t", "T", ("L",), (Column("A", ""), Column("B", ""), Column("C", "")), lines)
-    text = render(sheet, "latex")
+    table = Table("t", "T", ("L",), (Column("A", ""), Column("B", ""), Column("C", "")), lines)
+    text = render(table, "latex")
     assert r"a & $-$7.53 & 0.00 & $-$1.20 to 3.40" in text and "b-2 & 0.00 & 2.00 & x-1" in text
-    assert "-0.00" not in render(sheet, "md")
+    assert "-0.00" not in render(table, "md")
 
 
 def test_commands_in_captions_keep_their_hyphens():

@@ -48,7 +48,7 @@ class Comparison:
     """Compare A with B, in percentage points.
 
     pairs: accuracies or harmonic means `a` and `b` of each task and seed, on the same images. tasks: the same of each
-    task averaged over seeds, with its `name`, `seeds`, number of test `images` and whether it is `limited`.
+    task averaged over seeds, with its `seeds`, number of test `images` and whether it is `limited`.
     interval: 95 %, of `difference` under other test images; None if a result does not record single images.
     left_out: sentences on what was not compared.
     """
@@ -125,8 +125,7 @@ def compare(
     pairs = _average(paired, PAIR)
     by_task = paired.drop_duplicates([*TASK, "part"]).groupby(TASK, sort=False)
     tasks = _average(paired, TASK).assign(
-        name=by_task.name.first(),
-        seeds=paired.groupby(TASK, sort=False).seed.agg(lambda seeds: tuple(sorted({*map(int, seeds)}))),
+        seeds=pairs.reset_index().groupby(TASK, sort=False).seed.agg(lambda seeds: tuple(map(int, seeds))),
         images=by_task.total_a.sum(),
         limited=by_task.limited.any(),
     )
@@ -308,9 +307,7 @@ def pair_results(
         if len(unknown):
             reason = f"No interval, as {title} has counts without the answers to single images "
             left_out.append(_describe(f"{reason}(`procap eval --force` counts again and keeps them)", unknown))
-    # With several training data sets a target alone does not identify a task.
-    several = away and paired.dataset.nunique() > 1
-    return paired.assign(name=paired.task + " from " + paired.dataset if several else paired.task), left_out
+    return paired, left_out
 
 
 def _describe(reason: str, rows: pd.DataFrame) -> str:

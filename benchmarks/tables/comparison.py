@@ -50,8 +50,6 @@ def comparison_tables(
     table = comparison_table(results, reference=reference if reference in results else None, name=name)
     if source:
         table = replace(table, title=f"{table.title}, trained on {display_name(source)}")
-    if suite.paper_rounding:
-        table = replace(table, notes=(*table.notes, "Nothing is rounded here before it is averaged."))
     return [table]
 
 
@@ -143,5 +141,5 @@ def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws:
 
 def _list_seeds(each: Comparison) -> str:
     """Describe which seeds are compared on which task."""
-    named = each.tasks.groupby("seeds", sort=False).name.agg(", ".join)
+    named = each.tasks.reset_index().groupby("seeds", sort=False).task.agg(", ".join)
     return "; ".join(f"{format_seeds(seeds)} of {names}" for seeds, names in named.items())

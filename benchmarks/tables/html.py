@@ -11,7 +11,6 @@ from benchmarks.tables.text import ARROWS, MINUS, format_cell, list_notes
 
 SHORT_TEXT, SHORT_HEADER, SHORT_LABEL = 24, 16, 12
 """Characters up to which a text cell, a header and a row label are not wrapped."""
-BETTER = {"high": "higher is better", "low": "lower is better"}
 MARKED: dict[Mark | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}</u>", None: "{}"}
 
 
@@ -65,8 +64,7 @@ def _render_headers(table: Table, grouped: bool) -> str:
     cells = [f'<th scope="col" class="text">{escape(label)}</th>' for label in table.labels[grouped:]]
     for place, column in enumerate(table.columns):
         classes = _classes("text" * table.has_text(place), "long" * (len(column.title) > SHORT_HEADER))
-        arrow = ARROWS[column.better].strip()
-        arrow = f'<span class="arrow" title="{BETTER[column.better]}">{arrow}</span>' if arrow else ""
+        arrow = f'<span class="arrow">{ARROWS[column.better].strip()}</span>' if column.better else ""
         cells.append(f'<th scope="col"{classes}>{escape(column.title)}{arrow}</th>')
     return "".join(cells)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.results.frame import TITLES, describe_settings, unequal_targets
 from benchmarks.results.metrics import Metric
@@ -121,14 +121,15 @@ def _note_recipes(suite: SuiteResults) -> list[str]:
     """Describe the settings of all planned runs, and the recipes if they differ."""
     configs = {run.path: run.spec.config for run in suite.runs}.values()
     variants = [(config.method, describe_settings(config)) for config in configs]
-    found = note_settings(variants)
     recipes = list(dict.fromkeys(settings["recipe"] for _, settings in variants if "recipe" in settings))
-    if len(recipes) > 1:
-        changes = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
-        custom = f"changed ({changes})" if changes else "changed in what a row names"
-        words: dict[str, Any] = {"published": "each method's own", "procap": "ProCAP's", "custom": custom}
-        found.append(f"Recipes: {'; '.join(words[name] for name in recipes)}.")
-    return found
+    changes = ", ".join(f"{name} {value}" for name, value in suite.options.overrides.items())
+    words = {
+        "published": "each method's own",
+        "procap": "ProCAP's",
+        "custom": f"changed ({changes or 'in what a row names'})",
+    }
+    several = [f"Recipes: {'; '.join(words[name] for name in recipes)}."] if len(recipes) > 1 else []
+    return [*note_settings(variants), *several]
 
 
 def _name_first(evaluations: Sequence[tuple[str, str]]) -> str:

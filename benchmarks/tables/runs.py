@@ -74,7 +74,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
     if hms:
         also = f" The mean of the data sets' HMs is: {listed}." if (listed := list_means(hms)) else ""
         notes.append(f"Average's HM is the harmonic mean of average base and average novel accuracy.{also}")
-    notes += _note_seeds(metrics)
+    notes += _note_runs(frame, metrics, changed)
     if len({metric.seeds for metric in metrics}) > 1:
         notes.append("There is no HM or average over different seeds.")
     notes.append(
@@ -82,7 +82,7 @@ def _halves_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         "model, in CSV and JSON alone: without waiting for images); training s: training alone. All are of the machine "
         "that ran it."
     )
-    notes += [*_note_runs(frame, metrics, changed), *left_out]
+    notes += left_out
     if untimed := ", ".join(dict.fromkeys(frame.title[frame.features != "computed"])):
         notes.append(
             f"FPS leaves out evaluations with image features from the cache ({untimed}): procap eval --force times "
@@ -110,7 +110,6 @@ def _targets_table(frame: pd.DataFrame, left_out: list[str]) -> Table:
         rows.append(Row((trained_on, target, title), cells, group=f"{trained_on} {target}"))
     notes = (
         "Accuracy in %, computed from integer counts. Rows of one training set and one target are a group.",
-        *_note_seeds(metrics),
         *_note_runs(frame, metrics, changed),
         *left_out,
         *note_unequal(frame),
@@ -159,22 +158,15 @@ def _describe_changes(changed: Mapping[str, str], datasets: Iterable[str]) -> st
     return "; ".join(dict.fromkeys(f"{name}: {changed[name]}" for name in datasets if name in changed)) or None
 
 
-def _note_seeds(metrics: list[Metric]) -> list[str]:
-    """Describe what the deviations are, and the number of seeds if it is the same everywhere."""
+def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str, str]) -> list[str]:
+    """Describe the deviations, the seeds if they are the same everywhere, the settings and the data sets."""
     found = []
     if any(metric.std is not None for metric in metrics):
         found.append("± is the sample standard deviation over seeds (ddof = 1).")
     if len({metric.seeds for metric in metrics}) == 1:
         found.append(f"n = {len(metrics[0].seeds)}: {format_seeds(metrics[0].seeds)}.")
-    return found
-
-
-def _note_runs(frame: pd.DataFrame, metrics: list[Metric], changed: Mapping[str, str]) -> list[str]:
     runs = frame.drop_duplicates("path")
-    found = note_settings(zip(runs.method, runs.settings, strict=True))
+    found += note_settings(zip(runs.method, runs.settings, strict=True))
     if any(metric.limited for metric in metrics):
-        found.append(
-            "† limited: only the first images of a test set were evaluated; never averaged with whole results nor "
-            "marked."
-        )
+        found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
     return found + note_changed(changed)

@@ -23,17 +23,9 @@ ALARMS = 0.05
 """Probability that a correct reproduction has at least one number outside its tolerance by chance."""
 PRINTED_DF = PUBLISHED_SEEDS - 1
 TYPICAL_DF = 4
-"""Degrees of freedom of a column's typical deviation; our own choice.
-
-The printed deviations vary no more than three-seed deviations of a common true value would, so a larger number
-could be justified; this one is safe if data sets do differ.
-"""
+"""Degrees of freedom of a column's typical deviation; our own choice, safe if data sets do differ."""
 OTHERS = 2.0
-"""Factor on ProCAP's deviation in the main table for results without a printed deviation; our own choice.
-
-The ratios between data sets, and between single data sets and averages, are kept; a larger deviation of our own
-seeds widens the tolerance further.
-"""
+"""Factor on ProCAP's deviation in the main table for results without a printed deviation; our own choice."""
 LEAST, UNTRAINED = 0.5, 0.3
 """Differences in percentage points that are allowed even without randomness over seeds; our own choice."""
 NO_SEED = "other weights files, other decoding of JPEG, bf16 instead of fp16"
