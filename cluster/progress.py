@@ -64,7 +64,7 @@ class RunProgress:
         number = config["number"]
         if number in self._running:
             self._interrupted.add(number)
-            self._display.say(format_lost(self.runs[number].path))
+            self._display.print(format_lost(self.runs[number].path))
         self._running[number] = time.monotonic()
         self._show()
 
@@ -75,7 +75,7 @@ class RunProgress:
         elif number not in self._waiting:
             self._waiting.add(number)
             self._interrupted.add(number)
-            self._display.say(f"waiting: {report.why}")
+            self._display.print(f"waiting: {report.why}")
         self._show(number)
 
     def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
@@ -94,7 +94,7 @@ class RunProgress:
             self.failed[number] = report.why
             if report.trace and self._trace:
                 self._trace(report.trace)
-        self._display.say(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {run.path} {how}")
+        self._display.print(f"[{len(self.done) + len(self.failed)}/{len(self.runs)}] {run.path} {how}")
         self._show(number)
 
     def _show(self, changed: int | None = None) -> None:

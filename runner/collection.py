@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container
-from contextlib import suppress
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,10 +94,13 @@ def find_collections(results: Path) -> list[CollectionFolder]:
     return [CollectionFolder(file.parent) for file in files]
 
 
-def read_collections(results: Path) -> list[Collection]:
-    """Read every readable collection of `results`, the earliest first."""
+def read_collections(results: Path, on_error: Callable[[str, UserError], None] | None = None) -> list[Collection]:
+    """Read every collection of `results`, the earliest first; `on_error` gets the path and error of a broken one."""
     collections = []
     for folder in find_collections(results):
-        with suppress(UserError):
+        try:
             collections.append(folder.collection())
+        except UserError as error:
+            if on_error is not None:
+                on_error(folder.path.relative_to(results).as_posix(), error)
     return sorted((one for one in collections if one), key=lambda one: (one.started, one.kind, one.name))

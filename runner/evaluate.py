@@ -35,7 +35,7 @@ from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_j
 from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import StopRequest, make_interrupted
 from runner.threads import fitting_threads
-from runner.tracking.background import Tracker
+from runner.tracking.background import exporter_for
 from shards.fewshot import Selection, evaluation_split
 from shards.reader import open_dataset
 from shards.transforms import eval_transform
@@ -126,8 +126,7 @@ def evaluate(
         result = group.broadcast_object(result)
         stop.check(f"evaluated {config.path} on {target}")
     if group.ranks.first:
-        Tracker(folder, runtime).update()
-        store.push_run(config.path)
+        exporter_for(runtime).post(config.path)
     return result
 
 

@@ -51,9 +51,9 @@ class ProgressDisplay:
             self._bar.update(self._task, completed=done, total=self.total, facts=shown)
         elif not self.quiet and time.monotonic() - self._shown >= self.PLAIN_SECONDS:
             self._shown = time.monotonic()
-            self.say(f"{self.what}: {done}/{self.total} {self.unit}  {shown}".rstrip())
+            self.print(f"{self.what}: {done}/{self.total} {self.unit}  {shown}".rstrip())
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line, above the bar if there is one; print nothing if quiet."""
         if self.quiet:
             return

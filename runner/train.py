@@ -6,8 +6,7 @@ import math
 import platform
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 from procap.errors import UserError
 from procap.recipe import learning_rate
@@ -28,7 +27,7 @@ from runner.setup import Setup, check_content, set_up
 from runner.step import AsyncLosses, TrainStep
 from runner.stop_signals import StopRequest
 from runner.threads import fitting_threads
-from runner.tracking.background import Tracker
+from runner.tracking.background import exporter_for
 from runner.validate import Callbacks, Validator
 from shards.device.stream import DeviceTrainStream
 from shards.rng import generator
@@ -41,26 +40,6 @@ APART = (*STARTING, "validation")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
 
 
-@overload
-def train(
-    config: RunConfig,
-    runtime: RuntimeConfig,
-    *,
-    force: bool = False,
-    group: ProcessGroup | None = None,
-    until: None = None,
-    callbacks: Callbacks | None = None,
-) -> TrainResult: ...
-@overload
-def train(
-    config: RunConfig,
-    runtime: RuntimeConfig,
-    *,
-    force: bool = False,
-    group: ProcessGroup | None = None,
-    until: int | None,
-    callbacks: Callbacks | None = None,
-) -> TrainResult | Progress: ...
 def train(
     config: RunConfig,
     runtime: RuntimeConfig,
@@ -105,7 +84,11 @@ def train(
         elif until and (paused := _read_paused(config, folder, until, group, callbacks)):
             return paused
         with StopRequest() as stop:
-            result = _train(config, runtime, folder, store, stop, group, until, callbacks)
+            try:
+                result = _train(config, runtime, folder, store, stop, group, until, callbacks)
+            finally:
+                if first and folder.config_file.exists():
+                    exporter_for(runtime).post(config.path)
             stop.check(f"{result.status} {config.path}")
     return result
 
@@ -162,25 +145,22 @@ def _train(
     first, facts = group.ranks.first, environment(device)
     if first and not folder.config_file.exists():
         write_json(folder.config_file, config)
-    with closing(Tracker(folder, runtime if first else replace(runtime, tracking_uri="off"))) as tracker:
-        state, validator = TrainState(), None
-        if setup.engine is not None:
-            uploader = CheckpointUploader(store, config.path)
-            checkpointer = Checkpointer(setup.card, setup.engine, folder, setup.steps, meter, uploader, facts, group)
-            images_per_rank = config.recipe.batch_size // group.size
-            last = min(until or config.recipe.epochs, config.recipe.epochs) - 1
-            with closing(setup.engine), fitting_threads(setup.method.clip, images_per_rank):
-                validator = Validator(callbacks, setup.method, checkpointer, runtime, stop, last)
-                state = _fit(config, runtime, setup, checkpointer, monitor, stop, tracker, validator)
-                if state.epoch < config.recipe.epochs:
-                    return checkpointer.finish("paused")
-        check_finite(setup.method.state_dict(), f"after step {state.step}")
-        meter.settle()
-        own_use = _rank_use(meter, monitor, group, is_communication_counted=runtime.engine == "ddp")
-        ranks = group.all_gather_object(own_use)
-        result = _write_result(config, folder, setup, state, meter, monitor, facts, ranks) if first else None
-        result = group.broadcast_object(result)
-        assert result is not None
+    state, validator = TrainState(), None
+    if setup.engine is not None:
+        uploader = CheckpointUploader(store, config.path)
+        checkpointer = Checkpointer(setup.card, setup.engine, folder, setup.steps, meter, uploader, facts, group)
+        last = min(until or config.recipe.epochs, config.recipe.epochs) - 1
+        with closing(setup.engine), fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
+            validator = Validator(callbacks, setup.method, checkpointer, runtime, stop, last)
+            state = _fit(config, runtime, setup, checkpointer, monitor, stop, validator)
+            if state.epoch < config.recipe.epochs:
+                return checkpointer.finish("paused")
+    check_finite(setup.method.state_dict(), f"after step {state.step}")
+    meter.settle()
+    ranks = group.all_gather_object(_rank_use(meter, monitor, group, is_ddp=runtime.engine == "ddp"))
+    result = _write_result(folder, setup, state, meter, monitor, facts, ranks) if first else None
+    result = group.broadcast_object(result)
+    assert result is not None
     if validator is not None:
         validator.notify(finished=True)
     return result
@@ -193,7 +173,6 @@ def _fit(
     checkpointer: Checkpointer,
     monitor: ResourceMonitor,
     stop: StopRequest,
-    tracker: Tracker,
     validator: Validator,
 ) -> TrainState:
     """Run the training loop. Every random draw is seeded by epoch, step or image, so the loop can start anywhere."""
@@ -216,10 +195,10 @@ def _fit(
 
     with ProgressDisplay(config.path, setup.steps, done=state.step, quiet=runtime.quiet or not first) as display:
         if state.resumed:
-            display.say(f"going on with {config.path} from step {state.step} of {setup.steps}")
+            display.print(f"going on with {config.path} from step {state.step} of {setup.steps}")
         if recipe.warmup != "none" and recipe.epochs <= recipe.warmup_epochs:
             highest = max(learning_rate(recipe, epoch) for epoch in range(recipe.epochs))
-            display.say(
+            display.print(
                 f"{config.path} hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead "
                 f"of {recipe.lr:g}; give more epochs than {recipe.warmup_epochs}"
             )
@@ -256,7 +235,8 @@ def _fit(
             validator.validate()
             if group.broadcast_object(first and checkpointer.is_due(runtime.checkpoint_seconds, epoch_end=True)):
                 checkpointer.save()
-            tracker.update()
+            if first:
+                exporter_for(runtime).post(config.path)
             # After the last epoch the callback waits until the result is written.
             if epoch < recipe.epochs - 1:
                 validator.notify()
@@ -285,7 +265,6 @@ def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], t
 
 
 def _write_result(
-    config: RunConfig,
     folder: RunFolder,
     setup: Setup,
     state: TrainState,
@@ -295,15 +274,11 @@ def _write_result(
     ranks: list[RankUse],
 ) -> TrainResult:
     """Write the checkpoint, then `train.json`, which marks the run as finished."""
-    sha256 = save_prompts(folder.checkpoint_file, setup.method, setup.card)
-    few = setup.fewshot
-    picks = (
-        None
-        if few is None
-        else FewShotRecord(
-            shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=few.train.paths
-        )
-    )
+    few, config = setup.fewshot, setup.card.config
+    few_shot = None
+    if few is not None:
+        picks = few.train.paths
+        few_shot = FewShotRecord(shots=config.shots, seed=few.seed, source=few.source, digest=few.digest, picks=picks)
     result = TrainResult(
         config_hash=config.hash,
         steps=state.step,
@@ -317,9 +292,9 @@ def _write_result(
         peak_memory_bytes=monitor.peak_memory(),
         use=monitor.use(),
         trainable_parameters=sum(parameter.numel() for parameter in setup.method.parameters()),
-        fewshot=picks,
+        fewshot=few_shot,
         manifest_digest=setup.card.manifest_digest,
-        checkpoint_sha256=sha256,
+        checkpoint_sha256=save_prompts(folder.checkpoint_file, setup.method, setup.card),
         backbone_digest=setup.card.backbone_digest,
         environment=environment,
         resumed=state.resumed,
@@ -330,16 +305,14 @@ def _write_result(
     return result
 
 
-def _rank_use(
-    meter: Meter, monitor: ResourceMonitor, group: ProcessGroup, *, is_communication_counted: bool
-) -> RankUse:
-    """Collect what this rank measured in its own steps. Messages that DeepSpeed sends are not counted."""
+def _rank_use(meter: Meter, monitor: ResourceMonitor, group: ProcessGroup, *, is_ddp: bool) -> RankUse:
+    """Collect what this rank measured in its own steps; messages that DeepSpeed sends cannot be measured."""
     seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(
         host=platform.node(),
         device=str(meter.device),
         images_per_second=rate and rate / group.size,
         data_share=meter.own_seconds("data") / seconds,
-        communication_share=group.communication_seconds / seconds if is_communication_counted else None,
+        communication_share=group.communication_seconds / seconds if is_ddp else None,
         peak_memory_bytes=monitor.peak_memory(),
     )

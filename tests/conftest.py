@@ -92,3 +92,22 @@ def at_home(tmp_path, monkeypatch):
     for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="session")
+def mlflow_database(tmp_path_factory) -> Path:
+    """A SQLite store of MLflow with all its tables, whose creation takes seconds."""
+    from runner.tracking.store import TrackingStore
+
+    file = tmp_path_factory.mktemp("store") / "mlflow.db"
+    TrackingStore(f"sqlite:///{file}", "first", file.parent).open()
+    return file
+
+
+@pytest.fixture
+def store(mlflow_database, tmp_path, monkeypatch):
+    """A new experiment in `mlflow_database` for the results in `tmp_path`."""
+    from runner.tracking.store import TrackingStore
+
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
+    return TrackingStore.choose(tmp_path, f"sqlite:///{mlflow_database}").open()

@@ -28,6 +28,7 @@ from procap.errors import UsageError, UserError
 from runner.collection import read_collections, write_collection
 from runner.config import Target
 from runner.results import Progress, RunFolder, write_json
+from runner.tracking.store import TrackingStore
 
 SERVER = "http://someone:secret@mlflow.example:5000"
 
@@ -268,8 +269,9 @@ def test_links_into_mlflow_are_there_when_they_are_asked_for(tmp_path: Path, mon
     put_entry(root, entries[0])
     sent = {"tags.`procap.collection` = 'suite.ablation'": "p1", "tags.`suite.ablation` = 'yes'": "r1"}
     found = {where: [SimpleNamespace(info=SimpleNamespace(run_id=run_id))] for where, run_id in sent.items()}
-    monkeypatch.setattr("benchmarks.report.links.open_store", lambda destination: SimpleNamespace(experiment_id="7"))
-    monkeypatch.setattr("benchmarks.report.links.search_runs", lambda store, where: found[where])
+    monkeypatch.setattr(TrackingStore, "open", lambda store: store)
+    monkeypatch.setattr(TrackingStore, "experiment_id", "7")
+    monkeypatch.setattr(TrackingStore, "search", lambda store, where: found[where])
     plain = write_report(root).read_text()
     assert "mlflow.example" not in plain and "procap ui --results" in Page(plain).root.text()
     linked = write_report(root, tracking=SERVER).read_text()

@@ -4,66 +4,34 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tracked_runs
 from pydantic import ValidationError
+from tracked_runs import evaluated
 
 from procap.errors import UserError
-from runner.collection import Collection, CollectionFolder, Status, read_collections, status_after, write_collection
+from runner.collection import Collection, CollectionFolder, read_collections, status_after, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.stop_signals import make_interrupted
 from runner.tracking.background import CollectionTracker
 from runner.tracking.export import PARENT_TAG, sync
-from runner.tracking.store import Destination, Store, open_store
+from runner.tracking.store import TrackingStore
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
+def place(store: TrackingStore) -> RuntimeConfig:
+    return RuntimeConfig(data=store.results, results=store.results, tracking_uri=store.uri)
 
 
-@pytest.fixture(scope="module")
-def shared(home: Path) -> Store:
-    """A real SQLite store, made once: its tables take seconds."""
-    return open_store(Destination(f"sqlite:///{home / 'mlflow.db'}", "first", home))
-
-
-@pytest.fixture
-def destination(home: Path, shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Destination:
-    """An experiment of its own for every test."""
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
-    return Destination.choose(tmp_path, f"sqlite:///{home / 'mlflow.db'}")
-
-
-@pytest.fixture
-def store(destination: Destination) -> Store:
-    return open_store(destination)
-
-
-def finished(results: Path, seed: int) -> str:
-    folder = tracked_runs.begin(results, seed)
-    tracked_runs.finish(folder)
-    tracked_runs.evaluate(folder, "base", 60)
-    tracked_runs.evaluate(folder, "novel", 40)
-    return folder.path.relative_to(results).as_posix()
-
-
-def place(destination: Destination) -> RuntimeConfig:
-    return RuntimeConfig(data=destination.results, results=destination.results, tracking_uri=destination.uri)
-
-
-def all_runs(store: Store) -> list:
+def all_runs(store: TrackingStore) -> list:
     return list(store.client.search_runs([store.experiment_id]))
 
 
-def family(store: Store) -> dict[str, list[str]]:
+def family(store: TrackingStore) -> dict[str, list[str]]:
     """The names of the runs below each parent, by the parent's name."""
     runs = all_runs(store)
     names = {run.info.run_id: run.info.run_name for run in runs}
@@ -96,10 +64,10 @@ def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
         Collection(kind="sweep", name=name)
 
 
-def test_a_suite_is_a_parent_run_with_its_runs_below(destination: Destination, store: Store) -> None:
-    runs = [finished(destination.results, seed) for seed in (1, 2)]
+def test_a_suite_is_a_parent_run_with_its_runs_below(store: TrackingStore) -> None:
+    runs = [evaluated(store.results, seed) for seed in (1, 2)]
     tracker = CollectionTracker(
-        place(destination), Collection(kind="suite", name="base-to-novel", settings={"shots": 16, "world": "mini"})
+        place(store), Collection(kind="suite", name="base-to-novel", settings={"shots": 16, "world": "mini"})
     )
     tracker.update(runs)
     tracker.close("finished", {"hm/maple": 60.0})
@@ -112,16 +80,16 @@ def test_a_suite_is_a_parent_run_with_its_runs_below(destination: Destination, s
     assert parent.data.tags["settings.shots"] == "16" and parent.data.tags["settings.world"] == "mini"
     found = store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'")
     assert [run.data.metrics["hm"] for run in found] == [pytest.approx(60.0)] * 2
-    assert sync(destination.results, destination.uri).sent == []
+    assert sync(store).sent == []
 
 
-def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(destination: Destination, store: Store) -> None:
-    results = destination.results
-    shared, alone = finished(results, 1), finished(results, 2)
+def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(store: TrackingStore) -> None:
+    results = store.results
+    shared, alone = evaluated(results, 1), evaluated(results, 2)
     write_collection(results, Collection(kind="sweep", name="rates", runs=(shared, alone), started=2))
     write_collection(results, Collection(kind="suite", name="stability", runs=(shared,), started=1))
     for _ in range(2):
-        summary = sync(results, destination.uri)
+        summary = sync(TrackingStore.choose(results, store.uri))
     assert summary.sent == [] and summary.up_to_date == 4 and len(all_runs(store)) == 4
     assert family(store) == {
         "suite · stability": ["maple · shapes · base · seed 1"],
@@ -133,43 +101,39 @@ def test_a_run_of_two_collections_is_there_once_and_carries_both_tags(destinatio
     assert [run.data.tags["seed"] for run in both] == ["1"]
 
 
-def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(
-    destination: Destination, store: Store
-) -> None:
-    run = finished(destination.results, 1)
-    assert sync(destination.results, destination.uri).sent == [run]
+def test_a_run_exported_before_is_nested_below_its_parent_without_duplicates(store: TrackingStore) -> None:
+    run = evaluated(store.results, 1)
+    assert sync(store).sent == [run]
     (before,) = all_runs(store)
-    write_collection(destination.results, Collection(kind="suite", name="late", runs=(run,)))
-    assert sync(destination.results, destination.uri).sent == ["collections/suite/late", run]
+    write_collection(store.results, Collection(kind="suite", name="late", runs=(run,)))
+    assert sync(store).sent == ["collections/suite/late", run]
     assert family(store) == {"suite · late": [before.info.run_name]} and len(all_runs(store)) == 2
     for key in before.data.metrics:
         steps = Counter(metric.step for metric in store.client.get_metric_history(before.info.run_id, key))
         assert max(steps.values()) == 1
-    assert not sync(destination.results, destination.uri, only=[run]).sent
+    assert not sync(store, only=[run]).sent
     assert family(store) == {"suite · late": [before.info.run_name]}
 
 
-def test_a_parent_deleted_from_the_store_comes_back_with_its_runs_below(destination: Destination, store: Store) -> None:
-    run = finished(destination.results, 1)
-    write_collection(destination.results, Collection(kind="suite", name="gone", runs=(run,)))
-    sync(destination.results, destination.uri)
+def test_a_parent_deleted_from_the_store_comes_back_with_its_runs_below(store: TrackingStore) -> None:
+    run = evaluated(store.results, 1)
+    write_collection(store.results, Collection(kind="suite", name="gone", runs=(run,)))
+    sync(store)
     (parent,) = [one for one in all_runs(store) if "suite" in one.data.tags]
     store.client.delete_run(parent.info.run_id)
-    sync(destination.results, destination.uri)
+    sync(store)
     assert len(all_runs(store)) == 2 and family(store) == {"suite · gone": ["maple · shapes · base · seed 1"]}
 
 
-def test_results_continued_on_another_machine_are_one_suite_and_one_run(
-    destination: Destination, store: Store, tmp_path: Path
-) -> None:
+def test_results_continued_on_another_machine_are_one_suite_and_one_run(store: TrackingStore, tmp_path: Path) -> None:
     """Of results behind a URL: the machine that started the suite is lost after it has exported."""
     for machine in ("first", "second"):
         results = tmp_path / machine
-        at = RuntimeConfig(results, results, tracking_uri=destination.uri, store=f"local://{tmp_path}/remote")
+        at = RuntimeConfig(results, results, tracking_uri=store.uri, store=f"local://{tmp_path}/remote")
         RemoteResults.of(at).pull_all(weights=True)
         tracker = CollectionTracker(at, Collection(kind="suite", name="shared"))
         if machine == "first":
-            run = finished(results, 1)
+            run = evaluated(results, 1)
             RemoteResults.of(at).push_run(run)
         tracker.update([run])
         tracker.close("finished")
@@ -177,13 +141,12 @@ def test_results_continued_on_another_machine_are_one_suite_and_one_run(
 
 
 def test_results_whose_url_is_away_cost_one_line(
-    destination: Destination, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: TrackingStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a file").touch()
-    at = replace(place(destination), store=f"local://{tmp_path}/a file/remote")
-    run = finished(at.results, 1)
+    at = replace(place(store), store=f"local://{tmp_path}/a file/remote")
+    run = evaluated(at.results, 1)
     tracker = CollectionTracker(at, Collection(kind="suite", name="alone"))
-    tracker.WRITE_SECONDS = 0.0
     tracker.update([run])
     tracker.close("finished")
     said = capsys.readouterr().err
@@ -192,39 +155,38 @@ def test_results_whose_url_is_away_cost_one_line(
 
 
 def test_a_dead_store_costs_one_line_and_sync_exports_everything_later(
-    destination: Destination, store: Store, capsys: pytest.CaptureFixture[str]
+    store: TrackingStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = destination.results
-    run = finished(results, 1)
+    results = store.results
+    run = evaluated(results, 1)
     with closing(socket.socket()) as bound:
         # As long as it is bound nothing else listens there.
         bound.bind(("127.0.0.1", 0))
         at = RuntimeConfig(data=results, results=results, tracking_uri=f"http://127.0.0.1:{bound.getsockname()[1]}")
         tracker = CollectionTracker(at, Collection(kind="sweep", name="rates"))
-        tracker.WRITE_SECONDS = 0.0
         tracker.update([run])
         tracker.update([run], {"best": 1.0})
         tracker.close("failed")
     assert capsys.readouterr().err.count("\n") == 1
     (there,) = read_collections(results)
     assert (there.status, there.runs, there.metrics["best"]) == ("failed", (run,), 1.0)
-    sync(results, destination.uri)
+    sync(TrackingStore.choose(results, store.uri))
     assert family(store) == {"sweep · rates": ["maple · shapes · base · seed 1"]}
     assert [one.info.status for one in all_runs(store) if "sweep" in one.data.tags] == ["FAILED"]
 
 
 def test_a_results_folder_that_cannot_be_written_is_reported_and_stops_nothing(
-    destination: Destination, capsys: pytest.CaptureFixture[str]
+    store: TrackingStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (destination.results / "collections").write_text("a file where a folder must be")
-    tracker = CollectionTracker(place(destination), Collection(kind="suite", name="blocked"))
+    (store.results / "collections").write_text("a file where a folder must be")
+    tracker = CollectionTracker(place(store), Collection(kind="suite", name="blocked"))
     tracker.update(["base/shapes/maple/mini/16shot/seed1-0"])
     tracker.close("finished")
     assert "cannot" in capsys.readouterr().err
 
 
 def test_with_tracking_off_the_collection_is_kept_for_later(tmp_path: Path) -> None:
-    run = finished(tmp_path, 1)
+    run = evaluated(tmp_path, 1)
     at = RuntimeConfig(data=tmp_path, results=tmp_path, tracking_uri="off")
     tracker = CollectionTracker(at, Collection(kind="suite", name="quiet"))
     tracker.update([run])
@@ -232,20 +194,6 @@ def test_with_tracking_off_the_collection_is_kept_for_later(tmp_path: Path) -> N
     written = json.loads((tmp_path / "collections/suite/quiet/collection.json").read_text())
     assert written["runs"] == [run] and written["status"] == "finished" and written["schema"] == 1
     assert not (tmp_path / "mlflow.db").exists()
-
-
-def test_several_threads_may_add_runs_at_once(destination: Destination, store: Store) -> None:
-    runs = [finished(destination.results, seed) for seed in range(1, 9)]
-    tracker = CollectionTracker(place(destination), Collection(kind="suite", name="threads", runs=tuple(runs)))
-    tracker.WRITE_SECONDS = 0.0
-    threads = [threading.Thread(target=tracker.update, args=([run],)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    status: Status = "finished"
-    tracker.close(status)
-    assert len(family(store)["suite · threads"]) == 8 and len(all_runs(store)) == 9
 
 
 def test_a_broken_file_is_not_answered_with_training_again(tmp_path):

@@ -216,7 +216,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then_on_stderr(capsys):
         display.update(1, loss=1.5)
         display.PLAIN_SECONDS = 0.0
         display.update(2, loss=1.25, epoch="1/5")
-        display.say("a remark")
+        display.print("a remark")
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "training: 2/100 steps  loss 1.25  epoch 1/5\na remark\n"
@@ -233,7 +233,7 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr():
     code = (
         "from runner.progress import ProgressDisplay\n"
         "with ProgressDisplay('training', 100, done=40) as display:\n"
-        "    display.update(50, loss=1.25); display.say('a remark [5]')"
+        "    display.update(50, loss=1.25); display.print('a remark [5]')"
     )
     main, terminal = os.openpty()
     root = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""Exporting runs to MLflow: everything arrives once, and a store that is gone costs the run one line and no data."""
+"""Runs are exported to MLflow completely and once; an unreachable store costs one line and no data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -19,31 +19,12 @@ import tracked_runs
 from benchmarks.cli import main
 from runner.collection import Collection, write_collection
 from runner.config import RuntimeConfig
+from runner.remote_results import RemoteResults
 from runner.results import RunFolder, ValidationCount, ValidationHistory, find_runs, write_json
 from runner.tracking import background
-from runner.tracking.background import BackgroundExporter, Tracker
+from runner.tracking.background import BackgroundExporter, exporter_for
 from runner.tracking.export import PARENT_TAG, Summary, sync
-from runner.tracking.store import Destination, Store, open_store
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real SQLite store, made once: its tables take seconds."""
-    file = tmp_path_factory.mktemp("store") / "mlflow.db"
-    open_store(Destination(f"sqlite:///{file}", "first", file.parent))
-    return file
-
-
-@pytest.fixture
-def destination(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Destination:
-    """An experiment of its own for every test."""
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
-    return Destination.choose(tmp_path, f"sqlite:///{database}")
-
-
-@pytest.fixture
-def store(destination: Destination) -> Store:
-    return open_store(destination)
+from runner.tracking.store import TrackingStore
 
 
 @pytest.fixture
@@ -52,22 +33,19 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def export(store: Store, destination: Destination, tmp_path: Path) -> Callable[..., Summary]:
-    """Export the results in `tmp_path` to the shared store."""
+def export(store: TrackingStore) -> Callable[..., Summary]:
+    """Export the results of the test to the shared store."""
 
-    def exported(**settings: object) -> Summary:
-        return sync(tmp_path, destination.uri, **settings)  # type: ignore[arg-type]
-
-    return exported
+    return partial(sync, store)
 
 
-def runs_of(store: Store, folder: RunFolder) -> list:
+def runs_of(store: TrackingStore, folder: RunFolder) -> list:
     """The MLflow runs of a folder, oldest first."""
     where = f"tags.folder = '{folder.path.resolve()}'"
     return store.client.search_runs([store.experiment_id], where, order_by=["attributes.start_time ASC"])
 
 
-def points(store: Store, run_id: str, key: str) -> list[tuple[int, float]]:
+def points(store: TrackingStore, run_id: str, key: str) -> list[tuple[int, float]]:
     return sorted((metric.step, metric.value) for metric in store.client.get_metric_history(run_id, key))
 
 
@@ -78,15 +56,13 @@ def finished(folder: RunFolder) -> RunFolder:
     return folder
 
 
-def assert_no_duplicates(store: Store, run_id: str) -> None:
+def assert_no_duplicates(store: TrackingStore, run_id: str) -> None:
     for key in store.client.get_run(run_id).data.metrics:
         steps = Counter(step for step, _ in points(store, run_id, key))
         assert max(steps.values()) == 1, f"{key} was logged twice"
 
 
-def test_a_finished_run_arrives_whole(
-    store: Store, database: Path, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
+def test_a_finished_run_arrives_whole(store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]) -> None:
     finished(folder)
     assert export().sent
     (run,) = runs_of(store, folder)
@@ -107,15 +83,15 @@ def test_a_finished_run_arrives_whole(
     assert metrics["train_images_per_second_model"] == 120.0
     assert metrics["system/cpu_percent"] == 150.0 and metrics["system/peak_memory_megabytes"] == 512.0
     where = Path(run.info.artifact_uri.removeprefix("file://"))
-    assert where.is_relative_to(database.parent / "mlartifacts")
+    assert where.is_relative_to(store.file.parent / "mlartifacts")
     for name in ("config.json", "train.json", "eval/shapes-base-test.json", "eval/shapes-novel-test.json"):
         assert (where / name).read_bytes() == (folder.path / name).read_bytes()
     assert not (where / "checkpoint.safetensors").exists()
-    assert find_runs(database.parent) == [], "the attached copies were taken for runs"
+    assert find_runs(store.file.parent) == [], "the attached copies were taken for runs"
 
 
 def test_checkpoints_are_copied_only_where_that_is_asked_for(
-    store: Store, folder: RunFolder, export: Callable[..., Summary]
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
     finished(folder)
     export()
@@ -127,7 +103,7 @@ def test_checkpoints_are_copied_only_where_that_is_asked_for(
 
 
 def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(
-    store: Store, folder: RunFolder, export: Callable[..., Summary]
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
     assert not export().sent, "there is no epoch yet"
     for epochs in (1, 3):
@@ -145,7 +121,7 @@ def test_a_run_exported_while_it_trains_is_one_run_without_duplicates(
 
 
 def test_validation_accuracy_is_a_curve_under_names_of_its_own(
-    store: Store, folder: RunFolder, export: Callable[..., Summary]
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
     counts: list[ValidationCount] = []
     for epoch in (0, 1):
@@ -162,7 +138,9 @@ def test_validation_accuracy_is_a_curve_under_names_of_its_own(
     assert not {"hm", "base", "novel", "fps"} & run.data.metrics.keys(), "validation must not look like a test"
 
 
-def test_a_repeated_training_is_a_new_run(store: Store, folder: RunFolder, export: Callable[..., Summary]) -> None:
+def test_a_repeated_training_is_a_new_run(
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
+) -> None:
     finished(folder)
     export()
     folder.train_file.unlink()
@@ -175,7 +153,9 @@ def test_a_repeated_training_is_a_new_run(store: Store, folder: RunFolder, expor
     assert len(points(store, old.info.run_id, "loss")) == len(points(store, new.info.run_id, "loss")) == 5
 
 
-def test_a_changed_result_replaces_the_old_one(store: Store, folder: RunFolder, export: Callable[..., Summary]) -> None:
+def test_a_changed_result_replaces_the_old_one(
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
+) -> None:
     finished(folder)
     export()
     tracked_runs.evaluate(folder, "novel", 60)
@@ -187,7 +167,7 @@ def test_a_changed_result_replaces_the_old_one(store: Store, folder: RunFolder, 
 
 
 def test_an_evaluation_of_a_part_has_a_metric_of_its_own(
-    store: Store, folder: RunFolder, export: Callable[..., Summary]
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
     tracked_runs.finish(folder)
     tracked_runs.evaluate(folder, "base", 60)
@@ -199,7 +179,7 @@ def test_an_evaluation_of_a_part_has_a_metric_of_its_own(
 
 
 def test_a_run_deleted_from_the_store_is_exported_again(
-    store: Store, folder: RunFolder, export: Callable[..., Summary]
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
 ) -> None:
     finished(folder)
     export()
@@ -210,24 +190,12 @@ def test_a_run_deleted_from_the_store_is_exported_again(
     assert again.info.run_id != run.info.run_id and again.data.metrics["hm"] == pytest.approx(60.0)
 
 
-def test_a_name_that_was_given_in_mlflow_is_kept(
-    store: Store, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
-    tracked_runs.finish(folder)
-    export()
-    (run,) = runs_of(store, folder)
-    store.client.update_run(run.info.run_id, name="my best")
-    finished(folder)
-    assert export().sent
-    assert runs_of(store, folder)[0].info.run_name == "my best"
-
-
 CALLS = ("create_run", "log_batch", "log_batch after", "log_artifact", "set_terminated", "set_tag")
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_export_that_was_killed_is_completed_by_the_next_one(
-    call: str, store: Store, folder: RunFolder, export: Callable[..., Summary], tmp_path: Path
+    call: str, store: TrackingStore, folder: RunFolder, export: Callable[..., Summary], tmp_path: Path
 ) -> None:
     finished(folder)
     path = folder.path.relative_to(tmp_path).as_posix()
@@ -259,13 +227,13 @@ def test_an_export_that_was_killed_is_completed_by_the_next_one(
 
 
 def test_two_runs_of_one_folder_from_two_machines_become_one(
-    store: Store, folder: RunFolder, export: Callable[..., Summary], monkeypatch: pytest.MonkeyPatch
+    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when two machines, which no lock holds against each other, export the same results at the same time."""
     finished(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("runner.tracking.export._find", lambda store, key: None)
-        patch.setattr("runner.tracking.export._exported", lambda store, results: {})
+        patch.setattr("runner.tracking.export._find_run", lambda store, key: None)
+        patch.setattr("runner.tracking.export._find_exported", lambda store: {})
         export()
         export()
     assert len(runs_of(store, folder)) == 2
@@ -276,14 +244,14 @@ def test_two_runs_of_one_folder_from_two_machines_become_one(
 
 
 def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(
-    store: Store, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: TrackingStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [finished(tracked_runs.begin(tmp_path, seed)) for seed in (1, 2, 3)]
     good, broken, _ = (folder.path.relative_to(tmp_path).as_posix() for folder in folders)
-    sync(tmp_path, destination.uri, only=[good])
+    sync(store, only=[good])
     whole = folders[1].train_file.read_bytes()
     folders[1].train_file.write_bytes(whole[:100])
-    command = ["track", "sync", "--results", str(tmp_path), "--tracking", destination.uri]
+    command = ["track", "sync", "--results", str(tmp_path), "--tracking", store.uri]
     assert main([*command, "--dry-run"]) == 3
     assert "1 run to send" in capsys.readouterr().out and not runs_of(store, folders[2])
     assert main(command) == 3
@@ -297,7 +265,7 @@ def test_sync_goes_on_past_a_broken_run_and_a_dry_run_changes_nothing(
 
 
 def test_a_dead_server_costs_one_line_and_no_time(
-    store: Store, destination: Destination, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: TrackingStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "my results"
     with closing(socket.socket()) as bound:
@@ -307,24 +275,23 @@ def test_a_dead_server_costs_one_line_and_no_time(
         runtime = RuntimeConfig(data=tmp_path, results=results, tracking_uri=dead)
         start = time.monotonic()
         for seed in (1, 2, 3):
-            tracker = Tracker(finished(tracked_runs.begin(results, seed)), runtime)
-            tracker.update()
-            tracker.close()
-            background.exporter_for(runtime).flush()
+            run = finished(tracked_runs.begin(results, seed))
+            exporter_for(runtime).post(run.path.relative_to(results).as_posix())
+            exporter_for(runtime).flush()
         assert time.monotonic() - start < 30
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     assert "Connection refused" in said.err and f"procap track sync --results '{results}'" in said.err
     assert "secret" not in said.err
-    assert len(sync(results, destination.uri).sent) == 3
+    assert len(sync(TrackingStore.choose(results, store.uri)).sent) == 3
 
 
 def test_a_store_that_hangs_does_not_hold_up_the_end_of_a_command(
-    destination: Destination, folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: TrackingStore, folder: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "FLUSH_SECONDS", 0.2)
-    monkeypatch.setattr(background, "open_store", lambda destination: time.sleep(5))
-    exporter = BackgroundExporter(replace(destination, results=folder.path.parents[5]))
+    monkeypatch.setattr(TrackingStore, "open", lambda store: time.sleep(5))
+    exporter = BackgroundExporter(store, RemoteResults(None, store.results))
     exporter.post(folder.path.as_posix())
     start = time.monotonic()
     exporter.flush()
@@ -333,21 +300,25 @@ def test_a_store_that_hangs_does_not_hold_up_the_end_of_a_command(
 
 
 def test_what_a_store_missed_is_exported_when_it_is_back(
-    store: Store, folder: RunFolder, destination: Destination, capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: TrackingStore,
+    folder: RunFolder,
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    def refused(destination: Destination) -> Store:
+    def refuse(store: TrackingStore) -> TrackingStore:
         raise OSError("no route to host")
 
-    exporter = BackgroundExporter(replace(destination, results=tmp_path))
+    exporter = BackgroundExporter(store, RemoteResults(None, store.results))
     finished(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(background, "open_store", refused)
+        patch.setattr(TrackingStore, "open", refuse)
         exporter.post(folder.path.relative_to(tmp_path).as_posix())
         exporter.flush()
         exporter.flush()
     exporter.flush()
-    lost, back = capsys.readouterr().err.splitlines()
-    assert "no route to host" in lost and "is back" in back
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no route to host" in line
     assert len(runs_of(store, folder)) == 1
 
 
@@ -357,17 +328,17 @@ def test_a_uri_that_is_no_store_does_not_stop_the_run(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     runtime = RuntimeConfig(data=tmp_path, results=tmp_path)
-    Tracker(finished(folder), runtime).update()
-    background.exporter_for(runtime).flush()
+    exporter_for(runtime).post(finished(folder).path.relative_to(tmp_path).as_posix())
+    exporter_for(runtime).flush()
     assert f"'{uri}' is not a store" in capsys.readouterr().err
 
 
 def test_the_environment_names_store_and_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@example.org/mlflow")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ablation")
-    chosen = Destination.choose(tmp_path)
+    chosen = TrackingStore.choose(tmp_path)
     assert (chosen.uri, chosen.experiment) == ("https://me:secret@example.org/mlflow", "ablation")
-    assert Destination.choose(tmp_path, "sqlite:///here.db").uri == f"sqlite:///{Path.cwd() / 'here.db'}"
+    assert TrackingStore.choose(tmp_path, "sqlite:///here.db").uri == f"sqlite:///{Path.cwd() / 'here.db'}"
 
 
 def die_at_table(number: int) -> None:
@@ -389,13 +360,13 @@ def test_a_store_whose_creator_is_killed_is_created_anew(tmp_path: Path) -> None
     if creator == 0:
         try:
             die_at_table(20)
-            open_store(Destination.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"))
+            TrackingStore.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db").open()
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(creator, 0)[1]) == -signal.SIGKILL
     begun = tmp_path / ".mlflow.db.new"
     assert begun.stat().st_size and not (tmp_path / "mlflow.db").exists()
-    opened = open_store(Destination.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db"))
+    opened = TrackingStore.choose(tmp_path, f"sqlite:///{tmp_path}/mlflow.db").open()
     assert opened.client.search_runs([opened.experiment_id]) == []
     assert not list(tmp_path.glob(f"{begun.name}*"))
 
@@ -412,9 +383,8 @@ def export_and_exit(results: Path, folders: list[RunFolder], start: int) -> None
         socket.getaddrinfo = local_only  # type: ignore[assignment]
         runtime = RuntimeConfig(data=results, results=results)
         os.read(start, 1)
-        for folder in folders:
-            Tracker(folder, runtime).update()
-        background.exporter_for(runtime).flush()
+        exporter_for(runtime).post(*(folder.path.relative_to(results).as_posix() for folder in folders))
+        exporter_for(runtime).flush()
         os._exit(0)
     finally:
         os._exit(1)
@@ -422,7 +392,7 @@ def export_and_exit(results: Path, folders: list[RunFolder], start: int) -> None
 
 @pytest.mark.parametrize("processes", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_processes_exporting_at_once_lose_and_double_nothing(
-    processes: int, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    processes: int, tmp_path: Path, store: TrackingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To a store that none of them finds made."""
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
@@ -437,7 +407,7 @@ def test_processes_exporting_at_once_lose_and_double_nothing(
             export_and_exit(tmp_path, folders[number::processes], start)
     os.close(go)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * processes
-    made = open_store(Destination.choose(tmp_path))
+    made = TrackingStore.choose(tmp_path).open()
     assert len(made.client.search_runs([made.experiment_id])) == len(folders)
     for folder in folders:
         (run,) = runs_of(made, folder)
@@ -445,4 +415,4 @@ def test_processes_exporting_at_once_lose_and_double_nothing(
         assert_no_duplicates(made, run.info.run_id)
     names = tuple(folder.path.relative_to(tmp_path).as_posix() for folder in folders[:3])
     write_collection(tmp_path, Collection(kind="suite", name="all", runs=names))
-    assert len(sync(tmp_path).sent) == 4 and sync(tmp_path).sent == []
+    assert len(sync(TrackingStore.choose(tmp_path)).sent) == 4 and sync(TrackingStore.choose(tmp_path)).sent == []

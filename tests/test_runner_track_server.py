@@ -25,7 +25,7 @@ from ports import free_port
 from benchmarks.cli.ui import RunFilter, prepare
 from runner.collection import Collection, write_collection
 from runner.tracking.export import PARENT_TAG, sync
-from runner.tracking.store import Destination, open_store
+from runner.tracking.store import TrackingStore
 
 ROOT = Path(__file__).parent.parent
 NOBODY = "nobody"
@@ -130,17 +130,9 @@ exporter.flush()
 """
 
 
-def made(results: Path, seed: int) -> str:
-    folder = tracked_runs.begin(results, seed)
-    tracked_runs.finish(folder)
-    tracked_runs.evaluate(folder, "base", 60)
-    tracked_runs.evaluate(folder, "novel", 40)
-    return folder.path.relative_to(results).as_posix()
-
-
 def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    runs = [made(results, seed) for seed in range(1, 7)]
+    runs = [tracked_runs.evaluated(results, seed) for seed in range(1, 7)]
     with (
         postgres() as database,
         object_server(tmp_path) as objects,
@@ -161,9 +153,11 @@ def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(t
         for sender in senders:
             assert sender.communicate(timeout=600)[1] == "" and sender.returncode == 0
         write_collection(results, Collection(kind="suite", name="base-to-novel", runs=tuple(runs), status="finished"))
-        assert len(sync(results, address).sent) == 7 and sync(results, address).sent == []
-        destination = Destination.choose(results, address)
-        store = open_store(destination)
+        assert (
+            len(sync(TrackingStore.choose(results, address)).sent) == 7
+            and sync(TrackingStore.choose(results, address)).sent == []
+        )
+        store = TrackingStore.choose(results, address).open()
         found = list(store.client.search_runs([store.experiment_id], "tags.`suite.base-to-novel` = 'yes'"))
         assert len(found) == 6 and {run.data.tags["seed"] for run in found} == set("123456")
         assert len({run.data.tags[PARENT_TAG] for run in found}) == 1
@@ -173,9 +167,9 @@ def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(t
             kept = {file.path for file in store.client.list_artifacts(run.info.run_id)}
             assert {"config.json", "train.json", "eval"} <= kept
         wanted = RunFilter(suite="base-to-novel", methods=["maple"])
-        view = prepare(results, destination, wanted).view
+        view = prepare(results, store, wanted).view
         assert view and f"mlflow.sharedViewState.{view}" in store.client.get_experiment(store.experiment_id).tags
-        assert view == prepare(results, destination, wanted).view, "the same choice is one view"
+        assert view == prepare(results, store, wanted).view, "the same choice is one view"
         import psycopg2
 
         with psycopg2.connect(database) as connection, connection.cursor() as cursor:

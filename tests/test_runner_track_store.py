@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.tracking.store import Destination, TrackingError, open_store
+from runner.tracking.store import TrackingError, TrackingStore
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from runner.tracking.store import Destination, TrackingError, open_store
     ],
 )
 def test_messages_name_a_store_without_its_password(uri: str, address: str, tmp_path: Path) -> None:
-    assert Destination(uri, "procap", tmp_path).address == address
+    assert TrackingStore(uri, "procap", tmp_path).address == address
 
 
 @pytest.mark.parametrize("scheme", ["http", "postgresql", "postgresql+psycopg2", "mysql+pymysql"])
@@ -37,7 +37,7 @@ def test_a_store_where_no_program_listens_fails_at_once(
         bound.bind(("127.0.0.1", 0))
         there = f"127.0.0.1:{bound.getsockname()[1]}/mlflow"
         with pytest.raises(TrackingError, match=rf"^cannot reach {scheme.replace('+', '.')}://{there}: .*refused"):
-            open_store(Destination(f"{scheme}://me:hunter2@{there}", "procap", tmp_path))
+            TrackingStore(f"{scheme}://me:hunter2@{there}", "procap", tmp_path).open()
     assert not asked
 
 
@@ -53,5 +53,5 @@ def test_a_database_that_is_no_server_is_left_to_mlflow(tmp_path: Path, monkeypa
     uris = ["postgresql+psycopg2:///mlflow?host=/run/postgresql", "mssql+pyodbc://me:hunter2@my-source"]
     for uri in uris:
         with pytest.raises(TrackingError, match="asked"):
-            open_store(Destination(uri, "procap", tmp_path))
+            TrackingStore(uri, "procap", tmp_path).open()
     assert asked == uris

@@ -36,16 +36,16 @@ def sync(
     """Export to MLflow what its store lacks. Repeating it sends nothing twice."""
     from runner.collection import COLLECTIONS
     from runner.tracking import export
+    from runner.tracking.store import TrackingStore
 
     library_defaults()
 
     def on_run(run: str, sent: bool) -> None:
         note(f"{'sent' if sent else 'was there'}: {run}")
 
-    store = open_results(results, weights=log_checkpoints)
+    store = TrackingStore.choose(open_results(results, weights=log_checkpoints).local, tracking or None)
     summary = export.sync(
-        store.local,
-        tracking or None,
+        store,
         log_checkpoints=log_checkpoints,
         dry_run=dry_run,
         on_run=None if dry_run else on_run,
@@ -58,10 +58,10 @@ def sync(
     collections = sum(path.startswith(f"{COLLECTIONS}/") for path in summary.sent)
     more = f" and {plural(collections, 'suite')} or sweep{'s' * (collections > 1)}" if collections else ""
     count = f"{plural(len(summary.sent) - collections, 'run')}{more}"
-    show(f"{count} {'to send' if dry_run else 'sent'} to {summary.destination}, {summary.up_to_date} up to date")
+    show(f"{count} {'to send' if dry_run else 'sent'} to {store.address}, {summary.up_to_date} up to date")
     if output.json:
         document = {"sent": summary.sent, "up_to_date": summary.up_to_date, "failed": dict(summary.failed)}
-        show_json({"destination": summary.destination, "dry_run": dry_run, **document})
+        show_json({"destination": store.address, "dry_run": dry_run, **document})
     return 0 if not summary.failed else SOME_FAILED if summary.sent or summary.up_to_date else 1
 
 

@@ -114,7 +114,9 @@ def _train_all(
             note(f"{position} {'training' if config.recipe.epochs else 'preparing'} {config.path}")
         with failures.collect(config.path):
             ensure_packed([config.dataset], runtime.data)
-            done[config] = train_run(config, runtime, force=force, group=group)
+            result = train_run(config, runtime, force=force, group=group)
+            assert isinstance(result, TrainResult)
+            done[config] = result
             if was_finished:
                 note(f"{position} already finished: {config.path}")
     return done

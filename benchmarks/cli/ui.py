@@ -37,7 +37,7 @@ from runner.environment import library_defaults
 from runner.results import find_runs
 from runner.stop_signals import sigterm_as_interrupt
 from runner.tracking.export import sync
-from runner.tracking.store import Destination, Store, first_line, open_store
+from runner.tracking.store import TrackingStore, format_error
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -126,14 +126,14 @@ def serve(
     name that no run has.
     """
     wanted = wanted or RunFilter()
-    destination = Destination.choose(results, uri)
-    if not destination.is_server:
+    store = TrackingStore.choose(results, uri)
+    if not store.is_server:
         check_port(port)
-    pages = prepare(results, destination, wanted)
-    if destination.is_server:
-        _print_addresses(destination.address.rstrip("/"), pages, open_browser)
+    pages = prepare(results, store, wanted)
+    if store.is_server:
+        _print_addresses(store.address.rstrip("/"), pages, open_browser)
         return
-    with server(destination, port) as process:
+    with server(store, port) as process:
         _print_addresses(f"http://{HOST}:{port}", pages, open_browser)
         note("Ctrl-C stops it")
         try:
@@ -143,15 +143,14 @@ def serve(
         raise UserError("the MLflow server ended by itself; start it again")
 
 
-def prepare(results: Path, destination: Destination, wanted: RunFilter) -> Pages:
+def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> Pages:
     """Export missing results, select runs and save a view of them in the store."""
     collection = find_collection(results, wanted)
     every = [folder.path.relative_to(results).as_posix() for folder in find_runs(results)]
     paths, where = select(every, wanted, collection)
-    summary = sync(results, destination.uri)
+    summary = sync(store.open())
     for run, reason in summary.failed:
         note(f"not shown: {run}: {reason}")
-    store = open_store(destination)
     run_ids = []
     if len(paths) <= COMPARED:
         for path in paths:
@@ -205,7 +204,7 @@ def select(every: Sequence[str], wanted: RunFilter, collection: Collection | Non
     return found, " AND ".join(terms)
 
 
-def save_view(store: Store, title: str, where: str) -> str | None:
+def save_view(store: TrackingStore, title: str, where: str) -> str | None:
     """Save a view of the runs that match `where` in the experiment and return its key; on failure a note and None."""
     try:
         runs = store.client.search_runs([store.experiment_id], where, max_results=COMPARED)
@@ -218,7 +217,7 @@ def save_view(store: Store, title: str, where: str) -> str | None:
             store.client.set_experiment_tag(store.experiment_id, f"{VIEW_TAG}{key}", json.dumps(view))
         return key
     except Exception as error:
-        note(f"the view could not be saved, MLflow shows its own charts: {first_line(error)}")
+        note(f"the view could not be saved, MLflow shows its own charts: {format_error(error)}")
         return None
 
 
@@ -293,15 +292,15 @@ def check_port(port: int) -> None:
 
 
 @contextmanager
-def server(destination: Destination, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def server(store: TrackingStore, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run `mlflow server` on 127.0.0.1 and yield once it answers; all its processes end with the block."""
-    folder = destination.file.parent if destination.file else destination.results
+    folder = store.file.parent if store.file else store.results
     command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     command += ["--artifacts-destination", str(folder / "mlartifacts")]
     environment = {
         **os.environ,
         # Pass the URI in the environment: it may contain a password, and other users can read command lines.
-        "MLFLOW_BACKEND_STORE_URI": destination.uri,
+        "MLFLOW_BACKEND_STORE_URI": store.uri,
         # Without job execution the server has two processes instead of ten. Telemetry is off.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

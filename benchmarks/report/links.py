@@ -8,8 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from runner.collection import Collection
-from runner.tracking.export import search_runs
-from runner.tracking.store import Destination, TrackingError, open_store
+from runner.tracking.store import TrackingError, TrackingStore
 
 COMPARED = 40
 """MLflow's comparison draws one line and one column per run; more than these cannot be read."""
@@ -36,20 +35,20 @@ def find_links(collection: Collection, results: Path, tracking: str) -> list[tup
     tracking: an http URL, by default that of the environment; other stores have no pages.
     Raises TrackingError if a server that `tracking` names cannot be reached.
     """
-    destination = Destination.choose(results, tracking or None)
-    if not destination.is_server:
+    store = TrackingStore.choose(results, tracking or None)
+    if not store.is_server:
         return []
     try:
-        store = open_store(destination)
+        store.open()
     except TrackingError:
         if tracking:
             raise
         return []
-    server, experiment = destination.address.rstrip("/"), store.experiment_id
-    parents = search_runs(store, f"tags.`procap.collection` = '{collection.tag}'")
+    server, experiment = store.address.rstrip("/"), store.experiment_id
+    parents = store.search(f"tags.`procap.collection` = '{collection.tag}'")
     pages = [("the suite", f"{server}/#/experiments/{experiment}/runs/{run.info.run_id}") for run in parents]
     where = f"tags.`{collection.tag}` = 'yes'"
-    run_ids = [run.info.run_id for run in search_runs(store, where)]
+    run_ids = [run.info.run_id for run in store.search(where)]
     if run_ids:
         pages.append((f"charts of {len(run_ids)} runs", charts_page(server, experiment, where)))
     if side_by_side := compare_page(server, experiment, run_ids):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.console.output import note, plural
-from runner.tracking.store import Destination, first_line, open_store
+from runner.tracking.store import TrackingStore, format_error
 
 EXPERIMENT_TAG = "procap.benchmark"
 PARAMS = ("dataset", "method", "mode", "precision", "classes", "train_images", "batch", "test_batch", "epochs", "steps",
@@ -21,14 +21,13 @@ def track(report: Mapping[str, Any], folder: Path, results: Path, uri: str) -> i
     if uri == "off" or importlib.util.find_spec("mlflow") is None:
         return 0
     try:
-        destination = Destination.choose(results, uri or None)
-        store = open_store(destination)
+        store = TrackingStore.choose(results, uri or None).open()
         for row in report["rows"]:
             _send(store.client, store.experiment_id, row, report, folder)
     except Exception as error:
-        note(f"tracking: {first_line(error)}; the results are in {folder} all the same")
+        note(f"tracking: {format_error(error)}; the results are in {folder} all the same")
         return 0
-    note(f"{plural(len(report['rows']), 'row')} sent to {destination.address}")
+    note(f"{plural(len(report['rows']), 'row')} sent to {store.address}")
     return len(report["rows"])
 
 

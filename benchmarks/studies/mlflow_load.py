@@ -43,7 +43,7 @@ from runner.results import (
     write_json,
 )
 from runner.tracking.export import sync
-from runner.tracking.store import Destination, open_store
+from runner.tracking.store import TrackingStore
 
 METHODS = ("zeroshot", "coop", "cocoop", "maple", "procap")
 DATASETS = ("shapes", "petals", "textures", "digits")
@@ -123,18 +123,18 @@ def measure(results: Path, runs: int, port: int) -> dict[str, Any]:
 
     paths = make_results(results, runs)
     write_collection(results, Collection(kind="suite", name=SUITE, runs=tuple(paths), status="finished"))
-    destination = Destination.choose(results, f"sqlite:///{results / 'mlflow.db'}")
-    first = timed("export what is missing", lambda: sync(results, destination.uri))
-    timed("procap track sync, nothing to send", lambda: sync(results, destination.uri))
-    store = timed("open the store", lambda: open_store(destination))
+    store = TrackingStore.choose(results, f"sqlite:///{results / 'mlflow.db'}")
+    first = timed("export what is missing", lambda: sync(store))
+    timed("procap track sync, nothing to send", lambda: sync(store))
+    timed("open the store", lambda: TrackingStore.choose(results, store.uri).open())
     added = make_results(results, runs + 1)[-1]
-    timed("export one more run", lambda: sync(results, destination.uri, only=[added], store=store))
-    best = {"max_results": 100, "order_by": ["metrics.hm DESC"]}
+    timed("export one more run", lambda: sync(store, only=[added]))
+    best: dict[str, Any] = {"max_results": 100, "order_by": ["metrics.hm DESC"]}
     where = "tags.method = 'procap'"
     timed("the 100 best of a method", lambda: store.client.search_runs([store.experiment_id], where, **best))
     wanted = RunFilter(suite=SUITE, methods=("maple", "procap"))
-    pages = timed("procap ui, until its server starts", lambda: prepare(results, destination, wanted))
-    with server(destination, port):
+    pages = timed("procap ui, until its server starts", lambda: prepare(results, store, wanted))
+    with server(store, port):
         query = {"experiment_ids": [store.experiment_id], "filter": pages.where, **best}
         timed("the runs of a page, from the server", lambda: _ask(f"http://127.0.0.1:{port}", query))
     return {
@@ -174,11 +174,11 @@ def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> lis
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UserError(f"pictures of pages need a browser: none of {', '.join(BROWSERS)} is installed")
-    destination = Destination.choose(results)
-    pages = prepare(results, destination, wanted)
+    store = TrackingStore.choose(results)
+    pages = prepare(results, store, wanted)
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    with server(destination, port):
+    with server(store, port):
         address = f"http://127.0.0.1:{port}"
         charts = charts_page(address, pages.experiment_id, pages.where, pages.view)
         side_by_side = compare_page(address, pages.experiment_id, pages.run_ids)

@@ -55,10 +55,10 @@ class SweepProgress:
         if event == "started":
             self._running.append(configuration.key)
         elif event == "lost":
-            self._display.say(format_lost((configuration.runs or ("?",))[0]))
+            self._display.print(format_lost((configuration.runs or ("?",))[0]))
         elif event == "reported" and report.state == "waiting" and report.run not in self._waiting:
             self._waiting.add(report.run)
-            self._display.say(f"waiting: {report.why}")
+            self._display.print(f"waiting: {report.why}")
         elif event == "ended":
             self._running.remove(configuration.key)
             if report.trace and self._trace:
@@ -66,7 +66,7 @@ class SweepProgress:
         elif event == "settled":
             self._settled += 1
             count = f"{self._settled}/{total}" if total else f"{self._settled}"
-            self._display.say(f"[{count}] {format_configuration(configuration)}")
+            self._display.print(f"[{count}] {format_configuration(configuration)}")
         metrics = self._metrics()
         self._tracker.update(configuration.runs, metrics if event == "settled" else None)
         best = {name: f"{score:.2f}" for name, score in metrics.items() if name.startswith("best")}

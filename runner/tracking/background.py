@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import shlex
 import sys
 import threading
@@ -18,14 +19,15 @@ from procap.errors import UserError
 from runner.collection import COLLECTIONS, Collection, Status, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
-from runner.results import RunFolder
 from runner.tracking.export import sync
-from runner.tracking.store import Destination, Store, check_listening, first_line, open_store
+from runner.tracking.store import TrackingStore, format_error
 from shards.errors import DataError
 
 INTERVAL_SECONDS = 30.0
 """Between two exports. A short run is exported once, at the end of the command, where it disturbs no measurement."""
 FLUSH_SECONDS = 60.0
+WRITE_SECONDS = 10.0
+"""Between two updates of `collection.json`."""
 
 
 class BackgroundExporter:
@@ -34,20 +36,16 @@ class BackgroundExporter:
     A failure is reported in one line; what could not be exported is tried again with the next ones.
     """
 
-    def __init__(
-        self, destination: Destination | None, remote: RemoteResults | None = None, log_checkpoints: bool = False
-    ) -> None:
-        """destination: None only synchronizes with `remote`, the URL of the results."""
-        self.destination = destination
+    def __init__(self, store: TrackingStore | None, remote: RemoteResults, log_checkpoints: bool = False) -> None:
+        """store: None only synchronizes with `remote`, the URL of the results."""
+        self.store = store
         self._remote = remote
         self._log_checkpoints = log_checkpoints
-        self._store: Store | None = None
         self._pending: dict[str, bool] = {}
         self._lock = threading.Lock()
         self._flushing = threading.Event()
         self._thread: threading.Thread | None = None
         self._exported = 0
-        self._failed = False
         self._reported: set[str] = set()
 
     def post(self, *paths: str, synchronize: bool = False) -> None:
@@ -55,9 +53,10 @@ class BackgroundExporter:
 
         synchronize: upload collections to the URL of the results, and download runs from it, before the export.
         """
-        with self._lock:
-            self._pending |= {path: synchronize or self._pending.get(path, False) for path in paths}
-            self._start()
+        if self.store is not None or self._remote.url:
+            with self._lock:
+                self._pending |= {path: synchronize or self._pending.get(path, False) for path in paths}
+                self._start()
 
     def flush(self) -> None:
         """Export everything that was posted; returns when that is done, has failed, or makes no progress."""
@@ -71,72 +70,9 @@ class BackgroundExporter:
                 before = self._exported
                 thread.join(FLUSH_SECONDS)
                 if thread.is_alive() and self._exported == before:
-                    self._fail(f"no answer within {FLUSH_SECONDS:g} s")
+                    self._report_failure(f"no answer within {FLUSH_SECONDS:g} s")
                     return
-            if self._failed:
-                break
         self._flushing.clear()
-
-    def _start(self) -> None:
-        if self._pending and (self._thread is None or not self._thread.is_alive()):
-            if self._thread is None:
-                atexit.register(self.flush)
-            self._thread = threading.Thread(target=self._run, name="mlflow-export", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        self._flushing.wait(INTERVAL_SECONDS)
-        with self._lock:
-            batch, self._pending = self._pending, {}
-        left = self._export(batch)
-        with self._lock:
-            self._pending = {**left, **self._pending}
-
-    def _export(self, batch: Mapping[str, bool]) -> dict[str, bool]:
-        """Export paths; returns those that could not be exported."""
-        for path in (path for path, synchronize in batch.items() if synchronize):
-            self._synchronize(path)
-        if self.destination is None:
-            return {}
-        left = dict(batch)
-
-        def on_run(path: str, sent: bool) -> None:
-            self._exported += 1
-            left.pop(path, None)
-
-        try:
-            if self._store is None:
-                self._store = open_store(self.destination)
-            check_listening(self.destination)
-            results, uri = self.destination.results, self.destination.uri
-            settings = {"log_checkpoints": self._log_checkpoints, "store": self._store, "on_run": on_run}
-            summary = sync(results, uri, only=batch, **settings)  # type: ignore[arg-type]
-        except Exception as error:
-            self._fail(first_line(error))
-            return left
-        for path, reason in summary.failed:
-            self.report(f"{path}: {reason}")
-        if self._failed:
-            self._failed = False
-            self.report(f"{self.destination.address} is back: what was missed is exported")
-        return {}
-
-    def _synchronize(self, path: str) -> None:
-        if self._remote is None:
-            return
-        try:
-            if path.startswith(f"{COLLECTIONS}/"):
-                self._remote.push_run(path)
-            else:
-                self._remote.pull_run(path, weights=self._log_checkpoints)
-        except (UserError, DataError, OSError) as error:
-            self.report(f"{error}; what is new is only in {self._remote.local} so far")
-
-    def _fail(self, reason: str) -> None:
-        self._failed = True
-        if self.destination is not None:
-            later = f"procap track sync --results {shlex.quote(str(self.destination.results))}"
-            self.report(f"{reason}; runs go on, export them later with `{later}`")
 
     def report(self, text: str) -> None:
         """Print a line unless it was printed before or the terminal is gone."""
@@ -144,6 +80,48 @@ class BackgroundExporter:
             self._reported.add(text)
             with suppress(OSError, ValueError):
                 print(f"tracking: {text}", file=sys.stderr, flush=True)
+
+    def _start(self) -> None:
+        if self._pending and (self._thread is None or not self._thread.is_alive()):
+            if self._thread is None:
+                atexit.register(self.flush)
+            self._thread = threading.Thread(target=self._export_pending, name="mlflow-export", daemon=True)
+            self._thread.start()
+
+    def _export_pending(self) -> None:
+        self._flushing.wait(INTERVAL_SECONDS)
+        with self._lock:
+            batch, self._pending = self._pending, {}
+        for path in (path for path, synchronize in batch.items() if synchronize):
+            try:
+                if path.startswith(f"{COLLECTIONS}/"):
+                    self._remote.push_run(path)
+                else:
+                    self._remote.pull_run(path, weights=self._log_checkpoints)
+            except (UserError, DataError, OSError) as error:
+                self.report(f"{error}; what is new is only in {self._remote.local} so far")
+        if self.store is None:
+            return
+        missing = dict(batch)
+
+        def on_run(path: str, sent: bool) -> None:
+            self._exported += 1
+            missing.pop(path, None)
+
+        try:
+            summary = sync(self.store.open(), only=batch, log_checkpoints=self._log_checkpoints, on_run=on_run)
+        except Exception as error:
+            with self._lock:
+                self._pending = {**missing, **self._pending}
+            self._report_failure(format_error(error))
+        else:
+            for path, reason in summary.failed:
+                self.report(f"{path}: {reason}")
+
+    def _report_failure(self, reason: str) -> None:
+        if self.store is not None:
+            later = f"procap track sync --results {shlex.quote(str(self.store.results))}"
+            self.report(f"{reason}; runs go on, export them later with `{later}`")
 
 
 # One exporter per store and process, so that all runs of a command open the store, and report its failure, only once.
@@ -153,22 +131,8 @@ _shared_exporter = functools.cache(BackgroundExporter)
 def exporter_for(runtime: RuntimeConfig) -> BackgroundExporter:
     """Return this process's exporter for the store of `runtime`; with tracking off it exports nothing."""
     off = runtime.tracking_uri == "off"
-    destination = None if off else Destination.choose(runtime.results, runtime.tracking_uri)
-    return _shared_exporter(destination, RemoteResults.of(runtime), runtime.log_checkpoints)
-
-
-class Tracker:
-    """Export one run as far as its files show it, in the background; with tracking off, do nothing."""
-
-    def __init__(self, folder: RunFolder, runtime: RuntimeConfig) -> None:
-        self._path = folder.path.relative_to(runtime.results).as_posix()
-        self._exporter = None if runtime.tracking_uri == "off" else exporter_for(runtime)
-
-    def update(self) -> None:
-        if self._exporter is not None:
-            self._exporter.post(self._path)
-
-    close = update
+    store = None if off else TrackingStore.choose(runtime.results, runtime.tracking_uri)
+    return _shared_exporter(store, RemoteResults.of(runtime), runtime.log_checkpoints)
 
 
 class CollectionTracker:
@@ -177,50 +141,44 @@ class CollectionTracker:
     Methods raise no errors; each problem is printed once, on one line.
     """
 
-    WRITE_SECONDS = 10.0
-
     def __init__(self, runtime: RuntimeConfig, collection: Collection) -> None:
-        self.runtime = runtime
         self.collection = collection
+        self._results = runtime.results
         self._exporter = exporter_for(runtime)
         self._changed: set[str] = set()
-        self._written = -self.WRITE_SECONDS
+        self._written = -math.inf
         self._lock = threading.Lock()
 
     def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
         """Add runs, by their paths below the results, that have started, progressed or ended, and metrics of all."""
         with self._lock:
-            self._add(runs, metrics)
-            if time.monotonic() - self._written >= self.WRITE_SECONDS:
+            new = dict.fromkeys(runs)
+            self._changed |= new.keys()
+            self._replace(
+                runs=tuple(dict.fromkeys([*self.collection.runs, *new])),
+                metrics={**self.collection.metrics, **(metrics or {})},
+            )
+            if time.monotonic() - self._written >= WRITE_SECONDS:
                 self._write()
 
     def close(
         self, status: Status, metrics: Mapping[str, float] | None = None, failed: Mapping[str, str] | None = None
     ) -> None:
         """Mark the collection as ended; returns when everything is exported or cannot be. failed: reasons by run."""
+        self.update((), metrics)
         with self._lock:
-            self._add((), metrics)
-            ended = {"status": status, "ended": time.time_ns() // 1_000_000, "failed": dict(failed or {})}
-            self.collection = self.collection.model_copy(update=ended)
+            self._replace(status=status, ended=time.time_ns() // 1_000_000, failed=dict(failed or {}))
             self._write()
         self._exporter.flush()
 
-    def _add(self, runs: Iterable[str], metrics: Mapping[str, float] | None) -> None:
-        new = dict.fromkeys(runs)
-        self._changed |= new.keys()
-        merged = {
-            "runs": tuple(dict.fromkeys([*self.collection.runs, *new])),
-            "metrics": {**self.collection.metrics, **(metrics or {})},
-        }
-        self.collection = self.collection.model_copy(update=merged)
+    def _replace(self, **changes: object) -> None:
+        self.collection = self.collection.model_copy(update=changes)
 
     def _write(self) -> None:
-        results = self.runtime.results
-        finished = len(self.collection.finished(results))
-        counts = {"runs": float(len(self.collection.runs)), "runs_finished": float(finished)}
-        self._add((), counts)
+        counts = {"runs": len(self.collection.runs), "runs_finished": len(self.collection.finished(self._results))}
+        self._replace(metrics={**self.collection.metrics, **{name: float(count) for name, count in counts.items()}})
         try:
-            self.collection = write_collection(results, self.collection)
+            self.collection = write_collection(self._results, self.collection)
         except (UserError, OSError) as error:
             self._exporter.report(f"{error}; the runs go on")
             return

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from procap.errors import UserError
-from runner.collection import CollectionFolder, find_collections, read_collections
+from runner.collection import CollectionFolder, read_collections
 from runner.results import RunFolder, find_runs
 from runner.tracking.record import Record, read_collection, read_run
-from runner.tracking.store import Destination, Store, TrackingError, first_line, locked, open_store
+from runner.tracking.store import TrackingError, TrackingStore, format_error, locked
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -29,63 +29,64 @@ CHECKPOINT_TAG = "procap.checkpoint"
 PARENT_TAG = "mlflow.parentRunId"
 FORMAT = 4
 """Part of every content hash: increment it when other things are logged, so that all runs are exported again."""
-NAMES_PER_BATCH, METRICS_PER_BATCH, RUNS_PER_PAGE = 100, 1000, 1000
+NAMES_PER_BATCH, METRICS_PER_BATCH = 100, 1000
 DOCUMENTS = (".json", ".csv", ".md", ".tex")
-PROGRESS = "progress.json"
+
+Exported = Mapping[str, tuple[str, bool]]
+"""By content hash: the id of an MLflow run, and whether it has its checkpoint."""
 
 
 @dataclass
 class Summary:
     """The result of `sync`, by paths below the results. failed: (path, reason)."""
 
-    destination: str
     sent: list[str] = field(default_factory=list)
     up_to_date: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 def sync(
-    results: Path,
-    uri: str | None = None,
+    store: TrackingStore,
     *,
     only: Collection[str] | None = None,
     log_checkpoints: bool = False,
     dry_run: bool = False,
-    store: Store | None = None,
     on_run: Callable[[str, bool], None] | None = None,
 ) -> Summary:
-    """Export what the store lacks of the runs and collections below `results`; runs are nested below collections.
+    """Export what the store lacks of the runs and collections of its results; runs are nested below collections.
 
-    only: paths below `results`; default all. The collections that a run in it belongs to are exported as well.
+    only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
     dry_run: change nothing; `sent` then lists what would be sent.
-    store: the open store of `uri`; default: it is opened.
     on_run: called with each path and whether it was sent.
     A broken file fails its run alone. Raises TrackingError when the store cannot be reached or stops answering,
-    UsageError for a URI that is none.
+    UsageError for a URI that MLflow does not support.
     """
-    destination = Destination.choose(results, uri)
-    summary = Summary(destination.address)
-    collections = read_collections(results)
-    readable = {results / one.path for one in collections}
-    broken = [folder for folder in find_collections(results) if folder.path not in readable]
+    results, summary = store.results, Summary()
+    failed = summary.failed if only is None else []
+    collections = read_collections(results, on_error=lambda path, error: failed.append((path, str(error))))
     runs = find_runs(results) if only is None else [RunFolder(results / path) for path in only]
-    if not runs and not collections and not broken:
+    if not runs and not collections and not failed:
         return summary
-    if store is None and not (dry_run and destination.file and not destination.file.exists()):
-        store = open_store(destination)
-    exporter = _Exporter(store, log_checkpoints, _exported(store, results) if store and only is None else {})
+    is_absent = dry_run and store.file is not None and not store.file.exists()
+    exported = {} if is_absent or only is not None else _find_exported(store.open())
 
     def export(folder: RunFolder | CollectionFolder, parents: Mapping[str, str]) -> str:
         path = folder.path.relative_to(results).as_posix()
+        has_checkpoint = log_checkpoints and isinstance(folder, RunFolder) and folder.train_file.exists()
         try:
-            run_id, sent = exporter.export(folder, parents, dry_run=dry_run)
+            run_id, is_complete = exported.get(_hash_content(folder.path, parents), ("", False))
+            sent = not run_id or is_complete < has_checkpoint
+            if sent and dry_run:
+                sent = _read(folder) is not None
+            elif sent:
+                run_id, sent = _export(store, folder, parents, has_checkpoint)
         except TrackingError:
             raise
         except UserError as error:
             summary.failed.append((path, str(error)))
             return ""
         except Exception as error:
-            raise TrackingError(f"{destination.address} did not take {path}: {first_line(error)}") from error
+            raise TrackingError(f"{store.address} did not accept {path}: {format_error(error)}") from error
         if sent:
             summary.sent.append(path)
         else:
@@ -94,84 +95,55 @@ def sync(
             on_run(path, sent)
         return run_id
 
-    # Parents first: a run cannot be nested below what is not there.
+    # Parents first, because a run is nested below the id of its parent.
     parents: dict[str, dict[str, str]] = {}
     for collection in collections:
         if only is None or collection.path in only or not set(only).isdisjoint(collection.runs):
             run_id = export(CollectionFolder(results / collection.path), {})
             for run in collection.runs:
                 parents.setdefault(run, {})[collection.tag] = run_id
-    for folder in broken if only is None else ():
-        export(folder, {})
     for run_folder in runs:
         if run_folder.config_file.exists():
             export(run_folder, parents.get(run_folder.path.relative_to(results).as_posix(), {}))
     return summary
 
 
-def search_runs(store: Store, where: str) -> Iterator[Run]:
-    """List all runs of the experiment that match the search `where`, page by page."""
-    token = None
-    while True:
-        page = store.client.search_runs([store.experiment_id], where, max_results=RUNS_PER_PAGE, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def _exported(store: Store, results: Path) -> dict[str, tuple[str, bool]]:
-    """Return, by content hash, the id of each MLflow run of `results` and whether it has its checkpoint."""
+def _find_exported(store: TrackingStore) -> Exported:
     # A quote would end the pattern; `_` matches any character.
-    where = f"tags.folder LIKE '{results.resolve().as_posix().replace(chr(39), '_')}/%'"
-    tags = {run.info.run_id: run.data.tags for run in search_runs(store, where)}
+    where = f"tags.folder LIKE '{store.results.as_posix().replace(chr(39), '_')}/%'"
+    tags = {run.info.run_id: run.data.tags for run in store.search(where)}
     return {one[CONTENT_TAG]: (run_id, CHECKPOINT_TAG in one) for run_id, one in tags.items() if CONTENT_TAG in one}
 
 
-@dataclass(frozen=True)
-class _Exporter:
-    """store: None in a dry run where there is none yet. exported: as `_exported` gives it."""
+def _export(
+    store: TrackingStore, folder: RunFolder | CollectionFolder, parents: Mapping[str, str], with_checkpoint: bool
+) -> tuple[str, bool]:
+    """Log what is missing of one folder; returns the id of its MLflow run and whether anything was logged.
 
-    store: Store | None
-    log_checkpoints: bool
-    exported: Mapping[str, tuple[str, bool]]
-
-    def export(
-        self, folder: RunFolder | CollectionFolder, parents: Mapping[str, str], *, dry_run: bool = False
-    ) -> tuple[str, bool]:
-        """Log what is missing of one folder; returns the id of its MLflow run and whether anything was logged.
-
-        parents: ids of the MLflow runs of its collections by their tag (suite.base-to-novel), the direct parent first.
-        """
-        checkpoint = self.log_checkpoints and isinstance(folder, RunFolder) and folder.train_file.exists()
-        run_id, has_checkpoint = self.exported.get(_content(folder.path, parents), ("", False))
-        if run_id and has_checkpoint >= checkpoint:
-            return run_id, False
-        if dry_run or self.store is None:
-            record = _read(folder)
-            return run_id, record is not None and record.key is not None
-        with locked(folder.path / ".tracking.lock"):
-            content, record = _content(folder.path, parents), _read(folder)
-            if record is None or record.key is None:
-                return "", False
-            run = _find(self.store, record.key)
-            if run is None:
-                tags = {KEY_TAG: record.key, **record.tags}
-                run = self.store.client.create_run(
-                    self.store.experiment_id, start_time=record.start, tags=tags, run_name=record.name()
-                )
-            elif run.data.tags.get(CONTENT_TAG) == content and (CHECKPOINT_TAG in run.data.tags) >= checkpoint:
-                return run.info.run_id, False
-            tags = {**record.tags, **dict.fromkeys(parents, "yes")}
-            if parents:
-                tags[PARENT_TAG] = next(iter(parents.values()))
-            _log(self.store, run, record, tags)
-            _attach(self.store, run, folder.path)
-            if checkpoint and record.checkpoint and isinstance(folder, RunFolder):
-                self.store.client.log_artifact(run.info.run_id, str(folder.checkpoint_file))
-                self.store.client.set_tag(run.info.run_id, CHECKPOINT_TAG, record.checkpoint)
-            self.store.client.set_tag(run.info.run_id, CONTENT_TAG, content)
-            return run.info.run_id, True
+    parents: ids of the MLflow runs of its collections by their tag (suite.base-to-novel), the direct parent first.
+    """
+    client = store.client
+    with locked(folder.path / ".tracking.lock"):
+        content, record = _hash_content(folder.path, parents), _read(folder)
+        if record is None:
+            return "", False
+        run = _find_run(store, record.key)
+        if run is None:
+            tags = {KEY_TAG: record.key, **record.tags}
+            run = client.create_run(store.experiment_id, start_time=record.start, tags=tags, run_name=record.name)
+        elif run.data.tags.get(CONTENT_TAG) == content and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
+            return run.info.run_id, False
+        run_id = run.info.run_id
+        parent = {PARENT_TAG: next(iter(parents.values()))} if parents else {}
+        _log(store, run, record, {**record.tags, **dict.fromkeys(parents, "yes"), **parent})
+        for file in _documents(folder.path):
+            if file.name != "progress.json":
+                client.log_artifact(run_id, str(file), "eval" if file.parent != folder.path else None)
+        if with_checkpoint and record.checkpoint and isinstance(folder, RunFolder):
+            client.log_artifact(run_id, str(folder.checkpoint_file))
+            client.set_tag(run_id, CHECKPOINT_TAG, record.checkpoint)
+        client.set_tag(run_id, CONTENT_TAG, content)
+        return run_id, True
 
 
 def _read(folder: RunFolder | CollectionFolder) -> Record | None:
@@ -184,7 +156,7 @@ def _documents(path: Path) -> list[Path]:
     return sorted(file for file in files if file.suffix in DOCUMENTS and not file.name.startswith("."))
 
 
-def _content(path: Path, parents: Mapping[str, str]) -> str:
+def _hash_content(path: Path, parents: Mapping[str, str]) -> str:
     digest = hashlib.sha256(f"{FORMAT} {path.resolve()} {sorted(parents.items())}".encode())
     for file in _documents(path):
         with suppress(FileNotFoundError):
@@ -192,28 +164,28 @@ def _content(path: Path, parents: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def _find(store: Store, key: str) -> Run | None:
-    found = sorted(search_runs(store, f"tags.`{KEY_TAG}` = '{key}'"), key=lambda run: run.info.run_id)
+def _find_run(store: TrackingStore, key: str) -> Run | None:
+    found = sorted(store.search(f"tags.`{KEY_TAG}` = '{key}'"), key=lambda run: run.info.run_id)
     # Lock files do not work between machines, so two machines can have created a run each.
     for copy in found[1:]:
         store.client.delete_run(copy.info.run_id)
     return found[0] if found else None
 
 
-def _log(store: Store, run: Run, record: Record, tags: Mapping[str, str]) -> None:
+def _log(store: TrackingStore, run: Run, record: Record, tags: Mapping[str, str]) -> None:
     """Log parameters, tags, metrics and the status as far as `run` does not have them."""
     from mlflow.entities import Param, RunTag
 
     client, run_id, there = store.client, run.info.run_id, run.data
-    params = [Param(name, value) for name, value in record.params.items() if name not in there.params]
-    for start in range(0, len(params), NAMES_PER_BATCH):
-        client.log_batch(run_id, params=params[start : start + NAMES_PER_BATCH])
-    changed = [RunTag(name, value) for name, value in tags.items() if there.tags.get(name) != value]
-    for start in range(0, len(changed), NAMES_PER_BATCH):
-        client.log_batch(run_id, tags=changed[start : start + NAMES_PER_BATCH])
-    metrics = list(_new_metrics(run, record))
-    for start in range(0, len(metrics), METRICS_PER_BATCH):
-        client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+    missing: tuple[tuple[str, list[Any], int], ...] = (
+        ("params", [Param(*item) for item in record.params.items() if item[0] not in there.params], NAMES_PER_BATCH),
+        ("tags", [RunTag(*item) for item in tags.items() if there.tags.get(item[0]) != item[1]], NAMES_PER_BATCH),
+        ("metrics", list(_new_metrics(run, record)), METRICS_PER_BATCH),
+    )
+    for name, entities, size in missing:
+        for start in range(0, len(entities), size):
+            batch: dict[str, Any] = {name: entities[start : start + size]}
+            client.log_batch(run_id, **batch)
     if record.end is not None:
         client.set_terminated(run_id, record.status, record.end)
     elif run.info.status != record.status:
@@ -235,9 +207,3 @@ def _new_metrics(run: Run, record: Record) -> Iterator[Metric]:
         elif before is not None and step <= before.step:
             continue
         yield Metric(point.key, point.value, point.time, step)
-
-
-def _attach(store: Store, run: Run, path: Path) -> None:
-    for file in _documents(path):
-        if file.name != PROGRESS:
-            store.client.log_artifact(run.info.run_id, str(file), "eval" if file.parent != path else None)

@@ -1,16 +1,15 @@
-"""Collect the MLflow record of a run, a suite or a sweep from the files of its folder."""
+"""Collect what MLflow shows of a run, a suite or a sweep from the files of its folder."""
 
 from __future__ import annotations
 
 import getpass
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.collection import CollectionFolder
 from runner.config import RunConfig
@@ -21,9 +20,10 @@ MEGABYTE = 1e6
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
 """MLflow's status of a run or a collection."""
 
+Metrics = Mapping[str, float | None]
 
-@dataclass(frozen=True)
-class Point:
+
+class Point(NamedTuple):
     """One value of a metric; `time` in milliseconds since 1970. step: None if a later value replaces it."""
 
     key: str
@@ -36,16 +36,15 @@ class Point:
 class Record:
     """The content that an MLflow run should have.
 
-    key: the identity of the training, independent of its folder's place; None while there is nothing to export. Two
-        trainings of one configuration have different keys, so two users of one server get a run each.
-    name: a function that computes the display name; it is called late because it imports torch.
+    key: the identity of the training, independent of its folder's place. Two trainings of one configuration have
+        different keys, so two users of one server get a run each.
     points: in the order in which MLflow's comparison shows their metrics.
     status: a name of MLflow's RunStatus. start, end: milliseconds since 1970.
     checkpoint: SHA-256 of the checkpoint of a finished training.
     """
 
-    key: str | None
-    name: Callable[[], str]
+    key: str
+    name: str
     tags: dict[str, str]
     points: list[Point]
     status: str
@@ -56,26 +55,28 @@ class Record:
 
 
 def read_run(folder: RunFolder) -> Record | None:
-    """Build the record of the run in `folder`; None if none was started. Raises UserError for a broken file."""
+    """Build the record of a run; None before the end of its first epoch. Raises UserError for a broken file."""
     config = folder.config()
-    if config is None:
-        return None
     train = folder.train()
     progress = None if train else folder.progress()
     if train is None and progress is None:
-        # The run may have finished, and its progress gone, between the two reads.
+        # The run may have finished, and its progress file be gone, between the two reads.
         train = folder.train()
-    state: TrainResult | Progress | None = train or progress
-    epochs = state.epochs if state else []
-    start, tags, points = _modified(folder.config_file), _tags(config, folder, state), []
+    state = train or progress
+    if config is None or state is None or not (state.epochs or train):
+        return None
+    # The first epoch's log contains measured seconds: another training has others, a resumed training keeps them.
+    identity = state.epochs[0].model_dump_json().encode() if state.epochs else folder.train_file.read_bytes()
+    start = _modified(folder.config_file)
+    points = [*_validation_points(config, folder), *_epoch_points(state.epochs, start)]
     if train:
-        points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file))]
+        points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file)), *points]
     return Record(
-        key=_key(config, epochs, folder.train_file),
-        name=partial(run_name, config),
-        tags=tags,
-        points=[*points, *_validation_points(config, folder), *_epoch_points(epochs, start)],
-        status=STATUS[state.status if state else "running"],
+        key=f"{config.hash}-{hashlib.sha256(identity).hexdigest()[:16]}",
+        name=run_name(config),
+        tags=_tags(config, folder, state),
+        points=points,
+        status=STATUS[state.status],
         start=start,
         end=_modified(folder.train_file) if train else None,
         params=dict(_flatten(config.model_dump(mode="json"))),
@@ -96,7 +97,7 @@ def read_collection(folder: CollectionFolder) -> Record | None:
     tags = {collection.kind: collection.name, "procap.collection": collection.tag, "folder": str(folder.path.resolve())}
     return Record(
         key=f"{collection.tag}-{collection.started}",
-        name=lambda: f"{collection.kind} · {collection.name}",
+        name=f"{collection.kind} · {collection.name}",
         tags=tags | settings | _user_tags(),
         points=_points({"runs": len(collection.runs), **collection.metrics}, _modified(folder.file)),
         status=STATUS[collection.status],
@@ -105,19 +106,8 @@ def read_collection(folder: CollectionFolder) -> Record | None:
     )
 
 
-def _key(config: RunConfig, epochs: list[EpochLog], train_file: Path) -> str | None:
-    # The first epoch's log contains measured seconds: another training has others, a resumed training keeps them.
-    if epochs:
-        identity = epochs[0].model_dump_json().encode()
-    elif train_file.exists():
-        identity = train_file.read_bytes()
-    else:
-        return None
-    return f"{config.hash}-{hashlib.sha256(identity).hexdigest()[:16]}"
-
-
-def _points(metrics: Mapping[str, float | None], time: int, step: int | None = None) -> list[Point]:
-    return [Point(key, float(value), time, step) for key, value in metrics.items() if value is not None]
+def _points(metrics: Metrics, time: int, step: int | None = None, prefix: str = "") -> list[Point]:
+    return [Point(prefix + key, float(value), time, step) for key, value in metrics.items() if value is not None]
 
 
 def _epoch_points(epochs: list[EpochLog], start: int) -> Iterator[Point]:
@@ -139,29 +129,25 @@ def _validation_points(config: RunConfig, folder: RunFolder) -> Iterator[Point]:
             by_epoch.setdefault(count.epoch, {})[classes] = count.accuracy
     for epoch, accuracies in sorted(by_epoch.items()):
         metrics = {**accuracies, "hm": _harmonic_mean(accuracies)}
-        renamed = {f"val_{name}": value for name, value in metrics.items()}
-        yield from _points(renamed, _modified(folder.validation_file), epoch)
+        yield from _points(metrics, _modified(folder.validation_file), epoch, prefix="val_")
 
 
 def _train_metrics(train: TrainResult) -> dict[str, float | None]:
     metrics: dict[str, float | None] = {
         "train_seconds": train.seconds,
         "epochs": len(train.epochs),
-        "gpus": _gpus(train),
+        "gpus": _count_gpus(train),
         "train_images_per_second": train.images_per_second,
         "train_images_per_second_model": train.images_per_second_model,
         "trainable_parameters": train.trainable_parameters,
         **{f"phase/{name}_seconds": seconds for name, seconds in train.phases.items()},
-        "system/cpu_percent": train.use.cpu_percent,
-        "system/gpu_percent": train.use.gpu_percent,
-        "system/gpu_watts": train.use.gpu_watts,
+        **{f"system/{name}": value for name, value in train.use.model_dump().items()},
         "world_size": len(train.ranks) or None,
     }
     peaks = {"system": train.peak_memory_bytes}
     for rank, use in enumerate(train.ranks):
-        metrics[f"rank/{rank}/images_per_second"] = use.images_per_second
-        metrics[f"rank/{rank}/data_share"] = use.data_share
-        metrics[f"rank/{rank}/communication_share"] = use.communication_share
+        for name in ("images_per_second", "data_share", "communication_share"):
+            metrics[f"rank/{rank}/{name}"] = getattr(use, name)
         peaks[f"rank/{rank}"] = use.peak_memory_bytes
     for prefix, peak in peaks.items():
         metrics[f"{prefix}/peak_memory_megabytes"] = peak.process / MEGABYTE
@@ -169,19 +155,18 @@ def _train_metrics(train: TrainResult) -> dict[str, float | None]:
     return metrics
 
 
-def _gpus(train: TrainResult) -> int:
+def _count_gpus(train: TrainResult) -> int:
     return max(1, len(train.ranks)) if train.environment.get("gpu") else 0
 
 
 def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
     """List `hm`, `base`, `novel`, `fps` of the run's own data set, then accuracy and speed of each target."""
     points: list[Point] = []
-    own: dict[str, list[tuple[str, EvalResult, int]]] = {"": [], "val_": []}
+    own: dict[str, dict[str, tuple[EvalResult, int]]] = {"": {}, "val_": {}}
     for path in folder.eval_files():
         result = read_document(path, EvalResult)
         if result is None:
             continue
-        time = _modified(path)
         # An accuracy on a part of the test images is a metric of its own, so that it is not compared with whole splits.
         target = result.target.replace(":", "-") + (f"-first-{result.total}" if result.limited else "")
         metrics = {
@@ -189,31 +174,21 @@ def _eval_points(config: RunConfig, folder: RunFolder) -> list[Point]:
             f"fps/{target}": result.images_per_second,
             f"fps_model/{target}": result.images_per_second_model,
         }
-        points += _points(metrics, time)
+        points += _points(metrics, _modified(path))
         dataset, classes, split = result.target.split(":")
         if dataset == config.dataset and not result.limited and split in ("test", "val"):
             # Metrics of val and test splits have different names, because only test accuracies may be reported.
-            own["" if split == "test" else "val_"].append((classes, result, time))
+            own["" if split == "test" else "val_"][classes] = result, _modified(path)
     headlines: list[Point] = []
-    for prefix, results in own.items():
-        accuracies = {classes: result.accuracy for classes, result, _ in results}
-        metrics = {
-            "hm": _harmonic_mean(accuracies),
-            **accuracies,
-            "fps": _images_per_second([r for _, r, _ in results]),
-        }
-        renamed = {f"{prefix}{name}": value for name, value in metrics.items()}
-        headlines += _points(renamed, max((time for *_, time in results), default=0))
+    for prefix, found in own.items():
+        accuracies = {classes: result.accuracy for classes, (result, _) in found.items()}
+        seconds = [result.images_per_second and result.total / result.images_per_second for result, _ in found.values()]
+        # The rate over all evaluations, if each was timed.
+        images = sum(result.total for result, _ in found.values())
+        rate = images / sum(filter(None, seconds)) if seconds and all(seconds) else None
+        metrics = {"hm": _harmonic_mean(accuracies), **accuracies, "fps": rate}
+        headlines += _points(metrics, max((time for _, time in found.values()), default=0), prefix=prefix)
     return headlines + points
-
-
-def _images_per_second(results: list[EvalResult]) -> float | None:
-    """Compute the rate over all evaluations; None if one was not timed."""
-    if not results or not all(result.images_per_second for result in results):
-        return None
-    return sum(result.total for result in results) / sum(
-        result.total / (result.images_per_second or 1.0) for result in results
-    )
 
 
 def _harmonic_mean(accuracies: Mapping[str, float]) -> float | None:
@@ -224,21 +199,14 @@ def _harmonic_mean(accuracies: Mapping[str, float]) -> float | None:
     return None
 
 
-def _tags(config: RunConfig, folder: RunFolder, state: TrainResult | Progress | None) -> dict[str, str]:
-    environment: Mapping[str, Any] = state.environment if state else {}
-    git = environment.get("git") or {}
-    tags = {
-        "method": config.method,
-        "dataset": config.dataset,
-        "classes": config.classes,
-        "shots": config.shots,
-        "seed": config.seed,
-        "backbone": config.backbone,
+def _tags(config: RunConfig, folder: RunFolder, state: TrainResult | Progress) -> dict[str, str]:
+    environment, git = state.environment, state.environment.get("git") or {}
+    names = ("method", "dataset", "classes", "shots", "seed", "backbone", "precision")
+    tags = {name: getattr(config, name) for name in names} | {
         "recipe": config.recipe_name,
-        "precision": config.precision,
         "config_hash": config.hash,
         "device": environment.get("gpu") or environment.get("device"),
-        "gpus": _gpus(state) if isinstance(state, TrainResult) else None,
+        "gpus": _count_gpus(state) if isinstance(state, TrainResult) else None,
         "manifest_digest": state.manifest_digest if isinstance(state, TrainResult) else None,
         "commit": git.get("commit") and git["commit"] + ("+changes" if git.get("dirty") else ""),
         "folder": folder.path.resolve(),

@@ -1,49 +1,56 @@
-"""Open the MLflow store that runs are exported to."""
+"""Connect to the MLflow store that runs are exported to."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sqlite3
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from procap.errors import UsageError, UserError
 from runner.environment import library_defaults
 from shards.locks import LockHeld, file_lock
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "procap"
 SQLITE = "sqlite:///"
 CONNECT_SECONDS = 3.0
 LOCK_SECONDS = 60.0
+RUNS_PER_PAGE = 1000
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
-# Instead of MLflow's default for a server that does not answer, which is three attempts of 120 s.
+# MLflow's default for a server that does not answer is three attempts of 120 s.
 DEFAULTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
 class TrackingError(UserError):
-    """The store cannot be reached or opened, or refuses."""
+    """The store cannot be reached or opened, or refuses a request."""
 
 
 @dataclass(frozen=True)
-class Destination:
-    """An MLflow store and an experiment in it. results: the folder whose runs are exported."""
+class TrackingStore:
+    """An MLflow store and an experiment in it; the first access to `client` or `experiment_id` connects.
+
+    results: the folder whose runs are exported.
+    """
 
     uri: str
     experiment: str
     results: Path
 
     @classmethod
-    def choose(cls, results: Path, uri: str | None = None) -> Destination:
+    def choose(cls, results: Path, uri: str | None = None) -> TrackingStore:
         """Choose `uri`, else MLFLOW_TRACKING_URI, else mlflow.db in `results`; experiment: MLFLOW_EXPERIMENT_NAME."""
         chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{(results / 'mlflow.db').resolve()}"
         if chosen.startswith(SQLITE):
@@ -67,63 +74,118 @@ class Destination:
     def is_server(self) -> bool:
         return self.uri.startswith(("http://", "https://"))
 
+    @property
+    def client(self) -> MlflowClient:
+        return self._connection[0]
 
-@dataclass(frozen=True)
-class Store:
-    """An open store: MLflow's client and the id of the experiment."""
+    @property
+    def experiment_id(self) -> str:
+        return self._connection[1]
 
-    client: MlflowClient
-    experiment_id: str
+    def open(self) -> TrackingStore:
+        """Connect to the store, and create it and its experiment if needed.
 
+        Raises TrackingError within seconds when that fails, UsageError for a URI that MLflow does not support.
+        """
+        self.check_reachable()
+        assert self._connection
+        return self
 
-def open_store(destination: Destination) -> Store:
-    """Open the store and its experiment, and create them if needed.
+    def check_reachable(self) -> None:
+        """Raise TrackingError if no program listens at the address of a server: MLflow would retry for minutes."""
+        parts = urlsplit(self.uri)
+        host = parts.hostname or ""
+        if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+            return
+        try:
+            # Skip the check without a known port: the host may be a name that only the database driver can resolve.
+            if host and (port := parts.port or PORTS.get(parts.scheme.partition("+")[0])):
+                socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise TrackingError(f"cannot reach {self.address}: {format_error(error)}") from error
 
-    Raises TrackingError, within seconds and not minutes, when that cannot be done, UsageError for a URI that is none.
-    """
-    uri = destination.uri
-    if uri.startswith("file:") or ("://" not in uri and uri != "databricks"):
-        raise UsageError(
-            f"tracking URI '{uri}' is not a store that MLflow still takes: "
-            f"http://HOST:PORT, {SQLITE}/PATH/mlflow.db and other databases are"
-        )
-    library_defaults()
-    for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    check_listening(destination)
-    try:
-        from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise TrackingError(f"MLflow cannot be imported ({error}); install mlflow or turn tracking off") from error
-    # These loggers write a line per table and retry; the caller reports a failure on one line.
-    for name in ("mlflow", "alembic", "urllib3"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    file = destination.file
-    try:
-        # Lock, because processes that create or migrate the tables of one file at once break each other's migration.
-        with nullcontext() if file is None else locked(file.with_name(f".{file.name}.lock")):
-            if file is not None and not file.exists():
-                _create_database(file, destination)
-            client = MlflowClient(uri)
-            return Store(client, _experiment(client, destination))
-    except TrackingError:
-        raise
-    except Exception as error:
-        raise TrackingError(f"cannot open {destination.address}: {first_line(error)}") from error
+    def search(self, where: str) -> Iterator[Run]:
+        """List all runs of the experiment that match MLflow's search expression `where`, page by page."""
+        token = None
+        while True:
+            page = self.client.search_runs([self.experiment_id], where, max_results=RUNS_PER_PAGE, page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
 
+    @cached_property
+    def _connection(self) -> tuple[MlflowClient, str]:
+        """MLflow's client and the id of the experiment."""
+        if self.uri.startswith("file:") or ("://" not in self.uri and self.uri != "databricks"):
+            raise UsageError(
+                f"tracking URI '{self.uri}' is not a store that MLflow supports: "
+                f"use http://HOST:PORT, {SQLITE}/PATH/mlflow.db or another database"
+            )
+        library_defaults()
+        for name, value in DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise TrackingError(f"MLflow cannot be imported ({error}); install mlflow or turn tracking off") from error
+        # These loggers write a line per table and retry; the caller reports a failure on one line.
+        for name in ("mlflow", "alembic", "urllib3"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        try:
+            # Processes that create or migrate the tables of one file at once would break each other's migration.
+            with locked(self.file.with_name(f".{self.file.name}.lock")) if self.file else nullcontext():
+                if self.file is not None and not self.file.exists():
+                    self._create_database(self.file)
+                client = MlflowClient(self.uri)
+                return client, self._find_experiment(client)
+        except TrackingError:
+            raise
+        except Exception as error:
+            raise TrackingError(f"cannot open {self.address}: {format_error(error)}") from error
 
-def check_listening(destination: Destination) -> None:
-    """Raise TrackingError if no program listens at the address of a server: MLflow would retry for minutes."""
-    parts = urlsplit(destination.uri)
-    host = parts.hostname or ""
-    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-        return
-    try:
-        # Skip the check without a known port: the host may be a name that only the database driver can resolve.
-        if host and (port := parts.port or PORTS.get(parts.scheme.partition("+")[0])):
-            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
-        raise TrackingError(f"cannot reach {destination.address}: {first_line(error)}") from error
+    @property
+    def _artifacts(self) -> str | None:
+        # MLflow's own choice depends on the working directory of the creating process; a server decides for itself.
+        if self.is_server or self.uri == "databricks":
+            return None
+        return ((self.file.parent if self.file else self.results) / "mlartifacts").as_uri()
+
+    def _create_database(self, file: Path) -> None:
+        """Create the tables in a new file and rename it: MLflow cannot repair one whose creator was killed."""
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        new = file.with_name(f".{file.name}.new")
+        for leftover in file.parent.glob(f"{new.name}*"):
+            leftover.unlink()
+        SqlAlchemyStore(f"{SQLITE}{new}", self._artifacts).engine.dispose()
+        os.replace(new, file)
+
+    def _find_experiment(self, client: MlflowClient) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = client.get_experiment_by_name(self.experiment)
+        if found is None:
+            try:
+                return client.create_experiment(self.experiment, self._artifacts)
+            except MlflowException:
+                # Another process has just created it.
+                found = client.get_experiment_by_name(self.experiment)
+                if found is None:
+                    raise
+        if found.lifecycle_stage != "active":
+            raise TrackingError(f"experiment '{found.name}' is deleted; restore it or set MLFLOW_EXPERIMENT_NAME")
+        recorded, expected = str(found.artifact_location), self._artifacts
+        if self.file and expected not in (None, recorded) and re.fullmatch("file:///.*/mlartifacts", recorded):
+            # The results were moved or copied, and MLflow has recorded absolute URIs.
+            with closing(sqlite3.connect(self.file, timeout=LOCK_SECONDS)) as database, database:
+                for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+                    database.execute(
+                        f"UPDATE {table} SET {column} = :now || substr({column}, length(:before) + 1) "
+                        f"WHERE substr({column} || '/', 1, length(:before) + 1) = :before || '/'",
+                        {"now": expected, "before": recorded},
+                    )
+        return found.experiment_id
 
 
 @contextmanager
@@ -142,7 +204,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def first_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Format the message of `error` on one line of at most 200 characters."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -151,67 +213,3 @@ def first_line(error: BaseException) -> str:
     for mark in ("Failed to establish a new connection: ", "(Caused by "):
         text = text.rpartition(mark)[2]
     return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def _create_database(file: Path, destination: Destination) -> None:
-    """Create the tables in a new file that is renamed when whole: MLflow repairs none whose creator was killed."""
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    new = file.with_name(f".{file.name}.new")
-    for leftover in file.parent.glob(f"{new.name}*"):
-        leftover.unlink()
-    SqlAlchemyStore(f"{SQLITE}{new}", _artifacts(destination)).engine.dispose()
-    os.replace(new, file)
-
-
-def _experiment(client: MlflowClient, destination: Destination) -> str:
-    from mlflow.exceptions import MlflowException
-
-    artifacts = _artifacts(destination)
-    found = client.get_experiment_by_name(destination.experiment)
-    if found is None:
-        try:
-            return client.create_experiment(destination.experiment, artifacts)
-        except MlflowException:
-            # Another process has just created it.
-            found = client.get_experiment_by_name(destination.experiment)
-            if found is None:
-                raise
-    if found.lifecycle_stage != "active":
-        raise TrackingError(f"experiment '{found.name}' was deleted there; restore it or set MLFLOW_EXPERIMENT_NAME")
-    if destination.file is not None and artifacts and _has_moved(found.artifact_location, artifacts):
-        _move_artifacts(destination.file, found.artifact_location, artifacts)
-    return found.experiment_id
-
-
-def _artifacts(destination: Destination) -> str | None:
-    # MLflow's own choice depends on the working directory of the creating process; a server decides for itself.
-    if destination.is_server or destination.uri == "databricks":
-        return None
-    folder = destination.file.parent if destination.file else destination.results
-    return (folder / "mlartifacts").as_uri()
-
-
-def _has_moved(recorded: str, expected: str) -> bool:
-    """Whether artifacts are `recorded` where the store's folder was before it was moved or copied."""
-    parts = urlsplit(recorded)
-    if parts.scheme != "file" or parts.netloc or not recorded.endswith("/mlartifacts") or recorded == expected:
-        return False
-    before, now = (Path(unquote(urlsplit(uri).path)).parent for uri in (recorded, expected))
-    # A folder that is mounted twice has several names.
-    with suppress(OSError):
-        return not os.path.samefile(before, now)
-    return True
-
-
-def _move_artifacts(file: Path, recorded: str, expected: str) -> None:
-    """Replace the absolute artifact URIs that MLflow has recorded in the SQLite `file`."""
-    with closing(sqlite3.connect(file, timeout=LOCK_SECONDS, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-            database.execute(
-                f"UPDATE {table} SET {column} = :now || substr({column}, length(:before) + 1) "
-                f"WHERE {column} = :before OR substr({column}, 1, length(:before) + 1) = :before || '/'",
-                {"now": expected, "before": recorded},
-            )
-        database.execute("COMMIT")
