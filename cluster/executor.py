@@ -13,7 +13,6 @@ from cluster.run import Halving, Report, RunSpec, score, score_at
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.ranks import ALONE
 from runner.evaluate import evaluate, load_trained
 from runner.results import RunFolder, RunHeld
 from runner.stop_signals import Interrupted
@@ -45,7 +44,7 @@ class RunExecutor:
         report_to: may raise to stop the work. halving: train all runs in step and report the mean score per epoch.
         """
         self.runs, self.runtime, self.halving = runs, runtime, halving
-        self.group = group or ProcessGroup(ALONE)
+        self.group = group or ProcessGroup()
         self._report_to = report_to
         self._began = time.monotonic()
         # In the past, so that the first report is sent at once.

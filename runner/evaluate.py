@@ -23,7 +23,6 @@ from runner.correctness import pack_bits
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import Flags, FlagSync
-from runner.distributed.ranks import ALONE
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, resolve_device
 from runner.features import FeatureKey, FeatureStore, reads_plain_features
@@ -54,7 +53,7 @@ class TrainedRun:
 
 def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup | None = None) -> TrainedRun:
     """Load a finished run. Raises UserError if it is not finished, was altered, or the backbone here is another."""
-    group = group or ProcessGroup(ALONE)
+    group = group or ProcessGroup()
     folder = RunFolder(runtime.results / config.path)
     if group.ranks.first:
         RemoteResults.of(runtime).pull_run(config.path)
@@ -96,7 +95,7 @@ def evaluate(
     existing result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
     that cannot be read: no image is ever left out.
     """
-    group = group or ProcessGroup(ALONE)
+    group = group or ProcessGroup()
     folder = RunFolder(runtime.results / config.path)
     store = RemoteResults.of(runtime) if group.ranks.first else RemoteResults(None, runtime.results)
     store.pull_run(config.path, weights=False)

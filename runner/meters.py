@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
+from runner.clock import Mark, now, seconds_between
 from runner.results import PeakMemory, Use
 
 Item = TypeVar("Item")
-Mark = float | torch.cuda.Event
 
 
 class Meter:
@@ -44,21 +44,14 @@ class Meter:
         self._spans: list[tuple[str, bool | None, Mark, Mark]] = []
         self._last = time.perf_counter()
 
-    def _mark(self) -> Mark:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
     @contextmanager
     def phase(self, name: str, *, rated: bool = True) -> Iterator[None]:
         """Time the block under `name`. rated: whether it is part of the current step."""
-        start = self._mark()
+        start = now(self.device)
         try:
             yield
         finally:
-            self._spans.append((name, self._steps >= self.warmup if rated else None, start, self._mark()))
+            self._spans.append((name, self._steps >= self.warmup if rated else None, start, now(self.device)))
 
     def each(self, name: str, items: Iterable[Item]) -> Iterator[Item]:
         """Iterate over `items`, timing the wait for each one as phase `name`."""
@@ -84,16 +77,15 @@ class Meter:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for name, counted, start, end in self._spans:
-            seconds = _between(start, end)
+            seconds = seconds_between(start, end)
             self.phases[name] = self.phases.get(name, 0.0) + seconds
             if counted is not None:
                 totals = self._rated if counted else self._warm
                 totals[name] = totals.get(name, 0.0) + seconds
                 self.step_seconds += seconds
         self._spans.clear()
-        now = time.perf_counter()
-        self.seconds += now - self._last
-        self._last = now
+        before, self._last = self._last, time.perf_counter()
+        self.seconds += self._last - before
 
     def state(self) -> dict[str, Any]:
         """Return the measurements that a later process resumes from, as plain JSON; call `settle` first."""
@@ -162,10 +154,9 @@ class ResourceMonitor:
 
     def sample(self) -> None:
         """Sample the GPU's utilisation, at most once a second; cheap enough for every step."""
-        now = time.perf_counter()
-        if self._gpu is None or now - self._sampled < self.SAMPLE_SECONDS:
+        if self._gpu is None or time.perf_counter() - self._sampled < self.SAMPLE_SECONDS:
             return
-        self._sampled = now
+        self._sampled = time.perf_counter()
         import pynvml
 
         try:
@@ -208,13 +199,6 @@ def _peak_resident_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _between(start: Mark, end: Mark) -> float:
-    if isinstance(start, float) or isinstance(end, float):
-        assert isinstance(start, float) and isinstance(end, float)
-        return end - start
-    return start.elapsed_time(end) / 1000
 
 
 def _nvml_handle(device: torch.device) -> Any:

@@ -18,7 +18,7 @@ from runner.acceleration import Acceleration, set_compile_cache
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.ranks import ALONE, Ranks
+from runner.distributed.ranks import Ranks
 from runner.engine import Engine
 from runner.engines import make_engine
 from runner.environment import num_decoders
@@ -134,12 +134,13 @@ def train_stream(
     workers: int,
     device: torch.device,
     acceleration: Acceleration,
-    ranks: Ranks = ALONE,
+    ranks: Ranks | None = None,
 ) -> TrainStream:
     """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible.
 
     Raises UsageError if the global batch cannot be dealt out evenly.
     """
+    ranks = ranks or Ranks()
     batch, rank, size = config.recipe.batch_size, ranks.rank, ranks.size
     if (images := min(batch, len(split))) % size:
         raise UsageError(

@@ -16,7 +16,6 @@ from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import Flags, FlagSync
-from runner.distributed.ranks import ALONE
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
 from runner.meters import Meter, ResourceMonitor
@@ -63,7 +62,7 @@ def train(
     """
     if until is not None and until < 1:
         raise ValueError(f"until = {until}: a run pauses after one epoch or more")
-    group = group or ProcessGroup(ALONE)
+    group = group or ProcessGroup()
     first = group.ranks.first
     folder = RunFolder(runtime.results / config.path)
     store = RemoteResults.of(runtime) if first else RemoteResults(None, runtime.results)

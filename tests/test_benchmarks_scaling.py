@@ -21,7 +21,7 @@ from procap.errors import UsageError, UserError
 from procap.weights.mini import load_mini
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ALONE, ranks_from_environment
+from runner.distributed.ranks import ranks_from_environment
 
 CPU = torch.device("cpu")
 
@@ -100,7 +100,7 @@ def take_steps(folder: str) -> None:
 def test_processes_take_the_step_of_one_and_say_what_they_send(tmp_path):
     ends = run_ranks(2, take_steps, str(tmp_path))
     assert [end.code for end in ends] == [0, 0], ends[0].err
-    steps = Steps(JOB, Parallelism("alone"), ProcessGroup(ALONE), load_mini())
+    steps = Steps(JOB, Parallelism("alone"), ProcessGroup(), load_mini())
     alone = steps.look() | steps.take(1)
     assert alone["sent_bytes"] == alone["messages"] == alone["waited"] == 0
     width, learnables = load_mini().geometry.embed_dim, alone["learnables"]

@@ -29,7 +29,7 @@ from runner.config import plan_run
 from runner.deepspeed_config import OTHER_PRECISIONS, deepspeed_config, read_deepspeed_json
 from runner.deepspeed_engine import DeepSpeedEngine
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.ranks import ALONE, Ranks
+from runner.distributed.ranks import Ranks
 from runner.engine import Batch, Engine
 
 BATCH = 4
@@ -71,7 +71,7 @@ def method_on(clip, space, group=None):
 def trained(engine, steps=range(STEPS)) -> Tensor:
     """The terms [steps, T] of some steps, each on its share of the same global batch in all processes."""
     method, found = engine.method, []
-    ranks = method.group.ranks if method.group else ALONE
+    ranks = method.group.ranks if method.group else Ranks()
     for number in steps:
         images = torch.randn(BATCH, 3, 32, 32, generator=seeded(10 + number))
         batch = Batch(images[ranks.rank :: ranks.size], torch.arange(BATCH) % 5, method.draw(seeded(20 + number)))
@@ -164,7 +164,7 @@ def work(folder: Path, rank: int, size: int, jobs: str) -> None:
     gc.collect()
     dist.destroy_process_group()
     if jobs == "all" and rank == 0:
-        Worker(folder, clip, space, ALONE).train("single", 1)
+        Worker(folder, clip, space, Ranks()).train("single", 1)
 
 
 # --- in the process of the tests --------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def test_a_killed_rank_ends_the_others_and_a_state_cut_short_costs_one_step(comm
     ends = run_ranks(2, procap, command(tmp_path), 0.0, ("send", signal.SIGKILL), patience=0.5)
     assert codes(ends) == [1, -signal.SIGKILL]
     (line,) = told(ends)
-    assert line.startswith("procap: error: rank 1 of 2 is gone without a word")
+    assert line.startswith("procap: error: no answer from rank 1 of 2")
     folder = only_run(tmp_path)
     assert len(states(folder)) == 2
     newest = max(folder.state.iterdir())

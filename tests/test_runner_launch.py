@@ -21,8 +21,7 @@ from benchmarks.cli import main
 from benchmarks.console.packing import ensure_packed
 from runner import stop_signals as signals
 from runner.checkpoint import TrainState
-from runner.distributed.network import choose_network
-from runner.distributed.process_group import init_process_group
+from runner.distributed.process_group import choose_network, init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.results import find_runs
 from shards.pack import pack_source

@@ -26,7 +26,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.error_store import INTERRUPTED, ErrorStore
 from runner.distributed.flag_sync import Flags, FlagSync
 from runner.distributed.process_group import init_process_group
-from runner.distributed.ranks import ALONE, Ranks, ranks_from_environment
+from runner.distributed.ranks import Ranks, ranks_from_environment
 
 CPU = torch.device("cpu")
 BATCH = 12
@@ -84,7 +84,7 @@ def same_numbers(group: ProcessGroup) -> None:
         (5, torch.float32, False, 1e-6),
         (5, torch.float32, True, 2e-2),
     ):
-        want, gradients = loss_and_gradients(ProcessGroup(ALONE), classes, dtype, bf16)
+        want, gradients = loss_and_gradients(ProcessGroup(), classes, dtype, bf16)
         loss, ours = loss_and_gradients(group, classes, dtype, bf16)
         assert loss == pytest.approx(want, abs=tolerance)
         assert set(group.all_gather_object(loss)) == {loss}
@@ -158,7 +158,7 @@ def test_several_ranks_compute_and_decide_as_one(size: int, tmp_path: Path) -> N
 
 
 def test_one_process_needs_no_group() -> None:
-    with init_process_group(ALONE, CPU) as group:
+    with init_process_group(Ranks(), CPU) as group:
         rows = torch.ones(2, 3, requires_grad=True)
         assert group.gather(rows) is group.gather_interleaved(rows) is group.gather_uneven(rows, [2]) is rows
         assert group.all_gather_object(1) == [1] and group.broadcast_object("x") == "x"
@@ -290,7 +290,7 @@ def test_a_rank_that_is_killed_or_stuck_ends_all_others_with_a_line() -> None:
             for rank in set(range(size)) - {unlucky}:
                 code, said = processes.code(rank), processes.said(rank, "err")
                 assert code == 1, said
-                assert said.startswith(f"procap: rank {unlucky} of {size} is gone without a word"), said
+                assert said.startswith(f"procap: no answer from rank {unlucky} of {size}"), said
                 assert said.count("\n") == 1, said
 
 
@@ -308,12 +308,12 @@ def test_the_first_error_counts_and_a_later_interrupt_does_not() -> None:
     stores[1].report("a consequence")
     stores[0].report(INTERRUPTED)
     assert {each.explain("closed") for each in stores} == {"rank 2 of 3 failed: disk full"}
-    assert [each.is_another_to_blame for each in stores] == [True, True, False]
+    assert [each.is_from_another for each in stores] == [True, True, False]
     for each in stores:
         each.close()
     stopped = ErrorStore(torch.distributed.PrefixStore("next attempt", store), Ranks(0, 1, 0, 1))
     stopped.report(INTERRUPTED)
-    assert not stopped.is_another_to_blame
+    assert not stopped.is_from_another
     stopped.close()
 
 
@@ -349,7 +349,7 @@ def test_ranks_that_do_not_connect_name_the_address() -> None:
         for processes, rank in ((apart, 1), (other, 0)):
             code, said = processes.code(rank), processes.said(rank, "err")
             assert code == 1, said
-            assert said.startswith(f"procap: rank {rank} of 2 did not get to the others at 127.0.0.1:"), said
+            assert said.startswith(f"procap: rank {rank} of 2 could not connect to the others at 127.0.0.1:"), said
             assert said.count("\n") == 1 and "in 1 seconds" in said, said
 
 
@@ -368,11 +368,13 @@ MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def test_ranks_are_read_from_the_environment() -> None:
-    assert ranks_from_environment({}) == ALONE
+    assert ranks_from_environment({}) == Ranks()
     assert ranks_from_environment(TORCHRUN | MASTER) == Ranks(5, 8, 1, 4)
     deepspeed = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     assert ranks_from_environment(deepspeed | MASTER) == Ranks(1, 2, 1, 2)
-    assert ranks_from_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == ALONE
+    assert (
+        ranks_from_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}) == Ranks()
+    )
 
 
 @pytest.mark.parametrize(

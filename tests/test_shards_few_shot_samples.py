@@ -18,7 +18,6 @@ from toy_shards import CLASSNAMES, toy_source
 from benchmarks.cli import main
 from runner.config import RunConfig, RuntimeConfig, plan_run
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.ranks import ALONE
 from runner.results import FewShotRecord, RunFolder
 from runner.setup import set_up
 from runner.train import train
@@ -369,7 +368,7 @@ def test_absent_samples_stop_a_run_in_one_line(packed, tiny_checkpoint):
 
     place = RuntimeConfig(data=packed[0], results=Path("unused"))
     with pytest.raises(DataError, match=r"no few-shot samples 0123456789abcdef of 'digits' .*few-shot digits --import"):
-        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), ProcessGroup(ALONE))
+        set_up(plan("0123456789abcdef", tiny_checkpoint), place, torch.device("cpu"), ProcessGroup())
 
 
 def run(capsys, *arguments: object) -> tuple[int, str, str]:

@@ -34,7 +34,6 @@ from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError, UserError
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.ranks import ALONE
 from runner.engine import autocast
 from runner.environment import environment, num_decoders
 from runner.evaluate import Predictions, TrainedRun, load_trained
@@ -203,7 +202,7 @@ class _Predictor:
         config, device = self.run.config, self.run.clip.device
         batch, images = config.recipe.test_batch_size, self.selection.images.subset(range(count))
         batches = evaluation_batches(images, self.transform, batch, num_decoders(runtime.workers, device))
-        found, alone = Predictions(), ProcessGroup(ALONE)
+        found, alone = Predictions(), ProcessGroup()
         with fitting_threads(self.run.clip, min(batch, count), "eval"), autocast(config, device):
             for pixels, _, places in to_device(batches, device, moved=(0,)):
                 found.add(self.classifier(pixels), places.numpy())

@@ -5,7 +5,6 @@ Shapes: W ranks, N rows of one rank, R rows of all.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from procap.errors import UserError
+from runner.clock import Mark, now, seconds_between
 from runner.distributed.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -30,13 +30,13 @@ class ProcessGroup:
     RuntimeError, at the latest after the group's timeout; `init_process_group` turns that into a one-line UserError.
     """
 
-    def __init__(self, ranks: Ranks, flag_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, ranks: Ranks | None = None, flag_group: dist.ProcessGroup | None = None) -> None:
         """flag_group: a separate gloo group for `runner.distributed.flag_sync`, so that no other message delays it."""
-        self.ranks = ranks
+        self.ranks = ranks or Ranks()
         self.flag_group = flag_group
         self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._waiting_since: float | torch.cuda.Event | None = None
+        self._events: list[tuple[Mark, Mark]] = []
+        self._waiting_since: Mark | None = None
 
     @property
     def rank(self) -> int:
@@ -56,14 +56,14 @@ class ProcessGroup:
         has df/dp + W (df/dG_r)(dx_r/dp); the average of that over the ranks is the total gradient.
         Random numbers that are drawn after the gather must be the same on all ranks.
         """
-        return rows if self.ranks.size == 1 else _Gather.apply(rows, self)
+        return rows if self.size == 1 else _Gather.apply(rows, self)
 
     def gather_interleaved(self, rows: Tensor) -> Tensor:
         """Gather in the order of a batch dealt out as batch[r::W]: row i of rank r becomes row i * W + r."""
-        if self.ranks.size == 1:
+        if self.size == 1:
             return rows
         gathered = self.gather(rows)
-        return gathered.view(self.ranks.size, len(rows), *rows.shape[1:]).transpose(0, 1).reshape(gathered.shape)
+        return gathered.view(self.size, len(rows), *rows.shape[1:]).transpose(0, 1).reshape(gathered.shape)
 
     def gather_uneven(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Gather like `gather` if rank r has counts[r] rows, as in `procap.parallel.ClassShares`.
@@ -71,9 +71,9 @@ class ProcessGroup:
         Gradients are needed on all ranks or on none: a rank without rows passes an empty tensor [0, ...] that is
         computed from its weights, so that its backward pass also runs.
         """
-        if len(counts) != self.ranks.size or len(rows) != counts[self.ranks.rank]:
-            raise ValueError(f"rank {self.ranks.rank} has {len(rows)} rows, counts are {list(counts)}")
-        if self.ranks.size == 1:
+        if len(counts) != self.size or len(rows) != counts[self.rank]:
+            raise ValueError(f"rank {self.rank} has {len(rows)} rows, counts are {list(counts)}")
+        if self.size == 1:
             return rows
         most = max(counts)
         padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
@@ -82,16 +82,16 @@ class ProcessGroup:
 
     def all_gather_object(self, value: T) -> list[T]:
         """Gather `value` of every rank to every rank, in order of the ranks."""
-        if self.ranks.size == 1:
+        if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.ranks.size
+        values: list[Any] = [None] * self.size
         with self.timed(CPU):
             dist.all_gather_object(values, value)
         return values
 
     def broadcast_object(self, value: T) -> T:
         """Send rank 0's `value` to every rank; what the other ranks pass is ignored."""
-        if self.ranks.size == 1:
+        if self.size == 1:
             return value
         values = [value if self.ranks.first else None]
         with self.timed(CPU):
@@ -106,7 +106,7 @@ class ProcessGroup:
 
     def barrier(self) -> None:
         """Wait until every rank calls this. Raises RuntimeError naming a rank that does not come in time."""
-        if self.ranks.size > 1:
+        if self.size > 1:
             with self.timed(CPU):
                 dist.monitored_barrier(self.flag_group)
 
@@ -118,20 +118,15 @@ class ProcessGroup:
     def communication_seconds(self) -> float:
         """Time spent in the calls above, waiting for other ranks included; DeepSpeed's messages are not seen.
 
-        On a GPU this is the device's time of the calls that it has finished; reading it does not synchronize.
+        On a GPU this is the device's time; synchronize before reading it.
         """
-        pending = []
-        for start, end in self._events:
-            if end.query():
-                self._seconds += start.elapsed_time(end) / 1000
-            else:
-                pending.append((start, end))
-        self._events = pending
+        self._seconds += sum(seconds_between(start, end) for start, end in self._events)
+        self._events = []
         return self._seconds
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave what the block sends (on the CPU only) out of `communication_seconds`."""
+        """Leave what the block sends out of `communication_seconds`; on a GPU only objects and barriers."""
         before = self._seconds
         try:
             yield
@@ -140,13 +135,13 @@ class ProcessGroup:
 
     def begin_waiting(self, device: torch.device) -> None:
         """Mark the time after which the device only waits for messages; a later call replaces the mark."""
-        self._waiting_since = _now(device)
+        self._waiting_since = now(device)
 
     def end_waiting(self, device: torch.device) -> None:
         """Count the time since `begin_waiting` in `communication_seconds`."""
         if self._waiting_since is not None:
             start, self._waiting_since = self._waiting_since, None
-            self._count(start, _now(device))
+            self._count(start, now(device))
 
     @contextmanager
     def timed(self, device: torch.device) -> Iterator[None]:
@@ -155,26 +150,17 @@ class ProcessGroup:
             # Events that are captured into a CUDA graph record no time.
             yield
             return
-        start = _now(device)
+        start = now(device)
         try:
             yield
         finally:
-            self._count(start, _now(device))
+            self._count(start, now(device))
 
-    def _count(self, start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> None:
-        if isinstance(start, float) and isinstance(end, float):
-            self._seconds += end - start
-        elif not isinstance(start, float) and not isinstance(end, float):
+    def _count(self, start: Mark, end: Mark) -> None:
+        if isinstance(start, float):
+            self._seconds += seconds_between(start, end)
+        else:
             self._events.append((start, end))
-
-
-def _now(device: torch.device) -> float | torch.cuda.Event:
-    """Return the time of the clock, or an event recorded in the current stream of a GPU."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 class _Gather(torch.autograd.Function):

@@ -26,10 +26,11 @@ class ErrorStore:
     """
 
     def __init__(self, store: dist.Store, ranks: Ranks) -> None:
+        self.first: tuple[int, str] | None = None
+        """The rank that reported its error first, and the error."""
         self._store, self._ranks = store, ranks
         self._changed = threading.Condition()
         self._own: str | None = None
-        self._first: tuple[int, str] | None = None
         self._silent = set(range(ranks.size))
         self._published = self._lost = self._closed = False
         self._thread = threading.Thread(target=self._poll, name="error store", daemon=True)
@@ -43,33 +44,26 @@ class ErrorStore:
         with self._changed:
             self._own = error
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._lost or bool(self._first and not self._silent), PATIENCE_SECONDS)
+            self._changed.wait_for(lambda: self._lost or bool(self.first and not self._silent), PATIENCE_SECONDS)
 
     @property
-    def first(self) -> tuple[int, str] | None:
-        """The rank that reported its error first, and the error."""
-        with self._changed:
-            return self._first
-
-    @property
-    def is_another_to_blame(self) -> bool:
+    def is_from_another(self) -> bool:
         """Whether another rank reported an error first, and that error is not just an interrupt."""
-        first = self.first
-        return first is not None and first[0] != self._ranks.rank and first[1] != INTERRUPTED
+        return self.first is not None and self.first[0] != self._ranks.rank and self.first[1] != INTERRUPTED
 
     def explain(self, symptom: str) -> str:
         """Format the message of a rank that saw the `symptom` of another rank's failure; call `report` before."""
         size = self._ranks.size
         with self._changed:
-            if self._first:
-                return f"rank {self._first[0]} of {size} failed: {self._first[1]}"
+            if self.first:
+                return f"rank {self.first[0]} of {size} failed: {self.first[1]}"
             # Without the store, which is in rank 0's process, the state of the other ranks is unknown.
             no_store = 0 in self._silent and (self._lost or not self._published)
-            missing = ["0"] if no_store else [str(rank) for rank in sorted(self._silent)]
+            missing = [0] if no_store else sorted(self._silent)
         if not missing:
-            return f"the {size} ranks lost each other, though all of them answer: {symptom}"
-        who = f"rank {missing[0]} of {size} is" if len(missing) == 1 else f"ranks {', '.join(missing)} of {size} are"
-        return f"{who} gone without a word: killed, out of memory, stuck, or the machine is down ({symptom})"
+            return f"the {size} ranks lost their connections, but all of them still run: {symptom}"
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        return f"no answer from {who} of {size}: killed, out of memory, stuck, or the machine is down ({symptom})"
 
     def close(self) -> None:
         """Stop the thread. One that is blocked in a store that does not answer ends with the process."""
@@ -81,9 +75,18 @@ class ErrorStore:
     def _poll(self) -> None:
         try:
             while not self._closed:
-                self._publish()
+                if self._own is not None and not self._published:
+                    if self._own:
+                        self._store.compare_set("error", "", json.dumps([self._ranks.rank, self._own]))
+                    self._store.set("failed", "")
+                    self._published = True
                 if self._published or self._store.check(["failed"]):
-                    self._read()
+                    if self.first is None and self._store.check(["error"]):
+                        rank, error = json.loads(self._store.get("error"))
+                        self.first = rank, error
+                    # Set after reading the error: it means that this rank does not need the store any more.
+                    self._store.set(f"read by {self._ranks.rank}", "")
+                    self._silent = {rank for rank in self._silent if not self._store.check([f"read by {rank}"])}
                 with self._changed:
                     self._changed.notify_all()
                     if not self._closed and self._published == (self._own is not None):
@@ -92,18 +95,3 @@ class ErrorStore:
             with self._changed:
                 self._lost = True
                 self._changed.notify_all()
-
-    def _publish(self) -> None:
-        if self._own is not None and not self._published:
-            if self._own:
-                self._store.compare_set("error", "", json.dumps([self._ranks.rank, self._own]))
-            self._store.set("failed", "")
-            self._published = True
-
-    def _read(self) -> None:
-        if self._first is None and self._store.check(["error"]):
-            rank, error = json.loads(self._store.get("error"))
-            self._first = rank, error
-        # Set the key after reading the error: it means that this rank does not need the store any more.
-        self._store.set(f"read by {self._ranks.rank}", "")
-        self._silent = {rank for rank in self._silent if not self._store.check([f"read by {rank}"])}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import ipaddress
 import json
 import os
 import re
+import socket
 import sys
 import threading
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.utils.store import synchronize
@@ -21,8 +24,7 @@ from torch.distributed.elastic.utils.store import synchronize
 from procap.errors import UsageError, UserError
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.error_store import INTERRUPTED, PATIENCE_SECONDS, ErrorStore
-from runner.distributed.network import address_towards, choose_network
-from runner.distributed.ranks import ALONE, Ranks
+from runner.distributed.ranks import Ranks
 from runner.stop_signals import StopRequest
 from shards.errors import DataError
 
@@ -41,7 +43,7 @@ def init_process_group(
 
     The block ends when all ranks have ended it. An error that leaves it is shared with all ranks, whose next collective
     (or DDP) call then fails; there it becomes UserError "rank 2 of 4 failed: ..." with the first error of any rank, or
-    with the ranks that are gone without an error. The failing rank's own error is raised unchanged.
+    with the ranks that do not answer. The failing rank's own error is raised unchanged.
     Create DDP and DeepSpeed objects in a function that is called inside the block: a group that is still referenced
     when the interpreter ends can abort the process.
 
@@ -51,7 +53,7 @@ def init_process_group(
     Raises UsageError if that is missing, UserError if the ranks cannot connect.
     """
     if ranks.size == 1:
-        yield ProcessGroup(ALONE)
+        yield ProcessGroup()
         return
     group, errors = _connect(ranks, device, timedelta(seconds=timeout_seconds))
     try:
@@ -64,15 +66,13 @@ def init_process_group(
             errors.report("" if lost_another else _describe(error))
             _clear_frames(error)
             _destroy(group, device, failed=True)
-        if lost_another or (isinstance(error, KeyboardInterrupt) and errors.is_another_to_blame):
-            failure = UserError(errors.explain(_first_line(error)))
+        if lost_another or (isinstance(error, KeyboardInterrupt) and errors.is_from_another):
+            failure = UserError(errors.explain(_torch_message(error)))
             # One process per machine prints it; the rank that failed prints its own error.
             failure.printed_elsewhere = ranks.local_rank > 0
             raise failure from None
-        first = errors.first
-        error.printed_elsewhere = (  # type: ignore[attr-defined]
-            first is not None and first[0] != ranks.rank and first[1] == _describe(error)
-        )
+        rank, first = errors.first or (ranks.rank, "")
+        error.printed_elsewhere = rank != ranks.rank and first == _describe(error)  # type: ignore[attr-defined]
         raise
     else:
         _destroy(group, device)
@@ -113,8 +113,8 @@ def _connect(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[Pr
         advice = "; if hosts have several networks, name the shared one by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         several = ranks.local_size < ranks.size
         raise UserError(
-            f"rank {ranks.rank} of {ranks.size} did not get to the others at {address}:{port} "
-            f"in {timeout.total_seconds():g} seconds: {_first_line(error)}{advice * several}"
+            f"rank {ranks.rank} of {ranks.size} could not connect to the others at {address}:{port} "
+            f"in {timeout.total_seconds():g} seconds: {_torch_message(error)}{advice * several}"
         ) from None
     return group, ErrorStore(dist.PrefixStore(attempt, store), ranks)
 
@@ -151,6 +151,29 @@ def _check_hosts(store: dist.Store, ranks: Ranks, device: torch.device, master: 
         choose_network(addresses)
 
 
+def choose_network(addresses: Sequence[str]) -> None:
+    """Set GLOO_SOCKET_IFNAME to the interface that other machines are reached by, unless the user has set it.
+
+    By default gloo takes the address that the machine's own name resolves to, which is 127.0.1.1 on many, and cannot
+    connect there. addresses: of the other machines' ranks, as they reach rank 0; "" if unknown.
+    """
+    remote = next((one for one in addresses if one and not ipaddress.ip_address(one).is_loopback), None)
+    if "GLOO_SOCKET_IFNAME" in os.environ or remote is None:
+        return
+    with suppress(OSError):
+        own = address_towards(remote)
+        for name, entries in psutil.net_if_addrs().items():
+            if any(entry.address == own for entry in entries):
+                os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's IPv4 address on the route to `host`; sends nothing. Raises OSError without a route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+        outward.connect((host, 9))
+        return str(outward.getsockname()[0])
+
+
 def _destroy(group: ProcessGroup, device: torch.device, *, failed: bool = False) -> None:
     """Destroy the groups; after a failure wait PATIENCE_SECONDS at most, since a pending message can block it."""
     group.flag_group = None
@@ -173,9 +196,7 @@ def _destroy(group: ProcessGroup, device: torch.device, *, failed: bool = False)
 def _clear_frames(error: BaseException) -> None:
     """Release the locals of the error's stack frames, because DDP objects in them keep the process group alive."""
     chain: BaseException | None = error
-    seen: list[BaseException] = []
-    while chain is not None and chain not in seen:
-        seen.append(chain)
+    while chain is not None:
         traceback.clear_frames(chain.__traceback__)
         chain = chain.__cause__ or chain.__context__
 
@@ -190,10 +211,12 @@ def _is_communication_error(error: BaseException) -> bool:
 def _describe(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    return str(error) if isinstance(error, UserError | DataError) else f"{type(error).__name__}: {_first_line(error)}"
+    return (
+        str(error) if isinstance(error, UserError | DataError) else f"{type(error).__name__}: {_torch_message(error)}"
+    )
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the first line of a message, without its place in torch's source and advice about other logs."""
+def _torch_message(error: BaseException) -> str:
+    """Return the first line of a message of torch, without the place in its source and advice about other logs."""
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"^\[[^]]*\] ", "", line).partition(". This is typically")[0].strip()

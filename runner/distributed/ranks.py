@@ -24,13 +24,9 @@ class Ranks:
         return self.rank == 0
 
 
-ALONE = Ranks()
-"""One process."""
-
-
 def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     """Read what torchrun or the deepspeed launcher has set (RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); `ALONE` if none of them is set or there is only one process.
+    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); one process if none of them is set.
 
     Raises UsageError for names that are set in part or contradict each other.
     """
@@ -39,7 +35,7 @@ def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)
     found = {name: environ[name] for name in names if environ.get(name)}
     if not found:
-        return ALONE
+        return Ranks()
     shown = ", ".join(f"{name}={value}" for name, value in found.items())
     remedy = "start with torchrun, or unset them all for one process"
     if missing := [name for name in names if name not in found]:

@@ -230,7 +230,7 @@ def _is_unclear(end: tuple[int | None, str], terminated: bool) -> bool:
     if terminated:
         return code not in (0, 1, 128 + signal.SIGTERM, -signal.SIGTERM)
     # If the run was already finished when the rank was killed, the others end with 0.
-    return not (code == 0 or (code == 1 and ("gone without a word" in stderr or "did not get to" in stderr)))
+    return not (code == 0 or (code == 1 and ("no answer from" in stderr or "could not connect to" in stderr)))
 
 
 def _describe_end(stage: str, end: tuple[int | None, str]) -> str:
