@@ -71,9 +71,8 @@ def prompts_bytes(path: Path, sha256: str | None = None) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(
-            f"cannot read the checkpoint {path}: {error.strerror or error}; train again with --force"
-        ) from error
+        reason = error.strerror or error
+        raise UserError(f"cannot read the checkpoint {path}: {reason}; train again with --force") from error
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise UserError(f"{path} is not the file that training wrote (its SHA-256 differs); train again with --force")
     return data
@@ -92,14 +91,13 @@ def unpack_prompts(data: bytes, path: Path) -> tuple[dict[str, Tensor], Checkpoi
 def load_into(method: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Load every learned tensor of `method`. Raises UserError naming tensors that are missing or differ in shape."""
     own = method.state_dict()
-    missing, foreign = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    reshaped = [name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape]
-    if missing or foreign or reshaped:
-        parts = [
-            f"{word} {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-            for word, names in (("lacks", missing), ("has unknown", foreign), ("differs in shape:", sorted(reshaped)))
-            if names
-        ]
+    differences = {
+        "lacks": own.keys() - tensors.keys(),
+        "has unknown": tensors.keys() - own.keys(),
+        "differs in shape:": {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape},
+    }
+    if any(differences.values()):
+        parts = [f"{word} {', '.join(sorted(names)[:3])}" for word, names in differences.items() if names]
         raise UserError(f"{source} does not fit this method and backbone: it {'; '.join(parts)}")
     method.load_state_dict(dict(tensors))
 
@@ -216,11 +214,11 @@ def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str
 
 def training_parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split the result of `training_tensors` into learned tensors and the optimizer's slots."""
-    return _below("param/", tensors), _below("optim/", tensors)
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    parts: dict[str, dict[str, Tensor]] = {"param": {}, "optim": {}}
+    for name, value in tensors.items():
+        kind, _, own_name = name.partition("/")
+        parts[kind][own_name] = value
+    return parts["param"], parts["optim"]
 
 
 def _tensors(method: nn.Module) -> dict[str, Tensor]:

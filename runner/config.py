@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from pydantic.fields import FieldInfo
 
 from procap.errors import UsageError, unknown_name
 from procap.recipe import Recipe
@@ -45,20 +44,14 @@ class RunConfig(BaseModel):
         default="", pattern=r"^([0-9a-f]{16})?$", description="digest of imported picks; empty: CoOp's rule draws them"
     )
 
-    @field_validator("options")
+    @field_validator("options", "recipe")
     @classmethod
-    def _finite(cls, options: dict[str, Any]) -> dict[str, Any]:
-        for name, value in options.items():
+    def _finite(cls, fields: Any) -> Any:
+        for name, value in (fields.model_dump() if isinstance(fields, Recipe) else fields).items():
             numbers = value if isinstance(value, list | tuple) else [value]
             if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
                 raise ValueError(f"{name} must be a finite number")
-        return options
-
-    @field_validator("recipe")
-    @classmethod
-    def _finite_recipe(cls, recipe: Recipe) -> Recipe:
-        cls._finite(recipe.model_dump())
-        return recipe
+        return fields
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that change the trained weights, and no others.
@@ -210,14 +203,12 @@ def plan_run(
 ) -> RunConfig:
     """Resolve names, defaults and recipes into a `RunConfig`.
 
-    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's for a same-recipe control;
-        `overrides` then change single fields of it. A method that trains nothing stays at zero epochs under both.
+    recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
     picks: digest of imported few-shot samples; ignored for a method that trains nothing.
     data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
-    Raises UsageError in one line for an unknown name, an unknown field or a value of the wrong type or range,
-    DataUsageError for an unknown data set or choice of classes.
+    Raises UsageError for an unknown name or a wrong value, DataUsageError for an unknown data set or choice of classes.
     """
     from procap.methods import method_class, method_options
     from procap.weights.loading import canonical_name
@@ -241,22 +232,17 @@ def plan_run(
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     backbone, pretrained = canonical_name(backbone, pretrained)
     custom = resolved != base and own.epochs > 0
-    fields = {
-        "method": method,
-        "options": filled,
-        "recipe": resolved,
-        "recipe_name": "custom" if custom else recipe,
+    fields: dict[str, Any] = {
         "backbone": backbone,
         "pretrained": pretrained,
-        "dataset": found.name,
-        "classes": parse_classes(classes),
         "shots": shots,
         "seed": seed,
         "precision": precision,
-        "picks": picks if resolved.epochs else "",
     }
+    fields |= {"method": method, "options": filled, "dataset": found.name, "classes": parse_classes(classes)}
+    fields |= {"recipe": resolved, "recipe_name": "custom" if custom else recipe}
     try:
-        return RunConfig.model_validate(fields)
+        return RunConfig.model_validate({**fields, "picks": picks if resolved.epochs else ""})
     except ValidationError as error:
         raise explain_validation_error(error, RunConfig, "run") from error
 
@@ -267,21 +253,15 @@ def explain_validation_error(error: ValidationError, model: type[BaseModel], wha
     path = [str(part) for part in first["loc"]]
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
-        known = _fields_at(model, path[:-1])
-        return UsageError(f"{unknown_name(f'{what} field', path[-1], known)}{more}")
+        for name in path[:-1]:
+            field = model.model_fields.get(name)
+            if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+                break
+            model = field.annotation
+        return UsageError(f"{unknown_name(f'{what} field', path[-1], model.model_fields)}{more}")
     if first["type"] == "missing":
         return UsageError(f"{what}: {'.'.join(path)} is missing{more}")
     message = first["msg"].removeprefix("Value error, ")
     given = "" if isinstance(first["input"], BaseModel) else f" = {first['input']!r}"
     where = f"{what}: {'.'.join(path)}{given}" if path else what
     return UsageError(f"{where}: {message[:1].lower()}{message[1:]}{more}")
-
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    for name in path:
-        field: FieldInfo | None = model.model_fields.get(name)
-        inner = None if field is None else field.annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            break
-        model = inner
-    return list(model.model_fields)

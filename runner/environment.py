@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,8 @@ from runner.limits import available_cores
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = (
-    "procap-bench",
-    "torch",
-    "torchvision",
-    "open_clip_torch",
-    "numpy",
-    "safetensors",
-    "webdataset",
-    "pydantic",
-    "deepspeed",
-)
+PACKAGES = ("procap-bench", "torch", "torchvision", "open_clip_torch", "numpy", "safetensors", "webdataset", "pydantic",
+            "deepspeed")  # fmt: skip
 
 LIBRARY_DEFAULTS = {
     # By default OpenMP's threads spin while they wait for each other, which is very slow if another program uses a
@@ -71,9 +63,9 @@ def resolve_device(name: str = "auto") -> torch.device:
         raise UsageError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device '{name}' is not supported: use auto, cpu, cuda or cuda:N")
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= here:
-        raise UsageError(f"device '{name}' is not here (torch sees {here} of its kind): use --device cpu or auto")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise UsageError(f"device '{name}' does not exist, torch sees {gpus} GPUs: use --device cpu or auto")
     return device
 
 
@@ -86,13 +78,10 @@ def own_device(device: torch.device, ranks: Ranks) -> torch.device:
 
     if device.type != "cuda" or ranks.size == 1:
         return device
-    here = torch.cuda.device_count()
     if device.index is not None:
         raise UsageError(f"--device {device} would be shared by {ranks.local_size} processes: use --device cuda")
-    if ranks.local_size > here:
-        raise UsageError(
-            f"{ranks.local_size} processes on this machine and {here} GPUs: start as many as there are GPUs"
-        )
+    if ranks.local_size > (gpus := torch.cuda.device_count()):
+        raise UsageError(f"{ranks.local_size} processes on this machine and {gpus} GPUs: start one per GPU")
     return torch.device("cuda", ranks.local_rank)
 
 
@@ -108,6 +97,10 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
     import torch
 
     gpu = device is not None and device.type == "cuda"
+    versions = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -116,7 +109,7 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         "cuda": torch.version.cuda if gpu else None,
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "git": source_state(),
-        "packages": _versions(),
+        "packages": versions,
     }
 
 
@@ -126,20 +119,13 @@ def source_state(folder: Path | None = None) -> dict[str, Any] | None:
     A tree that was submitted to a cluster has no git history: `SOURCE_VARIABLE` holds its state as JSON.
     """
     root = folder or Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return _read_source_state(os.environ.get(SOURCE_VARIABLE, ""))
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _read_source_state(text: str) -> dict[str, Any] | None:
-    try:
-        recorded = json.loads(text)
-        return {"commit": str(recorded["commit"]), "dirty": bool(recorded["dirty"])}
-    except (ValueError, KeyError, TypeError):
+        if not (root / ".git").exists():
+            recorded = json.loads(os.environ.get(SOURCE_VARIABLE, ""))
+            return {"commit": str(recorded["commit"]), "dirty": bool(recorded["dirty"])}
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+        return {"commit": _git(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -149,22 +135,10 @@ def _git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
 def cpu_name() -> str:
     """Return the model name of the processor."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()

@@ -22,10 +22,10 @@ from runner.config import RunConfig, RuntimeConfig, Target
 from runner.correctness import pack_bits
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.flag_sync import Flags, FlagSync
+from runner.distributed.flag_sync import FlagSync
 from runner.engine import autocast
 from runner.environment import environment, num_decoders, resolve_device
-from runner.features import FeatureKey, FeatureStore, reads_plain_features
+from runner.features import FeatureStore, feature_key, reads_plain_features
 from runner.inference import Inference
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
@@ -205,7 +205,7 @@ def _evaluate(
     if runtime.features and group.size == 1 and reads_plain_features(classifier, clip):
         with meter.phase("features", rated=False):
             backbone = trained.training.backbone_digest
-            key = FeatureKey.of(manifest, target.split, backbone, transform, config.precision, device)
+            key = feature_key(manifest, target.split, backbone, transform, config.precision, device)
             features = FeatureStore(runtime.features, key, read=read_features)
     graphs = CudaGraphs(device) if Acceleration.of(runtime.accelerate, device).graphs else None
     inference = Inference(clip, classifier, selection.images.subset(range(count)), features, graphs)
@@ -230,7 +230,7 @@ def _evaluate(
             meter.step(seen)
             monitor.sample()
             display.update(min(display.done + seen, count))
-            if signum := flag_sync.exchange(Flags(signum=stop.signum or 0)).signum:
+            if signum := flag_sync.exchange(signum=stop.signum).signum:
                 group.barrier()
                 raise make_interrupted(
                     signum, f"stopped the evaluation of {config.path} on {target}; it starts over when repeated"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,46 +33,28 @@ from shards.locks import file_lock
 from shards.manifest import Manifest
 from shards.transforms import EvalTransform
 
+Key = Mapping[str, str]
 Rows = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 SCHEMA = 1
 """Increment it when decoding, resizing or the image tower change their results beyond rounding."""
 
 
-@dataclass(frozen=True)
-class FeatureKey:
-    """Everything that determines the features of a split, up to rounding; equal keys share one file."""
-
-    dataset: str
-    split: str
-    manifest: str
-    backbone: str
-    transform: str
-    precision: str
-    device: str
-    torch_version: str
-    pillow_version: str
-
-    @classmethod
-    def of(
-        cls,
-        manifest: Manifest,
-        split: str,
-        backbone: str,
-        transform: EvalTransform,
-        precision: str,
-        device: torch.device,
-    ) -> FeatureKey:
-        """Make the key of `split` under the installed libraries; `backbone` is the digest of a CLIP."""
-        versions = (str(torch.__version__), PIL.__version__)
-        return cls(
-            manifest.dataset, split, manifest.digest, backbone, repr(transform), precision, device.type, *versions
-        )
-
-    @property
-    def file(self) -> str:
-        text = json.dumps({"schema": SCHEMA, **asdict(self)}, sort_keys=True)
-        return f"{self.dataset}-{self.split}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.safetensors"
+def feature_key(
+    manifest: Manifest, split: str, backbone: str, transform: EvalTransform, precision: str, device: torch.device
+) -> Key:
+    """Collect all that determines the features of a split, up to rounding; `backbone` is the digest of a CLIP."""
+    return {
+        "dataset": manifest.dataset,
+        "split": split,
+        "manifest": manifest.digest,
+        "backbone": backbone,
+        "transform": repr(transform),
+        "precision": precision,
+        "device": device.type,
+        "torch_version": str(torch.__version__),
+        "pillow_version": PIL.__version__,
+    }
 
 
 def reads_plain_features(classifier: object, clip: CLIP) -> bool:
@@ -91,9 +73,10 @@ def reads_plain_features(classifier: object, clip: CLIP) -> bool:
 class FeatureStore:
     """The stored features of one key, and those that an evaluation adds; other processes can add to the file, too."""
 
-    def __init__(self, folder: Path, key: FeatureKey, *, read: bool = True) -> None:
-        """read: False ignores the file, so that every feature is computed and replaces the stored one."""
-        self.path = folder / key.file
+    def __init__(self, folder: Path, key: Key, *, read: bool = True) -> None:
+        """key: from `feature_key`. read: False ignores the file, so that all features are computed and replaced."""
+        digest = hashlib.sha256(json.dumps({"schema": SCHEMA, **key}, sort_keys=True).encode()).hexdigest()[:16]
+        self.path = folder / f"{key['dataset']}-{key['split']}-{digest}.safetensors"
         self.key = key
         self._stored = self._read() if read else None
         self._added: list[tuple[NDArray[np.int64], Tensor]] = []
@@ -157,18 +140,18 @@ def _merge(stored: Rows | None, added: Rows) -> Rows:
     return positions[order], features[order]
 
 
-def _pack(key: FeatureKey, rows: Rows) -> bytes:
-    about = {"schema": SCHEMA, "key": asdict(key), "sha256": _sha256(rows)}
+def _pack(key: Key, rows: Rows) -> bytes:
+    about = {"schema": SCHEMA, "key": dict(key), "sha256": _sha256(rows)}
     positions, features = rows
     return dump_arrays({"positions": positions, "features": features}, {"procap": json.dumps(about, sort_keys=True)})
 
 
-def _unpack(key: FeatureKey, data: bytes) -> Rows:
+def _unpack(key: Key, data: bytes) -> Rows:
     arrays = load_arrays(data)
     header: Any = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     about = json.loads(header["__metadata__"]["procap"])
     rows = arrays["positions"], arrays["features"]
-    if about["schema"] != SCHEMA or about["key"] != asdict(key):
+    if about["schema"] != SCHEMA or about["key"] != key:
         raise ValueError("it holds other features than its name says")
     if about["sha256"] != _sha256(rows):
         raise ValueError("its SHA-256 is not the one it was written with")

@@ -141,9 +141,7 @@ class ResourceMonitor:
         self._process = psutil.Process()
         self._begun = self._sampled = time.perf_counter()
         self._cpu_before = self._cpu_seconds()
-        self._gpu = _nvml_handle(device)
-        self._joules_before = self._joules()
-        self._samples: list[int] = []
+        self._samples: list[tuple[float, float]] = []
         # Writing "5" resets the peak resident size; otherwise a small run would report that of an earlier run.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
@@ -153,24 +151,19 @@ class ResourceMonitor:
             torch.cuda.reset_peak_memory_stats(device)
 
     def sample(self) -> None:
-        """Sample the GPU's utilisation, at most once a second; cheap enough for every step."""
-        if self._gpu is None or time.perf_counter() - self._sampled < self.SAMPLE_SECONDS:
-            return
-        self._sampled = time.perf_counter()
-        import pynvml
-
-        try:
-            self._samples.append(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
-        except pynvml.NVMLError:
-            self._gpu = None
+        """Sample the GPU's utilisation and power, at most once a second; cheap enough for every step."""
+        if self.device.type == "cuda" and time.perf_counter() - self._sampled >= self.SAMPLE_SECONDS:
+            self._sampled = time.perf_counter()
+            # torch raises several kinds of errors without NVML, and on GPUs that do not measure their power.
+            with suppress(Exception):
+                percent, milliwatts = torch.cuda.utilization(self.device), torch.cuda.power_draw(self.device)
+                self._samples.append((percent, milliwatts / 1000))
 
     def use(self) -> Use:
         wall = time.perf_counter() - self._begun
-        joules = self._joules()
-        watts = None if joules is None or self._joules_before is None else (joules - self._joules_before) / wall
-        gpu = sum(self._samples) / len(self._samples) if self._samples else None
         cpu = 100 * (self._cpu_seconds() - self._cpu_before) / wall
-        return Use(cpu_percent=cpu, gpu_percent=gpu, gpu_watts=watts)
+        means = [sum(values) / len(values) for values in zip(*self._samples, strict=True)] or [None, None]
+        return Use(cpu_percent=cpu, gpu_percent=means[0], gpu_watts=means[1])
 
     def peak_memory(self) -> PeakMemory:
         gpu = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
@@ -181,16 +174,6 @@ class ResourceMonitor:
         times = self._process.cpu_times()
         return times.user + times.system + times.children_user + times.children_system
 
-    def _joules(self) -> float | None:
-        if self._gpu is None:
-            return None
-        import pynvml
-
-        try:
-            return pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1000
-        except pynvml.NVMLError:
-            return None
-
 
 def _peak_resident_bytes() -> int:
     # Linux inherits `ru_maxrss` from the parent, so that a small run started by a large process would look large.
@@ -199,19 +182,3 @@ def _peak_resident_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _nvml_handle(device: torch.device) -> Any:
-    """Find NVML's handle of a CUDA device by UUID, because NVML ignores CUDA_VISIBLE_DEVICES; None without NVML."""
-    if device.type != "cuda":
-        return None
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(device).uuid
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    except (pynvml.NVMLError, AttributeError):
-        return None

@@ -54,20 +54,19 @@ class EpochLog(_Record):
 
 class PeakMemory(_Record):
     process: int = Field(
-        description="bytes, the largest resident size of this process since the run began (where Linux can reset that "
-        "mark, else since the process began)"
+        description="bytes, largest resident size of this process since the run began (without Linux: the process)"
     )
     gpu: int | None = Field(description="bytes that tensors held at once; None on the CPU")
 
 
 class Use(_Record):
     cpu_percent: float | None = Field(description="100 is one core kept busy")
-    gpu_percent: float | None = Field(default=None, description="mean over samples of NVML's utilisation")
-    gpu_watts: float | None = Field(default=None, description="mean power from NVML's energy counter")
+    gpu_percent: float | None = Field(default=None, description="mean over samples, one a second")
+    gpu_watts: float | None = Field(default=None, description="mean power over samples, one a second")
 
 
 class RankUse(_Record):
-    """The resource use of one process of a distributed training, since it was last started."""
+    """The resource use of one rank since it was last started."""
 
     host: str
     device: str
@@ -201,8 +200,7 @@ class EvalResult(_Record):
     correct_bits: str | None = Field(
         default=None,
         repr=False,
-        description="which of the first `total` images of the target's list were right, as runner.correctness packs "
-        "them: bits: or zlib:, then base64; None in files of versions that kept no more than counts",
+        description="which of the first `total` images of the target's list were right, packed by runner.correctness",
     )
 
     @model_validator(mode="after")
@@ -273,35 +271,22 @@ class RunHeld(UserError):
     """Another process works on the run; the caller can wait for it."""
 
 
+def _child(name: str) -> property:
+    return property(lambda folder: folder.path / name, doc=f"The path of {name}.")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The files of one run; reading never creates anything."""
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.json"
-
-    @property
-    def progress_file(self) -> Path:
-        return self.path / "progress.json"
-
-    @property
-    def train_file(self) -> Path:
-        return self.path / "train.json"
-
-    @property
-    def checkpoint_file(self) -> Path:
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def validation_file(self) -> Path:
-        return self.path / "validation.json"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state"
+    config_file = _child("config.json")
+    progress_file = _child("progress.json")
+    train_file = _child("train.json")
+    checkpoint_file = _child("checkpoint.safetensors")
+    validation_file = _child("validation.json")
+    state = _child("state")
 
     def eval_file(self, target: Target) -> Path:
         return self.path / "eval" / target.file
@@ -335,17 +320,11 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the run. `train.json` is deleted first, so that a kill half-way leaves an unfinished run."""
         try:
-            for file in (
-                self.train_file,
-                self.config_file,
-                self.checkpoint_file,
-                self.progress_file,
-                self.validation_file,
-            ):
+            for file in (self.train_file, self.config_file, self.checkpoint_file, self.validation_file):
                 file.unlink(missing_ok=True)
-            for folder in (self.path / "eval", self.state):
-                if folder.exists():
-                    shutil.rmtree(folder)
+            if (self.path / "eval").exists():
+                shutil.rmtree(self.path / "eval")
+            self.forget_progress()
         except OSError as error:
             raise UserError(f"cannot clear {self.path}: {error.strerror or error}") from error
 
@@ -362,21 +341,12 @@ class RunFolder:
                 if self.train_file.exists():
                     self.forget_progress()
 
-    def _sweep(self) -> None:
-        """Remove temporary files of killed writers; the caller holds the lock."""
-        files = (self.config_file, self.progress_file, self.train_file, self.checkpoint_file, self.validation_file)
-        for name in (*files, self.state / "*"):
-            for leftover in name.parent.glob(f".{name.name}.*.tmp"):
-                leftover.unlink(missing_ok=True)
-        # Evaluations are written without the lock, so a recent temporary file may still have a writer.
-        for leftover in (self.path / "eval").glob(".*.tmp"):
-            with suppress(FileNotFoundError):
-                if time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
-                    leftover.unlink()
-
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run against other processes. Raises RunHeld, which names the holder, if it is locked."""
+        """Lock the run against other processes, and remove temporary files of killed ones.
+
+        Raises RunHeld, which names the holder, if the run is locked.
+        """
         with ExitStack() as stack:
             try:
                 stack.enter_context(file_lock(self.path / ".lock", timeout=0))
@@ -387,7 +357,12 @@ class RunFolder:
             except OSError as error:
                 reason = error.strerror or error
                 raise UserError(f"cannot write to {self.path}: {reason}; name another folder with --results") from error
-            self._sweep()
+            for pattern in (".[a-z]*.json.*.tmp", ".checkpoint.*.tmp", "state/.*.tmp", "eval/.*.tmp"):
+                for leftover in self.path.glob(pattern):
+                    # Evaluations are written without the lock, so a recent temporary file may still have a writer.
+                    with suppress(FileNotFoundError):
+                        if leftover.parent.name != "eval" or time.time() - leftover.stat().st_mtime > WRITING_SECONDS:
+                            leftover.unlink()
             yield
 
 

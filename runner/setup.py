@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,10 +18,10 @@ from procap.weights.loading import load_clip
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.checkpoint import CheckpointCard
 from runner.config import RunConfig, RuntimeConfig
+from runner.deepspeed_config import deepspeed_config, read_deepspeed_json
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
 from runner.engine import Engine
-from runner.engines import make_engine
 from runner.environment import num_decoders
 from shards.device.stream import DeviceTrainStream, augments_on_device
 from shards.fewshot import FewShot, evaluation_labels, load_few_shot, load_samples
@@ -95,6 +96,27 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
     return Setup(method, card, engine, stream, fewshot, acceleration)
 
 
+def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
+    """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it.
+
+    Raises UsageError if DeepSpeed's configuration contradicts the run, UserError if DeepSpeed is not installed.
+    """
+    settings = engine_settings(config, runtime, group.ranks)
+    if settings is None:
+        return Engine(method, config, group)
+    from runner.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(method, config, settings)
+
+
+def engine_settings(config: RunConfig, runtime: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
+    """Return DeepSpeed's configuration for a run; None with DDP. Raises UsageError if it contradicts the run."""
+    if runtime.engine == "ddp":
+        return None
+    user = read_deepspeed_json(runtime.deepspeed_json) if runtime.deepspeed_json else None
+    return deepspeed_config(config, ranks.size, runtime.zero_stage, user)
+
+
 def load_backbone(config: RunConfig, device: torch.device, acceleration: Acceleration) -> CLIP:
     """Load the frozen CLIP of a run on `device`, with compiled blocks if `acceleration` includes that."""
     if device.type == "cuda":
@@ -154,15 +176,9 @@ def train_stream(
 
 def train_augment(recipe: Recipe, clip: CLIP) -> TrainAugment:
     """Make the recipe's augmentation at the backbone's image size and normalisation."""
-    return TrainAugment(
-        clip.geometry.image_size,
-        clip.image_mean,
-        clip.image_std,
-        crop_scale=recipe.crop_scale,
-        flip=recipe.flip,
-        colour_jitter=recipe.colour_jitter,
-        rotation=recipe.rotation,
-    )
+    size, mean, std = clip.geometry.image_size, clip.image_mean, clip.image_std
+    names = ("crop_scale", "flip", "colour_jitter", "rotation")
+    return TrainAugment(size, mean, std, **{name: getattr(recipe, name) for name in names})
 
 
 def label_space(manifest: Manifest, classnames: tuple[str, ...]) -> LabelSpace:

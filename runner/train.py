@@ -15,7 +15,7 @@ from runner.checkpointer import Checkpointer
 from runner.config import RunConfig, RuntimeConfig
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
-from runner.distributed.flag_sync import Flags, FlagSync
+from runner.distributed.flag_sync import FlagSync
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
 from runner.meters import Meter, ResourceMonitor
@@ -221,7 +221,7 @@ def _fit(
                     display.update(state.step, epoch=f"{epoch + 1}/{recipe.epochs}", loss=loss, lr=lr)
                 # The flags are those that all ranks sent at the step before, so all save or stop at the same step.
                 save_now = first and not save_requested and checkpointer.is_due(runtime.checkpoint_seconds)
-                agreed = flag_sync.exchange(Flags(save=save_now, signum=stop.signum or 0))
+                agreed = flag_sync.exchange(save=save_now, signum=stop.signum)
                 save_requested = (save_requested or save_now) and not agreed.save
                 if agreed.save or agreed.signum:
                     count_all_steps()

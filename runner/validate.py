@@ -18,7 +18,7 @@ from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.checkpointer import Checkpointer
 from runner.config import RuntimeConfig, Target
-from runner.distributed.flag_sync import Flags, FlagSync
+from runner.distributed.flag_sync import FlagSync
 from runner.engine import autocast
 from runner.environment import num_decoders
 from runner.results import EpochLog, ValidationCount, ValidationHistory, write_json
@@ -92,13 +92,6 @@ class Callbacks:
     on_epoch_end: Callable[[EpochRecord], None] | None = None
 
 
-@dataclass(frozen=True)
-class _OpenTarget:
-    target: Target
-    space: LabelSpace
-    images: Split
-
-
 class Validator:
     """Run the callbacks of one training; every rank of a group has a validator and calls each method."""
 
@@ -116,21 +109,20 @@ class Validator:
         self.callbacks = callbacks or Callbacks()
         self.method = method
         self.checkpointer = checkpointer
-        self.runtime = runtime
+        self.group = checkpointer.group
         self.stop = stop
         self.last = last
+        self._workers = num_decoders(runtime.workers, method.clip.device)
         self._counts: list[ValidationCount] = []
-        self._targets: list[_OpenTarget] = []
+        self._targets: list[tuple[Target, LabelSpace, Split]] = []
         if validation := self.callbacks.validation:
             with checkpointer.meter.phase("validation", rated=False):
-                self._targets = [self._open(target, validation.limit) for target in validation.targets]
-
-    def _open(self, target: Target, limit: int | None) -> _OpenTarget:
-        shards = open_dataset(self.runtime.data, target.dataset, stream=self.runtime.no_cache)
-        self.checkpointer.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
-        selection = evaluation_split(shards, target.classes, target.split)
-        images = selection.images.subset(spread_evenly(len(selection.images), limit))
-        return _OpenTarget(target, label_space(shards.manifest, selection.classnames), images)
+                for target in validation.targets:
+                    shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
+                    self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
+                    selection = evaluation_split(shards, target.classes, target.split)
+                    images = selection.images.subset(spread_evenly(len(selection.images), validation.limit))
+                    self._targets.append((target, label_space(shards.manifest, selection.classnames), images))
 
     def resume(self) -> None:
         """Load the counts of the epochs before the state that the run continues from.
@@ -138,11 +130,11 @@ class Validator:
         Counts of later epochs belong to weights that are lost, so they are dropped. Counts that are missing for the
         last epoch before the state are made now.
         """
-        validation, state, group = self.callbacks.validation, self.checkpointer.state, self.checkpointer.group
+        validation, state = self.callbacks.validation, self.checkpointer.state
         if validation is None:
             return
-        stored = self.checkpointer.folder.validation() if group.ranks.first else []
-        self._counts = group.broadcast_object([count for count in stored if count.epoch < state.epoch])
+        stored = self.checkpointer.folder.validation() if self.group.ranks.first else []
+        self._counts = self.group.broadcast_object([count for count in stored if count.epoch < state.epoch])
         if state.epoch and not state.step_in_epoch and validation.missing(state.epoch - 1, self.last, self._counts):
             self.validate()
             if state.epoch < self.checkpointer.config.recipe.epochs:
@@ -158,88 +150,73 @@ class Validator:
         epoch = checkpointer.state.epoch - 1
         if validation is None or not validation.due(epoch, self.last):
             return
-        with checkpointer.meter.phase("validation", rated=False), checkpointer.group.uncounted():
-            correct, signum = self._count_all()
+        counts, signum = [count for count in self._counts if count.epoch != epoch], 0
+        with checkpointer.meter.phase("validation", rated=False), self.group.uncounted():
+            for target, space, images in self._targets:
+                correct, signum = self._count(space, images)
+                if signum:
+                    break
+                of_ranks = self.group.all_gather_object(correct)
+                if None in of_ranks:
+                    raise UserError(
+                        f"{checkpointer.config.path} gives logits on {target} that are not finite after epoch "
+                        f"{epoch + 1}: try {checkpointer.config.calmer}"
+                    )
+                total, limit = len(images), validation.limit
+                right = sum(count or 0 for count in of_ranks)
+                counts.append(ValidationCount(epoch=epoch, target=str(target), correct=right, total=total, limit=limit))
         if signum:
             checkpointer.stop(signum)
-        counts = [
-            ValidationCount(
-                epoch=epoch, target=str(each.target), correct=right, total=len(each.images), limit=validation.limit
-            )
-            for each, right in zip(self._targets, correct, strict=True)
-        ]
-        replaced = {(count.epoch, count.target) for count in counts}
-        others = [count for count in self._counts if (count.epoch, count.target) not in replaced]
-        self._counts = sorted([*others, *counts], key=lambda count: count.epoch)
-        if checkpointer.group.ranks.first:
+        self._counts = counts
+        if self.group.ranks.first:
             with checkpointer.meter.phase("validation", rated=False):
-                history = ValidationHistory(config_hash=checkpointer.config.hash, counts=self._counts)
+                history = ValidationHistory(config_hash=checkpointer.config.hash, counts=counts)
                 write_json(checkpointer.folder.validation_file, history)
 
-    def _count_all(self) -> tuple[list[int], int]:
-        """Count the correct images of each target over all ranks; also returns the signal that stopped this, else 0."""
-        checkpointer, totals = self.checkpointer, []
-        for each in self._targets:
-            flag_sync = FlagSync(checkpointer.group)
-            correct, signum = self._count(each, flag_sync)
-            if signum := flag_sync.wait().signum or signum:
-                return [], signum
-            of_ranks = checkpointer.group.all_gather_object(correct)
-            finite = [count for count in of_ranks if count is not None]
-            if len(finite) < len(of_ranks):
-                raise UserError(
-                    f"{checkpointer.config.path} gives logits on {each.target} that are not finite after epoch "
-                    f"{checkpointer.state.epoch}: try {checkpointer.config.calmer}"
-                )
-            totals.append(sum(finite))
-        return totals, 0
-
-    def _count(self, each: _OpenTarget, flag_sync: FlagSync) -> tuple[int | None, int]:
+    def _count(self, space: LabelSpace, images: Split) -> tuple[int | None, int]:
         """Count this rank's correct images, None if a logit is not finite; also returns the signal to stop, else 0."""
-        config, group, clip = self.checkpointer.config, self.checkpointer.group, self.method.clip
-        device = clip.device
-        with autocast(config, device):
-            classifier = self.method.classifier(each.space)
+        config, clip, flag_sync = self.checkpointer.config, self.method.clip, FlagSync(self.group)
+        with autocast(config, clip.device):
+            classifier = self.method.classifier(space)
         correct: list[Tensor] = []
         finite: list[Tensor] = []
+        signum = 0
         batches = evaluation_batches(
-            each.images,
+            images,
             eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std),
             config.recipe.test_batch_size,
-            num_decoders(self.runtime.workers, device),
-            rank=group.rank,
-            world_size=group.size,
+            self._workers,
+            rank=self.group.rank,
+            world_size=self.group.size,
         )
-        for images, labels, _ in to_device(batches, device, moved=(0, 1)):
-            with autocast(config, device):
-                logits = classifier(images)
+        for pixels, labels, _ in to_device(batches, clip.device, moved=(0, 1)):
+            with autocast(config, clip.device):
+                logits = classifier(pixels)
             # An image that pads the last batch of a rank has label -1, which no prediction equals.
             correct.append((logits.argmax(dim=1) == labels).sum())
             finite.append(torch.isfinite(logits).all())
-            if signum := flag_sync.exchange(Flags(signum=self.stop.signum or 0)).signum:
-                return 0, signum
-        return (int(torch.stack(correct).sum()) if torch.stack(finite).all() else None), 0
+            if signum := flag_sync.exchange(signum=self.stop.signum).signum:
+                break
+        signum = flag_sync.wait().signum or signum
+        return (int(torch.stack(correct).sum()) if torch.stack(finite).all() else None), signum
 
     def notify(self, *, finished: bool = False) -> None:
         """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks.
 
         finished: whether the run has finished, so that no state needs to be saved before the exception is raised.
         """
-        checkpointer, group = self.checkpointer, self.checkpointer.group
         if not self.has_callbacks:
             return
-        if group.ranks.first and self.callbacks.on_epoch_end is not None:
-            log = checkpointer.state.epochs[-1]
+        error: BaseException | None = None
+        if self.group.ranks.first and self.callbacks.on_epoch_end is not None:
+            log = self.checkpointer.state.epochs[-1]
             counts = tuple(count for count in self._counts if count.epoch == log.epoch)
             try:
-                with checkpointer.meter.phase("tracking", rated=False):
+                with self.checkpointer.meter.phase("tracking", rated=False):
                     self.callbacks.on_epoch_end(EpochRecord(log, counts))
-            except BaseException as error:
-                group.broadcast_object(f"{type(error).__name__}: {error}")
-                if not finished:
-                    checkpointer.finish("interrupted")
-                raise
-        if error_text := group.broadcast_object(""):
+            except BaseException as caught:
+                error = caught
+        if text := self.group.broadcast_object("" if error is None else f"{type(error).__name__}: {error}"):
             if not finished:
-                checkpointer.finish("interrupted")
-            raise UserError(f"rank 0 of {group.size} stopped {checkpointer.config.path}: {error_text}")
+                self.checkpointer.finish("interrupted")
+            raise error or UserError(f"rank 0 of {self.group.size} stopped {self.checkpointer.config.path}: {text}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import runner.distributed.collectives
+import runner.clock
 import runner.meters
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.ranks import Ranks
@@ -33,7 +33,7 @@ class SharedClock:
         self._looks = 0
         # What time it is, and [W] how often each rank has begun to wait for others.
         self._now, self._waits = np.split(np.memmap(file, np.float64, "r+"), [1])
-        for module in (runner.distributed.collectives, runner.meters):
+        for module in (runner.clock, runner.meters):
             module.time = self  # type: ignore[attr-defined]
         timed, begin = ProcessGroup.timed, ProcessGroup.begin_waiting
 

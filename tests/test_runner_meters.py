@@ -46,7 +46,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("runner.meters.time", clock)
+    for module in ("runner.meters", "runner.clock"):
+        monkeypatch.setattr(f"{module}.time", clock)
     return clock
 
 

@@ -125,7 +125,7 @@ def same_decisions(group: ProcessGroup) -> None:
     decisions = []
     for step, wish in enumerate(wishes):
         time.sleep(random.Random(10 * step + rank).uniform(0, 0.02))
-        decisions.append(flag_sync.exchange(wish))
+        decisions.append(flag_sync.exchange(save=wish.save, signum=wish.signum))
         group.gather(torch.ones(2, 2))
     decisions.append(flag_sync.wait())
     go, stop = Flags(), Flags(signum=15)

@@ -93,7 +93,7 @@ def _checked_runs(selection: SelectionFlags, recipe: RecipeFlags, runtime: Runti
     """Return the selected runs. Raises UsageError if the engine cannot train one of them."""
     runs = selected_runs(selection, recipe, runtime.data)
     if runtime.engine != "ddp":
-        from runner.engines import engine_settings
+        from runner.setup import engine_settings
 
         for config in runs:
             engine_settings(config, runtime, ranks_from_environment())

@@ -31,7 +31,7 @@ def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes
         Acceleration.of(runtime.accelerate, torch.device("cpu"))
     if runtime.engine == "ddp":
         return
-    from runner.engines import engine_settings
+    from runner.setup import engine_settings
 
     refused: UsageError | None = None
     for config in configs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,12 +11,8 @@ from torch import Tensor
 from runner.distributed.collectives import CPU, ProcessGroup
 
 
-@dataclass(frozen=True)
-class Flags:
-    """The flags of one rank, or their maximum over all ranks.
-
-    save: write a state now. signum: number of the signal that asks to stop, else 0.
-    """
+class Flags(NamedTuple):
+    """The maximum of the flags of all ranks. save: write a state. signum: the signal that asks to stop, else 0."""
 
     save: bool = False
     signum: int = 0
@@ -29,12 +25,13 @@ class FlagSync:
         self._group = group
         self._pending: tuple[Tensor, dist.Work] | None = None
 
-    def exchange(self, flags: Flags) -> Flags:
-        """Start the all-reduce of `flags` and return the result of the call before; with one rank, `flags` at once."""
-        if self._group.ranks.size == 1:
+    def exchange(self, *, save: bool = False, signum: int | None = None) -> Flags:
+        """Start the all-reduce of this rank's flags; returns the result of the call before, with one rank its own."""
+        flags = Flags(save, signum or 0)
+        if self._group.size == 1:
             return flags
         result = self.wait()
-        values = torch.tensor([flags.save, flags.signum], dtype=torch.int64)
+        values = torch.tensor(flags, dtype=torch.int64)
         work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group.flag_group, async_op=True)
         assert work is not None
         self._pending = values, work

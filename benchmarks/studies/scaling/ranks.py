@@ -153,8 +153,8 @@ class Steps:
         from benchmarks.runtime.workload import synthetic_case
         from runner.config import RuntimeConfig
         from runner.engine import Batch
-        from runner.engines import make_engine
         from runner.meters import Meter
+        from runner.setup import make_engine
         from runner.step import TrainStep
         from shards.rng import generator
 
