@@ -17,7 +17,7 @@ from runner.evaluate import evaluate, load_trained
 from runner.results import RunFolder, RunHeld
 from runner.stop_signals import Interrupted
 from runner.train import train
-from runner.validate import Callbacks, EpochRecord, Validation
+from runner.validate import Callbacks, EpochRecord
 from shards.errors import DataError
 from shards.pack import pack_missing
 from shards.reader import open_dataset
@@ -80,7 +80,7 @@ class RunExecutor:
         reported = 0
         for end in [*rungs, epochs]:
             for run in self.runs:
-                self._train(run, Callbacks(Validation(tuple(targets[run.path]))), until=end)
+                self._train(run, Callbacks(tuple(targets[run.path])), until=end)
             if self.group.ranks.first:
                 for epoch in range(reported, min(end, epochs - 1)):
                     scores = [one for run in self.runs if (one := score_at(run, epoch, self.runtime)) is not None]

@@ -85,15 +85,12 @@ def evaluate(
     """Count the correct images of a finished run on `target` and return the content of `eval/<target>.json`.
 
     An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
-    If the classifier has no prompts in the image tower, stored image features in `runtime.features` are used, unless
-    `force` is set. Logits from them differ by rounding at most; the result's field `features` records their use, and
-    its speeds are None.
+    One process uses stored image features in `runtime.features` if the classifier has no prompts in the image tower and
+    `force` is not set. Logits from them differ by rounding at most; the speeds of such a result are None.
     trained: the loaded run, to evaluate several targets without loading it again. Draws no random number.
-    All ranks of a group call this. Each image is counted on one rank; rank 0 reads and writes the results. A group of
-    several ranks does not use stored image features.
-    Raises UserError when the run is not finished, when a data set has other content than the run was trained on or an
-    existing result was counted on, and when a limited result would replace a whole one; DataError for an image or shard
-    that cannot be read: no image is ever left out.
+    All ranks of a group call this. Each image is counted on one rank; rank 0 reads and writes the results.
+    Raises UserError when the run is not finished, when a data set has changed, and when a limited result would replace
+    a whole one; DataError for an image or shard that cannot be read: no image is ever left out.
     """
     group = group or ProcessGroup()
     folder = RunFolder(runtime.results / config.path)
@@ -104,7 +101,16 @@ def evaluate(
         folder.tidy()
     if target.dataset == config.dataset:
         check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, runtime.data, "train")
-    existing = _read_result(folder, target, training, force) if group.ranks.first else None
+    existing = None
+    if group.ranks.first:
+        try:
+            existing = folder.evaluation(target)
+        except UserError:
+            # `force` replaces a broken file.
+            if not force:
+                raise
+        if existing and existing.checkpoint_sha256 != training.checkpoint_sha256:
+            existing = None
     existing = group.broadcast_object(existing)
     if existing and force and not existing.limited and runtime.limit and runtime.limit < existing.total:
         raise UserError(
@@ -136,17 +142,6 @@ def _read_training(folder: RunFolder, group: ProcessGroup) -> TrainResult:
     training = group.broadcast_object(training)
     assert training is not None
     return training
-
-
-def _read_result(folder: RunFolder, target: Target, training: TrainResult, force: bool) -> EvalResult | None:
-    """Read the result on disk if it is of the weights of `training`; ignore a broken file that `force` will replace."""
-    try:
-        result = folder.evaluation(target)
-    except UserError:
-        if not force:
-            raise
-        return None
-    return result if result and result.checkpoint_sha256 == training.checkpoint_sha256 else None
 
 
 class Predictions:

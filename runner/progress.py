@@ -32,7 +32,13 @@ class ProgressDisplay:
 
     def __enter__(self) -> ProgressDisplay:
         if not self.quiet and sys.stderr.isatty():
-            self._bar = _rich_bar(self.unit, self.timed)
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = [TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn()]
+            columns += [TextColumn(self.unit), *([TimeRemainingColumn()] if self.timed else [])]
+            facts = TextColumn("{task.fields[facts]}", style="dim")
+            self._bar = Progress(*columns, facts, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(self.what, total=self.total, completed=self.done, facts="")
             self._bar.start()
         return self
@@ -46,7 +52,8 @@ class ProgressDisplay:
     def update(self, done: int, **facts: float | str) -> None:
         """Set the number of finished items; `facts` are shown next to it."""
         self.done = done
-        shown = "  ".join(f"{name} {_short(value)}" for name, value in facts.items())
+        short = {name: value if isinstance(value, str) else f"{value:.4g}" for name, value in facts.items()}
+        shown = "  ".join(f"{name} {value}" for name, value in short.items())
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=self.total, facts=shown)
         elif not self.quiet and time.monotonic() - self._shown >= self.PLAIN_SECONDS:
@@ -61,26 +68,6 @@ class ProgressDisplay:
             self._bar.console.print(line, markup=False, highlight=False)
         else:
             print(line, file=sys.stderr, flush=True)
-
-
-def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
-
-
-def _rich_bar(unit: str, timed: bool) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        *([TimeRemainingColumn()] if timed else []),
-        TextColumn("{task.fields[facts]}", style="dim"),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 def format_duration(seconds: float) -> str:

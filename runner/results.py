@@ -138,7 +138,7 @@ class ValidationCount(_Record):
     target: str = Field(description="dataset:classes:split")
     correct: int
     total: int
-    limit: int | None = Field(default=None, description="number of images, spread over the list; None: all")
+    limit: int | None = Field(default=None, description="always None: all images")
 
     @property
     def accuracy(self) -> float:

@@ -115,9 +115,8 @@ def _read_paused(
     if progress is not None:
         epochs = len(progress.epochs)
         is_of_this_run = progress.config_hash == config.hash and progress.status != "failed"
-        validation = callbacks.validation if callbacks else None
         # The last epoch of the state can still be validated, so load the state if one of its counts is missing.
-        lacks_counts = epochs == until and validation and validation.missing(epochs - 1, until - 1, folder.validation())
+        lacks_counts = epochs == until and callbacks and callbacks.lacks_counts(epochs - 1, folder.validation())
         if epochs < until or not is_of_this_run or not any(folder.state.glob("step-*")) or lacks_counts:
             progress = None
         else:
@@ -148,10 +147,10 @@ def _train(
     if setup.engine is not None:
         uploader = CheckpointUploader(store, config.path)
         checkpointer = Checkpointer(setup.card, setup.engine, folder, setup.steps, meter, uploader, facts, group)
-        last = min(until or config.recipe.epochs, config.recipe.epochs) - 1
+        epochs = min(until or config.recipe.epochs, config.recipe.epochs)
         with closing(setup.engine), fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
-            validator = Validator(callbacks, setup.method, checkpointer, runtime, stop, last)
-            state = _fit(config, runtime, setup, checkpointer, monitor, stop, validator)
+            validator = Validator(callbacks, setup.method, checkpointer, runtime, stop)
+            state = _fit(config, runtime, setup, checkpointer, monitor, stop, validator, epochs)
             if state.epoch < config.recipe.epochs:
                 return checkpointer.finish("paused")
     check_finite(setup.method.state_dict(), f"after step {state.step}")
@@ -173,8 +172,9 @@ def _fit(
     monitor: ResourceMonitor,
     stop: StopRequest,
     validator: Validator,
+    epochs: int,
 ) -> TrainState:
-    """Run the training loop. Every random draw is seeded by epoch, step or image, so the loop can start anywhere."""
+    """Run the training loop for `epochs` epochs; it can start anywhere, as draws are seeded by epoch, step or image."""
     recipe, method, stream, engine = config.recipe, setup.method, setup.stream, checkpointer.engine
     meter, group, first = checkpointer.meter, checkpointer.group, checkpointer.group.ranks.first
     assert stream is not None
@@ -201,7 +201,7 @@ def _fit(
                 f"{config.path} hardly learns: every epoch is a warm-up epoch at a rate of {highest:g} or less instead "
                 f"of {recipe.lr:g}; give more epochs than {recipe.warmup_epochs}"
             )
-        for epoch in range(state.epoch, validator.last + 1):
+        for epoch in range(state.epoch, epochs):
             lr = learning_rate(recipe, epoch)
             engine.set_rate(lr)
             batches = stream.epoch(epoch, start_step=state.step_in_epoch)

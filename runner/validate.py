@@ -35,45 +35,8 @@ SPLITS = ("val", "train")
 
 
 @dataclass(frozen=True)
-class Validation:
-    """Targets that are validated every `every` epochs and after the last one.
-
-    limit: images of each target, spread evenly over its list, which is mostly sorted by class; None: all.
-    Raises UsageError for a test split.
-    """
-
-    targets: tuple[Target, ...]
-    every: int = 1
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        for target in self.targets:
-            if target.split not in SPLITS:
-                raise UsageError(f"{target} is no target to choose by: name its {' or '.join(SPLITS)} split")
-        if self.every < 1 or (self.limit is not None and self.limit < 1):
-            raise UsageError(f"every = {self.every}, limit = {self.limit}: both must be at least 1")
-
-    def due(self, epoch: int, last: int) -> bool:
-        """Whether `epoch` is validated; `last` is the last epoch."""
-        return (epoch + 1) % self.every == 0 or epoch == last
-
-    def missing(self, epoch: int, last: int, counts: Iterable[ValidationCount]) -> bool:
-        """Whether `counts` lack a target of `epoch` that is due."""
-        present = {(count.epoch, count.target, count.limit) for count in counts}
-        wanted = self.targets if self.due(epoch, last) else ()
-        return any((epoch, str(target), self.limit) not in present for target in wanted)
-
-
-def spread_evenly(images: int, limit: int | None) -> range | list[int]:
-    """Choose `limit` of the positions 0 .. `images` - 1 at even distances; all of them if that is not fewer."""
-    if limit is None or limit >= images:
-        return range(images)
-    return [i * images // limit for i in range(limit)]
-
-
-@dataclass(frozen=True)
 class EpochRecord:
-    """An epoch that has ended. counts: one per validated target; empty if no validation was due."""
+    """An epoch that has ended. counts: one per validated target."""
 
     log: EpochLog
     counts: tuple[ValidationCount, ...] = ()
@@ -81,15 +44,26 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Actions at the ends of epochs. All ranks of a group get one, with the same `validation`.
+    """Actions at the ends of epochs. All ranks of a group get one, with the same targets.
 
+    targets: validated at the end of every epoch. Raises UsageError for a test split.
     on_epoch_end: called by rank 0 at the end of every epoch of this call, when its counts are on disk; for the run's
         last epoch when the run has finished. A run that continues from an earlier state calls it again for the epochs
         that it repeats. An exception ends the training, after the state of that epoch was saved.
     """
 
-    validation: Validation | None = None
+    targets: tuple[Target, ...] = ()
     on_epoch_end: Callable[[EpochRecord], None] | None = None
+
+    def __post_init__(self) -> None:
+        for target in self.targets:
+            if target.split not in SPLITS:
+                raise UsageError(f"{target} is no target to choose by: name its {' or '.join(SPLITS)} split")
+
+    def lacks_counts(self, epoch: int, counts: Iterable[ValidationCount]) -> bool:
+        """Whether `counts` lack a target at the end of `epoch`."""
+        present = {(count.epoch, count.target) for count in counts}
+        return any((epoch, str(target)) not in present for target in self.targets)
 
 
 class Validator:
@@ -102,27 +76,25 @@ class Validator:
         checkpointer: Checkpointer,
         runtime: RuntimeConfig,
         stop: StopRequest,
-        last: int,
     ) -> None:
-        """Open all targets, and raise the user errors of that. last: the last epoch of the training."""
+        """Open all targets, and raise the user errors of that."""
         self.has_callbacks = callbacks is not None
         self.callbacks = callbacks or Callbacks()
         self.method = method
         self.checkpointer = checkpointer
         self.group = checkpointer.group
         self.stop = stop
-        self.last = last
         self._workers = num_decoders(runtime.workers, method.clip.device)
         self._counts: list[ValidationCount] = []
         self._targets: list[tuple[Target, LabelSpace, Split]] = []
-        if validation := self.callbacks.validation:
+        if self.callbacks.targets:
             with checkpointer.meter.phase("validation", rated=False):
-                for target in validation.targets:
+                for target in self.callbacks.targets:
                     shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
                     self.group.check_same(f"the content of {target.dataset}", shards.manifest.digest)
                     selection = evaluation_split(shards, target.classes, target.split)
-                    images = selection.images.subset(spread_evenly(len(selection.images), validation.limit))
-                    self._targets.append((target, label_space(shards.manifest, selection.classnames), images))
+                    space = label_space(shards.manifest, selection.classnames)
+                    self._targets.append((target, space, selection.images))
 
     def resume(self) -> None:
         """Load the counts of the epochs before the state that the run continues from.
@@ -130,25 +102,24 @@ class Validator:
         Counts of later epochs belong to weights that are lost, so they are dropped. Counts that are missing for the
         last epoch before the state are made now.
         """
-        validation, state = self.callbacks.validation, self.checkpointer.state
-        if validation is None:
+        state = self.checkpointer.state
+        if not self._targets:
             return
         stored = self.checkpointer.folder.validation() if self.group.ranks.first else []
         self._counts = self.group.broadcast_object([count for count in stored if count.epoch < state.epoch])
-        if state.epoch and not state.step_in_epoch and validation.missing(state.epoch - 1, self.last, self._counts):
+        if state.epoch and not state.step_in_epoch and self.callbacks.lacks_counts(state.epoch - 1, self._counts):
             self.validate()
             if state.epoch < self.checkpointer.config.recipe.epochs:
                 self.notify()
 
     def validate(self) -> None:
-        """Validate the epoch that has just ended if it is due, and write the counts.
+        """Validate the epoch that has just ended, and write the counts.
 
         Raises UserError for logits that are not finite, DataError for an image that cannot be read, and `Interrupted`,
         after the state was saved, on a stop signal.
         """
-        validation, checkpointer = self.callbacks.validation, self.checkpointer
-        epoch = checkpointer.state.epoch - 1
-        if validation is None or not validation.due(epoch, self.last):
+        checkpointer, epoch = self.checkpointer, self.checkpointer.state.epoch - 1
+        if not self._targets:
             return
         counts, signum = [count for count in self._counts if count.epoch != epoch], 0
         with checkpointer.meter.phase("validation", rated=False), self.group.uncounted():
@@ -162,9 +133,8 @@ class Validator:
                         f"{checkpointer.config.path} gives logits on {target} that are not finite after epoch "
                         f"{epoch + 1}: try {checkpointer.config.calmer}"
                     )
-                total, limit = len(images), validation.limit
                 right = sum(count or 0 for count in of_ranks)
-                counts.append(ValidationCount(epoch=epoch, target=str(target), correct=right, total=total, limit=limit))
+                counts.append(ValidationCount(epoch=epoch, target=str(target), correct=right, total=len(images)))
         if signum:
             checkpointer.stop(signum)
         self._counts = counts

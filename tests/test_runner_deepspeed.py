@@ -1,6 +1,6 @@
 """DeepSpeed trains what DDP trains: equal steps, states that move between the two, and a configuration that obeys.
 
-Two real gloo processes do all the work in one start: this file, run as a program, is one of them.
+Two gloo processes do all the work in one start.
 
 Shapes: W processes, B images of the global batch, N rows, T loss terms.
 """
@@ -8,17 +8,20 @@ Shapes: W processes, B images of the global batch, N rows, T loss terms.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
-import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from ranked import run_ranks
 from safetensors.torch import load_file, save_file
+from tiny import GEOMETRY
 from torch import Tensor
 
 from procap.clip import CLIP
@@ -40,6 +43,7 @@ RUNS = {
     "sgd-clipped": {"optimizer": "sgd", "grad_clip": 0.05},
     "adamw-bf16": {"optimizer": "adamw"},
 }
+COMPARED = ("adamw-clipped", "sgd-clipped", "adamw-bf16")
 STAGES = (0, 1, 2)
 OPTIONS = {"depth": 2}
 ROUNDING = 1e-5
@@ -143,16 +147,30 @@ class Worker:
             (self.folder / "refusal.txt").write_text(str(error))
 
 
-def work(folder: Path, rank: int, size: int, jobs: str) -> None:
+def work(place: str, size: int, jobs: str) -> None:
+    """Import DeepSpeed, which takes longer than the trainings, then fork into `size` ranks that do `jobs`."""
     import conftest
 
-    torch.set_num_threads(1)
-    geometry, space = conftest.tiny_geometry.__wrapped__(), conftest.tiny_space.__wrapped__()
-    clip = short_clip(geometry)
+    folder, home = Path(place) / "results", Path(place) / "home"
+    os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.chdir(Path(place) / "here")
+    warnings.simplefilter("ignore", FutureWarning)
+    # DeepSpeed imports the second one when it is initialized.
+    for name in ("deepspeed", "torch._inductor.compile_fx"):
+        importlib.import_module(name)
+    rank, children = 0, []
+    for other in range(1, size):
+        child = os.fork()
+        if child == 0:
+            rank, children = other, []
+            break
+        children.append(child)
+    clip, space = short_clip(GEOMETRY), conftest.tiny_space.__wrapped__()
     worker = Worker(folder, clip, space, Ranks(rank, size, rank, size))
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), size), rank=rank, world_size=size)
     if jobs == "all":
-        for run in RUNS:
+        for run in COMPARED:
             worker.train(f"{run}-ddp", "ddp", run)
             for stage in STAGES:
                 worker.train(f"{run}-{stage}", stage, run)
@@ -165,57 +183,29 @@ def work(folder: Path, rank: int, size: int, jobs: str) -> None:
     dist.destroy_process_group()
     if jobs == "all" and rank == 0:
         Worker(folder, clip, space, Ranks()).train("single", 1)
+    for child in children:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # --- in the process of the tests --------------------------------------------------------------------------------------
 
 
-def start(folder: Path, size: int, jobs: str) -> list[str]:
-    """Run the processes to their end; what each wrote to stderr. None may write to stdout or into its folder."""
-    results, here, home = (folder / name for name in ("results", "here", "home"))
-    for made in (results, here, home):
-        made.mkdir()
-    root = Path(__file__).resolve().parents[1]
-    quiet = {
-        "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HOME": str(home),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore::FutureWarning", __file__, str(results), str(rank), str(size), jobs],
-            cwd=here,
-            env={**os.environ, **quiet},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    said = []
-    try:
-        for process in running:
-            out, err = process.communicate(timeout=900)
-            said.append(err)
-            assert process.returncode == 0, err[-3000:]
-            assert out == ""
-    finally:
-        for process in running:
-            process.kill()
-    assert list(here.iterdir()) == []
-    assert not list(home.rglob("*torch_extensions*"))
-    return said
+def start(place: Path, size: int, jobs: str) -> str:
+    """Run the ranks to their end; returns what they wrote to stderr. None may write to stdout or into its folder."""
+    for name in ("results", "here", "home"):
+        (place / name).mkdir()
+    [end] = run_ranks(1, work, str(place), size, jobs, to_the_end=True)
+    assert (end.code, end.out) == (0, ""), end.err[-3000:]
+    assert not list((place / "here").iterdir()) and not list((place / "home").rglob("*torch_extensions*"))
+    return end.err
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """Results of two processes; a file by run, engine and rank."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    said = start(folder, 2, "all")
-    (folder / "results" / "said.txt").write_text("".join(said))
+    printed = start(folder, 2, "all")
+    (folder / "results" / "printed.txt").write_text(printed)
     return folder / "results"
 
 
@@ -243,7 +233,7 @@ def kind(name: str) -> str:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", COMPARED)
 def test_steps_equal_those_of_ddp(finished, run, stage):
     """At stage 0 to the last bit; where a vector is cut into parts, and clipped as one, rounding differs."""
     reference = found(finished, f"{run}-ddp")
@@ -279,7 +269,7 @@ def test_one_process_without_a_group_trains_too(finished, clip, tiny_space):
 def test_errors_are_the_only_output(finished):
     assert "not finite" in (finished / "not-finite.txt").read_text()
     assert "reduce_bucket_size" in (finished / "refusal.txt").read_text()
-    assert (finished / "said.txt").read_text() == ""
+    assert (finished / "printed.txt").read_text() == ""
 
 
 @pytest.mark.slow
@@ -367,7 +357,3 @@ def test_a_wrong_file_is_refused(tmp_path, text, message):
         read_deepspeed_json(path)
     path.write_text('{"steps_per_print": 5}')
     assert read_deepspeed_json(path) == {"steps_per_print": 5}
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

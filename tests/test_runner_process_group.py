@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from procap.parallel import SHARED_FROM
 from procap.text import LabelSpace
 from runner.checkpoint import read_prompts
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
+from runner.distributed.collectives import ProcessGroup
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.engine import Batch, Engine
@@ -26,6 +28,7 @@ from runner.train import train
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
+CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
 TARGETS = [Target("digits", "base"), Target("digits", "novel")]
@@ -104,43 +107,47 @@ def test_several_processes_train_and_count_as_one(few_digits, tiny_checkpoint, a
         compare(config, alone, results, 2e-5)
 
 
-def gradients(name: str, classes: int) -> list[torch.Tensor]:
-    """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks there are."""
-    ranks = ranks_from_environment()
+def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor]:
+    """Terms, gradients and the weights after two steps, of a batch of 8 dealt out to the ranks of `group`."""
     clip = CLIP.random(GEOMETRY, seed=0, name="tiny")
     space = LabelSpace(tuple("red " * (i % 4) + f"cat {i}" for i in range(classes)))
     options = {"csc": True, "ctx_init": ""} if name == "coop" else {}
     method: Any = build_method(name, clip, space, options, torch.Generator().manual_seed(1))
     config = plan_run(method=name, dataset="digits", recipe="procap", options=options, overrides=SGD)
-    found = []
-    with init_process_group(ranks, CPU) as group:
-        method.group = group if ranks.size > 1 else None
-        engine = Engine(method, config, group)
-        for step in range(2):
-            images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(step))
-            noise = method.draw(torch.Generator().manual_seed(10 + step))
-            labels = torch.arange(8) * 5 % classes
-            terms = engine.terms(Batch(images[ranks.rank :: ranks.size], labels, noise))
-            engine.backward(terms.sum())
-            found += [terms.detach(), *(parameter.grad.clone() for parameter in method.parameters())]
-            engine.update()
-        found += [parameter.detach() for parameter in method.parameters()]
-        del engine
-    return found
+    method.group = group if group.size > 1 else None
+    engine, found = Engine(method, config, group), []
+    for step in range(2):
+        images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(step))
+        noise = method.draw(torch.Generator().manual_seed(10 + step))
+        labels = torch.arange(8) * 5 % classes
+        terms = engine.terms(Batch(images[group.rank :: group.size], labels, noise))
+        engine.backward(terms.sum())
+        found += [terms.detach(), *(parameter.grad.clone() for parameter in method.parameters())]
+        engine.update()
+    return found + [parameter.detach() for parameter in method.parameters()]
 
 
-def write_gradients(name: str, classes: int, folder: str) -> None:
-    torch.save(gradients(name, classes), Path(folder) / f"{ranks_from_environment().rank}.pt")
+def write_gradients(folder: str) -> None:
+    with init_process_group(ranks_from_environment(), CPU) as group:
+        for name, classes in product(TRAINED, CLASSES):
+            torch.save(gradients(name, classes, group), Path(folder) / f"{name}-{classes}-{group.rank}.pt")
 
 
-@pytest.mark.parametrize("classes", [SHARED_FROM - 1, SHARED_FROM + 1])
-@pytest.mark.parametrize("name", TRAINED)
-def test_every_process_has_the_gradients_of_the_global_batch(name, classes, tmp_path):
-    """With classes encoded by all and with classes dealt out, 33 to 2 processes."""
-    ends = run_ranks(2, write_gradients, name, classes, str(tmp_path))
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory) -> Path:
+    """The gradients that each of two ranks has, a file by method, classes and rank."""
+    folder = tmp_path_factory.mktemp("gradients")
+    ends = run_ranks(2, write_gradients, str(folder))
     assert [end.code for end in ends] == [0, 0], ends[0].err + ends[1].err
-    whole = gradients(name, classes)
-    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return folder
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_process_has_the_gradients_of_the_global_batch(name, classes, of_two_ranks):
+    """With classes encoded by all ranks and with classes divided among them, 33 by 2."""
+    whole = gradients(name, classes, ProcessGroup())
+    parts = [torch.load(of_two_ranks / f"{name}-{classes}-{rank}.pt", weights_only=True) for rank in range(2)]
     for one, first, second in zip(whole, *parts, strict=True):
         assert torch.equal(first, second)
         assert (first - one).abs().max() <= 1e-4 * one.abs().max() + 1e-7

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,124 +14,70 @@ from typing import Any
 
 import psutil
 import pytest
-from started import started
+from ranked import Ended, Processes, run_ranks
 
 from procap.errors import UserError
+from runner import checkpointer
+from runner.checkpoint import TrainState
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import evaluate
 from runner.results import RunFolder, TrainResult, write_json
 from runner.train import train
 
-# Imports once and forks for every training, so that a kill costs milliseconds instead of an interpreter's start. The
-# training stops itself where it was told to: it cannot be done before a test that is slow comes to send its signal.
-FORGE = """
-import json, os, signal, sys, time
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from procap.errors import UserError
-from runner import checkpointer
-from runner.checkpoint import TrainState
-from runner.config import RunConfig, RuntimeConfig
-from runner.train import train
-checkpointer.EPOCH_SAVE_SECONDS = float("inf")
-count = TrainState.count
-def stop_at(stop, seconds):
-    stopped = []
-    def stop_here(*_):
-        stopped.append(True)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    def counted(state, *what):
-        count(state, *what)
-        if state.step == stop:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-        while stop and state.step > stop and not stopped:
-            time.sleep(0.001)
-    TrainState.count = counted
-    signal.signal(signal.SIGALRM, stop_here)
-    if stop == 0:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-for line in sys.stdin:
-    order = json.loads(line)
-    child = os.fork()
-    if not child:
-        code = 0
-        try:
-            runtime = RuntimeConfig(Path(order["data"]), Path(order["results"]), device="cpu", tracking_uri="off",
-                                    quiet=True, checkpoint_seconds=order["every"])
-            stop_at(order["stop"], order["seconds"])
-            train(RunConfig.model_validate(order["config"]), runtime)
-        except UserError as error:
-            print(error, file=sys.stderr, flush=True)
-            code = error.exit_code
-        os._exit(code)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 STEPS, STEPS_PER_EPOCH = 12, 4
 SMALL_PROCAP = {"n_ctx": 2, "depth": 3, "heads": 1, "head_width": 8, "nce_width": 8}
 
 
-class Forge:
-    """Trains in processes that may be killed, one at a time."""
+def train_and_stop(config: dict, data: str, results: str, every: float, stop: int | None, seconds: float) -> None:
+    """Train, saving the state `every` so many seconds; stop this process `seconds` after a step was counted.
 
-    def __init__(self, process: subprocess.Popen[str], data: Path, errors: Path) -> None:
-        self.process, self.data, self.errors = process, data, errors
-        self.running: int | None = None
+    stop: the step, 0 for the start, None to train to the end. A process that stops itself cannot be done before a slow
+    test sends its signal.
+    """
+    checkpointer.EPOCH_SAVE_SECONDS = float("inf")
+    count, stopped = TrainState.count, []
 
-    def _line(self) -> int:
-        assert self.process.stdout is not None
-        return int(self.process.stdout.readline())
+    def stop_here(*_: object) -> None:
+        stopped.append(True)
+        os.kill(os.getpid(), signal.SIGSTOP)
 
-    def start(
-        self, config: RunConfig, results: Path, every: float = 0.0, stop: int | None = None, seconds: float = 1e-6
-    ) -> int:
-        """Begin a training that saves its state `every` so many seconds; gives its process.
+    def count_and_stop(state: TrainState, *step: Any) -> None:
+        count(state, *step)
+        if state.step == stop:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        while stop and state.step > stop and not stopped:
+            time.sleep(0.001)
 
-        stop: let it stop itself so many `seconds` after this step was counted, 0 for after its start.
-        """
-        if self.running is not None:
-            # A test that failed has left it.
-            with suppress(ProcessLookupError):
-                os.kill(self.running, signal.SIGKILL)
-            self.end()
-        order = {"config": config.model_dump(mode="json"), "data": str(self.data), "results": str(results)}
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({**order, "every": every, "stop": stop, "seconds": seconds}) + "\n")
-        self.process.stdin.flush()
-        self.running = self._line()
-        return self.running
+    TrainState.count = count_and_stop  # type: ignore[method-assign]
+    signal.signal(signal.SIGALRM, stop_here)
+    if stop == 0:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+    runtime = RuntimeConfig(
+        Path(data), Path(results), device="cpu", tracking_uri="off", quiet=True, checkpoint_seconds=every
+    )
+    train(RunConfig.model_validate(config), runtime)
 
-    def wait(self) -> None:
-        """Until the training has stopped itself."""
-        deadline = time.monotonic() + 240
-        while (status := psutil.Process(self.running).status()) != psutil.STATUS_STOPPED:
-            assert status != psutil.STATUS_ZOMBIE and time.monotonic() < deadline, self.errors.read_text()
+
+def train_until(
+    config: RunConfig, data: Path, results: Path, number: int, stop: int, seconds: float = 1e-6, every: float = 0.0
+) -> Ended:
+    """Train in a process that stops at a step, and let it continue with the signal `number`."""
+    arguments = config.model_dump(mode="json"), str(data), str(results), every, stop, seconds
+    with Processes(1, train_and_stop, *arguments) as processes:
+        training, deadline = psutil.Process(processes.pid(0)), time.monotonic() + 240
+        while (status := training.status()) != psutil.STATUS_STOPPED:
+            assert status != psutil.STATUS_ZOMBIE and time.monotonic() < deadline, processes.said(0, "err")
             time.sleep(0.002)
-
-    def send(self, number: int) -> None:
-        """Wait until the training has stopped itself, and let it go on with a signal."""
-        self.wait()
-        assert self.running is not None
-        os.kill(self.running, number)
-        with suppress(ProcessLookupError):
-            os.kill(self.running, signal.SIGCONT)
-
-    def end(self) -> int:
-        """Wait for the training's exit code, the negative signal when one killed it."""
-        code, self.running = self._line(), None
-        return code
+        training.send_signal(number)
+        with suppress(psutil.NoSuchProcess):
+            training.send_signal(signal.SIGCONT)
+        return processes.wait()[0]
 
 
-@pytest.fixture(scope="module")
-def forge(few_digits, tmp_path_factory) -> Iterator[Forge]:
-    errors = tmp_path_factory.mktemp("forge") / "errors.txt"
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with (
-        errors.open("w") as said,
-        started([sys.executable, "-c", FORGE], cwd=Path(__file__).parent.parent, stderr=said, **pipes) as process,
-    ):
-        yield Forge(process, few_digits, errors)
+def train_to_the_end(config: RunConfig, data: Path, results: Path) -> None:
+    arguments = config.model_dump(mode="json"), str(data), str(results), 0.0, None, 0.0
+    [end] = run_ranks(1, train_and_stop, *arguments)
+    assert end.code == 0, end.err
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +111,7 @@ def straight(configs, few_digits, tmp_path_factory) -> Callable[[str], tuple[Run
 
 
 @pytest.mark.parametrize(("name", "kills"), [("adamw", (0, 2, 9)), pytest.param("sgd", (5,), marks=pytest.mark.slow)])
-def test_a_run_killed_at_any_moment_ends_with_the_same_bits(
-    forge, configs, straight, few_digits, tmp_path, name, kills
-):
+def test_a_run_killed_at_any_moment_ends_with_the_same_bits(configs, straight, few_digits, tmp_path, name, kills):
     config = configs[name]
     undisturbed, wanted = straight(name)
     assert wanted.steps == STEPS
@@ -178,12 +119,11 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(
     draw = random.Random(name)
     for step in kills:
         # When the next step is counted, the state of this one is on disk; its own may be while it is killed.
-        forge.start(config, tmp_path, stop=step and step + 1, seconds=draw.uniform(1e-6, 0.01))
-        forge.send(signal.SIGKILL)
-        assert forge.end() == -signal.SIGKILL
+        seconds = draw.uniform(1e-6, 0.01)
+        end = train_until(config, few_digits, tmp_path, signal.SIGKILL, step and step + 1, seconds)
+        assert end.code == -signal.SIGKILL
         assert folder.train() is None
-    forge.start(config, tmp_path)
-    assert forge.end() == 0, forge.errors.read_text()
+    train_to_the_end(config, few_digits, tmp_path)
     assert outcome(config, replace(undisturbed, results=tmp_path)) == outcome(config, undisturbed)
     result = folder.train()
     assert result is not None
@@ -194,34 +134,31 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_saves_the_step_and_the_run_resumes_from_it(forge, configs, straight, tmp_path, number):
+def test_a_signal_saves_the_step_and_the_run_resumes_from_it(configs, straight, few_digits, tmp_path, number):
     config = configs["sgd"]
     folder = RunFolder(tmp_path / config.path)
     # Nothing is saved at this pace, so the state that is found is the signal's.
-    forge.start(config, tmp_path, every=3600, stop=1, seconds=random.Random(number).uniform(1e-6, 0.02))
-    forge.send(number)
-    assert forge.end() == 128 + number
+    seconds = random.Random(number).uniform(1e-6, 0.02)
+    end = train_until(config, few_digits, tmp_path, number, 1, seconds, every=3600)
+    assert end.code == 128 + number
     progress = folder.progress()
     assert progress is not None
     assert progress.status == "interrupted"
     assert 1 <= progress.step < STEPS
     assert max(int(path.name[5:13]) for path in folder.state.iterdir()) == progress.step
-    assert f"stopped {config.path} at step {progress.step} of {STEPS}" in forge.errors.read_text()
-    forge.start(config, tmp_path)
-    assert forge.end() == 0
+    assert f"stopped {config.path} at step {progress.step} of {STEPS}" in end.err
+    train_to_the_end(config, few_digits, tmp_path)
     result = folder.train()
     assert result is not None
     assert (result.resumed, result.checkpoint_sha256) == (1, straight("sgd")[1].checkpoint_sha256)
 
 
 @pytest.fixture
-def stopped(forge, configs, tmp_path) -> tuple[RunConfig, RunFolder]:
+def stopped(configs, few_digits, tmp_path) -> tuple[RunConfig, RunFolder]:
     """A run that was killed inside its second epoch."""
     config = configs["sgd"]
     folder = RunFolder(tmp_path / config.path)
-    forge.start(config, tmp_path, stop=STEPS_PER_EPOCH + 2)
-    forge.send(signal.SIGKILL)
-    assert forge.end() == -signal.SIGKILL
+    assert train_until(config, few_digits, tmp_path, signal.SIGKILL, STEPS_PER_EPOCH + 2).code == -signal.SIGKILL
     return config, folder
 
 

@@ -25,11 +25,11 @@ from runner.evaluate import evaluate
 from runner.results import Progress, RunFolder, TrainResult
 from runner.stop_signals import Interrupted
 from runner.train import train
-from runner.validate import Callbacks, EpochRecord, Validation
+from runner.validate import Callbacks, EpochRecord
 
 EPOCHS, STEPS_PER_EPOCH = 4, 3
 BASE, NOVEL = Target("digits", "dev-base", "val"), Target("digits", "dev-novel", "val")
-HALVES = Validation((BASE, NOVEL))
+HALVES = (BASE, NOVEL)
 SMALL: dict[str, dict[str, Any]] = {
     "coop": {},
     "cocoop": {},
@@ -134,7 +134,7 @@ def test_every_image_of_a_target_is_counted_as_an_evaluation_counts_it(config, s
 def test_validation_on_a_test_split_is_refused():
     for split in ("test", "all"):
         with pytest.raises(UsageError, match=rf"digits:novel:{split} is no target to choose by: name its val or train"):
-            Validation((BASE, Target("digits", "novel", split)))
+            Callbacks((BASE, Target("digits", "novel", split)))
 
 
 def test_validation_does_not_count_in_seconds_and_rates_of_a_training(config, runtime, monkeypatch):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from runner.collection import CollectionFolder
 from runner.config import RunConfig
-from runner.naming import run_name
 from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, harmonic_mean, read_document
 
 MEGABYTE = 1e6
@@ -71,9 +70,10 @@ def read_run(folder: RunFolder) -> Record | None:
     points = [*_validation_points(config, folder), *_epoch_points(state.epochs, start)]
     if train:
         points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file)), *points]
+    names = [config.method, config.dataset, config.classes, f"seed {config.seed}"]
     return Record(
         key=f"{config.hash}-{hashlib.sha256(identity).hexdigest()[:16]}",
-        name=run_name(config),
+        name=" · ".join(names if config.recipe_name == "published" else [*names, f"{config.recipe_name} recipe"]),
         tags=_tags(config, folder, state),
         points=points,
         status=STATUS[state.status],
