@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-import runner.inference
 from procap.classifier import Classifier
 from procap.clip import CLIP
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
@@ -23,7 +22,6 @@ from runner.features import FeatureStore, reads_plain_features
 from runner.results import EvalResult, RunFolder
 from runner.train import train
 from shards.errors import DataError
-from shards.loader import evaluation_batches
 from shards.reader import Split
 
 ALL, BASE, NOVEL = (Target("digits", half) for half in ("all", "base", "novel"))
@@ -171,21 +169,6 @@ def test_halves_and_limits_share_stored_features(plan, without, runtime, answer,
     # An image in another batch is rounded otherwise: by units in the last place of a scale of 100.
     assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
     assert result.per_class == plain.per_class
-
-
-def test_padding_is_never_stored(plan, without, runtime, answer, monkeypatch):
-    def of_seven_processes(*args: object, **options: object) -> Iterator[tuple[torch.Tensor, ...]]:
-        for rank in range(7):
-            yield from evaluation_batches(*args, **options | {"rank": rank, "world_size": 7})  # type: ignore[arg-type]
-
-    config = plan("zeroshot")
-    with monkeypatch.context() as patch:
-        patch.setattr(runner.inference, "evaluation_batches", of_seven_processes)
-        assert answer(config, ALL, runtime)[0].features == "computed"
-    result, logits = answer(config, ALL, runtime)
-    plain, wanted = answer(config, ALL, without)
-    assert result.features == "cached" and result.per_class == plain.per_class
-    assert torch.allclose(logits, wanted, rtol=0, atol=1e-4)
 
 
 def test_force_computes_again_and_replaces_stored_features(plan, without, runtime, answer, decoded, tiny_geometry):

@@ -1,4 +1,4 @@
-"""`procap train` and `procap eval` on several processes: one voice, one results folder, one answer to what is wrong."""
+"""`procap train` and `procap eval` on several processes print once, write one results folder and report errors once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def snapshot(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def only_the_first_speaks(ends: list[Ended]) -> Ended:
+def only_the_first_prints(ends: list[Ended]) -> Ended:
     first, *others = ends
     assert [(end.out, end.err) for end in others] == [("", "")] * len(others)
     return first
@@ -64,7 +64,7 @@ def test_ranks_train_and_evaluate_together_and_print_once(few_digits, tiny_check
     chosen = [*QUICK, "--methods", "zeroshot,coop", "--epochs", "1"]
     chosen += ["--backbone", str(tiny_checkpoint), "--data", str(few_digits)]
     ends = launch(2, tmp_path, "train", *chosen, "--json")
-    said = only_the_first_speaks(ends)
+    said = only_the_first_prints(ends)
     assert [end.code for end in ends] == [0, 0], said.err
     trained = json.loads(said.out.splitlines()[-1])["trained"]
     assert len(trained) == 2 and said.out.count("zeroshot/") == 2
@@ -73,11 +73,11 @@ def test_ranks_train_and_evaluate_together_and_print_once(few_digits, tiny_check
 
     before = snapshot(tmp_path)
     again = launch(2, tmp_path, "train", *chosen)
-    assert only_the_first_speaks(again).err.count("already finished") == 2 and [end.code for end in again] == [0, 0]
+    assert only_the_first_prints(again).err.count("already finished") == 2 and [end.code for end in again] == [0, 0]
     assert snapshot(tmp_path) == before
 
     ends = launch(2, tmp_path, "eval", *chosen, "--json")
-    said = only_the_first_speaks(ends)
+    said = only_the_first_prints(ends)
     assert [end.code for end in ends] == [0, 0], said.err
     together = json.loads(said.out.splitlines()[-1])["evaluated"]
     assert len(together) == 4 and not any((tmp_path / "host1").iterdir())
@@ -155,7 +155,7 @@ def test_a_data_set_that_is_not_there_is_packed_once_in_every_place(tmp_path, sh
     """Two processes find nothing: one packs and the other waits, or each packs on its own disk."""
     ends = run_ranks(2, pack_here, str(tmp_path), str(tmp_path / "data" if shared else "data"))
     assert [end.code for end in ends] == [0, 0], ends
-    assert only_the_first_speaks(ends).err.count("packing digits into") == 1
+    assert only_the_first_prints(ends).err.count("packing digits into") == 1
     packed = sorted(path.parent for path in tmp_path.rglob("manifest.json"))
     assert len(packed) == (1 if shared else 2)
     assert len({(folder / "manifest.json").read_bytes() for folder in packed}) == 1

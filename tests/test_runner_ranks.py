@@ -166,7 +166,7 @@ def test_one_process_needs_no_group() -> None:
         assert group.communication_seconds == 0
         assert not torch.distributed.is_initialized()
         flag_sync, wish = FlagSync(group), Flags(save=True, signum=2)
-        assert flag_sync.exchange(wish) == wish and flag_sync.wait() == Flags()
+        assert flag_sync.exchange(save=True, signum=2) == wish and flag_sync.wait() == Flags()
         same_rows(group)
     with pytest.raises(ValueError, match="counts"):
         group.gather_uneven(rows, [3])
@@ -194,7 +194,7 @@ def train_for_ever(group: ProcessGroup, trouble: Callable[[], None], unlucky: in
     ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
     flag_sync, pids = FlagSync(group), group.all_gather_object(os.getpid())
     for step in range(100_000):
-        flag_sync.exchange(Flags())
+        flag_sync.exchange()
         if step == 5:
             print("training", flush=True)
             if group.ranks.rank == unlucky:
@@ -242,7 +242,7 @@ def finish() -> None:
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
         optimizer, flag_sync = torch.optim.SGD(ddp.parameters(), 0.1), FlagSync(group)
         for _ in range(20):
-            flag_sync.exchange(Flags())
+            flag_sync.exchange()
             ddp(torch.ones(2, 4)).sum().backward()
             optimizer.step()
         flag_sync.wait()
