@@ -50,7 +50,7 @@ class Acceleration:
         if "graphs" in names and not gpu:
             raise UsageError(f"--accelerate graphs needs a CUDA device, not {device}: leave it out")
         if "compile" in names and (missing := _missing_tool(device)):
-            raise UsageError(f"--accelerate compile needs {missing}, which is not here: leave it out")
+            raise UsageError(f"--accelerate compile needs {missing}, which is not installed: leave it out")
         return cls(**dict.fromkeys(names, True))
 
 

@@ -85,7 +85,7 @@ class RunConfig(BaseModel):
         return hash(self.digest)
 
     @property
-    def calmer(self) -> str:
+    def stability_hint(self) -> str:
         """What to try if numbers are not finite, as part of an error message."""
         return "a lower lr" if self.precision == "fp32" else "a lower lr or --precision fp32"
 

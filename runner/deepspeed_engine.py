@@ -78,7 +78,7 @@ class DeepSpeedEngine(Engine):
             nn.utils.clip_grad_norm_(self._learnables, limit)
         self._deepspeed.step()
         if not self._deepspeed.was_step_applied():
-            raise UserError(f"the gradients of a step are not finite: try {self.objective.config.calmer}")
+            raise UserError(f"the gradients of a step are not finite: try {self.objective.config.stability_hint}")
 
     def tensors(self) -> dict[str, Tensor]:
         """Collect all tensors that training changes, by name, on the CPU, unsharded; all ranks call this."""
@@ -171,9 +171,9 @@ def _library(device: torch.device, level: str) -> ModuleType:
     for handler in log.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
-    here = get_accelerator().device_name()
-    if here != device.type:
-        raise UserError(f"DeepSpeed was loaded for {here}, but the run is on {device.type}: use a process of its own")
+    loaded = get_accelerator().device_name()
+    if loaded != device.type:
+        raise UserError(f"DeepSpeed was loaded for {loaded}, but the run is on {device.type}: use a new process")
     if device.type == "cpu":
         # Switch off DeepSpeed's shared-memory communication: at the first start it is compiled for minutes, by a
         # compiler that may be missing, and gloo does the same. Versions without this table are left as they are.

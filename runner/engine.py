@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,16 +98,20 @@ class Engine:
         if group is not None and group.ranks.size > 1:
             device = method.clip.device
             self._averaging = Averaging(group, device)
+            # The argument that broadcasts buffers before every step has two names in the supported versions of torch.
+            arguments = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+            name = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
+            buffers: dict[str, Any] = {name: False}
             self.module = parallel = nn.parallel.DistributedDataParallel(
                 self.objective,
                 device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
                 # Every step uses every learnable tensor in the same way, so DDP need not search for unused ones.
                 static_graph=True,
-                **cast(Any, {_buffers_switch(): False}),
+                **buffers,
             )
             # A lambda, because DDP checks the annotations of a hook and cannot resolve the string annotations here.
-            parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.of(bucket))
+            parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.average(bucket))
 
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of the next steps; a tensor is changed in place, because captured steps read it."""
@@ -149,22 +153,15 @@ class Engine:
         fill_optimizer(self.method, self.optimizer, slots)
 
 
-def _buffers_switch() -> str:
-    """Return the name, in this version of torch, of the DDP argument that broadcasts buffers before every step."""
-    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    return "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-
-
 class Averaging:
     """Average gradient buckets as DDP's communication hook, and measure how long the backward pass waits at its end."""
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
-        self._group = group
-        self._device = device
+        self._group, self._device = group, device
         assert dist.group.WORLD is not None
         self._world = dist.group.WORLD
 
-    def of(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Start averaging a bucket over the ranks."""
         self._group.begin_waiting(self._device)
         return allreduce_hook(self._world, bucket)

@@ -65,7 +65,7 @@ def load_trained(config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup 
     clip = load_backbone(config, device, Acceleration.of(runtime.accelerate, device))
     if (digest := clip.digest()) != training.backbone_digest:
         raise UserError(
-            f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, here are {digest}: "
+            f"{config.path} was trained on weights {training.backbone_digest} of {config.backbone}, not {digest}: "
             "name the weights it was trained on, or train again with --force"
         )
     method = make_method(config, clip, card.space)
@@ -171,7 +171,7 @@ class Predictions:
         real = indices >= 0
         order = np.argsort(indices[real])
         if not np.array_equal(indices[real][order], np.arange(count)):
-            raise RuntimeError("not every image was seen exactly once")
+            raise RuntimeError("not every image was evaluated exactly once")
         return classes[real][order]
 
 
@@ -221,10 +221,10 @@ def _evaluate(
             # Predictions stay on the device until the end, so the next batch is decoded while this one is computed.
             with meter.phase("model"), autocast(config, device):
                 # All ranks have equally many images in a batch.
-                seen = group.size * predictions.add(inference(images, indices), indices)
-            meter.step(seen)
+                evaluated = group.size * predictions.add(inference(images, indices), indices)
+            meter.step(evaluated)
             monitor.sample()
-            display.update(min(display.done + seen, count))
+            display.update(min(display.done + evaluated, count))
             if signum := flag_sync.exchange(signum=stop.signum).signum:
                 group.barrier()
                 raise make_interrupted(
@@ -233,7 +233,9 @@ def _evaluate(
         flag_sync.wait()
     meter.settle()
     if not predictions.are_finite(group):
-        raise UserError(f"{config.path} gives logits on {target} that are not finite: train with {config.calmer}")
+        raise UserError(
+            f"{config.path} gives logits on {target} that are not finite: train with {config.stability_hint}"
+        )
     is_correct = predictions.gather(count, group) == selection.images.labels[:count]
     correct, total = per_class_counts(is_correct, selection)
     # With stored features the image tower does not run, so the speed would not be that of the method.

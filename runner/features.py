@@ -111,7 +111,7 @@ class FeatureStore:
                 write_file(self.path, _pack(self.key, rows))
         except OSError as error:
             warnings.warn(
-                f"image features are not kept in {self.path.parent} ({error.strerror or error}); "
+                f"image features cannot be stored in {self.path.parent} ({error.strerror or error}); "
                 "the next evaluation computes them again",
                 stacklevel=1,
             )

@@ -76,7 +76,7 @@ class RankUse(_Record):
     data_share: float = Field(description="of the seconds in steps, waited for images")
     communication_share: float | None = Field(
         description="of the seconds in steps, in messages to other processes and waiting for them; None with "
-        "DeepSpeed, which sends without being seen"
+        "DeepSpeed, whose messages cannot be measured"
     )
     peak_memory_bytes: PeakMemory
 
@@ -235,7 +235,7 @@ def write_bytes(path: Path, data: bytes) -> str:
         write_file(path, data)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"cannot write {path}: {reason}; make room there or name another --results") from error
+        raise UserError(f"cannot write {path}: {reason}; free some space or name another --results") from error
     return hashlib.sha256(data).hexdigest()
 
 

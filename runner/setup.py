@@ -142,9 +142,9 @@ def check_content(result: str, dataset: str, digest: str, data: Path, again: str
     Does nothing if the data set is absent, because results can be read without it.
     """
     folder = data / dataset
-    if (folder / FILE).exists() and (here := open_dataset(data, dataset).manifest.digest) != digest:
+    if (folder / FILE).exists() and (found := open_dataset(data, dataset).manifest.digest) != digest:
         raise UserError(
-            f"{result} on other content of {dataset} ({digest}) than is in {data} ({here}): "
+            f"{result} on other content of {dataset} ({digest}) than is in {data} ({found}): "
             f"pack that again, or {again} again with --force"
         )
 

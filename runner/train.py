@@ -254,10 +254,10 @@ def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], t
         checkpointer.write_progress("failed")
         shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         saved = checkpointer.last_saved_step
-        kept = "no state is saved" if saved is None else f"kept: the state after step {saved}"
+        last = "no state is saved" if saved is None else f"the state after step {saved} is saved"
         raise UserError(
             f"{config.path}: the loss of step {state.step + 1} of {checkpointer.steps} "
-            f"(epoch {state.epoch + 1}) is not finite: {shown}; {kept}; try {config.calmer}"
+            f"(epoch {state.epoch + 1}) is not finite: {shown}; {last}; try {config.stability_hint}"
         )
     state.count(images, values)
     return loss

@@ -131,7 +131,7 @@ class Validator:
                 if None in of_ranks:
                     raise UserError(
                         f"{checkpointer.config.path} gives logits on {target} that are not finite after epoch "
-                        f"{epoch + 1}: try {checkpointer.config.calmer}"
+                        f"{epoch + 1}: try {checkpointer.config.stability_hint}"
                     )
                 right = sum(count or 0 for count in of_ranks)
                 counts.append(ValidationCount(epoch=epoch, target=str(target), correct=right, total=len(images)))

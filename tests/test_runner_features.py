@@ -315,7 +315,7 @@ def test_features_that_are_not_finite_are_never_kept(tmp_path):
 def test_a_read_only_folder_is_a_warning(plan, runtime, answer):
     assert runtime.features
     runtime.features.write_text("a file in its runtime")
-    with pytest.warns(UserWarning, match="not kept") as notes:
+    with pytest.warns(UserWarning, match="cannot be stored") as notes:
         result, _ = answer(plan("zeroshot"), BASE, runtime)
     assert len(own(notes)) == 1
     assert result.features == "computed"

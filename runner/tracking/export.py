@@ -176,10 +176,10 @@ def _log(store: TrackingStore, run: Run, record: Record, tags: Mapping[str, str]
     """Log parameters, tags, metrics and the status as far as `run` does not have them."""
     from mlflow.entities import Param, RunTag
 
-    client, run_id, there = store.client, run.info.run_id, run.data
+    client, run_id, logged = store.client, run.info.run_id, run.data
     missing: tuple[tuple[str, list[Any], int], ...] = (
-        ("params", [Param(*item) for item in record.params.items() if item[0] not in there.params], NAMES_PER_BATCH),
-        ("tags", [RunTag(*item) for item in tags.items() if there.tags.get(item[0]) != item[1]], NAMES_PER_BATCH),
+        ("params", [Param(*item) for item in record.params.items() if item[0] not in logged.params], NAMES_PER_BATCH),
+        ("tags", [RunTag(*item) for item in tags.items() if logged.tags.get(item[0]) != item[1]], NAMES_PER_BATCH),
         ("metrics", list(_new_metrics(run, record)), METRICS_PER_BATCH),
     )
     for name, entities, size in missing:
