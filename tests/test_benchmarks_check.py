@@ -226,11 +226,13 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
 
     def row(dataset: str, method: str, mode: str, seconds: float, fps: float) -> dict[str, Any]:
         speed = {"median": fps, "lowest": fps, "highest": fps, "count": 1}
+        unknown = {"train": None, "eval": None}
         return {"dataset": dataset, "method": method, "title": method, "mode": mode, "precision": "fp32",
                 "train_seconds": seconds, "encoder_fps": speed, "end_to_end_fps": speed, "first_loss": None,
                 "steps": 512, "steps_measured": 512 if whole else 3, "accuracy": None, "accuracy_note": "",
                 "extrapolated": not whole and method != "zeroshot", "test_images": 9, "test_images_all": 9,
-                "joules_per_image": None, "start_seconds": {}, "recorded": {}}  # fmt: skip
+                "start_seconds": {}, "recorded": {}, "step_seconds": None,
+                "flops_per_second": unknown, "share_of_peak": unknown, "peak_bytes": unknown}  # fmt: skip
 
     suite = suite_named("runtime")
     options = suite.options(PAPER)
@@ -244,8 +246,7 @@ def contest(results: Path, *, whole: bool = True, load: float = 0.0, **settings:
     cpu = {"name": "some CPU", "threads": 2, "cores": 2}
     report = {"schema": 3, "backbone": {"name": "ViT-B-16", "weights": None}, "settings": {**own, **settings},
               "environment": {"gpu": None, "cpu": cpu, "packages": {}}, "load_average": [load, load],
-              "device": {"type": "cpu"}, "matmul_peak": {}, "compile_cache": None, "acceleration_ablation": [],
-              "cross_attention": [], "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
+              "device": {"type": "cpu"}, "matmul_peak": {}, "scaling": [], "failed": {}, "rows": rows}  # fmt: skip
     write_json(results / "runtime" / "x" / "runtime.json", report)
     return SuiteResults.read(suite, options, results)
 

@@ -12,9 +12,7 @@ import pytest
 from made_results import put_config, put_run, put_score
 
 from benchmarks.cli import main
-from benchmarks.runtime.flops import count_step
-from benchmarks.runtime.flops_table import bilinear
-from benchmarks.runtime.workload import synthetic_case
+from benchmarks.runtime.flops import bilinear, count_evaluation, count_step
 from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
 from cluster.progress import RunProgress
 from cluster.run import Report, RunSpec
@@ -59,8 +57,8 @@ def finish(runtime: RuntimeConfig, one: RunConfig, *targets: str) -> None:
 def test_the_installed_operations_are_those_of_a_training_step():
     clip = load_mini()
     for method in ("coop", "procap"):
-        counted = bilinear(lambda b, c, method=method: count_step(*synthetic_case(clip, method, c, b)))
-        assert counted == pytest.approx(load_flops()["mini"][method]["step"], rel=1e-3)
+        for kind, count in (("step", count_step), ("eval", count_evaluation)):
+            assert bilinear(clip, method, count) == pytest.approx(load_flops()["mini"][method][kind], rel=1e-3)
     # ViT-B/16 has 35 billion operations an image forward, and about as many backward where the weights are frozen.
     assert flops(load_flops()["ViT-B-16"]["maple"]["step"], 1, 0) == pytest.approx(68e9, rel=0.05)
 

@@ -5,20 +5,19 @@
     procap bench runtime --check                              the ratios to reach, met or not; on a GPU at full size
 
 Cases of one data set use the same images in the same order, take turns round by round, and every timed block starts on
-an idle device. Shapes: B images, C classes.
+an idle device.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.results.suite import SuiteResults
-    from benchmarks.runtime.rounds import Clock
     from benchmarks.runtime.workload import Models
     from runner.config import RuntimeConfig
 
@@ -40,16 +38,16 @@ if TYPE_CHECKING:
 TABLE_SHARE, TRAIN_SHARE = 0.8, 0.75
 
 
-def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, *, budget: float | None, force: bool) -> None:
+def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
     """Measure what the suite `runtime` needs and write it below the results, unless it exists and not `force`.
 
-    budget: seconds; None: the default of `make_settings`. Raises UserError if a part failed.
+    Raises UserError if a part failed.
     """
     from benchmarks.runtime.measure import silence_profiler
 
     silence_profiler()
     device = resolve_device(runtime.device)
-    settings = make_settings(flags_of_options(suite.options, budget), runtime, device)
+    settings = make_settings(flags_of_options(suite.options), runtime, device)
     if not force and (folder := _find_measured(settings, runtime.results, device)):
         note(f"runtime: measured already, see {folder}")
         return
@@ -70,18 +68,17 @@ def _find_measured(settings: Settings, results: Path, device: torch.device) -> P
     return None
 
 
-def measure(
-    settings: Settings, runtime: RuntimeConfig, device: torch.device, *, check: bool = False, verbose: bool = False
-) -> dict[str, Any]:
-    """Measure everything in `settings`, and with `check` also what the targets need; returns plain JSON."""
+def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *, check: bool = False) -> dict[str, Any]:
+    """Measure everything in `settings`, and with `check` also what the targets need; returns plain JSON.
+
+    A failure while measuring sizes is recorded in the report, so that the table is kept.
+    """
     import torch
 
     from benchmarks.runtime.data import canonical_name, prepare
     from benchmarks.runtime.measure import matmul_peak
     from benchmarks.runtime.rounds import Clock, run_cases
-    from benchmarks.runtime.sizes import cross_attention_timings, measure_accelerations
-    from benchmarks.runtime.targets import measure_full_size
-    from benchmarks.runtime.workload import compile_cache, models_by_mode
+    from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
     if device.type == "cuda":
@@ -90,12 +87,13 @@ def measure(
     # Pack data sets before the time budget starts.
     names = dict.fromkeys(canonical_name(name, runtime.data) for name in settings.datasets)
     roots = {name: prepare(name, runtime.data, runtime.results / "runtime" / "data") for name in names}
-    clock = Clock(settings.budget, settings.limit)
+    clock = Clock(settings.budget)
     peaks = {precision: matmul_peak(device, precision) for precision in settings.precisions}
     note(", ".join(f"matrix products at {rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in peaks.items()))
     loading = time.perf_counter()
     clip = load_clip(settings.backbone, settings.pretrained).to(device)
     loading = time.perf_counter() - loading
+    models = models_by_mode(clip, settings.accelerations)
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "command": f"procap {' '.join(sys.argv[1:])}",
@@ -103,95 +101,84 @@ def measure(
         "backbone": {"name": clip.name, "weights": clip.pretrained, "load_seconds": loading},
         "device": _describe_device(device),
         "environment": environment(device),
-        "compile_cache": compile_cache(settings.accelerations),
         "matmul_peak": peaks,
         "rows": [],
-        "acceleration_ablation": [],
-        "cross_attention": [],
         "scaling": [],
         "failed": {},
     }
-    models = models_by_mode(clip, settings.accelerations)
     for number, (name, root) in enumerate(roots.items()):
         share = TABLE_SHARE / len(roots)
         ends = ((number + TRAIN_SHARE) * share, (number + 1) * share)
         report["rows"] += run_cases(name, root, settings, models, peaks, loading, clock, ends)
-    if check:
-        with _part(report, "acceleration ablation", verbose):
-            report["acceleration_ablation"] = measure_accelerations(models, settings, peaks, clock.left(), _log)
-    with _part(report, "scaling", verbose):
-        report["scaling"] += _measure_scaling(settings, models, clock)
-    if check:
-        with _part(report, "full size", verbose):
-            measure_full_size(report, settings, device)
-    with _part(report, "cross-attention", verbose):
-        report["cross_attention"] = cross_attention_timings()
+    try:
+        report["scaling"] += _measure_scaling(settings, models, clock.left())
+        if check and device.type == "cpu":
+            report["scaling"] += _measure_full_size(settings, bf16=report["device"]["bf16"])
+            report["matmul_peak"] = {name: matmul_peak(device, name) for name in ("fp32", "bf16")} | peaks
+    except UserError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        report["failed"]["sizes"] = f"{type(error).__name__}: {reason}"
+        note(f"procap: error: sizes: {report['failed']['sizes']}")
     report["seconds"] = time.perf_counter() - clock.began
     report["load_average"] = [round(load, 2), round(os.getloadavg()[0], 2)]
     return report
 
 
+def _measure_scaling(settings: Settings, models: Models, seconds: float | None) -> list[dict[str, Any]]:
+    """Measure one method over classes and batches, in training and evaluation."""
+    from benchmarks.runtime.sizes import Size, measure_sizes
+
+    method = "procap" if "procap" in settings.methods else settings.methods[-1]
+    classes, batches = settings.scaling
+    sizes = [
+        Size(kind, count, batch, precision)
+        for precision in settings.precisions
+        for batch in batches
+        for count in classes
+        for kind in ("train", "eval")
+    ]
+    if not sizes or method == "zeroshot":
+        return []
+    note(f"scaling of {method} with classes and images")
+    return measure_sizes(models, method, sizes, settings, settings.repeats, seconds)
+
+
+def _measure_full_size(settings: Settings, *, bf16: bool) -> list[dict[str, Any]]:
+    """Measure the sizes that have targets at ViT-B/16 with random weights on a CPU."""
+    from benchmarks.runtime.sizes import Size, measure_sizes
+    from benchmarks.runtime.targets import CPU_RATIOS, FULL
+    from benchmarks.runtime.workload import models_by_mode
+    from procap.weights.loading import load_clip
+
+    sizes = [Size(kind, classes, batch) for kind, classes, batch, _ in CPU_RATIOS]  # type: ignore[arg-type]
+    if bf16:
+        sizes.insert(1, Size("train", 51, 4, "bf16"))
+    note(f"single sizes of {FULL} with random weights: some minutes")
+    models = models_by_mode(load_clip(FULL, "random"), settings.accelerations)
+    return measure_sizes(models, "procap", sizes, settings, max(1, settings.repeats // 2), None)
+
+
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
-    """Write, plot and track the measurements; returns the tables as Markdown."""
-    from benchmarks.runtime.plots import draw_figures
+    """Write and plot the measurements; returns the tables as Markdown."""
+    from benchmarks.plots import save_plots
+    from benchmarks.runtime.plots import plot_classes
     from benchmarks.runtime.targets import list_targets
-    from benchmarks.runtime.track import track
-    from benchmarks.tables.runtime_report import write_report
+    from benchmarks.tables.runtime import write_report
     from runner.remote_results import RemoteResults
 
     report["targets"] = [asdict(target) for target in list_targets(report)]
     folder = runtime.results / "runtime" / f"{settings.slug}-{report['device']['slug']}-{settings.hash}"
     report["folder"] = str(folder)
     text = write_report(report, folder)
-    note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime.*')))}")
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError:
-        note("figures are left out: matplotlib is not installed")
+    if find_spec("matplotlib"):
+        save_plots(folder, {"runtime-classes": partial(plot_classes, report)})
     else:
-        for figure in draw_figures(report, folder):
-            note(f"figure: {figure}")
-    track(report, folder, runtime.results, runtime.tracking_uri or "")
+        note("plots are left out: matplotlib is not installed")
+    note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
     RemoteResults.of(runtime).push_all("runtime")
     return text
-
-
-@contextmanager
-def _part(report: dict[str, Any], name: str, verbose: bool) -> Iterator[None]:
-    """Record an exception of one part in the report, so that the other measurements are kept."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        if verbose:
-            traceback.print_exc()
-        reason = str(error).partition("\n")[0]
-        report["failed"][name] = f"{type(error).__name__}: {reason}"
-        note(f"procap: error: {name}: {report['failed'][name]}")
-
-
-def _log(line: str) -> None:
-    note(f"  {line}")
-
-
-def _measure_scaling(settings: Settings, models: Models, clock: Clock) -> list[dict[str, Any]]:
-    """Measure one method over classes and batches, in training and evaluation."""
-    from benchmarks.runtime.sizes import Point, measure_points
-
-    method = "procap" if "procap" in settings.methods else settings.methods[-1]
-    classes, batches = settings.scaling
-    points = [
-        Point(kind, count, batch, precision)
-        for precision in settings.precisions
-        for batch in batches
-        for count in classes
-        for kind in ("train", "eval")
-    ]
-    if not points or method == "zeroshot":
-        return []
-    note(f"scaling of {method} with classes and images")
-    return measure_points(models, method, points, settings, settings.repeats, clock.left(), _log)
 
 
 def _describe_device(device: torch.device) -> dict[str, Any]:

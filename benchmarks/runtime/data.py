@@ -1,4 +1,4 @@
-"""Prepare the data of the runtime benchmark: packed data sets, and synthetic photographs of any number of classes.
+"""Prepare the inputs of the runtime benchmark: packed data sets, synthetic photographs, and single synthetic batches.
 
 `photographs-102` has the size of 16-shot Flowers102: 102 classes, 16 training images each, JPEGs of 500 x 375 pixels.
 """
@@ -16,15 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from benchmarks.console.packing import ensure_packed, pack_one
+from benchmarks.runtime.settings import METHOD_OPTIONS, SEED, SHOTS
+from procap.clip import CLIP
+from procap.methods import build_method
+from procap.methods.method import Method
 from procap.text import LabelSpace
 from runner.setup import label_space
 from shards.fewshot import FewShot, Selection, evaluation_split, load_few_shot
 from shards.reader import open_dataset
 from shards.records import Record, Source
 from shards.resolve import is_packed, resolve_dataset
+from shards.rng import generator
 
 SYNTHETIC = re.compile(r"photographs-([1-9][0-9]{0,3})")
 TRAIN_IMAGES, TEST_IMAGES = 16, 4
@@ -72,11 +79,11 @@ def canonical_name(name: str, data: Path) -> str:
     return name if SYNTHETIC.fullmatch(name) else resolve_dataset(name, data).name
 
 
-def load_case_data(name: str, root: Path, shots: int, seed: int) -> CaseData:
+def load_case_data(name: str, root: Path) -> CaseData:
     """Open `name` and draw its few-shot samples."""
     began = time.perf_counter()
     shards = open_dataset(root, name)
-    fewshot = load_few_shot(shards, shots, seed, "all")
+    fewshot = load_few_shot(shards, SHOTS, SEED, "all")
     return CaseData(
         name=name,
         synthetic=bool(SYNTHETIC.fullmatch(name)),
@@ -85,6 +92,15 @@ def load_case_data(name: str, root: Path, shots: int, seed: int) -> CaseData:
         space=label_space(shards.manifest, fewshot.classnames),
         load_seconds=time.perf_counter() - began,
     )
+
+
+def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
+    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device."""
+    size = clip.geometry.image_size
+    space = LabelSpace(class_names(classes))
+    built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
+    images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
+    return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Count floating-point operations of training steps and evaluated batches with torch's FlopCounterMode.
+"""Count floating-point operations with torch's FlopCounterMode, on tensors without data: nothing is computed.
 
 A multiplication and an addition are two operations; element-wise work is left out. The counter sees only plain
 eager operations: count compiled or fused work on towers without such kernels.
+
+python -m benchmarks.runtime.flops        rewrite benchmarks/suites/flops.json, the table that estimates of cost use
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from benchmarks.runtime.data import synthetic_case
+from benchmarks.suites.cost import FLOPS_FILE
+from procap.clip import CLIP
 from procap.methods.method import Method
 from shards.rng import generator
 
@@ -26,23 +32,32 @@ CPU_ATTENTION: dict[Any, Callable[..., int]] = {
         lambda gradient, q, k, v, *rest, **more: sdpa_backward_flop_count(gradient, q, k, v)
     ),
 }
+BACKBONES = ("mini", "ViT-B-16", "ViT-B-32", "ViT-L-14")
+METHODS = ("zeroshot", "coop", "cocoop", "maple", "procap")
+IMAGES, CLASSES = (1, 2), (10, 110)
+"""Sizes that are counted; operations are bilinear in both."""
 
 
 def count_flops(work: Callable[[], object], method: Method | None = None) -> float:
-    """Count the operations of `work`, which runs once, eagerly and without fused kernels.
+    """Count the operations of `work`, which runs on tensors without data; gradients that it leaves have none either.
 
     method: gradients of its weights are disabled, as the counter would look up their place in the autograd graph,
     which does not exist in inference mode.
     """
-    frozen = [] if method is None else [weight for weight in method.parameters() if weight.requires_grad]
-    for weight in frozen:
+    trained = [] if method is None else [weight for weight in method.parameters() if weight.requires_grad]
+    for weight in trained:
         weight.requires_grad_(False)
     counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
     try:
-        with without_fused_kernels(), torch.compiler.set_stance("force_eager"), counter:
+        with (
+            without_fused_kernels(),
+            torch.compiler.set_stance("force_eager"),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            counter,
+        ):
             work()
     finally:
-        for weight in frozen:
+        for weight in trained:
             weight.requires_grad_(True)
     return float(counter.get_total_flops())
 
@@ -71,3 +86,42 @@ def count_step(method: Method, images: torch.Tensor, labels: torch.Tensor) -> fl
     total = count_flops(step)
     method.zero_grad(set_to_none=True)
     return total
+
+
+def count_evaluation(method: Method, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Count operations of one evaluated batch and its class features."""
+    return count_flops(lambda: method.classifier()(images), method)
+
+
+def bilinear(clip: CLIP, name: str, count: Callable[..., float]) -> list[float]:
+    """Fit the coefficients of 1, B, C and B C to counts of B images and C classes."""
+    rows = [[1.0, b, c, b * c] for b in IMAGES for c in CLASSES]
+    counts = [count(*synthetic_case(clip, name, c, b)) for b in IMAGES for c in CLASSES]
+    solved = torch.linalg.solve(torch.tensor(rows, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64))
+    return [max(0.0, float(f"{value:.6g}")) for value in solved]
+
+
+def main() -> int:
+    """Write the table."""
+    from procap.weights.loading import load_clip
+    from runner.results import write_json
+
+    clips = {name: load_clip(name, None if name == "mini" else "random") for name in BACKBONES}
+    table = {
+        backbone: {
+            name: {
+                "step": [0.0] * 4 if name == "zeroshot" else bilinear(clip, name, count_step),
+                "eval": bilinear(clip, name, count_evaluation),
+                "learnables": sum(weight.numel() for weight in synthetic_case(clip, name, 10, 1)[0].parameters()),
+            }
+            for name in METHODS
+        }
+        for backbone, clip in clips.items()
+    }
+    write_json(FLOPS_FILE, table)
+    print(f"{FLOPS_FILE} is written")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

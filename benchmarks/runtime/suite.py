@@ -13,12 +13,11 @@ MaPLe-style.
 
 from __future__ import annotations
 
-from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
-from benchmarks.runtime.settings import QUICK_BUDGET, Flags, flags_of_options
+from benchmarks.runtime.benchmark import measure_suite
+from benchmarks.runtime.settings import Flags, flags_of_options
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.runtime import runtime_tables
-from runner.config import RuntimeConfig
 
 
 def no_runs(options: SuiteOptions, method: str) -> list[Variant]:
@@ -26,17 +25,10 @@ def no_runs(options: SuiteOptions, method: str) -> list[Variant]:
     return []
 
 
-def measure(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> None:
-    """Run the benchmark, unless it was measured with these settings on such a machine."""
-    from benchmarks.runtime.benchmark import measure_suite
-
-    measure_suite(suite, runtime, budget=QUICK_BUDGET if suite.options.quick else None, force=force)
-
-
 def changed_flags(options: SuiteOptions) -> list[str]:
     """Return the flags of `procap bench runtime`, which has no runs and flags of its own."""
     words: list[str] = []
-    for name, value in vars(flags_of_options(options, QUICK_BUDGET if options.quick else None)).items():
+    for name, value in vars(flags_of_options(options)).items():
         text = f"{value:g}" if isinstance(value, float) else str(value)
         words += [f"--{name}", text] if value != getattr(Flags(), name) else []
     return words
@@ -51,7 +43,7 @@ SUITE = Suite(
     classes="all",
     variants=no_runs,
     tables=runtime_tables,
-    finish=measure,
+    finish=measure_suite,
     published="runtime",
     flags=changed_flags,
 )

@@ -4,36 +4,30 @@ Reference mode works as public code does: it encodes all positions of class prom
 batch, runs eagerly, and uses torch's default optimizer implementation. Fast mode is this program's default, with the
 accelerations that `--accelerate` allows on the device. Both give the same numbers up to rounding.
 
-Warm-up, compiling, graph capture, counting operations and measuring memory belong to the start, timed separately.
+Warm-up, compiling, graph capture, counting operations and measuring memory belong to the preparation, timed separately.
 Shapes: B images, C classes, S image size, T loss terms.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from benchmarks.runtime.data import class_names
 from benchmarks.runtime.flops import count_flops, without_fused_kernels
 from benchmarks.runtime.measure import peak_bytes, timed
-from benchmarks.runtime.settings import METHOD_OPTIONS, SEED
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.exact_optimizations import NO_OPTIMIZATIONS
-from procap.methods import build_method
 from procap.methods.method import Method
-from procap.text import LabelSpace
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.config import RunConfig
-from runner.cuda_graphs import CudaGraphs, GraphCapture, GraphedFunction, Part
+from runner.cuda_graphs import CudaGraphs, GraphedFunction, Part
 from runner.engine import Batch, Engine, autocast
 from runner.meters import Meter
 from runner.step import PHASES, TrainStep
@@ -49,7 +43,7 @@ Classify = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Start:
+class Preparation:
     """Measurements of the preparation before the first timed step or batch.
 
     seconds: all of it. once: one eager step or batch. peak: bytes of tensors alive in it. flops: operations of it.
@@ -79,16 +73,6 @@ def accelerations_of(mode: ModeName, accelerations: Acceleration) -> Acceleratio
     return accelerations if mode == "fast" else Acceleration()
 
 
-def compile_cache(accelerations: Acceleration) -> dict[str, Any] | None:
-    """Return the folder of compiled programs and whether it is warm; None without compiling."""
-    if not accelerations.compile:
-        return None
-    set_compile_cache()
-    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    warm = folder.is_dir() and any(folder.iterdir())
-    return {"folder": str(folder), "state": "warm" if warm else "cold"}
-
-
 def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
     """Make the engine of a training; reference mode uses torch's default implementation of the optimizer."""
     engine = Engine(method, config)
@@ -104,35 +88,26 @@ def make_classifier(method: Method, mode: ModeName) -> Classify:
     """Make the function from images [B, 3, S, S] to logits [B, C]; `method` uses the towers of that mode."""
     classifier = method.classifier()
     # If the text depends on the image, class features cannot be cached in either mode.
-    return classifier if mode == "fast" or classifier.depends_on_image else EveryBatch(method)
+    if mode == "fast" or classifier.depends_on_image:
+        return classifier
+
+    @torch.inference_mode()
+    def classify(images: Tensor) -> Tensor:
+        """Compute prompts and class features again for this batch, as public code does."""
+        image_plan, text_plan = method.plans(method.prompts)
+        text = method.clip.encode_text(method.prompts.tokenized, text_plan)
+        return cosine_logits(method.clip.encode_image(images, image_plan), text, method.scale())
+
+    return classify
 
 
-class EveryBatch:
-    """Classify and compute prompts and class features again for every batch, as public code does."""
-
-    def __init__(self, method: Method) -> None:
-        self.method = method
-
-    def __call__(self, images: Tensor) -> Tensor:
-        method, clip = self.method, self.method.clip
-        with torch.inference_mode():
-            image_plan, text_plan = method.plans(method.prompts)
-            text = clip.encode_text(method.prompts.tokenized, text_plan)
-            return cosine_logits(clip.encode_image(images, image_plan), text, method.scale())
-
-
-class CountingCapture:
+class CountingGraphs(CudaGraphs):
     """Count captured graphs: a part that cannot be captured runs eagerly, and the report shows that."""
 
-    def __init__(self, graphs: GraphCapture) -> None:
-        self.graphs = graphs
-        self.count = 0
-
-    def side_stream(self) -> AbstractContextManager[None]:
-        return self.graphs.side_stream()
+    count = 0
 
     def capture(self, part: Part) -> Part:
-        replay = self.graphs.capture(part)
+        replay = super().capture(part)
         self.count += 1
         return replay
 
@@ -143,7 +118,8 @@ class _Workload:
     def __init__(self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration) -> None:
         self.method, self.config, self.mode = method, config, mode
         self.device = method.clip.device
-        self._graphs = CountingCapture(CudaGraphs(self.device)) if accelerations.graphs else None
+        self.preparation: Preparation | None = None
+        self._graphs = CountingGraphs(self.device) if accelerations.graphs else None
         # On a CPU without compiling, measuring the peak memory is enough warm-up.
         self._warm_ups = 2 if self.device.type == "cuda" or accelerations.compile else 0
 
@@ -161,11 +137,11 @@ class Training(_Workload):
     """Training steps of `method` as in `procap train`, in one mode."""
 
     def __init__(
-        self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration, meter: Meter
+        self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration, meter: Meter | None = None
     ) -> None:
         super().__init__(method, config, mode, accelerations)
         self.engine = make_engine(method, config, mode)
-        self._step = TrainStep(self.engine, meter, self._graphs)
+        self._step = TrainStep(self.engine, meter or Meter(self.device, 0), self._graphs)
 
     @property
     def recorded(self) -> bool:
@@ -177,8 +153,9 @@ class Training(_Workload):
         noise = self.method.draw(generator(self.config.seed, "noise", number))
         return Batch(images, labels, tuple(upload(one, self.device) for one in noise))
 
-    def start(self, batch: Batch) -> Start:
-        """Warm up, measure and capture a step; weights and optimizer state stay unchanged."""
+    def prepare(self, images: Tensor, labels: Tensor) -> Preparation:
+        """Warm up, measure and capture a step on this batch; weights and optimizer state stay unchanged."""
+        batch = self.batch(images, labels, 0)
         losses: list[Tensor] = []
 
         def step() -> None:
@@ -187,16 +164,18 @@ class Training(_Workload):
             self.method.zero_grad(set_to_none=True)
             losses.append(loss.detach())
 
-        with timed(self.device) as whole, self._in_mode(len(batch.images), "train"):
+        with timed(self.device) as whole, self._in_mode(len(images), "train"):
             with nullcontext() if self._graphs is None else self._graphs.side_stream():
                 for _ in range(self._warm_ups):
                     step()
                 with timed(self.device) as once:
                     peak = peak_bytes(step, self.device)
+                loss = float(losses[-1])
                 flops = count_flops(step)
             if self._graphs is not None:
                 self._step.capture(batch)
-        return Start(whole.seconds, once.seconds, peak, flops, float(losses[-1]))
+        self.preparation = Preparation(whole.seconds, once.seconds, peak, flops, loss)
+        return self.preparation
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take one step; returns its loss terms and their sum, [T + 1], until the next step overwrites them."""
@@ -217,14 +196,14 @@ class Evaluation(_Workload):
         return self._graphs is not None and self._graphs.count > 0
 
     def renew(self) -> None:
-        """Compute prompts and class features. A captured graph keeps those computed in `start`."""
+        """Compute prompts and class features. A captured graph keeps those computed in `prepare`."""
         fused = without_fused_kernels() if self.mode == "reference" else nullcontext()
         with fused, autocast(self.config, self.device):
             classify = make_classifier(self.method, self.mode)
         if self._graphs is None or self._classify is None:
             self._classify = classify
 
-    def start(self, images: Tensor, rest: int = 0) -> Start:
+    def prepare(self, images: Tensor, rest: int = 0) -> Preparation:
         """Warm up, measure and capture batches like `images`, and a last one of `rest` images."""
         with timed(self.device) as whole:
             self.renew()
@@ -238,43 +217,10 @@ class Evaluation(_Workload):
             if self._graphs is not None and self._classify is not None:
                 self._classify = GraphedFunction(self._classify, self._graphs)
                 self(images)
-        return Start(whole.seconds, once.seconds, peak, flops)
+        self.preparation = Preparation(whole.seconds, once.seconds, peak, flops)
+        return self.preparation
 
     def __call__(self, images: Tensor) -> Tensor:
         assert self._classify is not None
         with self._in_mode(len(images), "eval"), autocast(self.config, self.device):
             return self._classify(images)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Work that is ready to be timed: call `run`."""
-
-    run: Callable[[], object]
-    start: Start
-    recorded: bool
-
-
-def make_workload(
-    kind: Kind, clip: CLIP, config: RunConfig, mode: ModeName, accelerations: Acceleration, classes: int, batch: int
-) -> Workload:
-    """Make a training step or an evaluated batch that always uses the same synthetic images."""
-    method, images, labels = synthetic_case(clip, config.method, classes, batch)
-    if kind == "eval":
-        evaluation = Evaluation(method, config, mode, accelerations)
-        start = evaluation.start(images)
-        return Workload(lambda: evaluation(images), start, evaluation.recorded)
-    training = Training(method, config, mode, accelerations, Meter(method.clip.device, 0))
-    # With a learning rate of zero the optimizer still does all its work, but the weights never change.
-    training.engine.set_rate(0.0)
-    start = training.start(training.batch(images, labels, 0))
-    return Workload(lambda: training(training.batch(images, labels, 0)), start, training.recorded)
-
-
-def synthetic_case(clip: CLIP, method: str, classes: int, batch: int) -> tuple[Method, Tensor, Tensor]:
-    """Make an untrained method with synthetic class names, and images [B, 3, S, S] and labels [B] on the device."""
-    size = clip.geometry.image_size
-    space = LabelSpace(class_names(classes))
-    built = build_method(method, clip, space, METHOD_OPTIONS.get(method, {}), generator(SEED, "init"))
-    images = torch.randn(batch, 3, size, size, generator=generator(SEED, "images"))
-    return built, images.to(clip.device), (torch.arange(batch) % classes).to(clip.device)

@@ -5,7 +5,7 @@ measured to estimated seconds of finished runs with the same method, backbone an
 runs takes the ratio of the others on its backbone. A method without counted operations and without finished runs is
 unknown (infinite seconds).
 
-Operations come from `flops.json` (`python -m benchmarks.runtime.flops_table`), counted by torch's FlopCounterMode.
+Operations come from `flops.json` (`python -m benchmarks.runtime.flops`), counted by torch's FlopCounterMode.
 Reading it needs no torch, so plans stay fast. Shapes: B images, C classes.
 """
 

@@ -27,12 +27,12 @@ from benchmarks.tables.rows import covers_paper, in_paper, is_comparable, why_in
 from benchmarks.tables.runtime import (
     compute_ratios,
     is_extrapolated,
-    list_warnings,
     newest_measurement,
     published_ratios,
     rows_by_mode,
     why_unlike,
 )
+from benchmarks.tables.runtime_notes import list_warnings
 from benchmarks.tables.table import Cell, Column, Row, Table
 from benchmarks.tables.targets import TARGET_MEAN, find_transfer, list_targets, printed_transfer, target_metrics
 from benchmarks.tables.text import format_number

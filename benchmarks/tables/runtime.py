@@ -1,8 +1,10 @@
-"""Make the runtime tables: the newest measurement of the suite's data sets beside the paper's, and ratios."""
+"""Make the tables of the runtime benchmark: of a whole report, and of the suite beside the paper's with ratios."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.results.metrics import Metric
@@ -10,33 +12,97 @@ from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.runtime import load_runtime_reports
 from benchmarks.results.suite import SuiteResults
+from benchmarks.tables.render import render
 from benchmarks.tables.rows import BACKBONE, in_paper, published_title
-from benchmarks.tables.runtime_report import GUESSED, list_notes
+from benchmarks.tables.runtime_notes import EXTRAPOLATED, describe_case, list_notes
 from benchmarks.tables.table import Cell, Column, Row, Table
+from runner.results import write_bytes
 
-COLUMNS = (
+# Extrapolated times have a separate column, so that they cannot be marked the best.
+SUITE_COLUMNS = (
     Column("training s", "low", digits=1),
-    # Extrapolated times have a separate column, so that they cannot be marked the best.
-    Column(f"{GUESSED} training s", "", digits=1),
+    Column(f"{EXTRAPOLATED} training s", "", digits=1),
     Column("FPS encoder", digits=1),
     Column("FPS end to end", digits=1),
     Column("Accuracy"),
     Column("Steps measured", ""),
 )
-RATIOS = (
+REPORT_COLUMNS = (
+    *SUITE_COLUMNS,
+    Column("step ms", "low", digits=1),
+    Column("MB train", "low", digits=0),
+    Column("MB eval", "low", digits=0),
+    Column("GFLOP/s train", "", digits=0),
+    Column("% of peak, train", "", digits=0),
+    Column("GFLOP/s eval", "", digits=0),
+    Column("% of peak, eval", "", digits=0),
+)
+RATIO_COLUMNS = (
     Column("training s", "low"),
-    Column(f"{GUESSED} training s", ""),
+    Column(f"{EXTRAPOLATED} training s", ""),
     Column("FPS encoder"),
     Column("FPS end to end"),
 )
+SIZE_COLUMNS = (
+    Column("reference ms", "", digits=1),
+    Column("fast ms", "", digits=1),
+    Column("ratio", ""),
+    Column("counted", ""),
+    Column("reached %", "", digits=0),
+)
+PHASES = ("load", "start", "data", "forward", "backward", "optimizer", "evaluation")
+TITLE, LABELS = "Training time and speed of inference", ("Data set", "Method", "Mode")
 RATIO, RATIO_TITLE = ("procap", "maple"), "ProCAP / MaPLe-style"
-PUBLISHED_WORK = {"epochs": 10, "batch": 32, "test_batch": 100}
+PUBLISHED_SETTINGS = {"epochs": 10, "batch": 32, "test_batch": 100}
 """The paper's settings, by the names of a measurement's settings."""
-WARNINGS = ("THE MACHINE WAS BUSY", GUESSED, "†", "FAILED", "published:")
-"""Prefixes of the notes of a measurement that also concern its ratios."""
 
 Measurement = dict[str, Any]
 """A `runtime.json`, see `benchmarks.runtime`."""
+
+
+def write_report(report: Measurement, folder: Path) -> str:
+    """Write runtime.md, .csv, .tex and .json to `folder`; returns the Markdown."""
+    speed, *others = report_tables(report)
+    text = "\n\n".join(render(table, "md") for table in (*others, speed))
+    rows = [
+        {"dataset": one.dataset, "method": one.method, "time_s": one.train_seconds, "fps": one.images_per_second,
+         "accuracy": one.accuracy}
+        for one in published.runtime()
+    ]  # fmt: skip
+    files = {
+        "md": text,
+        "csv": render(speed, "csv"),
+        "tex": render(speed, "latex"),
+        "json": json.dumps({**report, "published": rows}, ensure_ascii=False, allow_nan=False, indent=1),
+    }
+    for suffix, content in files.items():
+        write_bytes(folder / f"runtime.{suffix}", f"{content}\n".encode())
+    return text
+
+
+def report_tables(report: Measurement) -> list[Table]:
+    """Make the table of speed with its notes, and those of sizes and phases."""
+    datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
+    rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
+    rows += [row for dataset in dict.fromkeys(one.dataset for one in published.runtime())
+             for row in _published_rows(dataset, len(REPORT_COLUMNS))]  # fmt: skip
+    tables = [Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_notes(report)), wide=True)]
+    if report["scaling"]:
+        sizes = []
+        for one in report["scaling"]:
+            point, seconds = one["point"], one["seconds"]
+            work = {"train": "training step", "eval": "evaluation"}[point["kind"]]
+            labels = work, str(point["classes"]), str(point["batch"]), point["precision"]
+            milliseconds = (_metric(seconds[mode]["median"], 1e3) for mode in ("reference", "fast"))
+            ratios = _metric(one["ratio"]), _metric(one["counted"]), _metric(one["reached"], 100)
+            sizes.append(Row(labels, (*milliseconds, *ratios), group=f"{labels}"))
+        labels = "Work", "Classes", "Batch", "Precision"
+        tables.append(Table("sizes", "Time against classes and images", labels, SIZE_COLUMNS, tuple(sizes)))
+    phases = tuple(
+        Row((describe_case(row),), tuple(_metric(row["phases"][name]) for name in PHASES)) for row in report["rows"]
+    )
+    columns = tuple(Column(name, "") for name in PHASES)
+    return [*tables, Table("phases", "Seconds of the measured steps", ("Case",), columns, phases)]
 
 
 def runtime_tables(suite: SuiteResults) -> list[Table]:
@@ -44,19 +110,23 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     report = newest_measurement(suite)
     if report is None:
         return []
-    rows = [row for dataset in suite.datasets for row in (*_published(suite, dataset), *_ours(report, dataset))]
-    title, labels = "Training time and speed of inference", ("Data set", "Method", "Mode")
-    notes = _notes(suite, report)
-    tables = [Table(suite.name, title, labels, COLUMNS, tuple(rows), notes, wide=True).without_empty_columns()]
-    if ratios := [row for dataset in suite.datasets for row in _ratios(suite, report, dataset)]:
+    rows: list[Row] = []
+    for dataset in suite.datasets:
+        rows += _published_rows(dataset, len(SUITE_COLUMNS)) if in_paper(suite) else ()
+        rows += _measured_rows(report, dataset)
+    others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
+    notes = tuple(note for note in list_notes(report) if not note.startswith(others))
+    speed = Table(suite.name, TITLE, LABELS, REPORT_COLUMNS, tuple(rows), notes, wide=True)
+    tables = [speed.with_columns(range(len(SUITE_COLUMNS))).without_empty_columns()]
+    if ratios := [row for dataset in suite.datasets for row in _ratio_rows(suite, report, dataset)]:
         remarks = [
             "What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."
         ]
         if any(row.cells[1] for row in ratios):
-            remarks.append(f"{GUESSED} of trainings that were not run to their end.")
+            remarks.append(f"{EXTRAPOLATED} of trainings that were not run to their end.")
         if any(row.source == "published" for row in ratios) and (why := why_unlike(report)):
             remarks.append(f"These ratios do not compare with published ones: {why}.")
-        table = Table(f"{suite.name}-ratios", RATIO_TITLE, labels[::2], RATIOS, tuple(ratios), tuple(remarks))
+        table = Table(f"{suite.name}-ratios", RATIO_TITLE, LABELS[::2], RATIO_COLUMNS, tuple(ratios), tuple(remarks))
         tables.append(table.without_empty_columns())
     return tables
 
@@ -69,31 +139,29 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
     found: list[tuple[float, str, Measurement]] = []
     for file, report in load_runtime_reports(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
-        if (
-            report["backbone"]["name"] == backbone
-            and sets >= set(suite.datasets)
-            and methods >= set(suite.options.methods)
-        ):
+        complete = sets >= set(suite.datasets) and methods >= set(suite.options.methods)
+        if report["backbone"]["name"] == backbone and complete:
             found.append((file.stat().st_mtime, str(file), report))
     return max(found, key=lambda one: one[:2])[2] if found else None
 
 
 def compute_ratios(rows: Sequence[dict[str, Any]]) -> tuple[float | None, float | None, float | None]:
     """Compute training seconds, encoder and end-to-end speed of ProCAP over MaPLe-style, from rows of one mode."""
-    pair = [next((row for row in rows if row["method"] == method), None) for method in RATIO]
-    if pair[0] is None or pair[1] is None:
+    own, other = (next((row for row in rows if row["method"] == method), None) for method in RATIO)
+    if own is None or other is None:
         return None, None, None
-    seconds = [row["train_seconds"] for row in pair if row]
-    speeds = [[row[name]["median"] for row in pair if row] for name in ("encoder_fps", "end_to_end_fps")]
-    return _divide(seconds), _divide(speeds[0]), _divide(speeds[1])
+    trained = own["train_seconds"] is not None and other["train_seconds"]
+    seconds = own["train_seconds"] / other["train_seconds"] if trained else None
+    encoder, whole = (own[name]["median"] / other[name]["median"] for name in ("encoder_fps", "end_to_end_fps"))
+    return seconds, encoder, whole
 
 
 def published_ratios(dataset: str) -> tuple[float, float] | None:
     """Compute published training seconds and speed of ProCAP over MaPLe-style; None for other data sets."""
-    lines = {line.key: line for line in published.runtime() if line.dataset == dataset}
-    if set(RATIO) - set(lines):
+    by_method = {one.key: one for one in published.runtime() if one.dataset == dataset}
+    if set(RATIO) - set(by_method):
         return None
-    own, other = (lines[key] for key in RATIO)
+    own, other = (by_method[key] for key in RATIO)
     return own.train_seconds / other.train_seconds, own.images_per_second / other.images_per_second
 
 
@@ -103,9 +171,9 @@ def why_unlike(report: Measurement) -> str:
         return f"the backbone is {backbone}, not {BACKBONE}"
     settings = report["settings"]
     others = (
-        f"{name.replace('_', ' ')} is {settings[name]}, not {known}"
-        for name, known in PUBLISHED_WORK.items()
-        if settings[name] != known
+        f"{name.replace('_', ' ')} is {settings[name]}, not {value}"
+        for name, value in PUBLISHED_SETTINGS.items()
+        if settings[name] != value
     )
     return ", ".join(others)
 
@@ -113,12 +181,6 @@ def why_unlike(report: Measurement) -> str:
 def is_extrapolated(rows: Sequence[dict[str, Any]]) -> bool:
     """Whether a training used in the ratio was not run to its end."""
     return any(row["extrapolated"] for row in rows if row["method"] in RATIO)
-
-
-def list_warnings(report: Measurement) -> list[str]:
-    """List what was measured, on what machine, and warnings about its ratios."""
-    work, recipe, *others = list_notes(report)
-    return [work, recipe, *(note for note in others if note.startswith(WARNINGS))]
 
 
 def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, Any]]]:
@@ -131,64 +193,63 @@ def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, 
     return found
 
 
-def _published(suite: SuiteResults, dataset: str) -> Iterator[Row]:
+def _published_rows(dataset: str, width: int) -> Iterator[Row]:
     """Make the published rows; they are of another machine, so none of their cells is marked the best."""
     name = display_name(dataset)
-    for line in published.runtime() if in_paper(suite) else ():
-        if line.dataset == dataset:
-            numbers = (line.train_seconds, None, None, line.images_per_second, line.accuracy)
-            cells = tuple(None if number is None else Metric(number) for number in numbers)
-            yield Row((name, published_title(line.method), "-"), (*cells, None), "published", f"{name} {line.method}")
+    for one in published.runtime():
+        if one.dataset == dataset:
+            cells = Metric(one.train_seconds), None, None, Metric(one.images_per_second), Metric(one.accuracy)
+            rest = [None] * (width - len(cells))
+            title = published_title(one.method)
+            yield Row((name, title, "-"), (*cells, *rest), "published", f"{name} {one.method}")
 
 
-def _ours(report: Measurement, dataset: str) -> Iterator[Row]:
+def _measured_rows(report: Measurement, dataset: str) -> Iterator[Row]:
     name = display_name(dataset)
     for mode, rows in rows_by_mode(report, dataset).items():
         for row in rows:
-            speeds = [Metric(row[kind]["median"]) for kind in ("encoder_fps", "end_to_end_fps")]
-            steps = f"{row['steps_measured']} of {row['steps']}" if row["steps"] else "-"
-            seconds = row["train_seconds"]
-            training = None if seconds is None else Metric(seconds)
-            cells = (*_in_column(training, row["extrapolated"]), *speeds, _accuracy(row), steps)
+            rates, shares, peaks = row["flops_per_second"], row["share_of_peak"], row["peak_bytes"]
+            limited = row["test_images"] < row["test_images_all"]
+            accuracy = None if row["accuracy"] is None else Metric(row["accuracy"], seeds=(1,), limited=limited)
+            cells = (
+                *_training_cells(_metric(row["train_seconds"]), row["extrapolated"]),
+                _metric(row["encoder_fps"]["median"]),
+                _metric(row["end_to_end_fps"]["median"]),
+                accuracy,
+                f"{row['steps_measured']} of {row['steps']}" if row["steps"] else "-",
+                _metric(row["step_seconds"] and row["step_seconds"]["median"], 1e3),
+                _metric(peaks["train"], 1e-6),
+                _metric(peaks["eval"], 1e-6),
+                _metric(rates["train"], 1e-9),
+                _metric(shares["train"], 100),
+                _metric(rates["eval"], 1e-9),
+                _metric(shares["eval"], 100),
+            )
             yield Row((name, row["title"], mode), cells, group=name)
 
 
-def _ratios(suite: SuiteResults, report: Measurement, dataset: str) -> Iterator[Row]:
+def _ratio_rows(suite: SuiteResults, report: Measurement, dataset: str) -> Iterator[Row]:
     """Make rows of ratios between methods; the paper's machine is another one, so only ratios are comparable."""
     name = display_name(dataset)
-    known = published_ratios(dataset) if in_paper(suite) else None
-    if known:
-        cells = (Metric(known[0]), None, None, Metric(known[1]))
+    paper = published_ratios(dataset) if in_paper(suite) else None
+    if paper:
+        cells = (Metric(paper[0]), None, None, Metric(paper[1]))
         yield Row((name, "published"), cells, "published", f"{name} published")
+    known = paper if paper and not why_unlike(report) else (None, None)
     for mode, rows in rows_by_mode(report, dataset).items():
         seconds, encoder, whole = compute_ratios(rows)
         extrapolated = is_extrapolated(rows)
-        paper = known if known and not why_unlike(report) else (None, None)
-        numbers = ((seconds, None if extrapolated else paper[0]), (encoder, None), (whole, paper[1]))
-        training, *speeds = (None if number is None else Metric(number, published=other) for number, other in numbers)
-        row = Row((name, mode), (*_in_column(training, extrapolated), *speeds), group=f"{name} {mode}")
+        training = _metric(seconds, published=None if extrapolated else known[0])
+        speeds = _metric(encoder), _metric(whole, published=known[1])
+        row = Row((name, mode), (*_training_cells(training, extrapolated), *speeds), group=f"{name} {mode}")
         if any(row.cells):
             yield row
 
 
-def _in_column(training: Cell, extrapolated: bool) -> tuple[Cell, Cell]:
+def _training_cells(training: Cell, extrapolated: bool) -> tuple[Cell, Cell]:
     """Place the seconds of a training, or their ratio, in the column of finished or of extrapolated ones."""
     return (None, training) if extrapolated else (training, None)
 
 
-def _accuracy(row: dict[str, Any]) -> Cell:
-    if row["accuracy"] is None:
-        return None
-    return Metric(row["accuracy"], seeds=(1,), limited=row["test_images"] < row["test_images_all"])
-
-
-def _divide(pair: list[float | None]) -> float | None:
-    first, second = pair
-    return None if first is None or not second else first / second
-
-
-def _notes(suite: SuiteResults, report: Measurement) -> tuple[str, ...]:
-    """Collect the measurement's own notes about these columns."""
-    others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
-    kept = (note for note in list_notes(report) if not note.startswith(others))
-    return tuple(note.replace("is in the CSV", "is in runtime.csv") for note in kept)
+def _metric(number: float | None, factor: float = 1.0, published: float | None = None) -> Metric | None:
+    return None if number is None else Metric(factor * number, published=published)

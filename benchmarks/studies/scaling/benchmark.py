@@ -206,7 +206,7 @@ def launched(method: str) -> int:
     """Count the operations that a step launches one by one, on mini, whose towers have the depth of ViT-B/16's."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from benchmarks.runtime.workload import synthetic_case
+    from benchmarks.runtime.data import synthetic_case
     from benchmarks.studies.scaling.ranks import run_config
     from procap.weights.mini import load_mini
     from runner.engine import Batch, Engine

@@ -150,7 +150,7 @@ class Steps:
     """Take steps of a job in this process, at a learning rate of zero: every round starts from the same weights."""
 
     def __init__(self, job: StepSpec, variant: Parallelism, group: ProcessGroup, clip: CLIP) -> None:
-        from benchmarks.runtime.workload import synthetic_case
+        from benchmarks.runtime.data import synthetic_case
         from runner.config import RuntimeConfig
         from runner.engine import Batch
         from runner.meters import Meter
