@@ -18,7 +18,7 @@ from benchmarks.cli import main
 from benchmarks.results.profiles import MINI, PAPER, Profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.runtime.benchmark import measure_suite, write
-from benchmarks.runtime.data import class_names, load_case_data, prepare
+from benchmarks.runtime.data import class_names, load_case_data
 from benchmarks.runtime.settings import Flags, make_settings
 from benchmarks.runtime.targets import format_targets, list_targets
 from benchmarks.suites import suite_named
@@ -293,8 +293,7 @@ def test_wrong_flags_are_answered_in_one_line(capsys, flags, told):
 
 
 def test_photographs_have_the_size_of_their_name(tmp_path):
-    root = prepare("photographs-3", tmp_path / "data", tmp_path / "made")
-    data = load_case_data("photographs-3", root)
+    data = load_case_data("photographs-3", tmp_path / "data", tmp_path / "made")
     assert (len(data.fewshot.train), len(data.test.images), len(data.space.classnames)) == (48, 12, 3)
     assert data.synthetic and data.fewshot.train.image(0).size in ((500, 375), (375, 500))
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.cli import main
-from benchmarks.runtime.data import prepare, synthetic_case
+from benchmarks.runtime.data import load_case_data, synthetic_case
 from benchmarks.runtime.flops import without_fused_kernels
 from benchmarks.runtime.measure import Summary, peak_bytes, time_in_turns
 from benchmarks.runtime.settings import Flags, make_settings, run_config
@@ -111,9 +111,8 @@ def settings(**changes):
 def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
     recipe = run_config("maple", "fp32", settings(), dataset="eurosat").recipe
     assert (recipe.colour_jitter, recipe.rotation) == (EUROSAT_JITTER, EUROSAT_ROTATION)
-    made = run_config(
-        "maple", "fp32", settings(), dataset="photographs-1", data=prepare("photographs-1", CPU, tmp_path)
-    )
+    photographs = load_case_data("photographs-1", tmp_path, tmp_path)
+    made = run_config("maple", "fp32", settings(), dataset=photographs.name, data=photographs.root)
     assert made.dataset == "photographs-1" and made.recipe.colour_jitter == 0
 
 

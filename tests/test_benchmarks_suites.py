@@ -12,12 +12,8 @@ from benchmarks.results.profiles import MINI, PAPER
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.outputs import short_names
-from benchmarks.suites.planning import is_done
-from cluster.launcher import Launcher, launch
-from cluster.progress import RunProgress
-from cluster.run import Report, RunSpec
+from cluster.launcher import launch
 from runner.collection import CollectionFolder, read_collections
-from runner.config import RuntimeConfig
 from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -297,42 +293,6 @@ def test_a_cluster_that_is_not_there_is_named(small, capsys):
     assert code == 1
     last = err.splitlines()[-1]
     assert "127.0.0.1:1" in last and "ray start --head" in last and "Traceback" not in err
-
-
-class Guess:
-    """A forecast of ten seconds a job that remembers what it was taught."""
-
-    def __init__(self) -> None:
-        self.learned: list[float] = []
-
-    def seconds(self, run: RunSpec) -> float:
-        return 10.0
-
-    def learn(self, run: RunSpec, taken: float) -> None:
-        self.learned.append(taken)
-
-    def remaining(self, left, at_once: int) -> float:
-        return sum(left) / at_once
-
-
-def test_the_end_of_every_run_corrects_the_forecast(few_digits, tmp_path):
-
-    suite = suite_named("base-to-novel")
-    pieces = [entry.spec for entry in suite.plan(suite.options(MINI, datasets=("digits",), methods=("coop",)))]
-    guess = Guess()
-    with RunProgress(pieces, guess, 2, quiet=True) as progress:
-        for number, report in enumerate(
-            [Report(state="done", seconds=4.0), Report(state="failed", why="no"), Report()]
-        ):
-            progress.started(f"{number}", {"number": number})
-            progress.ended(f"{number}", {"number": number}, report)
-    assert guess.learned == [4.0]
-    assert progress.done == [0] and progress.failed == {1: "no"}
-    assert not is_done(pieces[0], RuntimeConfig(data=few_digits, results=tmp_path))
-
-
-def test_a_fleet_asks_for_whole_or_parted_gpus():
-    assert Launcher(kind="ray", gpus=0.25).gpus == 0.25 and Launcher(kind="ray", gpus=2).gpus == 2
 
 
 @pytest.mark.parametrize("name", list(SUITES))

@@ -10,6 +10,7 @@ an idle device.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -17,7 +18,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     """
     import torch
 
-    from benchmarks.runtime.data import canonical_name, prepare
+    from benchmarks.runtime.data import load_case_data
     from benchmarks.runtime.measure import matmul_peak
     from benchmarks.runtime.rounds import Clock, run_cases
     from benchmarks.runtime.workload import models_by_mode
@@ -85,8 +85,8 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
         torch.backends.cudnn.allow_tf32 = False
     load = os.getloadavg()[0]
     # Pack data sets before the time budget starts.
-    names = dict.fromkeys(canonical_name(name, runtime.data) for name in settings.datasets)
-    roots = {name: prepare(name, runtime.data, runtime.results / "runtime" / "data") for name in names}
+    made = runtime.results / "runtime" / "data"
+    datasets = [load_case_data(name, runtime.data, made) for name in dict.fromkeys(settings.datasets)]
     clock = Clock(settings.budget)
     peaks = {precision: matmul_peak(device, precision) for precision in settings.precisions}
     note(", ".join(f"matrix products at {rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in peaks.items()))
@@ -106,10 +106,10 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
         "scaling": [],
         "failed": {},
     }
-    for number, (name, root) in enumerate(roots.items()):
-        share = TABLE_SHARE / len(roots)
+    for number, data in enumerate(datasets):
+        share = TABLE_SHARE / len(datasets)
         ends = ((number + TRAIN_SHARE) * share, (number + 1) * share)
-        report["rows"] += run_cases(name, root, settings, models, peaks, loading, clock, ends)
+        report["rows"] += run_cases(data, settings, models, peaks, loading, clock, ends)
     try:
         report["scaling"] += _measure_scaling(settings, models, clock.left())
         if check and device.type == "cpu":
@@ -169,12 +169,16 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     from runner.remote_results import RemoteResults
 
     report["targets"] = [asdict(target) for target in list_targets(report)]
-    folder = runtime.results / "runtime" / f"{settings.slug}-{report['device']['slug']}-{settings.hash}"
+    weights = [] if settings.pretrained is None else [Path(settings.pretrained).stem]
+    words = settings.backbone.replace("/", "-"), *weights, "+".join(settings.precisions)
+    # Only the same measurement replaces another in its folder.
+    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:8]
+    folder = runtime.results / "runtime" / f"{'-'.join(words).lower()}-{report['device']['slug']}-{digest}"
     report["folder"] = str(folder)
     text = write_report(report, folder)
-    if find_spec("matplotlib"):
+    try:
         save_plots(folder, {"runtime-classes": partial(plot_classes, report)})
-    else:
+    except ImportError:
         note("plots are left out: matplotlib is not installed")
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
     RemoteResults.of(runtime).push_all("runtime")

@@ -44,10 +44,12 @@ THINGS = ("lily", "rose", "bellflower", "snapdragon", "aster", "poppy", "orchid"
 class CaseData:
     """One data set as all cases see it.
 
-    synthetic: the images have no content, so accuracy is meaningless. load_seconds: for opening and checking hashes.
+    root: of the packed data. synthetic: the images have no content, so accuracy is meaningless. load_seconds: for
+    opening and checking hashes.
     """
 
     name: str
+    root: Path
     synthetic: bool
     fewshot: FewShot
     test: Selection
@@ -64,29 +66,25 @@ def class_names(count: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:count]
 
 
-def prepare(name: str, data: Path, made: Path) -> Path:
-    """Return the folder of data set `name` and pack it if needed; synthetic data sets are packed into `made`."""
-    if not SYNTHETIC.fullmatch(name):
+def load_case_data(name: str, data: Path, made: Path) -> CaseData:
+    """Open data set `name`, packed if needed, and draw its few-shot samples; synthetic ones are packed into `made`.
+
+    Raises DataUsageError for a name that is neither known nor synthetic.
+    """
+    synthetic = SYNTHETIC.fullmatch(name) is not None
+    root = made if synthetic else data
+    if not synthetic:
+        name = resolve_dataset(name, data).name
         ensure_packed([name], data)
-        return data
-    if not is_packed(made, name):
+    elif not is_packed(made, name):
         pack_one(photograph_source(name), made)
-    return made
-
-
-def canonical_name(name: str, data: Path) -> str:
-    """Return the canonical name. Raises DataUsageError for one that is neither known nor synthetic."""
-    return name if SYNTHETIC.fullmatch(name) else resolve_dataset(name, data).name
-
-
-def load_case_data(name: str, root: Path) -> CaseData:
-    """Open `name` and draw its few-shot samples."""
     began = time.perf_counter()
     shards = open_dataset(root, name)
     fewshot = load_few_shot(shards, SHOTS, SEED, "all")
     return CaseData(
         name=name,
-        synthetic=bool(SYNTHETIC.fullmatch(name)),
+        root=root,
+        synthetic=synthetic,
         fewshot=fewshot,
         test=evaluation_split(shards, "all"),
         space=label_space(shards.manifest, fewshot.classnames),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,11 +38,11 @@ IMAGES, CLASSES = (1, 2), (10, 110)
 """Sizes that are counted; operations are bilinear in both."""
 
 
-def count_flops(work: Callable[[], object], method: Method | None = None) -> float:
+def count_flops(work: Callable[[], object], method: Method | None = None, *, compute: bool = False) -> float:
     """Count the operations of `work`, which runs on tensors without data; gradients that it leaves have none either.
 
     method: gradients of its weights are disabled, as the counter would look up their place in the autograd graph,
-    which does not exist in inference mode.
+    which does not exist in inference mode. compute: use tensors with data, for work that reads numbers.
     """
     trained = [] if method is None else [weight for weight in method.parameters() if weight.requires_grad]
     for weight in trained:
@@ -52,7 +52,7 @@ def count_flops(work: Callable[[], object], method: Method | None = None) -> flo
         with (
             without_fused_kernels(),
             torch.compiler.set_stance("force_eager"),
-            FakeTensorMode(allow_non_fake_inputs=True),
+            nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True),
             counter,
         ):
             work()
@@ -77,20 +77,20 @@ def without_fused_kernels() -> Iterator[None]:
 
 
 def count_step(method: Method, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Count operations of the forward and backward pass of one training step; gradients are dropped."""
+    """Count operations of the forward and backward pass of one training step."""
     noise = tuple(one.to(images.device) for one in method.draw(generator(1, "noise", 0)))
 
     def step() -> None:
         sum(method.loss(images, labels, noise).values(), torch.zeros((), device=images.device)).backward()
 
-    total = count_flops(step)
+    total = count_flops(step, compute=True)
     method.zero_grad(set_to_none=True)
     return total
 
 
 def count_evaluation(method: Method, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Count operations of one evaluated batch and its class features."""
-    return count_flops(lambda: method.classifier()(images), method)
+    """Count operations of one evaluated batch and its class features; tokenizing reads numbers."""
+    return count_flops(lambda: method.classifier()(images), method, compute=True)
 
 
 def bilinear(clip: CLIP, name: str, count: Callable[..., float]) -> list[float]:

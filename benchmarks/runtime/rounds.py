@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from benchmarks.console.output import note
 from benchmarks.runtime.case import Case
-from benchmarks.runtime.data import load_case_data
+from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import repeats_on, time_in_turns
 from benchmarks.runtime.settings import Settings, run_config
 from benchmarks.runtime.workload import Models
@@ -40,8 +39,7 @@ class Clock:
 
 
 def run_cases(
-    name: str,
-    root: Path,
+    data: CaseData,
     settings: Settings,
     models: Models,
     peaks: dict[str, float],
@@ -53,9 +51,8 @@ def run_cases(
 
     ends: shares of the clock's budget at which training and evaluation have to end.
     """
-    data = load_case_data(name, root)
     cases = [
-        Case(run_config(method, precision, settings, dataset=name, data=root), data, models, mode, settings)  # type: ignore[arg-type]
+        Case(run_config(method, precision, settings, dataset=data.name, data=data.root), data, models, mode, settings)  # type: ignore[arg-type]
         for precision in settings.precisions
         for method in settings.methods
         for mode in settings.modes

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,17 +54,6 @@ class Settings:
     accelerations: Acceleration
     budget: float | None
     scaling: tuple[tuple[int, ...], tuple[int, ...]]
-
-    @property
-    def slug(self) -> str:
-        """The start of a folder's name: backbone, weights and precision."""
-        weights = "" if self.pretrained is None else f"-{Path(self.pretrained).stem}"
-        return f"{self.backbone.replace('/', '-')}{weights}-{'+'.join(self.precisions)}".lower()
-
-    @property
-    def hash(self) -> str:
-        """Hash of all settings, so that only the same measurement replaces another in its folder."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)

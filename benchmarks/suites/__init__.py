@@ -57,7 +57,7 @@ def suite_named(name: str) -> Suite:
     """Load the suite of that name, or of the file `name`; UsageError for an unknown name or an invalid suite."""
     from benchmarks.suites.suite import Suite
 
-    module, attribute = _place(name)
+    module, attribute = _find_module(name)
     found = getattr(module, attribute, None)
     if not isinstance(found, Suite):
         raise UsageError(f"suite '{name}': {attribute} is no benchmarks.suites.suite.Suite")
@@ -68,28 +68,28 @@ def suite_named(name: str) -> Suite:
 
 def suite_text(name: str) -> str:
     """Return the docstring of the suite's file in paragraphs; lines of commands are kept."""
-    text = inspect.getdoc(_place(name)[0]) or name
+    text = inspect.getdoc(_find_module(name)[0]) or name
     # A backspace character (Click's syntax) keeps the line breaks of a paragraph in a help text.
     return "\n\n".join(f"\b\n{part}" if part.startswith(" ") else part for part in text.split("\n\n"))
 
 
-def _place(name: str) -> tuple[ModuleType, str]:
+def _find_module(name: str) -> tuple[ModuleType, str]:
     if name.endswith(".py"):
-        return _file(Path(name)), "SUITE"
+        return _load_file(Path(name)), "SUITE"
     paths = SUITES if name in SUITES else suite_paths()
     if name not in paths:
         raise unknown_name("suite", name, paths)
-    place, _, attribute = paths[name].partition(":")
+    module, _, attribute = paths[name].partition(":")
     try:
-        return importlib.import_module(place), attribute
+        return importlib.import_module(module), attribute
     except ImportError as error:
         if name in SUITES:
             raise
-        raise UsageError(f"suite '{name}' is a plug-in that cannot be loaded from {place}: {error}") from error
+        raise UsageError(f"suite '{name}' is a plug-in that cannot be loaded from {module}: {error}") from error
 
 
 @functools.cache
-def _file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"no file {path}; a suite of your own is a Python file with a SUITE in it")
     spec = importlib.util.spec_from_file_location(f"procap_suite_{path.stem}", path)

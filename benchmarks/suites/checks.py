@@ -33,15 +33,15 @@ def check_engine(configs: Iterable[RunConfig], runtime: RuntimeConfig, processes
         return
     from runner.setup import engine_settings
 
-    refused: UsageError | None = None
+    refused: list[UsageError] = []
     for config in configs:
         try:
             engine_settings(config, runtime, Ranks(size=processes, local_size=processes))
             return
         except UsageError as error:
-            refused = refused or error
+            refused.append(error)
     if refused:
-        raise refused
+        raise refused[0]
 
 
 def check_training_images(configs: Iterable[RunConfig], data: Path) -> None:

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,18 +109,18 @@ class CostModel:
         self.runtime, self.machine, self.processes, self.force = runtime, machine, processes, force
         self._ratios: dict[tuple[str, str], list[float]] = {}
         self._first: dict[str, float] = {}
-        newest = sorted((folder.train_file for folder in find_runs(runtime.results)), key=_age)[:MAX_FINISHED_RUNS]
-        for file in newest:
+        newest = sorted(find_runs(runtime.results), key=_age)[:MAX_FINISHED_RUNS]
+        for folder in newest:
             # Skip unreadable runs here; the command that needs such a run reports the error.
-            with suppress(OSError, ValueError, KeyError, TypeError, UserError, DataError):
-                self._learn_from_file(file)
+            with suppress(UserError, DataError, KeyError, TypeError):
+                self._learn_from(folder)
 
     def seconds(self, run: RunSpec) -> float:
         """Estimate the seconds of what was left of `run` at the first call; infinite if nothing is known of it."""
         if run.path not in self._first:
             self._first[run.path] = self._work_left(run)
         work = self._first[run.path]
-        return self._ratio(run.config) * work if work else 0.0
+        return self._ratio(run.config)[0] * work if work else 0.0
 
     def learn(self, run: RunSpec, taken: float) -> None:
         """Improve later estimates by a run that took `taken` seconds for all that was left of it."""
@@ -136,15 +136,7 @@ class CostModel:
 
     def basis(self, config: RunConfig) -> str:
         """Describe what the estimate of a run rests on."""
-        own = len(self._ratios.get((config.method, config.backbone), []))
-        others = sum(len(ratios) for (_, backbone), ratios in self._ratios.items() if backbone == config.backbone)
-        if own:
-            return f"median of {own} finished {config.method} runs"
-        if not _is_counted(config):
-            return f"unknown: {config.method} on {config.backbone} has no finished runs and no counted operations"
-        if others:
-            return f"median of {others} finished runs of other methods"
-        return f"assumed: {self.machine.pace(config.precision) / 1e12:.3g} TFLOP/s"
+        return self._ratio(config)[1]
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
         """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done.
@@ -177,14 +169,12 @@ class CostModel:
         """Estimate seconds without correction; 0 if everything is done, infinite for an unknown data set."""
         targets, trained = [Target.recorded(target) for target in run.targets], 0.0
         folder = RunFolder(self.runtime.results / run.config.path)
+        # An unreadable result counts as missing.
         with suppress(UserError, DataError):
             if not self.force and (training := folder.train()):
-                found = [folder.evaluation(target) for target in targets]
-                pairs = zip(targets, found, strict=True)
-                trained = 1.0
-                targets = [
-                    one for one, known in pairs if not (known and known.is_current(training, self.runtime.limit))
-                ]
+                trained, limit = 1.0, self.runtime.limit
+                found = {target: folder.evaluation(target) for target in targets}
+                targets = [target for target, one in found.items() if not (one and one.is_current(training, limit))]
             elif not self.force and (progress := folder.progress()) and progress.steps:
                 trained = progress.step / progress.steps
         if trained == 1 and not targets:
@@ -194,30 +184,33 @@ class CostModel:
         except DataError:
             return math.inf
 
-    def _ratio(self, config: RunConfig) -> float:
-        """Return the median of measured over estimated seconds of similar runs."""
-        own = self._ratios.get((config.method, config.backbone), [])
-        if not own and not _is_counted(config):
-            return math.inf
-        others = (found for (_, backbone), found in self._ratios.items() if backbone == config.backbone)
-        alike = own or list(itertools.chain(*others))
-        return statistics.median(alike) if alike else 1.0
+    def _ratio(self, config: RunConfig) -> tuple[float, str]:
+        """Return the median of measured over estimated seconds of similar runs, and what it rests on."""
+        if own := self._ratios.get((config.method, config.backbone)):
+            return statistics.median(own), f"median of {len(own)} finished {config.method} runs"
+        if config.method not in load_flops().get(config.backbone, {}):
+            missing = "has no finished runs and no counted operations"
+            return math.inf, f"unknown: {config.method} on {config.backbone} {missing}"
+        lists = (ratios for (_, backbone), ratios in self._ratios.items() if backbone == config.backbone)
+        if others := list(itertools.chain(*lists)):
+            return statistics.median(others), f"median of {len(others)} finished runs of other methods"
+        return 1.0, f"assumed: {self.machine.pace(config.precision) / 1e12:.3g} TFLOP/s"
 
     def _add(self, config: RunConfig, work: float, taken: float) -> None:
         if 0 < work < math.inf and taken > 0:
             self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
 
-    def _learn_from_file(self, train: Path) -> None:
-        done = json.loads(train.read_bytes())
-        environment = done["environment"]
-        name = environment["cpu"]["name"] if environment.get("gpu") is None else environment["gpu"]
-        if done.get("ranks") or name != self.machine.name:
+    def _learn_from(self, folder: RunFolder) -> None:
+        training, config = folder.train(), folder.config()
+        if training is None or config is None or training.ranks:
             return
-        config = RunConfig.model_validate_json((train.parent / "config.json").read_bytes())
-        evaluations = [json.loads(file.read_bytes()) for file in (train.parent / "eval").glob("*.json")]
-        work = self.work(config, [Target.recorded(one["target"]) for one in evaluations])
+        machine = training.environment
+        if (machine["cpu"]["name"] if machine.get("gpu") is None else machine["gpu"]) != self.machine.name:
+            return
+        evaluations = folder.evaluations()
+        work = self.work(config, [Target.recorded(one.target) for one in evaluations])
         # Recorded seconds do not include the start, but the estimate does.
-        taken = done["seconds"] + sum(one["seconds"] for one in evaluations) + START_SECONDS[self.machine.device]
+        taken = training.seconds + sum(one.seconds for one in evaluations) + START_SECONDS[self.machine.device]
         self._add(config, work, taken)
 
     def _split(self, dataset: str, classes: str, split: str) -> tuple[int, float, float]:
@@ -269,12 +262,7 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
     return max(free)
 
 
-def _is_counted(config: RunConfig) -> bool:
-    counts: Mapping[str, Any] = load_flops().get(config.backbone, {})
-    return config.method in counts
-
-
-def _age(file: Path) -> float:
+def _age(folder: RunFolder) -> float:
     with suppress(OSError):
-        return -file.stat().st_mtime
+        return -folder.train_file.stat().st_mtime
     return math.inf

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
 from benchmarks.plots.style import FORMATS, MAKER
-from benchmarks.results.metrics import Metric, average
+from benchmarks.results.metrics import average
 from benchmarks.results.pictures import read_pictures
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
@@ -72,47 +72,40 @@ def make_outputs(
         remove_other_tables(done, tables)
 
     def plot() -> None:
-        remove_other_plots(done, _plot(suite, done, folder))
+        drawn: list[Path] = []
+        if suite.plots and not done.frame.empty:
+            from benchmarks.plots import save_plots
+
+            try:
+                drawn = save_plots(folder, suite.plots(done))
+            except ImportError:
+                note("plots are left out: matplotlib is not installed")
+        remove_other_plots(done, drawn)
 
     for part in (finish, tabulate, plot):
-        _attempt(part, failed, verbose)
+        try:
+            part()
+        except Interrupted:
+            raise
+        except (UserError, DataError, OSError) as error:
+            failed.append(str(error))
+        except Exception as error:
+            if verbose:
+                traceback.print_exc()
+            failed.append(f"internal error: {type(error).__name__}: {error}")
     return SuiteOutputs(suite, folder, tuple(tables), metrics_of(done), "; ".join(failed), done.unreadable)
-
-
-def _attempt(part: Callable[[], None], failed: list[str], verbose: bool) -> None:
-    try:
-        part()
-    except Interrupted:
-        raise
-    except (UserError, DataError, OSError) as error:
-        failed.append(str(error))
-    except Exception as error:
-        if verbose:
-            traceback.print_exc()
-        failed.append(f"internal error: {type(error).__name__}: {error}")
-
-
-def _plot(suite: Suite, done: SuiteResults, folder: Path) -> list[Path]:
-    if not suite.plots or done.frame.empty:
-        return []
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        note("plots are left out: matplotlib is not installed")
-        return []
-    from benchmarks.plots import save_plots
-
-    return save_plots(folder, suite.plots(done))
 
 
 def metrics_of(done: SuiteResults) -> dict[str, float]:
     """Average each variant over the data sets, as `hm/maple`, `all/procap n_ctx 8`; incomplete ones are left out."""
-    return {
-        f"{kind}/{name}": cell.mean
-        for variant, name in zip(done.variants, short_names(done.variants), strict=True)
-        for kind, cell in _averages(done, variant).items()
-        if cell is not None
-    }
+    metrics: dict[str, float] = {}
+    for variant, name in zip(done.variants, short_names(done.variants), strict=True):
+        if done.suite.classes == "all":
+            means = {"all": average([done.metric(variant, dataset, Target(dataset)) for dataset in done.datasets])}
+        else:
+            means = dict(zip(("base", "novel", "hm"), done.average_halves(variant), strict=True))
+        metrics |= {f"{kind}/{name}": metric.mean for kind, metric in means.items() if metric is not None}
+    return metrics
 
 
 def short_names(variants: Sequence[Variant]) -> list[str]:
@@ -127,35 +120,28 @@ def short_names(variants: Sequence[Variant]) -> list[str]:
     return names
 
 
-def _averages(done: SuiteResults, variant: Variant) -> dict[str, Metric | None]:
-    if done.suite.classes == "all":
-        return {"all": average([done.metric(variant, dataset, Target(dataset)) for dataset in done.datasets])}
-    return dict(zip(("base", "novel", "hm"), done.average_halves(variant), strict=True))
-
-
 def remove_other_tables(done: SuiteResults, tables: Iterable[Table]) -> list[Path]:
     """Remove the files of tables in the suite's folder that are not among `tables`; returns them."""
     names = {table.name for table in tables}
+    files = [file for file in done.folder.glob("*.json") if file.stem not in names and _is_table(file)]
     # The JSON file identifies the others, so it is removed last.
-    suffixes = sorted(SUFFIXES.values(), key=lambda suffix: suffix == "json")
-    files = sorted(done.folder.glob("*.json"))
-    return _remove((file for file in files if file.stem not in names and _is_table(file)), suffixes)
+    return _remove(files, sorted(SUFFIXES.values(), key=lambda suffix: suffix == "json"))
 
 
 def remove_other_plots(done: SuiteResults, drawn: Iterable[Path]) -> list[Path]:
     """Remove plots in the suite's folder that are neither `drawn` nor a recorded picture; returns them."""
     names = {file.stem for file in drawn} | set(read_pictures(done).get("pictures", ()))
-    suffixes = sorted(FORMATS, key=lambda suffix: suffix == "png")
-    files = sorted(done.folder.glob("*.png"))
-    return _remove((file for file in files if file.stem not in names and _is_plot(file)), suffixes)
+    others = [file for file in done.folder.glob("*.png") if file.stem not in names]
+    files = [file for file in others if MAKER.encode() in file.read_bytes()[:PNG_HEAD]]
+    return _remove(files, sorted(FORMATS, key=lambda suffix: suffix == "png"))
 
 
 def _remove(files: Iterable[Path], suffixes: Iterable[str]) -> list[Path]:
-    written = [file.with_name(f"{file.stem}.{suffix}") for file in files for suffix in suffixes]
-    there = [file for file in written if file.exists()]
-    for file in there:
+    written = [file.with_name(f"{file.stem}.{suffix}") for file in sorted(files) for suffix in suffixes]
+    existing = [file for file in written if file.exists()]
+    for file in existing:
         file.unlink()
-    return there
+    return existing
 
 
 def _is_table(file: Path) -> bool:
@@ -165,8 +151,3 @@ def _is_table(file: Path) -> bool:
         return False
     keys = {"labels", "columns", "rows"}
     return isinstance(document, dict) and document.get("name") == file.stem and keys <= document.keys()
-
-
-def _is_plot(file: Path) -> bool:
-    with file.open("rb") as png:
-        return MAKER.encode() in png.read(PNG_HEAD)

@@ -84,26 +84,21 @@ def recorded_options(
     if settings and profile in ("", settings.get("profile")):
         return SuiteOptions.of_plain(settings, data), False
     recorded = _split_paths(collection.runs if collection else ())
-    there = _split_paths(folder.path.relative_to(results).as_posix() for folder in find_runs(results))
-    named = {} if settings else _options_of(recorded)
+    existing = _split_paths(folder.path.relative_to(results).as_posix() for folder in find_runs(results))
+    named: dict[str, Any] = {}
+    if recorded and not settings:
+        datasets, methods = (tuple(dict.fromkeys(run[part] for run in recorded)) for part in (1, 2))
+        seeds = tuple(dict.fromkeys(int(run[-1].removeprefix("seed").partition("-")[0]) for run in recorded))
+        named = {"datasets": datasets, "methods": methods, "seeds": seeds}
     profiles = [find_profile(profile)] if profile else PROFILES.values()
-    able = [suite.options(one, quick=quick, data=data, **named) for one in profiles for quick in (False, True)]
+    candidates = [suite.options(one, quick=quick, data=data, **named) for one in profiles for quick in (False, True)]
 
-    def fit(options: SuiteOptions) -> tuple[int, int]:
+    def count_existing(options: SuiteOptions) -> tuple[int, int]:
         planned = _split_paths(run.path for run in suite.plan(options))
-        return len({*planned} & {*there, *recorded}), sum(run[1] in options.profile.datasets for run in there)
+        return len({*planned} & {*existing, *recorded}), sum(run[1] in options.profile.datasets for run in existing)
 
-    return max(able, key=fit), True
+    return max(candidates, key=count_existing), True
 
 
 def _split_paths(paths: Iterable[str]) -> list[tuple[str, ...]]:
     return [parts for path in paths if len(parts := tuple(path.split("/"))) == PATH_PARTS]
-
-
-def _options_of(runs: Sequence[tuple[str, ...]]) -> dict[str, Any]:
-    """Collect data sets, methods and seeds of recorded runs as fields of SuiteOptions; empty without runs."""
-    if not runs:
-        return {}
-    datasets, methods = (tuple(dict.fromkeys(run[part] for run in runs)) for part in (1, 2))
-    seeds = tuple(dict.fromkeys(int(run[-1].removeprefix("seed").partition("-")[0]) for run in runs))
-    return {"datasets": datasets, "methods": methods, "seeds": seeds}

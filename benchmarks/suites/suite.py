@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +109,9 @@ class Suite:
         if len(options.shots) > 1 and any(variant.shots is None for variant in variants):
             listed = ",".join(map(str, options.shots))
             raise UsageError(f"--shots {listed}: {self.name} takes one number; few-shot draws curves over several")
-        for number, variant in enumerate(variants):
-            like = [other for other in variants[:number] if (other.name, other.key) == (variant.name, variant.key)]
-            if any(other != variant for other in like):
-                raise UsageError(f"two variants are called '{variant.name}': give each a title or a key of its own")
+        for one, other in combinations(variants, 2):
+            if (one.name, one.key) == (other.name, other.key) and one != other:
+                raise UsageError(f"two variants are called '{one.name}': give each a title or a key of its own")
         runs: list[SuiteRun] = []
         for dataset in options.datasets:
             targets = tuple(map(str, self.targets(options, dataset)))

@@ -64,16 +64,11 @@ def write_report(report: Measurement, folder: Path) -> str:
     """Write runtime.md, .csv, .tex and .json to `folder`; returns the Markdown."""
     speed, *others = report_tables(report)
     text = "\n\n".join(render(table, "md") for table in (*others, speed))
-    rows = [
-        {"dataset": one.dataset, "method": one.method, "time_s": one.train_seconds, "fps": one.images_per_second,
-         "accuracy": one.accuracy}
-        for one in published.runtime()
-    ]  # fmt: skip
     files = {
         "md": text,
         "csv": render(speed, "csv"),
         "tex": render(speed, "latex"),
-        "json": json.dumps({**report, "published": rows}, ensure_ascii=False, allow_nan=False, indent=1),
+        "json": json.dumps(report, ensure_ascii=False, allow_nan=False, indent=1),
     }
     for suffix, content in files.items():
         write_bytes(folder / f"runtime.{suffix}", f"{content}\n".encode())
@@ -85,7 +80,7 @@ def report_tables(report: Measurement) -> list[Table]:
     datasets = dict.fromkeys(row["dataset"] for row in report["rows"])
     rows = [row for dataset in datasets for row in _measured_rows(report, dataset)]
     rows += [row for dataset in dict.fromkeys(one.dataset for one in published.runtime())
-             for row in _published_rows(dataset, len(REPORT_COLUMNS))]  # fmt: skip
+             for row in _published_rows(dataset)]  # fmt: skip
     tables = [Table("runtime", TITLE, LABELS, REPORT_COLUMNS, tuple(rows), tuple(list_notes(report)), wide=True)]
     if report["scaling"]:
         sizes = []
@@ -112,7 +107,7 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
         return []
     rows: list[Row] = []
     for dataset in suite.datasets:
-        rows += _published_rows(dataset, len(SUITE_COLUMNS)) if in_paper(suite) else ()
+        rows += _published_rows(dataset) if in_paper(suite) else ()
         rows += _measured_rows(report, dataset)
     others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
     notes = tuple(note for note in list_notes(report) if not note.startswith(others))
@@ -193,13 +188,13 @@ def rows_by_mode(report: Measurement, dataset: str) -> dict[str, list[dict[str, 
     return found
 
 
-def _published_rows(dataset: str, width: int) -> Iterator[Row]:
+def _published_rows(dataset: str) -> Iterator[Row]:
     """Make the published rows; they are of another machine, so none of their cells is marked the best."""
     name = display_name(dataset)
     for one in published.runtime():
         if one.dataset == dataset:
             cells = Metric(one.train_seconds), None, None, Metric(one.images_per_second), Metric(one.accuracy)
-            rest = [None] * (width - len(cells))
+            rest = [None] * (len(REPORT_COLUMNS) - len(cells))
             title = published_title(one.method)
             yield Row((name, title, "-"), (*cells, *rest), "published", f"{name} {one.method}")
 
