@@ -22,18 +22,18 @@ pytestmark = pytest.mark.usefixtures("at_home")
 def test_base_to_novel_is_the_papers_table_one():
     """Eleven data sets, five methods, three seeds; 16 shots of base classes; tested on both halves."""
     suite = suite_named("base-to-novel")
-    pieces = [entry.spec for entry in suite.plan(suite.options(PAPER))]
-    assert len(pieces) == len({piece.config for piece in pieces}) == 11 * (4 * 3 + 1)
-    assert {(piece.config.classes, piece.config.shots) for piece in pieces} == {("base", 16)}
-    assert {piece.config.backbone for piece in pieces} == {"ViT-B-16"}
-    for piece in pieces:
-        name = piece.config.dataset
-        assert piece.targets == (f"{name}:base:test", f"{name}:novel:test")
+    specs = [entry.spec for entry in suite.plan(suite.options(PAPER))]
+    assert len(specs) == len({spec.config for spec in specs}) == 11 * (4 * 3 + 1)
+    assert {(spec.config.classes, spec.config.shots) for spec in specs} == {("base", 16)}
+    assert {spec.config.backbone for spec in specs} == {"ViT-B-16"}
+    for spec in specs:
+        name = spec.config.dataset
+        assert spec.targets == (f"{name}:base:test", f"{name}:novel:test")
     trained = [name for name, dataset in CATALOGUE.items() if dataset.source == "folder" and not dataset.test_only]
     assert sorted(PAPER.datasets) == sorted(trained)
 
 
-# Runs in the paper's world, evaluations, and how many of the runs another suite before it has already.
+# Runs in the paper's profile, evaluations, and how many of the runs another suite before it has already.
 COUNTS = {
     "base-to-novel": (143, 286, 0),
     "stability": (33, 66, 33),
@@ -63,17 +63,17 @@ def test_the_suites_are_the_papers_and_share_their_runs():
     plans = [
         plan_suite(suite_named(name), SuiteFlags(profile="paper"), RuntimeFlags(), Path("data")) for name in SUITES
     ]
-    assert sorted(piece.config.path for piece in merge_runs(plans)) == sorted(seen), "no two workers meet at a run"
+    assert sorted(spec.config.path for spec in merge_runs(plans)) == sorted(seen), "no two workers meet at a run"
 
 
-@pytest.mark.parametrize("world", PROFILES.values(), ids=lambda world: world.name)
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
 @pytest.mark.parametrize("quick", [False, True])
-def test_every_suite_can_be_planned_everywhere(world, quick):
+def test_every_suite_can_be_planned_everywhere(profile, quick):
     """Also with methods that it is not made for; variants of a suite have keys of their own."""
     for name in SUITES:
         suite = suite_named(name)
         for methods in (None, ("zeroshot", "coop", "cocoop", "maple", "procap")):
-            options = suite.options(world, quick=quick, methods=methods)
+            options = suite.options(profile, quick=quick, methods=methods)
             entries = suite.plan(options)
             assert SuiteOptions.of_plain(options.plain()) == options
             variants = {(entry.variant.method, tuple(entry.variant.key.items())) for entry in entries}
@@ -86,8 +86,8 @@ def test_every_suite_can_be_planned_everywhere(world, quick):
 def test_the_world_decides_the_recipe_and_a_control_has_one_for_all():
     suite = suite_named("base-to-novel")
 
-    def recipes(world, **more):
-        return {entry.variant.method: entry.spec.config.recipe for entry in suite.plan(suite.options(world, **more))}
+    def recipes(profile, **more):
+        return {entry.variant.method: entry.spec.config.recipe for entry in suite.plan(suite.options(profile, **more))}
 
     own, same = recipes(PAPER), recipes(PAPER, recipe="procap")
     assert own["maple"].optimizer == "sgd" and own["coop"].epochs != own["procap"].epochs
@@ -121,16 +121,16 @@ def test_runs_of_several_suites_are_merged_with_all_their_targets(tmp_path):
         plan_suite(suite_named(name), SuiteFlags(), RuntimeFlags(), tmp_path)
         for name in ("cross-dataset", "domain-generalization")
     ]
-    pieces = merge_runs(plans)
-    assert len(pieces) == len(plans[0].runs) == len(plans[1].runs)
-    assert all(f"{target}:all:test" in pieces[0].targets for target in ("shapes", "tiles", "shapes-art"))
+    specs = merge_runs(plans)
+    assert len(specs) == len(plans[0].runs) == len(plans[1].runs)
+    assert all(f"{target}:all:test" in specs[0].targets for target in ("shapes", "tiles", "shapes-art"))
 
 
 def test_without_data_the_generated_world_is_used(tmp_path):
     suite = suite_named("base-to-novel")
 
-    def chosen(suited, place, several=False):
-        return plan_suite(suite, suited, place, tmp_path, several=several).options
+    def chosen(suited, runtime, several=False):
+        return plan_suite(suite, suited, runtime, tmp_path, several=several).options
 
     assert chosen(SuiteFlags(), RuntimeFlags()).datasets == MINI.datasets
     assert chosen(SuiteFlags(), RuntimeFlags(data="/somewhere")).datasets == PAPER.datasets
@@ -163,15 +163,15 @@ def test_durations_are_parts_of_what_each_data_set_has():
     assert {entry.variant.name for entry in suite.plan(suite.options(PAPER))} == {"ProCAP"}
 
 
-@pytest.mark.parametrize("world", PROFILES.values(), ids=lambda world: world.name)
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda profile: profile.name)
 @pytest.mark.parametrize("recipe", ["", "published", "procap"])
-def test_a_shortened_schedule_is_more_than_its_warm_up(world, recipe):
+def test_a_shortened_schedule_is_more_than_its_warm_up(profile, recipe):
     for name in ("base-to-novel", "duration"):
         suite = suite_named(name)
         for more in ({"quick": True}, {"overrides": {"epochs": 1}}):
-            options = suite.options(world, recipe=recipe, methods=("coop", "maple", "procap"), **more)
+            options = suite.options(profile, recipe=recipe, methods=("coop", "maple", "procap"), **more)
             for recipe_of_run in (entry.spec.config.recipe for entry in suite.plan(options)):
                 assert recipe_of_run.warmup == "none" or recipe_of_run.warmup_epochs < recipe_of_run.epochs
-    asked = suite_named("base-to-novel").options(world, overrides={"epochs": 2, "warmup_epochs": 2})
+    asked = suite_named("base-to-novel").options(profile, overrides={"epochs": 2, "warmup_epochs": 2})
     found = {entry.variant.method: entry.spec.config.recipe for entry in suite_named("base-to-novel").plan(asked)}
     assert found["procap"].warmup_epochs == 2, "what is asked for is done"

@@ -167,7 +167,7 @@ def test_targets_of_an_h200_need_a_whole_training():
     assert (seconds.state, seconds.remark) == ("not measured", "not trained to the end")
 
 
-class Measured(Exception):
+class MeasuringBegan(Exception):
     """A measurement was begun."""
 
 
@@ -192,13 +192,13 @@ def measured(few_digits, tmp_path_factory):
 
 def test_a_measurement_is_repeated_unless_the_same_is_there_from_such_a_machine(measured, monkeypatch, capsys):
     def begun(*_, **__):
-        raise Measured
+        raise MeasuringBegan
 
     done, ask = measured
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begun)
     ask()
     assert "measured already" in capsys.readouterr().err
-    with pytest.raises(Measured):
+    with pytest.raises(MeasuringBegan):
         ask(force=True)
     (file,) = (done.results / "runtime").glob("*/runtime.json")
     whole = file.read_text()
@@ -209,24 +209,24 @@ def test_a_measurement_is_repeated_unless_the_same_is_there_from_such_a_machine(
     try:
         for text in (*(json.dumps({**known, **other}) for other in others), whole[:-9], "[]", '{"schema": 3}'):
             file.write_text(text)
-            with pytest.raises(Measured):
+            with pytest.raises(MeasuringBegan):
                 ask()
     finally:
         file.write_text(whole)
 
 
-@pytest.mark.parametrize(("world", "quick"), [(MINI, True), (PAPER, False)])
-def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, world: Profile, quick: bool):
+@pytest.mark.parametrize(("profile", "quick"), [(MINI, True), (PAPER, False)])
+def test_the_command_of_the_suite_measures_what_the_suite_does(tmp_path, monkeypatch, profile: Profile, quick: bool):
     asked = []
 
     def begun(settings, *_, **__):
         asked.append(settings)
-        raise Measured
+        raise MeasuringBegan
 
     monkeypatch.setattr("benchmarks.runtime.benchmark.measure", begun)
     suite = suite_named("runtime")
-    done = SuiteResults.read(suite, suite.options(world, quick=quick, data=tmp_path / "data"), tmp_path)
-    with pytest.raises(Measured):
+    done = SuiteResults.read(suite, suite.options(profile, quick=quick, data=tmp_path / "data"), tmp_path)
+    with pytest.raises(MeasuringBegan):
         suite.finish(done, RuntimeConfig(tmp_path / "data", tmp_path, device="cpu"), True)
     words = shlex.split(suite.command(done.options, tmp_path))
     assert words[-4:] == ["--data", str(tmp_path / "data"), "--results", str(tmp_path)]
@@ -255,25 +255,25 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
     own = [{**row, "train_seconds": 5.0} for row in report["rows"]]
     report["rows"] = own + [{**row, "method": "maple", "title": "MaPLe", "train_seconds": 9.0} for row in own]
 
-    def sheets(whole=()):
+    def tables(whole=()):
         rows = [{**row, "extrapolated": (row["method"], row["mode"]) not in whole} for row in report["rows"]]
         write_json(tmp_path / "runtime" / "x" / "runtime.json", {**report, "rows": rows})
         return runtime_tables(done)
 
-    for sheet in sheets():
-        assert [column.title for column in sheet.columns][:2] == ["≈ training s", "FPS encoder"]
-        assert all(line.cells[0] for line in sheet.rows) and any("≈" in note for note in sheet.notes)
-        assert not [place for place in sheet.marks() if place[1] == 0]
-    speed, ratios = sheets([("maple", "reference"), ("maple", "fast"), ("procap", "reference")])
+    for table in tables():
+        assert [column.title for column in table.columns][:2] == ["≈ training s", "FPS encoder"]
+        assert all(row.cells[0] for row in table.rows) and any("≈" in note for note in table.notes)
+        assert not [place for place in table.marks() if place[1] == 0]
+    speed, ratios = tables([("maple", "reference"), ("maple", "fast"), ("procap", "reference")])
     assert [column.title for column in speed.columns][:2] == ["training s", "≈ training s"]
-    given = {line.labels[1:]: [item is not None for item in line.cells[:2]] for line in speed.rows}
+    given = {row.labels[1:]: [cell is not None for cell in row.cells[:2]] for row in speed.rows}
     assert given.pop(("ProCAP", "fast")) == [False, True] and list(given.values()) == [[True, False]] * 3
     assert {place[1] for place in speed.marks()} >= {0} and not [place for place in speed.marks() if place[1] == 1]
-    assert [[item is not None for item in line.cells[:2]] for line in ratios.rows] == [[True, False], [False, True]]
+    assert [[cell is not None for cell in row.cells[:2]] for row in ratios.rows] == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--modes", "quick"), "reference, fast"),
         (("--precision", "fp8"), "fp32, bf16"),
@@ -286,10 +286,10 @@ def test_extrapolated_seconds_have_a_column_of_their_own_and_are_never_the_best(
         (("--scaling", "10x0"), "--scaling 10x0"),
     ],
 )
-def test_wrong_flags_are_answered_in_one_line(capsys, flags, told):
+def test_wrong_flags_are_answered_in_one_line(capsys, flags, message):
     assert main(["bench", "runtime", *flags]) == 2
     answer = capsys.readouterr().err
-    assert answer.count("\n") == 1 and told in answer
+    assert answer.count("\n") == 1 and message in answer
 
 
 def test_photographs_have_the_size_of_their_name(tmp_path):

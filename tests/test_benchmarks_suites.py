@@ -37,7 +37,7 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "said"),
+    ("name", "words", "message"),
     [
         ("base-to-novel", "1,4", "base-to-novel takes one number; few-shot draws curves"),
         ("few-shot", "full", "a curve is over numbers of shots"),
@@ -47,9 +47,9 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
         ("few-shot", "many", "one number of images per class is needed, or full"),
     ],
 )
-def test_shots_that_a_suite_cannot_take_are_answered_in_one_line(name, words, said, capsys):
+def test_shots_that_a_suite_cannot_take_are_answered_in_one_line(name, words, message, capsys):
     code, out, err = run(capsys, "bench", name, "--shots", words, "--dry-run")
-    assert code == 2 and said in err and err.count("\n") == 1 and not out
+    assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
 def test_a_suite_that_prescribes_its_shots_says_that_they_stay(tmp_path, capsys):
@@ -92,18 +92,18 @@ def test_a_suite_of_ones_own_is_a_file(small, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (('name="mine"', 'name="base-to-novel"'), "like one of ours"),
         (('name="mine"', 'name="my own"'), "cannot be called 'my own'"),
         (("recipe=name)", "recipe=options.oops)"), "the plan of suite 'mine' fails: AttributeError"),
     ],
 )
-def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, said, tmp_path, capsys):
+def test_a_suite_of_ones_own_that_is_wrong_is_answered_in_one_line(change, message, tmp_path, capsys):
     file = tmp_path / "wrong.py"
     file.write_text(OWN.replace(*change))
     code, _, err = run(capsys, "bench", file, "--profile", "mini", "--dry-run")
-    assert code == 2 and said in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1
 
 
 BROKEN = """
@@ -140,13 +140,13 @@ def test_a_suite_is_done_once_and_its_table_is_printed_and_kept(small, tmp_path,
     words = (*SUITE_OF_ONE_EPOCH, *small, "--methods", "zeroshot,coop", "--seeds", "1", "--json")
     code, out, err = run(capsys, *words)
     assert code == 0, err
-    said = json.loads(out.splitlines()[-1])
-    assert len(said["done"]) == 2 and not said["failed"]
+    message = json.loads(out.splitlines()[-1])
+    assert len(message["done"]) == 2 and not message["failed"]
     assert "CLIP (zero-shot)" in out
-    kept = tmp_path / "results/collections/suite/base-to-novel"
-    assert (kept / "base-to-novel.md").read_text().splitlines()[0] == out.splitlines()[0]
+    reserved = tmp_path / "results/collections/suite/base-to-novel"
+    assert (reserved / "base-to-novel.md").read_text().splitlines()[0] == out.splitlines()[0]
     [collection] = read_collections(tmp_path / "results")
-    assert collection.status == "finished" and set(collection.runs) == set(said["done"])
+    assert collection.status == "finished" and set(collection.runs) == set(message["done"])
     assert collection.metrics["runs_finished"] == 2 and "hm/coop" in collection.metrics
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "results/base").rglob("*")}
     code, out, err = run(capsys, *words)
@@ -265,7 +265,7 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--launcher cloud", "unknown launcher 'cloud'"),
         ("--address host:1", "add --launcher ray"),
@@ -282,9 +282,9 @@ def test_what_is_typed_next_finds_the_data_and_tables_name_the_runs_that_they_le
         ("--launcher ray --address http://127.0.0.1:8265", "is a dashboard"),
     ],
 )
-def test_wrong_words_are_answered_in_one_line(words, said, capsys):
+def test_wrong_words_are_answered_in_one_line(words, message, capsys):
     code, out, err = run(capsys, "bench", "base-to-novel", *words.split())
-    assert code == 2 and said in err and err.count("\n") == 1 and not out
+    assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
 def test_a_cluster_that_is_not_there_is_named(small, capsys):
@@ -296,19 +296,19 @@ def test_a_cluster_that_is_not_there_is_named(small, capsys):
 
 
 @pytest.mark.parametrize("name", list(SUITES))
-def test_no_table_takes_the_file_of_something_else(name, tmp_path):
+def test_no_table_has_the_file_name_of_another_output(name, tmp_path):
     """Tables, pictures and the record of the pictures of a suite lie in one folder."""
     from benchmarks.qualitative.pictures import FILE
 
     suite = suite_named(name)
     done = SuiteResults.read(suite, suite.options(MINI, quick=True), tmp_path)
-    kept = {"collection.json", "tracking.json", FILE}
-    names = [sheet.name for sheet in suite.tables(done)]
-    assert len(set(names)) == len(names) and not kept & {f"{one}.json" for one in [*names, name]}
+    reserved = {"collection.json", "tracking.json", FILE}
+    names = [table.name for table in suite.tables(done)]
+    assert len(set(names)) == len(names) and not reserved & {f"{one}.json" for one in [*names, name]}
 
 
 @pytest.mark.parametrize("name", list(SUITES))
-def test_mlflow_takes_the_names_of_a_suites_figures(name, tmp_path):
+def test_mlflow_accepts_the_names_of_metrics(name, tmp_path):
     from mlflow.utils.validation import _validate_metric_name
 
     suite = suite_named(name)
