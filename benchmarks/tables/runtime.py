@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
         rows += _measured_rows(report, dataset)
     others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
     notes = tuple(note for note in list_notes(report) if not note.startswith(others))
-    speed = Table(suite.name, TITLE, LABELS, REPORT_COLUMNS, tuple(rows), notes, wide=True)
-    tables = [speed.with_columns(range(len(SUITE_COLUMNS))).without_empty_columns()]
+    own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)
+    tables = [Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True).without_empty_columns()]
     if ratios := [row for dataset in suite.datasets for row in _ratio_rows(suite, report, dataset)]:
         remarks = [
             "What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."
