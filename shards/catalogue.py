@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from shards import digits
 from shards.dataset import Dataset
 from shards.errors import DataUsageError, unknown_name
 from shards.published import PUBLISHED
+from shards.sources import DIGIT_COUNTS, DIGIT_NAMES
 from shards.world.generate import FAMILIES, Family
 
 ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType({"coloured-shapes": ("colored-shapes",)})
@@ -34,14 +34,14 @@ def _generated(family: Family) -> Dataset:
 
 _DIGITS = Dataset(
     name="digits",
-    classes=len(digits.CLASSNAMES),
-    counts=digits.COUNTS,
+    classes=len(DIGIT_NAMES),
+    counts=DIGIT_COUNTS,
     template="a photo of the digit {}.",
     templates=("a photo of the digit {}", "a scan of the digit {}"),
     source="scans",
     licence="CC BY 4.0 (Alpaydin and Kaynak 1998, UCI Machine Learning Repository; shipped with scikit-learn)",
     description="real scans of handwritten digits, 8 x 8 pixels; split 50/20/30 per class",
-    classnames=digits.CLASSNAMES,
+    classnames=DIGIT_NAMES,
     aliases=("digit-scans", "scikit-learn-digits"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,23 +46,13 @@ def contact_sheet(
     counts = np.bincount(images.labels, minlength=len(shards.classnames))
     shown = np.flatnonzero(counts)[:max_classes].tolist()
     target = out or Path(f"{name}-{split}.png")
-    there = int((counts > 0).sum())
-    absent = f", {there} with images" if there < len(counts) else ""
-    more = f", first {len(shown)} shown" if len(shown) < there else ""
-    subtitle = f"{split}: {len(images):,} images, {len(counts):,} classes{absent}{more}"
+    subtitle = f"{split}: {len(images):,} images, {len(shown):,} of {len(counts):,} classes"
+    classnames = {label: shards.classnames[label] for label in shown}
     try:
-        _draw(
-            images,
-            {label: shards.classnames[label] for label in shown},
-            name,
-            subtitle,
-            min(per_class, counts.max()),
-            target,
-        )
+        _draw(images, classnames, name, subtitle, min(per_class, counts.max()), target)
     except OSError as error:
-        raise DataError(
-            f"{target} cannot be written ({error.strerror or error}); name another file with --out"
-        ) from error
+        reason = error.strerror or error
+        raise DataError(f"{target} cannot be written ({reason}); name another file with --out") from error
     return target
 
 
@@ -71,9 +62,15 @@ def _draw(
     # matplotlib takes a second to import, and a Figure of its own leaves the global state of pyplot alone.
     from matplotlib.figure import Figure
 
-    columns = _columns(len(classnames), per_class)
-    rows = -(-len(classnames) // columns)
     strip = per_class * IMAGE
+
+    def stretch(columns: int) -> float:
+        page = columns * (strip + GAP) / (TITLE + math.ceil(len(classnames) / columns) * (IMAGE + NAME))
+        return abs(page - 4 / 3)
+
+    # As many strips side by side as bring the page nearest to 4 : 3.
+    columns = min(range(1, len(classnames) + 1), key=stretch)
+    rows = math.ceil(len(classnames) / columns)
     heading = GAP + 0.135 * len(title) + 0.35
     width = max(columns * (strip + GAP) + GAP, heading + 0.08 * len(subtitle) + GAP)
     height = TITLE + rows * (IMAGE + NAME) + GAP / 2
@@ -89,23 +86,15 @@ def _draw(
     for k, (label, classname) in enumerate(classnames.items()):
         left = GAP + (k // rows) * (strip + GAP)
         top = TITLE + (k % rows) * (IMAGE + NAME) + NAME
-        text(left, top - 0.07, _fitted(classname.replace("_", " "), strip), 8.5, INK)
+        name = classname.replace("_", " ")
+        room = max(4, int(strip / 0.068))
+        text(left, top - 0.07, name if len(name) <= room else f"{name[: room - 1]}…", 8.5, INK)
         axes = figure.add_axes((left / width, 1 - (top + IMAGE) / height, strip / width, IMAGE / height))
         axes.imshow(_strip(images, label, per_class), interpolation="nearest", aspect="auto")
         axes.set_axis_off()
     target.parent.mkdir(parents=True, exist_ok=True)
     with replace_at_end(target) as temporary:
         figure.savefig(temporary, format="png", dpi=150, facecolor=PAPER)
-
-
-def _columns(classes: int, per_class: int) -> int:
-    """Return the number of strips side by side for which the page is nearest to 4 : 3."""
-
-    def stretch(columns: int) -> float:
-        width = columns * (per_class * IMAGE + GAP)
-        return abs(width / (TITLE + -(-classes // columns) * (IMAGE + NAME)) - 4 / 3)
-
-    return min(range(1, classes + 1), key=stretch)
 
 
 def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:
@@ -120,9 +109,3 @@ def _strip(images: Split, label: int, count: int) -> NDArray[np.uint8]:
         square = image.resize((PIXELS - SEAM, PIXELS - SEAM), smooth, (left, top, left + side, top + side))
         strip[SEAM:, k * PIXELS : (k + 1) * PIXELS - SEAM] = np.asarray(square)
     return strip
-
-
-def _fitted(words: str, inches: float) -> str:
-    """Cut `words` with an ellipsis to the width of a strip."""
-    room = max(4, int(inches / 0.068))
-    return words if len(words) <= room else words[: room - 1].rstrip() + "…"

@@ -12,18 +12,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from shards.catalogue import find
 from shards.errors import DataError, DataUsageError
 from shards.files import write_file
 from shards.index import INDEX, INDEX_FILE, PATHS_FILE, Paths, index_bytes
+from shards.locks import file_lock
 from shards.manifest import (
     FILE,
+    SAMPLES_FOLDER,
     SCHEMA,
     Manifest,
     SplitEntry,
@@ -33,7 +35,6 @@ from shards.manifest import (
     unfit_texts,
 )
 from shards.mirror import refuse_packing
-from shards.pack_folders import check_replaceable, packing_lock, partial_folder, replace_dataset, restore_dataset
 from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
@@ -49,23 +50,6 @@ PER_SHARD = 1000
 SHARD_BYTES = 10**9
 # Headers and padding of an image's three members in a tar, at most.
 OVERHEAD = 3 * 2**10
-
-
-def pack(
-    dataset: str,
-    data_root: Path,
-    *,
-    force: bool = False,
-    per_shard: int = PER_SHARD,
-    workers: int = 1,
-    on_progress: Progress | None = None,
-) -> Manifest:
-    """Pack a generated or bundled data set of the catalogue into `data_root/<name>/`; see `pack_source`.
-
-    Raises DataUsageError for an unknown name.
-    """
-    source = builtin_source(find(dataset))
-    return pack_source(source, data_root, force=force, per_shard=per_shard, workers=workers, on_progress=on_progress)
 
 
 def pack_missing(names: Iterable[str], data_root: Path) -> None:
@@ -101,26 +85,28 @@ def pack_source(
     folder cannot be written.
     """
     counts = {split: count for split, count in source.counts.items() if count}
-    _refuse_unfit(source, counts)
+    _check_source(source, counts)
     refuse_packing(data_root)
     folder = data_root / source.name
-    partial = partial_folder(folder)
+    # Hidden, so that it never looks like a data set.
+    partial = folder.with_name(f".{source.name}.partial")
     try:
-        if not (force or partial.exists()) and (kept := _still_valid(source, data_root, counts)):
-            return kept
+        if not (force or partial.exists()) and (manifest := _find_valid(source, data_root, counts)):
+            return manifest
         data_root.mkdir(parents=True, exist_ok=True)
-        with packing_lock(folder):
-            restore_dataset(folder)
-            kept = None if force else _still_valid(source, data_root, counts)
-            if kept or force:
+        with file_lock(folder.with_name(f".{source.name}.lock"), remove=True):
+            _restore(folder)
+            valid = None if force else _find_valid(source, data_root, counts)
+            if valid or force:
                 shutil.rmtree(partial, ignore_errors=True)
-            if kept:
-                return kept
-            check_replaceable(folder)
+            if valid:
+                return valid
+            if folder.exists() and not (folder / FILE).exists() and (not folder.is_dir() or any(folder.iterdir())):
+                hint = "move it away or choose another --data folder"
+                raise DataError(f"{folder} exists but holds no packed data set; {hint}")
             try:
-                fitting = _images_per_shard(source, counts, per_shard)
-                manifest = _write(source, counts, partial, fitting, workers, on_progress)
-                replace_dataset(partial / "set", folder)
+                manifest = _write(source, counts, partial, per_shard, workers, on_progress)
+                _replace(partial / "set", folder)
             except BaseException:
                 if not any(partial.glob("finished/*/*.json")):
                     shutil.rmtree(partial, ignore_errors=True)
@@ -131,7 +117,7 @@ def pack_source(
     return manifest
 
 
-def _refuse_unfit(source: Source, counts: Mapping[str, int]) -> None:
+def _check_source(source: Source, counts: Mapping[str, int]) -> None:
     if source.name.startswith(".") or Path(source.name).name != source.name:
         raise DataUsageError(f"'{source.name}' is no name of a data set: it must be that of a folder")
     if not counts:
@@ -140,27 +126,44 @@ def _refuse_unfit(source: Source, counts: Mapping[str, int]) -> None:
         raise DataError(f"'{source.name}': {reason}; names and templates are one line without blanks around it")
 
 
-def _still_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> Manifest | None:
+def _replace(complete: Path, folder: Path) -> None:
+    """Rename a complete data set to its final folder; the old one is deleted only after that.
+
+    Few-shot samples that were imported for the old set are kept.
+    """
+    old = folder.with_name(f".{folder.name}.old")
+    if (folder / SAMPLES_FOLDER).is_dir():
+        shutil.copytree(folder / SAMPLES_FOLDER, complete / SAMPLES_FOLDER, dirs_exist_ok=True)
+    shutil.rmtree(old, ignore_errors=True)
+    try:
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(complete, folder)
+    except BaseException:
+        _restore(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _restore(folder: Path) -> None:
+    """Undo a replacement that was stopped between its two renames."""
+    old = folder.with_name(f".{folder.name}.old")
+    if (old / FILE).exists() and not folder.exists():
+        os.rename(old, folder)
+
+
+def _find_valid(source: Source, data_root: Path, counts: Mapping[str, int]) -> Manifest | None:
     """Return the manifest of the existing set if it is whole and describes what `source` would pack today."""
     if not (data_root / source.name / FILE).exists():
         return None
     try:
-        manifest = open_dataset(data_root, source.name, whole=True).manifest
+        found = open_dataset(data_root, source.name, whole=True).manifest
     except DataError:
         return None
-    there = (manifest.source, manifest.classnames, manifest.template, manifest.templates)
-    today = (source.origin, source.classnames, source.template, source.templates)
-    packed = {name: split.count for name, split in manifest.splits.items()}
-    same = there == today and packed == counts
-    return manifest if same and (manifest.variant, manifest.resize) == (source.variant, source.resize) else None
-
-
-def _images_per_shard(source: Source, counts: Mapping[str, int], most: int) -> int:
-    """Halve `most` until an average shard is not larger than SHARD_BYTES; the size can be an estimate."""
-    if source.resize is None and source.size is not None:
-        while most > 1 and most * source.size > SHARD_BYTES * sum(counts.values()):
-            most //= 2
-    return most
+    packed = (found.source, found.classnames, found.template, found.templates, found.variant, found.resize)
+    today = (source.origin, source.classnames, source.template, source.templates, source.variant, source.resize)
+    same = packed == today and {name: split.count for name, split in found.splits.items()} == counts
+    return found if same else None
 
 
 def _write(
@@ -171,8 +174,13 @@ def _write(
     workers: int,
     on_progress: Progress | None,
 ) -> Manifest:
+    # The size can be an estimate; that of resized images is not known in advance.
+    while (
+        source.resize is None and per_shard > 1 and per_shard * (source.size or 0) > SHARD_BYTES * sum(counts.values())
+    ):
+        per_shard //= 2
     plan = _plan(source, counts, per_shard)
-    if not _goes_on(partial, plan):
+    if not _is_stopped_packing(partial, plan):
         shutil.rmtree(partial, ignore_errors=True)
     _refuse_full_disk(source, counts, partial)
     complete = partial / "set"
@@ -206,7 +214,7 @@ def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
     return json.dumps(plan)
 
 
-def _goes_on(partial: Path, plan: str) -> bool:
+def _is_stopped_packing(partial: Path, plan: str) -> bool:
     """Whether `partial` is a stopped packing of the same plan; also removes files that a killed process was writing."""
     try:
         same = (partial / "plan.json").read_text(encoding="utf-8") == plan
@@ -222,16 +230,14 @@ def _refuse_full_disk(source: Source, counts: Mapping[str, int], partial: Path) 
     if source.size is None or source.resize is not None:
         return
     need = source.size + OVERHEAD * sum(counts.values())
-    held = sum(tar.stat().st_size for tar in partial.glob("set/*/*.tar") if _noted(partial, tar))
+    finished = [tar for tar in partial.glob("set/*/*.tar") if tar.stem.isdecimal()]
+    finished = [tar for tar in finished if note_file(partial, tar.parent.name, int(tar.stem)).exists()]
+    held = sum(tar.stat().st_size for tar in finished)
     free = shutil.disk_usage(partial.parent).free
     if need - held > free:
         more = "more " if held else ""
         room = f"about {_bytes(need - held)} {more}are needed in {partial.parent}, {_bytes(free)} are free"
         raise DataError(f"'{source.name}' does not fit: {room}; free some or choose another --data folder")
-
-
-def _noted(partial: Path, tar: Path) -> bool:
-    return note_file(partial, tar.parent.name, int(tar.stem)).exists() if tar.stem.isdecimal() else False
 
 
 def _pack_shards(

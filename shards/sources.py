@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.digits import digit_records
 from shards.records import Record, Source, png
+from shards.rng import stream_seed
+
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGIT_COUNTS: Mapping[str, int] = MappingProxyType({"train": 898, "val": 359, "test": 540})
 
 # Enough for the renderer to work on whole arrays, few enough for a progress bar to move.
 RENDER_BATCH = 64
@@ -29,7 +34,7 @@ def builtin_source(dataset: Dataset) -> Source:
         dataset.templates,
         f"world {VERSION}" if generated else dataset.source,
         dict(dataset.counts),
-        partial(WorldPart, dataset.name, dataset.classnames) if generated else ScansPart,
+        partial(WorldPart, dataset.name, dataset.classnames) if generated else DigitsPart,
     )
 
 
@@ -61,15 +66,39 @@ class WorldPart:
 
 
 @dataclass(frozen=True)
-class ScansPart:
-    """Scans that ship with scikit-learn."""
+class DigitsPart:
+    """Scans of handwritten digits that ship with scikit-learn, as 8-bit grey PNGs of 8 x 8 pixels in its order."""
 
     split: str
     start: int
     stop: int
 
     def records(self) -> Iterator[Record]:
-        return islice(digit_records(self.split), self.start, self.stop)
+        # scikit-learn takes a second to import and only packing needs it.
+        from sklearn.datasets import load_digits
+
+        scans = load_digits()
+        labels = np.asarray(scans.target, np.int64)
+        for position in split_digits(labels)[self.split][self.start : self.stop]:
+            label = int(labels[position])
+            grey = np.rint(scans.images[position] * (255 / 16)).astype(np.uint8)
+            yield Record(f"{self.split}/{DIGIT_NAMES[label]}/{position:04d}.png", label, png(grey))
 
     def stamp(self) -> str:
         return ""
+
+
+def split_digits(labels: NDArray[np.int64]) -> dict[str, list[int]]:
+    """Return the positions of each split in scikit-learn's order: per class 50 % train, 20 % val, the rest test.
+
+    The rule of CoOp's folder data sets; the shuffle is a fixed stream of its own, the same for every run.
+    """
+    splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
+    for label in range(len(DIGIT_NAMES)):
+        positions = np.flatnonzero(labels == label).tolist()
+        random.Random(stream_seed(0, "digits", "split", label)).shuffle(positions)
+        train, val = round(0.5 * len(positions)), round(0.2 * len(positions))
+        splits["train"] += positions[:train]
+        splits["val"] += positions[train : train + val]
+        splits["test"] += positions[train + val :]
+    return {name: sorted(positions) for name, positions in splits.items()}

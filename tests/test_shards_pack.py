@@ -23,7 +23,7 @@ from toy_shards import CLASSNAMES, COUNTS, label, pack_some_shapes, pixels, toy_
 from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError
 from shards.manifest import lines_digest
-from shards.pack import pack, pack_source
+from shards.pack import pack_source
 from shards.reader import open_dataset
 from shards.records import Record, png
 from shards.sources import builtin_source
@@ -374,7 +374,7 @@ def test_every_catalogue_entry_can_be_packed_as_it_says(monkeypatch):
 def test_digit_scans_are_split_50_20_30_per_class_without_overlap(tmp_path):
     sklearn_datasets = pytest.importorskip("sklearn.datasets")
     scans = sklearn_datasets.load_digits()
-    manifest = pack("digits", tmp_path)
+    manifest = pack_source(builtin_source(find("digits")), tmp_path)
     assert {name: split.count for name, split in manifest.splits.items()} == dict(find("digits").counts)
     shards = open_dataset(tmp_path, "digits")
     seen: dict[int, str] = {}

@@ -34,7 +34,6 @@ class Look:
     cast: tuple[float, float, float] = (1.0, 1.0, 1.0)  # light colour
     contrast: float = 1.0
     lift: float = 0.0  # added brightness
-    negative: float = 0.0  # 1 turns light into dark
     grey: float = 0.0  # 1 removes colour
     shade: float = 0.0  # strength of a light gradient
     blur: float = 0.0  # sigma in pixels
@@ -153,8 +152,6 @@ def finish(image: Floats, draw: Draws, look: Look) -> Floats:
     if look.grey:
         level = image[:, :1] * 0.3 + image[:, 1:2] * 0.59 + image[:, 2:] * 0.11
         image = image + look.grey * (level - image)
-    if look.negative:
-        image = image + look.negative * (1 - 2 * image)
     if look.shade:
         x, y = grid()
         angle = draw.uniform("light", 0, 2 * np.pi)
