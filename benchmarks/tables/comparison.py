@@ -132,7 +132,7 @@ def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws:
     else:
         notes += [f"Against {each.b}: {_list_seeds(each)}." for each in shared]
     images = " / ".join(f"{count:,}" for count in dict.fromkeys(each.images for each in shared))
-    notes.append(f"Images are those of the test splits, {images} of them.")
+    notes += [f"Images are those of the test splits, {images} of them."] if images else []
     if any(each.limited for each in found):
         notes.append("† limited: only the first images of a test set were evaluated.")
     notes += [f"{each.b} shares no {one}, seed and images with {reference}." for each in found if each.tasks.empty]
