@@ -308,15 +308,6 @@ def test_the_spread_is_drawn_around_the_mean_with_the_sample_deviation(tmp_path)
             assert texts[name] == f"{middle(name):.2f} ± {std:.2f}"
 
 
-def test_the_average_of_the_spread_is_that_of_the_table_beside_it(tmp_path):
-    made = make(tmp_path, "stability", datasets=SETS, seeds=(1, 2, 3))
-    (variant,) = made.done.variants
-    cell = made.done.mean_of_hms(variant)
-    texts = [text.get_text() for text in made.figure("seed-spread").axes[2].texts]
-    assert texts[-1] == f"{cell.mean:.2f} ± {cell.std:.2f}"
-    assert cell.mean != pytest.approx(made.done.average_halves(variant)[2].mean, abs=0.005)
-
-
 def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
     made = make(tmp_path / "one", "stability", datasets=SETS[:1], seeds=(1,))
     assert made.figure("seed-spread") is None
@@ -325,13 +316,6 @@ def test_one_seed_has_no_spread_and_nothing_at_all_no_figure(tmp_path, halves):
         done = SuiteResults.read(suite, suite.options(PROFILES["mini"]), tmp_path / "empty")
         assert suite.plots and save_plots(tmp_path / "drawn", suite.plots(done)) == []
     assert not (tmp_path / "drawn").exists()
-
-
-def test_one_data_set_is_drawn_without_an_average(tmp_path):
-    made = make(tmp_path, "base-to-novel", quick=True, datasets=("tiles",), seeds=(1,), methods=("maple", "procap"))
-    assert set(bars_of(made.figure("hm-bars"))) == {"tiles"} and made.figure("hm-radar") is None
-    few = make(tmp_path, "few-shot", quick=True, datasets=("tiles",), seeds=(1,), methods=("procap",))
-    assert [axes.get_title(loc="left") for axes in few.figure("few-shot").axes] == ["tiles"]
 
 
 def test_results_that_are_all_alike_or_nothing_are_drawn_without_a_warning(tmp_path):
@@ -373,16 +357,6 @@ def test_the_same_numbers_give_the_same_file_whatever_matplotlib_is_set_to(swept
     first = image_of(swept.figure("sensitivity-temperature"), form)
     with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9, "pdf.fonttype": 3, "svg.fonttype": "none"}):
         assert image_of(swept.figure("sensitivity-temperature"), form) == first
-
-
-def test_a_vector_file_needs_no_font_and_no_network(swept):
-    import xml.etree.ElementTree as ElementTree
-
-    svg = image_of(swept.figure("sensitivity-weights"), "svg")
-    tree = ElementTree.fromstring(svg)
-    assert not [node for node in tree.iter() if node.tag.endswith("}text") or node.tag.endswith("}script")]
-    links = [value for node in tree.iter() for name, value in node.attrib.items() if name.endswith("href")]
-    assert links and all(link.startswith(("#", "data:")) for link in links)
 
 
 def test_a_method_looks_the_same_everywhere_and_like_no_other():

@@ -254,18 +254,6 @@ def test_dollars_in_the_name_of_a_class_are_no_formula():
         assert any(truth in text for text in texts_of(figure)) and image_of(figure, "png")
 
 
-def test_what_is_said_of_the_pictures_is_what_they_show(done, pair, tmp_path):
-    """The note of the table, where methods disagree somewhere and where they never do."""
-    entries = tuple(entry for entry in done.runs if entry.variant.method in PAIR)
-    elsewhere = dataclasses.replace(done, runs=entries, results=tmp_path)
-    file = tmp_path / "collections/suite/qualitative/pictures.json"
-    file.parent.mkdir(parents=True)
-    never = {"only MaPLe right": 0, "only ProCAP right": 0, "both right": 20, "both wrong": 40}
-    for counts, said in ((pair.record["agreement"], "some where the methods disagree"), (never, "no method is right")):
-        file.write_text(json.dumps({**pair.record, "agreement": counts}))
-        assert said in qualitative_tables(elsewhere)[-1].notes[0]
-
-
 def test_what_cannot_be_compared_is_refused(done, run, place, tmp_path):
     """Pictures beside numbers of the same name must be of the images that the numbers were counted on."""
     runs = {TITLES[m]: load_trained(run(m), place) for m in PAIR}

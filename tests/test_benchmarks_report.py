@@ -14,13 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from made_results import put_score
 from PIL import Image
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
 from benchmarks.qualitative.pictures import describe_pictures
-from benchmarks.report.describe import describe_recipes, list_caveats, list_facts
+from benchmarks.report.describe import describe_recipes, list_facts
 from benchmarks.report.found import find_suites
 from benchmarks.report.report import build_report, write_report
 from benchmarks.results.metrics import Metric
@@ -299,17 +298,6 @@ def test_the_recipe_says_first_what_was_changed_for_all_and_then_for_each(tmp_pa
         assert all(re.fullmatch(f"(\\w+: )?{change}(, {change})*", one) for one in [*shared, *alone])
 
 
-def test_results_of_some_images_only_are_said_at_the_top(tmp_path: Path) -> None:
-    root = tmp_path / "results"
-    _, entries = begin(root, "ablation", datasets=("tiles",), methods=("maple",))
-    config = put_entry(root, entries[0])
-    put_score(root, config, entries[0].spec.targets[0], 30, 40, of=200)
-    text = write_report(root).read_text()
-    assert "limited evaluations (†)" in words_of(Page(text).root.all("header")[0])
-    assert "Limited: 1 evaluation used the first images" in section(text, "caveats")
-    assert "75.00 †" in {words_of(cell) for cell in Page(text).root.all("td")}
-
-
 def test_pictures_of_a_suite_are_in_the_page_at_a_sensible_size(tmp_path: Path) -> None:
     root = tmp_path / "results"
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
@@ -356,19 +344,6 @@ def test_pictures_that_nobody_recorded_or_that_are_of_other_runs_are_not_in_the_
     assert shown(runs) == ["what predictions shows"]
     assert "the picture gone.png" in section((root / "report/index.html").read_text(), "missing")
     assert shown(runs[1:]) == shown(runs[::-1]) == []
-
-
-def test_what_another_command_planned_alone_is_no_further_run(tmp_path: Path) -> None:
-    _, entries = begin(tmp_path, "base-to-novel", datasets=("tiles",), methods=("coop", "maple", "procap"), seeds=(1,))
-    own, trained, _ = entries
-    for entry in (own, trained):
-        put_entry(tmp_path, entry)
-    (collection,) = read_collections(tmp_path)
-    settings = collection.settings | {"methods": ["coop"]}
-    write_collection(tmp_path, collection.model_copy(update={"settings": settings}))
-    ((found,), _) = find_suites(tmp_path)
-    assert found.paths == [own.path] and found.further == (trained.path,)
-    assert any("has 1 further run made with other flags" in text for text, _ in list_caveats([found]))
 
 
 @pytest.mark.parametrize(

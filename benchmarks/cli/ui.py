@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ import urllib.request
 import webbrowser
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -56,8 +55,7 @@ ACCURACY = ("hm", "val_hm", "novel", "base", "all", "val_base", "val_dev-base", 
 SPEED = ("fps", "val_fps", "train_seconds")
 """Metrics to plot accuracy against: the first one that all runs have."""
 AXES = 7
-PARALLEL = ("train_seconds", "val_fps", "fps", "val_dev-base", "val_dev-novel", "val_base", "val_hm", "base", "novel",
-            "hm", "all")  # fmt: skip
+"""Largest number of axes of the parallel coordinates."""
 
 
 @dataclass(frozen=True)
@@ -109,42 +107,37 @@ def ui(
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="port on 127.0.0.1")] = 5000,
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> int:
-    """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second."""
+    """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second.
+
+    Results that the store lacks are exported first. Ctrl-C stops the server; a store that is a server is only linked.
+    """
     library_defaults()
     wanted = RunFilter(runs or [], suite, sweep, split_names(methods), split_names(datasets))
-    serve(open_results(results).local, tracking or None, port, open_browser, wanted)
-    return 0
-
-
-def serve(
-    results: Path, uri: str | None = None, port: int = 5000, open_browser: bool = False, wanted: RunFilter | None = None
-) -> None:
-    """Export what the store lacks, then show the runs of `results` in MLflow until Ctrl-C or SIGTERM.
-
-    If the store is a server, its address is printed; otherwise a server is started on 127.0.0.1.
-    Raises UserError when the port is taken, there is nothing to show, or the server does not start, UsageError for a
-    name that no run has.
-    """
-    wanted = wanted or RunFilter()
-    store = TrackingStore.choose(results, uri)
-    if not store.is_server:
-        check_port(port)
-    pages = prepare(results, store, wanted)
+    root = open_results(results).local
+    store = TrackingStore.choose(root, tracking or None)
     if store.is_server:
-        _print_addresses(store.address.rstrip("/"), pages, open_browser)
-        return
+        _print_addresses(store.address.rstrip("/"), prepare(root, store, wanted), open_browser)
+        return 0
+    check_port(port)
+    pages = prepare(root, store, wanted)
     with server(store, port) as process:
         _print_addresses(f"http://{HOST}:{port}", pages, open_browser)
         note("Ctrl-C stops it")
         try:
             process.wait()
         except KeyboardInterrupt:
-            return
+            return 0
         raise UserError("the MLflow server ended by itself; start it again")
 
 
-def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> Pages:
-    """Export missing results, select runs and save a view of them in the store."""
+    root = open_results(results).local
+    store = TrackingStore.choose(root, tracking or None)
+    if store.is_server:
+        _print_addresses(store.address.rstrip("/"), prepare(root, store, wanted), open_browser)
+        return 0
+    check_port(port)
+    pages = prepare(root, store, wanted)
+    with server(store, port) as process:
     collection = find_collection(results, wanted)
     every = [folder.path.relative_to(results).as_posix() for folder in find_runs(results)]
     paths, where = select(every, wanted, collection)
@@ -170,8 +163,7 @@ def find_collection(results: Path, wanted: RunFilter) -> Collection | None:
         return None
     collections = {one.name: one for one in read_collections(results) if one.kind == kind}
     if not collections:
-        maker = f"procap bench {name}" if kind == "suite" else "procap sweep"
-        raise UsageError(f"there is no {kind} in {results} yet; `{maker}` makes one")
+        raise UsageError(f"there is no {kind} in {results} yet")
     if name not in collections:
         raise unknown_name(kind, name, collections)
     return collections[name]
@@ -229,13 +221,11 @@ def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
     # A run that has not finished has no final metrics yet.
     finished = [run for run in runs if run.info.status == "FINISHED"] or runs
     metrics = set.intersection(*(set(run.data.metrics) for run in finished)) if finished else set()
-    accuracy = next((name for name in ACCURACY if name in metrics), "base")
-    speed = next((name for name in SPEED if name in metrics), SPEED[-1])
-    others = [name for name in PARALLEL if name in metrics and name != accuracy]
-    params = _differing_params([run.data.params for run in runs])
+    accuracies, speeds = ([name for name in names if name in metrics] for names in (ACCURACY, SPEED))
+    accuracy, speed = (accuracies or ["base"])[0], (speeds or [SPEED[-1]])[0]
+    params = _differing_params([run.data.params for run in runs])[: AXES - 4]
     # MLflow colours the lines by the last axis.
-    axes = [*others[-(AXES - 1 - min(len(params), 3)) :], accuracy]
-    columns = [f"metrics.`{name}`" for name in (accuracy, *reversed(others))]
+    axes = [*speeds[::-1], *accuracies[::-1]][-(AXES - len(params)) :]
 
     def card(kind: str, title: str, **settings: Any) -> dict[str, Any]:
         shared = {"deleted": False, "isGenerated": False, "runsCountToCompare": SHOWN, "metricSectionId": "procap"}
@@ -250,15 +240,17 @@ def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
         "runsHiddenMode": "SHOW_ALL",
-        "selectedColumns": [*columns, *(f"tags.`{name}`" for name in ("method", "dataset", "seed", "gpus", "commit"))],
+        "selectedColumns": [
+            *(f"metrics.`{name}`" for name in reversed(axes)),
+            *(f"tags.`{name}`" for name in ("method", "dataset", "seed", "gpus", "commit")),
+        ],
         "isAccordionReordered": True,
         "compareRunSections": [
             {"uuid": "procap", "name": "Accuracy and speed", "display": True, "isReordered": True, "deleted": False,
              "isGenerated": False, "columns": 2, "cardHeight": 440},
         ],
         "compareRunCharts": [
-            card("PARALLEL", "Parallel coordinates", selectedParams=params[: AXES - len(axes)], selectedMetrics=axes,
-                 showAllRuns=True),
+            card("PARALLEL", "Parallel coordinates", selectedParams=params, selectedMetrics=axes, showAllRuns=True),
             card("SCATTER", f"{accuracy} against {speed}", xaxis={"key": speed, "type": "METRIC"},
                  yaxis={"key": accuracy, "type": "METRIC"}),
         ],
@@ -268,27 +260,19 @@ def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
 def _differing_params(params: Sequence[Mapping[str, str]]) -> list[str]:
     """List parameters that all runs have with different values, without those that depend on the method."""
     shared = set.intersection(*map(set, params)) if params else set()
-    values = {name: {one[name] for one in params} for name in shared}
-    pairs = {name: {(one.get("method"), one[name]) for one in params} for name in shared}
-    first = [name for name in ("method", "dataset") if len(values.get(name, ())) > 1]
-    last = [name for name in ("seed",) if len(values.get(name, ())) > 1]
-    methods = max(1, len(values.get("method", ())))
-    rest = (name for name in sorted(shared) if len(values[name]) > 1 and len(pairs[name]) > methods)
-    return [*first, *(name for name in rest if name not in (*first, *last)), *last]
+    methods = len({one.get("method") for one in params})
+    found = [name for name in ("method", "dataset") if name in shared and len({one[name] for one in params}) > 1]
+    rest = sorted(shared - {"method", "dataset"})
+    return found + [name for name in rest if len({(one.get("method"), one[name]) for one in params}) > methods]
 
 
 def check_port(port: int) -> None:
     """Raise UserError when `port` cannot be bound or something listens there."""
-    with closing(socket.socket()) as probe:
-        # Same option as the server's socket: a port that was just released counts as free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-            reason = ""
-        except OSError as error:
-            reason = "another program listens there" if error.errno == errno.EADDRINUSE else str(error)
-    if reason:
-        raise UserError(f"port {port} on {HOST} cannot be used: {reason}; try --port {port % 65535 + 1}")
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"port {port} on {HOST} cannot be used: {reason}; try --port {port % 65535 + 1}") from error
 
 
 @contextmanager

@@ -7,23 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.style import (
-    COLUMN,
-    FAINT,
-    GRID,
-    INK,
-    PAGE,
-    Plots,
-    assign_looks,
-    contrasting_ink,
-    dagger,
-    describe_seeds,
-    grid,
-    heading,
-    legend,
-    panels,
-    styled,
-)
+from benchmarks.plots import style
+from benchmarks.plots.style import Plots, styled
 from benchmarks.results.frame import dataset_order, images_per_second, losses_by_dataset
 from benchmarks.results.metrics import Halves, Metric
 from benchmarks.results.published import tables as published
@@ -74,11 +59,11 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
     if not results:
         return None
     groups = [name for name in next(iter(results.values())) if any(own[name][2] for own in results.values())]
-    looks = assign_looks(_methods(suite))
+    looks = style.assign_looks(_methods(suite))
     rows = math.ceil(len(groups) * len(results) / BARS_IN_ROW)
     across = math.ceil(len(groups) / rows)
-    figure, axes = panels(math.ceil(len(groups) / across), 2.1, "", "accuracy, %", across=1)
-    figure.set_figwidth(max(COLUMN, min(PAGE, 0.9 + 0.34 * across * len(results))))
+    figure, axes = style.panels(math.ceil(len(groups) / across), 2.1, "", "accuracy, %", across=1)
+    figure.set_figwidth(max(style.COLUMN, min(style.PAGE, 0.9 + 0.34 * across * len(results))))
     for number, panel in enumerate(axes):
         names = groups[number * across : (number + 1) * across]
         cells = {name: [own[name][2] for own in results.values()] for name in names}
@@ -87,15 +72,15 @@ def hm_bars(suite: SuiteResults) -> Figure | None:
             _bars(panel, title, [own[name] for name in names], shift, 0.84 / len(results), looks[title].fill())
         if AVERAGE in names:
             at = names.index(AVERAGE)
-            panel.axvspan(at - 0.5, at + 0.5, color=GRID, alpha=0.55, zorder=0, linewidth=0)
-        panel.set_xticks(range(len(names)), [display_name(name) + dagger(cells[name]) for name in names])
+            panel.axvspan(at - 0.5, at + 0.5, color=style.GRID, alpha=0.55, zorder=0, linewidth=0)
+        panel.set_xticks(range(len(names)), [display_name(name) + style.dagger(cells[name]) for name in names])
         panel.tick_params(axis="x", length=0)
         panel.set_xlim(-0.5, across - 0.5)
         panel.set_ylim(0, 100)
-        grid(panel, "y")
+        style.grid(panel, "y")
     every = [own[name][2] for own in results.values() for name in groups]
-    heading(figure, f"Harmonic mean of base and novel accuracy ({describe_seeds(every)})", every)
-    legend(figure)
+    style.heading(figure, f"Harmonic mean of base and novel accuracy ({style.describe_seeds(every)})", every)
+    style.legend(figure)
     return figure
 
 
@@ -106,21 +91,22 @@ def _bars(axes: Axes, title: str, rows: Sequence[Halves], shift: float, width: f
     std = [cell.std if cell and cell.std is not None else math.nan for _, _, cell in whole]
     places = [at + shift for at in range(len(rows))]
     axes.bar(places, hm, 0.9 * width, zorder=2, label=title, **fill)
-    axes.vlines(places, base, novel, color=INK, linewidth=0.6, zorder=3)
+    axes.vlines(places, base, novel, color=style.INK, linewidth=0.6, zorder=3)
     # Points at 0 and 100 would be cut off at the edge.
-    points: dict[str, Any] = {"s": 13, "zorder": 4, "clip_on": False, "edgecolor": INK}
-    axes.scatter(places, base, marker="^", facecolor=INK, linewidths=0, label="base", **points)
+    points: dict[str, Any] = {"s": 13, "zorder": 4, "clip_on": False, "edgecolor": style.INK}
+    axes.scatter(places, base, marker="^", facecolor=style.INK, linewidths=0, label="base", **points)
     axes.scatter(places, novel, marker="v", facecolor="white", linewidths=0.7, label="novel", **points)
     if not all(map(math.isnan, std)):
         beside = [place + 0.3 * width for place in places]
-        axes.errorbar(beside, hm, std, fmt="none", ecolor=INK, capsize=1.2, elinewidth=0.6, zorder=3)
+        axes.errorbar(beside, hm, std, fmt="none", ecolor=style.INK, capsize=1.2, elinewidth=0.6, zorder=3)
     for place, (_, _, cell) in zip(places, whole, strict=True):
         if cell is None:
-            axes.text(place, 2, "–", ha="center", va="bottom", fontsize=7, color=FAINT)
+            axes.text(place, 2, "–", ha="center", va="bottom", fontsize=7, color=style.FAINT)
             continue
-        text = axes.text(place, 2, f"{cell.mean:.0f}{dagger([cell]).strip()}", ha="center", va="bottom", fontsize=7)
+        number = f"{cell.mean:.0f}{style.dagger([cell]).strip()}"
+        text = axes.text(place, 2, number, ha="center", va="bottom", fontsize=7)
         colour = fill["facecolor"]
-        text.set(color=contrasting_ink(colour), bbox={"facecolor": colour, "linewidth": 0, "pad": 0.6}, zorder=5)
+        text.set(color=style.contrasting_ink(colour), bbox={"facecolor": colour, "linewidth": 0, "pad": 0.6}, zorder=5)
 
 
 @styled
@@ -138,10 +124,10 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     if len(datasets) < 3:
         return None
     methods = _methods(suite)
-    seeds = describe_seeds([cell for own in results.values() for cell in own.values()], std=False)
+    seeds = style.describe_seeds([cell for own in results.values() for cell in own.values()], std=False)
     paper = {} if why_incomparable(suite) or has_controls(suite) else _published_hms(datasets, {*methods.values()})
     results |= {title: own for title, (_, own) in paper.items()}
-    looks = assign_looks(methods | {title: method for title, (method, _) in paper.items()})
+    looks = style.assign_looks(methods | {title: method for title, (method, _) in paper.items()})
 
     figure = Figure(figsize=(4.9, 4.4), layout="constrained")
     axes: Any = figure.add_subplot(projection="polar")
@@ -161,10 +147,10 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     axes.set_theta_zero_location("N")
     axes.set_theta_direction(-1)
     axes.set_xticks(
-        angles, [display_name(name) + dagger(own.get(name) for own in results.values()) for name in datasets]
+        angles, [display_name(name) + style.dagger(own.get(name) for own in results.values()) for name in datasets]
     )
     axes.set_rlabel_position(180 / len(datasets))
-    axes.tick_params(axis="y", labelsize=6.5, labelcolor=FAINT)
+    axes.tick_params(axis="y", labelsize=6.5, labelcolor=style.FAINT)
     axes.tick_params(axis="x", pad=2, labelsize=8)
     # Centred labels would overlap the circle.
     for label, angle in zip(axes.get_xticklabels(), angles, strict=True):
@@ -172,8 +158,8 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
         label.set_horizontalalignment("left" if side > 0.1 else "right" if side < -0.1 else "center")
     axes.grid(color="#d1d5db", linewidth=0.6)
     axes.spines["polar"].set_color("#d1d5db")
-    heading(figure, f"Harmonic mean in % ({seeds}; the centre is {low})", every)
-    legend(figure)
+    style.heading(figure, f"Harmonic mean in % ({seeds}; the centre is {low})", every)
+    style.legend(figure)
     return figure
 
 
@@ -199,8 +185,8 @@ def learning_curves(suite: SuiteResults) -> Figure | None:
     datasets = sorted({name for own in losses.values() for name in own}, key=dataset_order)
     if not datasets:
         return None
-    looks = assign_looks(methods)
-    figure, axes = panels(len(datasets), 1.5 if len(datasets) > 1 else 1.9, "epoch", "cross-entropy")
+    looks = style.assign_looks(methods)
+    figure, axes = style.panels(len(datasets), 1.5 if len(datasets) > 1 else 1.9, "epoch", "cross-entropy")
     lengths = [len(run) for own in losses.values() for runs in own.values() for run in runs]
     for panel, name in zip(axes, datasets, strict=True):
         for title, own in losses.items():
@@ -220,11 +206,11 @@ def learning_curves(suite: SuiteResults) -> Figure | None:
             panel.xaxis.set_minor_formatter("")
         else:
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-        grid(panel, "y")
+        style.grid(panel, "y")
     most = max(len(runs) for own in losses.values() for runs in own.values())
     seeds = f"mean of up to {most} seeds, band from lowest to highest" if most > 1 else "one seed"
-    heading(figure, f"Cross-entropy on the training images ({seeds})")
-    legend(figure)
+    style.heading(figure, f"Cross-entropy on the training images ({seeds})")
+    style.legend(figure)
     return figure
 
 
@@ -242,12 +228,12 @@ def accuracy_speed(suite: SuiteResults) -> Figure | None:
             points[title] = sum(speeds.values()) / len(speeds), hm
     if not points:
         return None
-    looks = assign_looks(_methods(suite))
-    figure = Figure(figsize=(COLUMN, 2.8), layout="constrained")
+    looks = style.assign_looks(_methods(suite))
+    figure = Figure(figsize=(style.COLUMN, 2.8), layout="constrained")
     axes = figure.add_subplot()
     for title, (speed, hm) in points.items():
-        style: dict[str, Any] = looks[title].line(linestyle="none", markersize=7, markeredgecolor="white")
-        axes.plot(speed, hm.mean, label=title, clip_on=False, zorder=3, **style)
+        point = looks[title].line(linestyle="none", markersize=7, markeredgecolor="white")
+        axes.plot(speed, hm.mean, label=title, clip_on=False, zorder=3, **point)
         if hm.std is not None:
             axes.errorbar(speed, hm.mean, hm.std, fmt="none", ecolor=looks[title].colour, elinewidth=0.9)
     rates = [speed for speed, _ in points.values()]
@@ -260,11 +246,11 @@ def accuracy_speed(suite: SuiteResults) -> Figure | None:
         axes.set_xlim(0, 1.12 * max(rates))
     cells = [hm for _, hm in points.values()]
     axes.set_xlabel("evaluated images per second, decoding included")
-    axes.set_ylabel(f"harmonic mean, %{dagger(cells)}")
+    axes.set_ylabel(f"harmonic mean, %{style.dagger(cells)}")
     over = f"average of {len(suite.datasets)} data sets" if name == AVERAGE else display_name(name)
-    heading(figure, f"Accuracy against speed, {over}\n({describe_seeds(cells)})", cells)
-    grid(axes, "both")
-    legend(figure)
+    style.heading(figure, f"Accuracy against speed, {over}\n({style.describe_seeds(cells)})", cells)
+    style.grid(axes, "both")
+    style.legend(figure)
     return figure
 
 

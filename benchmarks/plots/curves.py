@@ -6,23 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.style import (
-    BASE,
-    NOVEL,
-    PAGE,
-    Plots,
-    assign_dataset_looks,
-    assign_looks,
-    dagger,
-    describe_seeds,
-    draw_curve,
-    grid,
-    heading,
-    legend,
-    panels,
-    set_ticks,
-    styled,
-)
+from benchmarks.plots import style
+from benchmarks.plots.style import Plots, styled
 from benchmarks.results.metrics import Halves, Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
@@ -62,8 +47,8 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
     }
     if not any(cell for (_, _, shots), cell in cells.items() if shots):
         return None
-    looks = assign_looks({title: next(iter(variants.values())).method for title, variants in lines.items()})
-    figure, axes = panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
+    looks = style.assign_looks({title: next(iter(variants.values())).method for title, variants in lines.items()})
+    figure, axes = style.panels(len(names), 1.6 if len(names) > 1 else 2.1, "shots per class", "accuracy, %")
     for panel, name in zip(axes, names, strict=True):
         for title, variants in lines.items():
             level = cells.get((name, title, 0))
@@ -71,14 +56,16 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
                 look = looks[title]
                 panel.axhline(level.mean, label=title, color=look.colour, linestyle=look.dashes, linewidth=1.2)
             if points := {shots: cells[name, title, shots] for shots in sorted(variants) if shots}:
-                draw_curve(panel, points, looks[title], title, markersize=4)
-        set_ticks(panel, ticks, base=2)
-        limited = dagger(cell for (where, _, _), cell in cells.items() if where == name)
+                style.draw_curve(panel, points, looks[title], title, markersize=4)
+        style.set_ticks(panel, ticks, base=2)
+        limited = style.dagger(cell for (where, _, _), cell in cells.items() if where == name)
         panel.set_title(display_name(name) + limited, fontweight="bold" if name == AVERAGE else "normal")
         panel.set_facecolor("#f6f7f9" if name == AVERAGE else "white")
-        grid(panel, "y")
-    heading(figure, f"Accuracy on all classes by number of shots ({describe_seeds(cells.values())})", cells.values())
-    legend(figure)
+        style.grid(panel, "y")
+    style.heading(
+        figure, f"Accuracy on all classes by number of shots ({style.describe_seeds(cells.values())})", cells.values()
+    )
+    style.legend(figure)
     return figure
 
 
@@ -136,27 +123,31 @@ def average_and_datasets(
     if not any(every):
         return None
     variant = next(iter(variants.values()))
-    figure = Figure(figsize=(PAGE, 2.75), layout="constrained")
+    figure = Figure(figsize=(style.PAGE, 2.75), layout="constrained")
     left, right = figure.subplots(1, 2)
-    looks = (("base", BASE), ("novel", NOVEL), ("harmonic mean", assign_looks({"": variant.method})[""]))
+    looks = (
+        ("base", style.BASE),
+        ("novel", style.NOVEL),
+        ("harmonic mean", style.assign_looks({"": variant.method})[""]),
+    )
     hollow: dict[str, Any] = {"markerfacecolor": "white", "linewidth": 0.7}
     for kind, (title, look) in enumerate(looks):
-        draw_curve(left, {value: halves[kind] for value, halves in averages.items()}, look, title)
+        style.draw_curve(left, {value: halves[kind] for value, halves in averages.items()}, look, title)
         if printed:
             paper = {value: halves[kind] for value, halves in sorted(printed.items())}
-            draw_curve(left, paper, look, f"{title}\n(published)", **hollow)
-    dataset_looks = assign_dataset_looks(suite.datasets)
+            style.draw_curve(left, paper, look, f"{title}\n(published)", **hollow)
+    dataset_looks = style.assign_dataset_looks(suite.datasets)
     for name, own in hms.items():
-        draw_curve(right, own, dataset_looks[name], display_name(name) + dagger(own.values()))
+        style.draw_curve(right, own, dataset_looks[name], display_name(name) + style.dagger(own.values()))
     over = f"average over {len(suite.datasets)} data sets" if several else display_name(suite.datasets[0])
-    left.set_title(f"(a) {over}{dagger(cell for halves in averages.values() for cell in halves)}")
+    left.set_title(f"(a) {over}{style.dagger(cell for halves in averages.values() for cell in halves)}")
     right.set_title("(b) harmonic mean by data set")
     left.set_ylabel("accuracy, %")
     right.set_ylabel("harmonic mean, %")
     for panel in (left, right):
-        set_ticks(panel, list(variants), base)
+        style.set_ticks(panel, list(variants), base)
         panel.set_xlabel(label)
-        grid(panel, "y")
+        style.grid(panel, "y")
         panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    heading(figure, f"{variant.name}: accuracy by {label} ({describe_seeds(every)})", every)
+    style.heading(figure, f"{variant.name}: accuracy by {label} ({style.describe_seeds(every)})", every)
     return figure

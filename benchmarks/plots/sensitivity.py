@@ -6,23 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.style import (
-    COLUMN,
-    FAINT,
-    INK,
-    Look,
-    Plots,
-    assign_dataset_looks,
-    contrasting_ink,
-    dagger,
-    describe_seeds,
-    draw_curve,
-    grid,
-    heading,
-    legend,
-    set_ticks,
-    styled,
-)
+from benchmarks.plots import style
+from benchmarks.plots.style import Look, Plots, styled
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.grid import paper_weights, variants_by_temperature, variants_by_weights
@@ -57,7 +42,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     values = np.full((len(lambdas), len(betas)), np.nan)
     for (weight, beta), cell in cells.items():
         values[lambdas.index(weight), betas.index(beta)] = cell.mean if cell else np.nan
-    size = max(COLUMN, 0.52 * len(betas) + 1.1), 0.36 * len(lambdas) + 1.0
+    size = max(style.COLUMN, 0.52 * len(betas) + 1.1), 0.36 * len(lambdas) + 1.0
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     low, high = min(means), max(means)
@@ -67,17 +52,17 @@ def weights_map(suite: SuiteResults) -> Figure | None:
         axes.text(
             column,
             row,
-            f"{cell.mean:.2f}{dagger([cell]).strip()}" if cell else "–",
+            f"{cell.mean:.2f}{style.dagger([cell]).strip()}" if cell else "–",
             ha="center",
             va="center",
-            color=contrasting_ink(image.cmap(image.norm(value))) if cell else FAINT,
+            color=style.contrasting_ink(image.cmap(image.norm(value))) if cell else style.FAINT,
             fontsize=7.5,
             fontweight="bold" if value == high else "normal",
         )
     paper, _ = paper_weights()
     if paper in cells:
         corner = betas.index(paper[1]) - 0.5, lambdas.index(paper[0]) - 0.5
-        for colour, width in (("white", 3.6), (INK, 1.8)):
+        for colour, width in (("white", 3.6), (style.INK, 1.8)):
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour, linewidth=width, clip_on=False))
     axes.set_xticks(range(len(betas)), [_format_power(value) for value in betas], parse_math=True)
     axes.set_yticks(range(len(lambdas)), [_format_power(value) for value in lambdas], parse_math=True)
@@ -88,9 +73,9 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     bar: Any = figure.colorbar(image, ax=axes, pad=0.02, aspect=14, label="harmonic mean, %")
     bar.outline.set_visible(False)
     over = f"mean over {len(suite.datasets)} data sets" if len(suite.datasets) > 1 else display_name(suite.datasets[0])
-    seeds = describe_seeds(cells.values(), std=False)
+    seeds = style.describe_seeds(cells.values(), std=False)
     title = f"ProCAP by the weights of its loss, {over} ({seeds});\nframed: the paper's weights, bold: the best"
-    heading(figure, title, cells.values())
+    style.heading(figure, title, cells.values())
     return figure
 
 
@@ -106,22 +91,24 @@ def temperature_curve(suite: SuiteResults) -> Figure | None:
     every = [cell for own in hms.values() for cell in own.values()]
     if len(variants) < 2 or not any(every):
         return None
-    figure = Figure(figsize=(COLUMN, 2.9), layout="constrained")
+    figure = Figure(figsize=(style.COLUMN, 2.9), layout="constrained")
     axes = figure.add_subplot()
-    looks = assign_dataset_looks(suite.datasets)
+    looks = style.assign_dataset_looks(suite.datasets)
     for name, own in hms.items():
-        draw_curve(axes, own, looks[name], display_name(name) + dagger(own.values()), linewidth=0.9, markersize=3.5)
+        style.draw_curve(
+            axes, own, looks[name], display_name(name) + style.dagger(own.values()), linewidth=0.9, markersize=3.5
+        )
     if len(suite.datasets) > 1:
         averages = {value: suite.mean_of_hms(variant) for value, variant in variants.items()}
-        draw_curve(axes, averages, Look(INK, "o"), "mean", linewidth=2.4, markersize=5)
+        style.draw_curve(axes, averages, Look(style.INK, "o"), "mean", linewidth=2.4, markersize=5)
     _, temperature = paper_weights()
-    axes.axvline(temperature, color=FAINT, linewidth=0.8, linestyle=":", label="the paper's")
-    set_ticks(axes, list(variants), base=10)
+    axes.axvline(temperature, color=style.FAINT, linewidth=0.8, linestyle=":", label="the paper's")
+    style.set_ticks(axes, list(variants), base=10)
     axes.set_xlabel(r"initial temperature of InfoNCE, $\tau_p$", parse_math=True)
     axes.set_ylabel("harmonic mean, %")
-    grid(axes, "y")
-    heading(figure, f"ProCAP by initial temperature ({describe_seeds(every)})", every)
-    legend(figure)
+    style.grid(axes, "y")
+    style.heading(figure, f"ProCAP by initial temperature ({style.describe_seeds(every)})", every)
+    style.legend(figure)
     return figure
 
 

@@ -6,20 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots.style import (
-    FAINT,
-    GRID,
-    INK,
-    MARKERS,
-    PAGE,
-    Plots,
-    assign_looks,
-    dagger,
-    grid,
-    heading,
-    legend,
-    styled,
-)
+from benchmarks.plots import style
+from benchmarks.plots.style import Plots, styled
 from benchmarks.results.metrics import Halves
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
@@ -60,9 +48,9 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
         return None
     printed = _published_deviations(suite, variant)
     seeds = every[0].seeds
-    colour = assign_looks({"": variant.method})[""].colour
-    edge: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.5, "s": 16, "zorder": 3}
-    figure = Figure(figsize=(PAGE, 0.25 * len(rows) + 1.15), layout="constrained")
+    colour = style.assign_looks({"": variant.method})[""].colour
+    edge: dict[str, Any] = {"edgecolor": style.INK, "linewidth": 0.5, "s": 16, "zorder": 3}
+    figure = Figure(figsize=(style.PAGE, 0.25 * len(rows) + 1.15), layout="constrained")
     axes: Any = figure.subplots(1, 3, sharey=True, sharex=True)
     for kind, panel in enumerate(axes):
         cells = {row: halves[kind] for row, halves in enumerate(rows.values())}
@@ -72,30 +60,30 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
                    alpha=0.35, label="± std")  # fmt: skip
         for number, seed in enumerate(seeds):
             distances = [cell.values[number] - cell.mean for cell in whole.values()]
-            marker = MARKERS[number % len(MARKERS)]
+            marker = style.MARKERS[number % len(style.MARKERS)]
             panel.scatter(distances, list(whole), marker=marker, color=colour, label=f"seed {seed}", **edge)
-        if published_rows := {row: printed[name][kind] for row, name in enumerate(rows) if name in printed}:
-            places = [row + 0.3 for row in published_rows]
-            panel.errorbar([0.0] * len(places), places, xerr=list(published_rows.values()), fmt="none", ecolor=INK,
-                           elinewidth=0.8, label="± std, published")  # fmt: skip
+        if published_rows := {row + 0.3: printed[name][kind] for row, name in enumerate(rows) if name in printed}:
+            bars: dict[str, Any] = {"fmt": "none", "ecolor": style.INK, "elinewidth": 0.8}
+            zeros, stds = [0.0] * len(published_rows), list(published_rows.values())
+            panel.errorbar(zeros, list(published_rows), xerr=stds, label="± std, published", **bars)
         for row, cell in cells.items():
             text = f"{cell.mean:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "") if cell else "–"
             panel.text(1.0, row, text, transform=panel.get_yaxis_transform(), va="center", fontsize=6.5)
         if AVERAGE in rows:
-            panel.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=GRID, alpha=0.55, zorder=0, linewidth=0)
-        panel.axvline(0, color=FAINT, linewidth=0.8, zorder=1)
+            panel.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=style.GRID, alpha=0.55, zorder=0, linewidth=0)
+        panel.axvline(0, color=style.FAINT, linewidth=0.8, zorder=1)
         panel.set_title(KINDS[kind])
-        grid(panel, "x")
+        style.grid(panel, "x")
         panel.tick_params(axis="y", length=0)
         panel.spines["left"].set_visible(False)
     reach = max(map(abs, axes[0].get_xlim()))
     axes[0].set_xlim(-reach, reach)
-    axes[0].set_yticks(range(len(rows)), [display_name(name) + dagger(halves) for name, halves in rows.items()])
+    axes[0].set_yticks(range(len(rows)), [display_name(name) + style.dagger(halves) for name, halves in rows.items()])
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
     axes[1].set_xlabel("distance from the mean over seeds, percentage points")
     title = f"{variant.name}: accuracy of {len(seeds)} seeds, mean ± sample standard deviation (n − 1) in %"
-    heading(figure, title, every)
-    legend(figure)
+    style.heading(figure, title, every)
+    style.legend(figure)
     return figure
 
 

@@ -64,7 +64,7 @@ def draw_predictions(pictures: Sequence[Picture], counts: Mapping[str, int], wha
     side, line, room = PAGE / across - 0.1, 0.135, int(16 * PAGE / across)
     answers = [[_format_answer(picture, title, room) for title in picture.answers] for picture in pictures]
     most_lines = max(sum(len(lines) for lines, _ in own) for own in answers)
-    height = sum(rows) * (side + 0.3 + line * most_lines) + 0.3 * len(blocks) + 0.4
+    height = sum(rows) * (side + 0.36 + line * most_lines) + 0.3 * len(blocks) + 0.4
     figure = Figure(figsize=(PAGE, height), layout="constrained")
     disagree = any(len(set(picture.right.values())) > 1 for picture in pictures)
     first = "The first images: no method is right where another is wrong"
