@@ -130,14 +130,11 @@ def ui(
         raise UserError("the MLflow server ended by itself; start it again")
 
 
-    root = open_results(results).local
-    store = TrackingStore.choose(root, tracking or None)
-    if store.is_server:
-        _print_addresses(store.address.rstrip("/"), prepare(root, store, wanted), open_browser)
-        return 0
-    check_port(port)
-    pages = prepare(root, store, wanted)
-    with server(store, port) as process:
+def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> Pages:
+    """Export missing results, select runs and save a view of them in the store.
+
+    Raises UserError if there is nothing to show, UsageError for a name that no run has.
+    """
     collection = find_collection(results, wanted)
     every = [folder.path.relative_to(results).as_posix() for folder in find_runs(results)]
     paths, where = select(every, wanted, collection)
