@@ -19,6 +19,8 @@ from shards.tar import scan_tar
 
 # Of the undecodable images of a split so many are named.
 NAMED = 3
+IMAGES_PER_PROCESS = 300
+"""A process takes about as long to start as so many images take to decode."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,7 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
     tasks = _tasks(shards, faults)
     counts = {split: entry.count for split, entry in manifest.splits.items()}
     largest = max(shard.count for entry in manifest.splits.values() for shard in entry.shards)
-    # A process takes as long to start as some hundred images take to decode.
-    processes = min(workers, sum(counts.values()) // largest)
+    processes = min(workers, sum(counts.values()) // max(largest, IMAGES_PER_PROCESS))
     found: dict[str, list[_Finding]] = {split: [] for split in manifest.splits}
     done = dict.fromkeys(counts, 0)
     for finding in map_in_order(_check_shard, tasks, processes):

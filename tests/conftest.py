@@ -11,23 +11,23 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# The same examples every time, each for as long as a machine with other work needs.
+# The same examples every time, without deadlines, which a loaded machine would miss.
 hypothesis.settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("steady")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Ray looks once in a process, and a test may be a driver of several clusters.
+# Ray reads it once in a process, and a test process may connect to several clusters.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-# Nothing is sent to where the person who runs the tests keeps runs.
+# Tests must not export to the MLflow store of the user who runs them.
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Bit-for-bit comparisons must not depend on how many cores the machine has."""
+    """Use one thread, as bit-for-bit comparisons must not depend on the number of cores."""
     import torch
 
     torch.set_num_threads(1)
@@ -72,7 +72,7 @@ def tiny_space():
 
 @pytest.fixture(scope="session")
 def few_digits(tmp_path_factory) -> Path:
-    """A data folder that holds a packing of some of the digit scans; leave it as it is."""
+    """Pack some of the digit scans into a data folder, which tests must not change."""
     from dataclasses import replace
 
     from shards.catalogue import find
@@ -87,9 +87,9 @@ def few_digits(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def at_home(tmp_path, monkeypatch):
-    """A test works in a folder of its own, with no settings of the person who runs it."""
+    """Change to an empty folder, and clear settings of the environment."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "RAY_ADDRESS"):
+    for name in ("PROCAP_DATA", "PROCAP_RAW", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
 

@@ -1,4 +1,4 @@
-"""The command line: instant help, one-line answers to wrong input, exit codes, plans that write nothing."""
+"""The command line: fast help, one-line errors, exit codes, plans that write nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "ray", "mlflow", "matplotlib", "numpy", "pydantic", "deepspeed", "open_clip")
 
 
-@pytest.fixture(autouse=True)
-def at_home(tmp_path, monkeypatch):
-    """Every test works in a folder of its own, with no settings of the person who runs it."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("PROCAP_DATA", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
 @pytest.fixture(scope="session")
@@ -77,22 +71,16 @@ def test_summaries_of_commands_fit_their_column(capsys):
             assert len(summary) <= 60 and f"{name} " in out and f" {summary}\n" in out
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "demo",
-        "ls",
-        "train",
-        "eval",
-        "table",
-        "ui",
-        "data pack",
-        "data check",
-        "data show",
-        "track sync",
-    ],
-)
-def test_every_command_explains_itself_with_examples(capsys, command):
+COMMAND_LINES = [
+    *(name for name in COMMANDS if name not in ("data", "bench", "track")),
+    *(f"data {name}" for name in DATA_COMMANDS),
+    "bench base-to-novel",
+    "track sync",
+]
+
+
+@pytest.mark.parametrize("command", COMMAND_LINES)
+def test_the_help_of_every_command_has_examples(capsys, command):
     code, out, err = run(capsys, *command.split(), "--help")
     assert code == 0 and not err
     assert "examples:" in out and f"procap {command}" in out.split("examples:")[1]
@@ -154,14 +142,14 @@ WRONG: list[tuple[str, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "code", "says"), WRONG, ids=[line for line, _, _ in WRONG])
-def test_wrong_input_is_answered_in_one_line(capsys, tmp_path, shards, line, code, says):
+@pytest.mark.parametrize(("line", "code", "message"), WRONG, ids=[line for line, _, _ in WRONG])
+def test_wrong_input_is_an_error_of_one_line(capsys, tmp_path, shards, line, code, message):
     (tmp_path / "a-file").write_text("")
     place = ["--data", str(shards)] if line.split()[0] in ("train", "eval") else []
     given, out, err = run(capsys, *line.split(), *place)
-    said = [text for text in err.splitlines() if text.startswith("procap: ")]
+    lines = [text for text in err.splitlines() if text.startswith("procap: ")]
     assert given == code, err
-    assert len(said) == 1 and says in said[0], err
+    assert len(lines) == 1 and message in lines[0], err
     assert "Traceback" not in err and not out
 
 
@@ -282,7 +270,7 @@ def test_dry_runs_write_nothing_and_load_no_tracker(capsys, tmp_path, shards):
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_data_is_looked_for_where_the_environment_says(monkeypatch, tmp_path):
+def test_the_environment_sets_the_data_root(monkeypatch, tmp_path):
     assert data_root() == tmp_path / "home" / "data"
     monkeypatch.setenv("PROCAP_DATA", str(tmp_path / "shards"))
     assert data_root() == tmp_path / "shards"
@@ -291,7 +279,7 @@ def test_data_is_looked_for_where_the_environment_says(monkeypatch, tmp_path):
     assert cache_home() == procap_home() == tmp_path / "xdg" / "procap"
 
 
-def test_a_relative_name_of_the_cache_is_of_the_folder_where_it_was_typed(monkeypatch, tmp_path):
+def test_a_relative_cache_folder_becomes_absolute(monkeypatch, tmp_path):
     """A run may work in another."""
     monkeypatch.chdir(tmp_path)
     for name, folder in (("XDG_CACHE_HOME", tmp_path / "own" / "procap"), ("PROCAP_HOME", tmp_path / "own")):
@@ -312,7 +300,7 @@ def test_packing_checking_showing(capsys, tmp_path, shards):
 
 
 def test_train_then_evaluate_then_table(capsys, tmp_path, shards):
-    """The road of a user: train two methods, evaluate by folder and by name, read the table; repeating does nothing."""
+    """Train two methods, evaluate by folder and by name, read the table; repeating does nothing."""
     place = ["--data", shards, "--tracking", "off"]
     chosen = ["--methods", "zeroshot,coop", "--datasets", "digits", "--shots", "2", "--epochs", "1", *place]
     code, out, err = run(capsys, "train", *chosen, "--json")
@@ -341,20 +329,20 @@ def test_a_data_set_that_is_not_packed_yet_is_packed_for_any_method(capsys, tmp_
     assert code == 0 and "packing digits" in err
 
 
-def test_an_untrained_run_is_answered_with_the_command_that_trains_it(capsys, tmp_path, shards):
-    """The advice, pasted, plans the very run that was asked for."""
+def test_the_error_for_an_untrained_run_has_the_command_that_trains_it(capsys, tmp_path, shards):
+    """The printed command plans the run that was requested."""
     flags = ["--methods", "coop", "--datasets", "digits", "--seeds", "7", "--epochs", "2", "--lr", "0.01"]
     place = ["--data", shards, "--results", tmp_path / "my results"]
     code, _, err = run(capsys, "eval", *flags, *place, "--tracking", "off")
-    asked = next(part for part in err.split("/") if part.startswith("seed7-")).split()[0]
-    advice = shlex.split(err.partition("train it first: procap ")[2])
-    assert code == 1 and advice[0] == "train"
-    code, out, _ = run(capsys, *advice, "--dry-run")
-    assert code == 0 and asked in out
+    requested = next(part for part in err.split("/") if part.startswith("seed7-")).split()[0]
+    command = shlex.split(err.partition("train it first: procap ")[2])
+    assert code == 1 and command[0] == "train"
+    code, out, _ = run(capsys, *command, "--dry-run")
+    assert code == 0 and requested in out
 
 
-def test_sigterm_outside_training_is_said_and_has_its_code(tmp_path):
-    """Many data sets are asked for, so that it is not over before it is stopped."""
+def test_sigterm_outside_training_has_its_exit_code(tmp_path):
+    """Pack many data sets, so that the command is still running when it is stopped."""
     data = tmp_path / "data"
     command = [sys.executable, "-m", "benchmarks.cli", "data", "pack", "world", "--data", data]
     deadline = time.monotonic() + 300

@@ -26,13 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RAW_SETS = [dataset for dataset in CATALOGUE.values() if dataset.source == "folder"]
 
 
-@pytest.fixture(autouse=True)
-def at_home(tmp_path, monkeypatch):
-    """Every test works in a folder of its own, with no settings of the person who runs it."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("PROCAP_DATA", "PROCAP_RAW", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
+pytestmark = pytest.mark.usefixtures("at_home")
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +36,9 @@ def raw(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(raw, tmp_path_factory) -> Path:
-    data = tmp_path_factory.mktemp("packed")
+    data, before = tmp_path_factory.mktemp("packed"), contents(raw)
     assert main(["data", "pack", "paper", "--subset", "--raw", str(raw), "--data", str(data)]) == 0
+    assert contents(raw) == before, "raw folders are only read"
     return data
 
 
@@ -59,15 +54,11 @@ def contents(root: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path.relative_to(root)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_all_fifteen_are_packed_from_raw_folders_that_stay_as_they_are(raw, tmp_path, capsys):
-    before = contents(raw)
-    code, out, err = run(capsys, "data", "pack", "paper", "--subset", "--raw", raw, "--data", tmp_path / "data")
-    assert code == 0, err
-    assert packed_names(tmp_path / "data") == sorted(f"{dataset.name}-subset" for dataset in RAW_SETS)
-    assert all(f"{dataset.name}-subset" in out for dataset in RAW_SETS)
-    assert contents(raw) == before
-    code, _, err = run(capsys, "data", "check", "--data", tmp_path / "data")
-    assert code == 0, err
+def test_all_published_sets_are_packed_from_raw_folders(packed, capsys):
+    names = [f"{dataset.name}-subset" for dataset in RAW_SETS]
+    assert packed_names(packed) == sorted(names)
+    code, out, err = run(capsys, "data", "check", "--data", packed)
+    assert code == 0 and all(name in out for name in names), err
 
 
 def test_a_miniature_is_never_packed_under_a_published_name(raw, tmp_path, capsys):
@@ -78,7 +69,7 @@ def test_a_miniature_is_never_packed_under_a_published_name(raw, tmp_path, capsy
     assert "--subset" in err
 
 
-def test_the_raw_check_says_what_is_there_and_what_would_mend_it(raw, tmp_path, capsys):
+def test_the_raw_check_lists_what_is_there_and_how_to_repair_it(raw, tmp_path, capsys):
     part = tmp_path / "raw"
     shutil.copytree(raw / "dtd", part / "dtd")
     (part / "dtd" / "split_zhou_DescribableTextures.json").unlink()
@@ -197,13 +188,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+    ("line", "code", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
-def test_wrong_input_is_answered_in_one_line(capsys, raw, line, code, says):
+def test_wrong_input_is_an_error_of_one_line(capsys, raw, line, code, message):
     words = [word.replace("RAW", str(raw)) for word in line]
     got, _, err = run(capsys, "data", *words)
     assert got == code, err
-    assert len(err.strip().splitlines()) == 1 and says in err, err
+    assert len(err.strip().splitlines()) == 1 and message in err, err
 
 
 def test_the_data_page_names_every_raw_folder_and_list():
@@ -236,7 +227,7 @@ def test_one_set_that_fails_does_not_stop_the_others(tmp_path, capsys):
     assert packed_names(tmp_path / "data") == ["eurosat-subset"]
 
 
-def test_a_group_says_which_sets_an_own_split_leaves_out(tmp_path, capsys):
+def test_a_group_names_the_sets_that_a_random_split_leaves_out(tmp_path, capsys):
     for name in ("dtd", "imagenet-a"):
         build(name, tmp_path / "raw", 5)
     plan = ["data", "pack", "paper", "--random-split", "1", "--dry-run", "--raw"]
@@ -248,7 +239,7 @@ def test_a_group_says_which_sets_an_own_split_leaves_out(tmp_path, capsys):
 
 
 def test_a_plan_fetches_nothing(tmp_path, capsys):
-    """Nobody listens there: whatever asked would fail."""
+    """Nothing listens on that port: a request would fail."""
     (tmp_path / "mine.yaml").write_text(
         "name: mine\ntemplate: a {}.\nshards: http://127.0.0.1:9/mine\nclasses: [a, b]\n"
     )
@@ -258,7 +249,7 @@ def test_a_plan_fetches_nothing(tmp_path, capsys):
     assert not (tmp_path / "home").exists()
 
 
-def test_a_list_without_a_digest_is_packed_with_a_word_of_caution(tmp_path, capsys, monkeypatch):
+def test_a_list_without_a_digest_is_packed_with_a_warning(tmp_path, capsys, monkeypatch):
     from shards.raw import published as reader
 
     monkeypatch.setattr(reader, "published_differences", lambda dataset, listing: iter(()))
@@ -269,7 +260,7 @@ def test_a_list_without_a_digest_is_packed_with_a_word_of_caution(tmp_path, caps
     assert "a private split of the same sizes" in err and "dtd: " not in err
 
 
-def test_what_brings_a_broken_set_back_depends_on_where_it_came_from(raw, packed, tmp_path, capsys):
+def test_the_repair_of_a_broken_set_depends_on_its_source(raw, packed, tmp_path, capsys):
     shutil.copytree(packed / "dtd-subset", tmp_path / "data" / "dtd-subset")
     (tmp_path / "land.yaml").write_text(f"name: my-land\ntemplate: a {{}}.\nfolder: {raw}/eurosat/2750\nsplit: test\n")
     at = ["--data", tmp_path / "data"]
@@ -293,7 +284,7 @@ def test_published_shards_that_are_not_all_there_are_fetched_again(tmp_path):
     assert wanted.packed_in(tmp_path) is None
 
 
-def test_published_test_images_do_not_replace_a_whole_set_unasked(tmp_path, capsys, monkeypatch):
+def test_published_test_images_do_not_replace_a_whole_set_without_force(tmp_path, capsys, monkeypatch):
     from shards.raw import published as reader
 
     monkeypatch.setattr(reader, "published_differences", lambda dataset, listing: iter(()))
@@ -313,8 +304,8 @@ def test_a_subset_without_test_images_is_refused_before_anything_is_trained_on_i
     assert len(err.strip().splitlines()) == 1
 
 
-def test_a_data_set_that_a_server_does_not_have_is_said_of_the_server(tmp_path, capsys):
-    """Its mirror in the cache is nobody's concern, and packing into it would help nobody."""
+def test_the_error_for_a_data_set_that_a_server_lacks_names_the_server(tmp_path, capsys):
+    """Neither its mirror in the cache nor packing, which cannot help."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
