@@ -44,9 +44,3 @@ def text_bank(
             features = torch.cat([clip.encode_text(part) for part in ids.split(PROMPTS_AT_ONCE)]).float()
             total += F.normalize(features, dim=-1) if average == "normalise-first" else features
     return F.normalize(total, dim=-1)
-
-
-@torch.no_grad()
-def image_features(clip: CLIP, images: Tensor) -> Tensor:
-    """Compute vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
-    return F.normalize(clip.encode_image(images).float(), dim=-1)
