@@ -160,20 +160,32 @@ def test_a_sweep_that_another_process_carries_out_is_refused(searched, where, ca
 
 
 def test_tpe_resumes_and_keeps_to_its_budget(local_ray, where, tmp_path, capsys) -> None:
-    results = ["--results", str(tmp_path), "--json", "--search", "tpe", "--name", "t"]
-    words = ["sweep", *ASKED, "--seeds", "1", *results, "--param", "lr=loguniform(1e-4,1)", *where]
+    """After a killed driver: two configurations are finished and a third is not; the fourth is new."""
     folder = SweepFolder(tmp_path / "sweeps" / "t")
-    assert main([*words, "--trials", "2"]) == 0
-    first = printed(capsys)
-    assert first["counts"]["finished"] == len(find_runs(tmp_path)) == 2
-    # As a killed driver leaves it.
-    unfinished, *others = folder.load().values()
-    folder.save([unfinished.model_copy(update={"state": "running", "score": None, "scores": {}}), *others])
-    assert main([*words, "--trials", "3"]) == 0
-    second = printed(capsys)
-    assert second["counts"] == {"finished": 3, "stopped": 0, "running": 0, "failed": 0}
-    assert all(row in second["configurations"] for row in first["configurations"])
-    assert len(find_runs(tmp_path)) == 3
+    finished = [
+        Configuration(number=number, values={"recipe.lr": lr}, state="finished", scores={f"x/seed1-{number}": score},
+                      score=score, epochs=1)
+        for number, (lr, score) in enumerate([(0.002, 40.0), (0.5, 20.0)])
+    ]  # fmt: skip
+    folder.save([*finished, Configuration(number=2, values={"recipe.lr": 0.03})])
+    words = [
+        "sweep",
+        *ASKED,
+        "--seeds",
+        "1",
+        "--name",
+        "t",
+        "--param",
+        "lr=loguniform(1e-4,1)",
+        "--search",
+        "tpe",
+        *where,
+    ]
+    assert main([*words, "--trials", "4", "--results", str(tmp_path), "--json"]) == 0
+    assert printed(capsys)["counts"] == {"finished": 4, "stopped": 0, "running": 0, "failed": 0}
+    found = list(folder.load().values())
+    assert found[:2] == finished and found[2].values == {"recipe.lr": 0.03}
+    assert len(find_runs(tmp_path)) == 2
 
 
 @pytest.mark.slow
@@ -200,23 +212,44 @@ def mean_at(configuration: Configuration, epoch: int, results: Path) -> float:
     return fmean(accuracies)
 
 
-def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(local_ray, where, tmp_path) -> None:
-    words = ["sweep", *ASKED[:-2], "--name", "asha", "--param", "lr=0.02,1e3,1e4", "--epochs", "3", *where]
-    words += ["--recipe-field", "warmup=none", "--max-concurrent", "1", "--results", str(tmp_path)]
-    assert main([*words, "--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"]) == 0
-    found = list(SweepFolder(tmp_path / "sweeps" / "asha").load().values())
+@pytest.fixture(scope="module")
+def halved(local_ray, where, tmp_path_factory) -> tuple[Path, list[str], int]:
+    """Results of a sweep with ASHA of which a configuration fails; its words without ASHA, and its exit code."""
+    results = tmp_path_factory.mktemp("halved")
+    words = ["sweep", *ASKED[:-2], "--name", "asha", "--param", "lr=1e4,1e3,0.02,1e30", "--epochs", "3", *where]
+    words += ["--recipe-field", "warmup=none", "--max-concurrent", "1", "--results", str(results)]
+    code = main([*words, "--scheduler", "asha", "--grace-period", "1", "--reduction-factor", "2"])
+    return results, words, code
+
+
+def test_a_configuration_that_fails_leaves_the_others_alone(halved) -> None:
+    results, _, code = halved
+    document = summary(results, "asha")
+    assert code == 3 and document["counts"]["failed"] == 1 and document["counts"]["running"] == 0
+    [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
+    assert failed["values"] == {"recipe.lr": 1e30} and set(failed["failures"]) == set(failed["runs"])
+    kept = CollectionFolder(results / "collections/sweep/asha").collection()
+    assert kept is not None and kept.status == "failed" and len(kept.runs) == 8
+    assert set(kept.failed) == set(failed["runs"])
+    assert all(why.startswith(run) and "not finite" in why for run, why in kept.failed.items())
+
+
+def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(halved) -> None:
+    results, words, _ = halved
+    folder = SweepFolder(results / "sweeps" / "asha")
+    found = [one for one in folder.load().values() if one.state != "failed"]
     stopped = [one for one in found if one.state == "stopped"]
     assert stopped and {one.state for one in found} == {"stopped", "finished"}
     for one in found:
-        assert all(score == pytest.approx(mean_at(one, epoch, tmp_path)) for epoch, score in one.curve.items())
+        assert all(score == pytest.approx(mean_at(one, epoch, results)) for epoch, score in one.curve.items())
         assert one.curve or one.state == "finished"
         if one.state == "stopped":
             assert one.epoch < 3 and one.score == one.curve[one.epoch]
-            assert all(not (tmp_path / run / "train.json").exists() for run in one.runs)
-            assert all((tmp_path / run / "state").exists() for run in one.runs)
-    assert main(words) == 0
-    assert {one.state for one in SweepFolder(tmp_path / "sweeps" / "asha").load().values()} == {"finished"}
-    resumed = [done.resumed for one in stopped for run in one.runs if (done := RunFolder(tmp_path / run).train())]
+            assert all(not (results / run / "train.json").exists() for run in one.runs)
+            assert all((results / run / "state").exists() for run in one.runs)
+    assert main(words) == 3
+    assert [one.state for one in folder.load().values()].count("finished") == len(found)
+    resumed = [done.resumed for one in stopped for run in one.runs if (done := RunFolder(results / run).train())]
     assert len(resumed) == 2 * len(stopped) and all(resumed)
 
 
@@ -228,21 +261,6 @@ def test_a_time_limit_leaves_states_that_are_resumed(local_ray, where, tmp_path,
     counts = json.loads(captured.out.splitlines()[-1])["counts"]
     assert counts["running"] > 0 == counts["finished"] + counts["stopped"] + counts["failed"]
     assert "unfinished, with their states kept" in captured.err
-
-
-def test_a_configuration_that_fails_leaves_the_others_alone(local_ray, where, tmp_path, capsys) -> None:
-    asked = [*ASKED, "--name", "f", "--param", "lr=0.002,1e30", "--recipe-field", "warmup=none", *where]
-    assert main(["sweep", *asked, "--results", str(tmp_path), "--json"]) == 3
-    captured = capsys.readouterr()
-    document = json.loads(captured.out.splitlines()[-1])
-    assert document["counts"] == {"finished": 1, "stopped": 0, "running": 0, "failed": 1}
-    assert document["best"]["values"] == {"recipe.lr": 0.002}
-    [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
-    assert set(failed["failures"]) == set(failed["runs"]) and "lr 1e+30: failed" in captured.err
-    kept = CollectionFolder(tmp_path / "collections/sweep/f").collection()
-    assert kept is not None and kept.status == "failed" and len(kept.runs) == 4
-    assert set(kept.failed) == set(failed["runs"])
-    assert all(why.startswith(run) and "not finite" in why for run, why in kept.failed.items())
 
 
 @pytest.mark.slow
