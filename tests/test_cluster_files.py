@@ -1,4 +1,4 @@
-"""The cluster files, as those that read them have it: Ray, EC2, Kubernetes, and our own command line."""
+"""Check the cluster files with the programs that read them: Ray, EC2, Kubernetes, and our own command line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ray_accepts_the_autoscaler_files_and_refuses_broken_ones(path):
 
 
 def check_instances(config: dict[str, Any]) -> None:
-    """Raise ValueError where EC2 would not understand what a node is to be launched with."""
+    """Raise ValueError if EC2 would reject the parameters of a node."""
     loaders = pytest.importorskip("botocore.loaders")
     from botocore.model import ServiceModel
     from botocore.validate import ParamValidator
@@ -98,35 +98,6 @@ def test_ec2_understands_the_nodes_of_the_aws_file_and_refuses_a_wrong_one():
         change(broken["available_node_types"]["worker"]["node_config"])
         with pytest.raises(ValueError):
             check_instances(broken)
-
-
-@pytest.mark.slow
-def test_ray_launches_spot_workers_from_the_aws_file_in_a_pretended_ec2(tmp_path, monkeypatch):
-    """Ray's launcher finds everything that it needs: roles, networks, keys, and what a worker's type amounts to."""
-    moto = pytest.importorskip("moto")
-    import boto3
-    from ray.autoscaler._private.aws.config import bootstrap_aws
-    from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
-    from ray.autoscaler._private.util import prepare_config
-
-    (tmp_path / ".ssh").mkdir()
-    for name, value in {"HOME": str(tmp_path), "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}.items():
-        monkeypatch.setenv(name, value)
-    config = prepare_config(read(CLUSTER / "autoscaler" / "aws.yaml"))
-    region = config["provider"]["region"]
-    with moto.mock_aws():
-        roles = boto3.client("iam", region)
-        for name in ("procap-head", "procap-worker"):
-            roles.create_role(RoleName=name, AssumeRolePolicyDocument="{}")
-            roles.create_instance_profile(InstanceProfileName=name)
-            roles.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
-        ready = bootstrap_aws(AWSNodeProvider.fillout_available_node_types_resources(config))
-        worker = ready["available_node_types"]["worker"]
-        assert (worker["resources"]["CPU"], worker["resources"]["GPU"]) == (8, 1)
-        tags = {"ray-node-type": "worker", "ray-user-node-type": "worker"}
-        launched = AWSNodeProvider(ready["provider"], "procap").create_node(worker["node_config"], tags, 1)
-        (instance,) = launched.values()
-        assert (instance.instance_type, instance.instance_lifecycle) == ("g6e.2xlarge", "spot")
 
 
 def cluster_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +185,7 @@ def test_versions_are_those_of_the_project():
     assert {read(path)["docker"]["image"] for path in AUTOSCALER} == {f"procap-bench:{__version__}"}
 
 
-def test_nothing_listens_beyond_loopback_unsaid_and_nobody_is_served_without_a_token():
+def test_ports_beyond_loopback_have_a_comment_and_every_cluster_needs_a_token():
     for path in FILES:
         lines = path.read_text().splitlines()
         for above, line in itertools.pairwise(lines):
@@ -253,7 +224,7 @@ def commands_in(path: Path) -> list[list[str]]:
     return [shlex.split(line) for line in found]
 
 
-def understood(words: list[str]) -> Any:
+def parse(words: list[str]) -> Any:
     """The parsed options of a command line of procap. Raises click's errors for what the program does not know."""
     command: Any = typer.main.get_command(program)
     while hasattr(command, "list_commands"):
@@ -265,13 +236,13 @@ def test_the_commands_in_the_files_are_those_of_the_program():
     with_commands = [path for path in FILES if path.name not in ("Dockerfile", "volume.yaml", "train.sbatch")]
     for path in with_commands:
         (words,) = commands_in(path)
-        options = understood(words)
+        options = parse(words)
         assert words[0] == "bench" and options["launcher"] == "ray", path.name
         for place in ("data", "results"):
             assert str(options[place]).startswith(("/shared/", "s3://")), path.name
-        assert understood(["submit", "--", *words])["words"] == words
+        assert parse(["submit", "--", *words])["words"] == words
         with pytest.raises(Exception, match=r"(?i)no such option"):
-            understood([*words, "--resluts", "x"])
+            parse([*words, "--resluts", "x"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=by_name)

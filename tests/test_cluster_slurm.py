@@ -24,7 +24,7 @@ SCONTROL = """#!/bin/sh
 [ "$1 $2" = "show hostnames" ] && echo "$3" | tr , '\\n'
 """
 SRUN = """#!/bin/bash
-# The tasks of a step, with what Slurm tells each; as srun does, it passes signals on and waits for all.
+# The tasks of a step, with Slurm's variables; as srun does, it passes signals on and waits for all.
 echo "$*" > srun.line
 echo $$ > srun.pid
 while [[ $1 == --* ]]; do
@@ -45,7 +45,7 @@ SCANCEL = """#!/bin/sh
 [ "$1 $2 $3" = "--signal TERM $SLURM_JOB_ID.0" ] && kill -TERM "$(cat srun.pid)"
 """
 RAY = """#!/bin/bash
-# Writes down how it was started, and what it was told by the environment; a node stays until it is ended.
+# Writes its arguments and environment to a file; a node stays until it is ended.
 trap 'kill $(jobs -p) 2> /dev/null' EXIT
 trap 'echo "$SLURM_NODEID ended" >> nodes.lines; exit 0' TERM
 echo "$RAY_AUTH_MODE $(stat -c %a:%s "$RAY_AUTH_TOKEN_PATH") $*" >> nodes.lines

@@ -10,7 +10,6 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from ports import free_port
@@ -169,7 +168,7 @@ def test_a_driver_connects_to_a_node_and_not_to_a_dashboard(monkeypatch: pytest.
 
 
 def test_a_token_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def settled(**how: bool) -> tuple[str, str]:
+    def auth(**how: bool) -> tuple[str, str]:
         monkeypatch.setenv("RAY_AUTH_MODE", "")
         monkeypatch.delitem(sys.modules, "ray", raising=False)
         set_auth_mode(**how)
@@ -178,23 +177,16 @@ def test_a_token_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
-    assert settled() == ("disabled", "")
-    mode, token = settled(private=True)
+    assert auth() == ("disabled", "")
+    mode, token = auth(private=True)
     assert mode == "token" and len(token) == 64
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray/auth_token").write_text("abc")
-    assert settled() == ("token", "") and settled(private=True) == ("token", "")
+    assert auth() == ("token", "") and auth(private=True) == ("token", "")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     set_auth_mode(private=True)
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
-
-
-def test_settling_too_late_is_no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    monkeypatch.setenv("RAY_AUTH_MODE", "")
-    with pytest.raises(AssertionError, match="before its authentication"):
-        set_auth_mode(private=True)
 
 
 def test_a_dry_run_prints_the_request_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:

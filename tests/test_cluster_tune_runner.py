@@ -76,7 +76,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             yield cluster
 
 
-def places(data: Path, results: Path, **more: Any) -> StoragePaths:
+def make_paths(data: Path, results: Path, **more: Any) -> StoragePaths:
     runtime = RuntimeConfig(data=data, results=results, device="cpu", tracking_uri="off", quiet=True, **more)
     return StoragePaths(str(data), str(results), runtime)
 
@@ -98,27 +98,27 @@ BROKEN = run(seed=3)
 
 
 @pytest.fixture(scope="module")
-def there(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
+def executed(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
     """Two runs and a broken one on two nodes with three CPUs."""
     results, recorder = tmp_path_factory.mktemp("there"), Recorder()
-    where = places(data, results)
-    with connect(Launcher(kind="ray", address=nodes.address), where) as found:
+    paths = make_paths(data, results)
+    with connect(Launcher(kind="ray", address=nodes.address), paths) as found:
         assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)
-        launch([spec(BROKEN, ["shapes-sketch:all:train"]), *map(spec, RUNS)], where, found, recorder)
+        launch([spec(BROKEN, ["shapes-sketch:all:train"]), *map(spec, RUNS)], paths, found, recorder)
     return results, recorder
 
 
-def test_runs_on_nodes_equal_local_ones(there: tuple[Path, Recorder], data: Path, tmp_path: Path) -> None:
-    results, recorder = there
+def test_runs_on_nodes_equal_local_ones(executed: tuple[Path, Recorder], data: Path, tmp_path: Path) -> None:
+    results, recorder = executed
     here = Recorder()
-    launch([spec(one) for one in RUNS], places(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
+    launch([spec(one) for one in RUNS], make_paths(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
     assert all(report.state == "done" for report in here.ends.values()), here.ends
     assert sorted(recorder.began) == list(range(3))
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
 
 
-def test_a_run_that_fails_stops_no_other(there: tuple[Path, Recorder]) -> None:
-    results, recorder = there
+def test_a_run_that_fails_stops_no_other(executed: tuple[Path, Recorder]) -> None:
+    results, recorder = executed
     assert recorder.ends[0].state == "failed" and "train" in recorder.ends[0].why
     assert "Traceback" not in recorder.ends[0].why
     assert [recorder.ends[number].state for number in (1, 2)] == ["done"] * 2
@@ -130,10 +130,10 @@ def test_groups_are_placed_as_a_whole_or_not_at_all(nodes: Nodes, data: Path, tm
     """Two runs of two processes each at once, on three CPUs: half-placed ones would wait for ever."""
     runs = [run(seed=seed) for seed in (1, 2)]
     recorder = Recorder()
-    there = places(data, tmp_path, timeout=60.0)
-    with connect(Launcher(kind="ray", address=nodes.address, processes=2), there) as found:
+    paths = make_paths(data, tmp_path, timeout=60.0)
+    with connect(Launcher(kind="ray", address=nodes.address, processes=2), paths) as found:
         assert found.max_concurrent == 1
-        launch([spec(one, targets=()) for one in runs], there, replace(found, max_concurrent=2), recorder)
+        launch([spec(one, targets=()) for one in runs], paths, replace(found, max_concurrent=2), recorder)
     assert {number: report.state for number, report in recorder.ends.items()} == {0: "done", 1: "done"}
     for one in runs:
         training = RunFolder(tmp_path / one.path).train()
@@ -143,10 +143,10 @@ def test_groups_are_placed_as_a_whole_or_not_at_all(nodes: Nodes, data: Path, tm
 @pytest.mark.slow
 def test_a_group_waits_for_a_run_that_another_process_holds(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     one, recorder = run(), Recorder()
-    there = places(data, tmp_path, timeout=60.0)
-    with connect(Launcher(kind="ray", address=nodes.address, processes=2), there) as found:
+    paths = make_paths(data, tmp_path, timeout=60.0)
+    with connect(Launcher(kind="ray", address=nodes.address, processes=2), paths) as found:
         with RunFolder(tmp_path / one.path).locked():
-            group = threading.Thread(target=launch, args=([spec(one)], there, found, recorder))
+            group = threading.Thread(target=launch, args=([spec(one)], paths, found, recorder))
             group.start()
             while not any(report.state == "waiting" for _, report in recorder.reports):
                 assert group.is_alive(), recorder.ends
@@ -161,7 +161,7 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, dat
     long = run("maple", epochs=2)
     task = spec(long, targets=TARGETS[:1])
     reference, results, saved = tmp_path / "reference", tmp_path / "there", tmp_path / "saved"
-    there = places(data, results, checkpoint_seconds=0.0)
+    paths = make_paths(data, results, checkpoint_seconds=0.0)
     recorder, done = Recorder(), threading.Event()
 
     def waits_once(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
@@ -190,15 +190,15 @@ def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, dat
         os.kill(int(holder[1]), 9)
         return "killed"
 
-    with connect(Launcher(kind="ray", address=nodes.address), there) as found, ThreadPoolExecutor(1) as killer:
+    with connect(Launcher(kind="ray", address=nodes.address), paths) as found, ThreadPoolExecutor(1) as killer:
         killed = killer.submit(kill)
         try:
-            run_trials({"number": 0}, waits_once, there, found, recorder)
+            run_trials({"number": 0}, waits_once, paths, found, recorder)
         finally:
             done.set()
     assert killed.result() == "killed" and saved.read_text() == os.getcwd()
     assert recorder.began == [0, 0] and recorder.ends[0].state == "done"
-    launch([task], places(data, reference), Capacity(Resources(), 1, ray=False), Recorder())
+    launch([task], make_paths(data, reference), Capacity(Resources(), 1, ray=False), Recorder())
     assert facts(results, long) == facts(reference, long)
     training = RunFolder(results / long.path).train()
     assert training is not None and training.resumed == 1
@@ -221,18 +221,18 @@ def test_what_cannot_be_placed_is_refused_before_anything_waits(nodes: Nodes, da
         (Launcher(kind="ray", address=nodes.address, cpus=0), "a run has to ask for something"),
         (Launcher(kind="ray", address=nodes.address, cpus=0, gpus=0), "a run has to ask for something"),
     ):
-        with pytest.raises(UsageError, match=message), connect(launcher, places(data, tmp_path)):
+        with pytest.raises(UsageError, match=message), connect(launcher, make_paths(data, tmp_path)):
             pass
 
 
 def test_resources_on_nodes_that_are_not_up_yet_have_to_be_given(nodes: Nodes, data: Path, tmp_path: Path) -> None:
     """Derived from nodes without GPUs they would be none, and all runs of a later node would share its first GPU."""
-    asked, there = Launcher(kind="ray", address=nodes.address, autoscale=True), places(data, tmp_path)
-    anywhere = replace(there, runtime=replace(there.runtime, device="auto"))
+    asked, paths = Launcher(kind="ray", address=nodes.address, autoscale=True), make_paths(data, tmp_path)
+    anywhere = replace(paths, runtime=replace(paths.runtime, device="auto"))
     with pytest.raises(UsageError, match=r"add --gpus 1 or --gpus 0$"), connect(asked, anywhere):
         pass
     for launcher, where, gpus in ((replace(asked, gpus=1), anywhere, 1), (replace(asked, gpus=0), anywhere, 0),
-                               (asked, there, 0)):  # fmt: skip
+                               (asked, paths, 0)):  # fmt: skip
         with connect(launcher, where) as found:
             assert found.resources.gpus == gpus and found.autoscale
 
@@ -257,7 +257,7 @@ def test_runs_without_a_gpu_use_the_cpu_and_ray_numbers_the_gpus(
 
 
 def test_file_names_are_absolute_for_runs_in_another_folder(data: Path, tmp_path: Path) -> None:
-    runtime = replace(places(data, tmp_path).runtime, engine="deepspeed", deepspeed_json=Path("ds.json"))
+    runtime = replace(make_paths(data, tmp_path).runtime, engine="deepspeed", deepspeed_json=Path("ds.json"))
     shared = StoragePaths.shared("data", "results", runtime)
     assert shared.runtime.deepspeed_json == Path("ds.json").absolute()
     assert (shared.data, shared.results) == (os.path.abspath("data"), os.path.abspath("results"))
@@ -268,12 +268,12 @@ def test_runs_wait_for_lost_nodes_for_a_limited_time(
 ) -> None:
     monkeypatch.setattr("cluster.tune_runner.CHECK_SECONDS", 0.0)
     monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
-    there, recorder, share = places(data, tmp_path), Recorder(), Resources(1, 3.0)
-    with connect(Launcher(kind="ray", address=nodes.address), there):
+    paths, recorder, share = make_paths(data, tmp_path), Recorder(), Resources(1, 3.0)
+    with connect(Launcher(kind="ray", address=nodes.address), paths):
         with pytest.raises(
             UserError, match=r"3 CPUs does not fit on the nodes of the cluster now: 2, .* repeat the command to go on"
         ):
-            launch([spec(run())], there, Capacity(share, 1, ray=True), recorder)
+            launch([spec(run())], paths, Capacity(share, 1, ray=True), recorder)
         patience = StallDetector(share, autoscale=True)
         for _ in range(3):
             patience.check([])
@@ -286,7 +286,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
     watched = ("digits:base:val",)
     runs = [RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2)]
     reports: list[Report] = []
-    runtime = places(data, tmp_path).here()
+    runtime = make_paths(data, tmp_path).here()
     reports.append(RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
     assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"
     histories = [RunFolder(tmp_path / one.path).validation() for one in runs]
@@ -303,9 +303,9 @@ def test_the_port_of_a_process_group_stays_reserved(nodes: Nodes) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_always_loses_its_process_is_started_five_times(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    recorder, there = Recorder(), places(data, tmp_path)
-    with connect(Launcher(kind="ray", address=nodes.address), there) as found:
-        run_trials({"number": 7}, lambda config, runtime: os._exit(1), there, found, recorder)
+    recorder, paths = Recorder(), make_paths(data, tmp_path)
+    with connect(Launcher(kind="ray", address=nodes.address), paths) as found:
+        run_trials({"number": 7}, lambda config, runtime: os._exit(1), paths, found, recorder)
     assert recorder.began == [7] * 5
     assert recorder.ends[7].state == "failed"
     assert "given up after 5 attempts: The actor is dead because" in recorder.ends[7].why
@@ -351,16 +351,16 @@ def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(
     nodes: Nodes, data: Path, tmp_path: Path
 ) -> None:
     """A numbered GPU is refused on a cluster: a process of Ray sees only its own."""
-    there = places(data, tmp_path)
-    there = replace(there, runtime=replace(there.runtime, device="cuda:99"))
+    paths = make_paths(data, tmp_path)
+    paths = replace(paths, runtime=replace(paths.runtime, device="cuda:99"))
     for at_once in (1, 2):
         with (
             pytest.raises(UsageError, match="device 'cuda:99' is not here"),
-            connect(Launcher(max_concurrent=at_once), there),
+            connect(Launcher(max_concurrent=at_once), paths),
         ):
             pass
     cluster = Launcher(kind="ray", address=nodes.address)
-    with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), connect(cluster, there):
+    with pytest.raises(UsageError, match=r"--device cuda:99: .*: use --device cuda$"), connect(cluster, paths):
         pass
-    with connect(cluster, replace(there, runtime=replace(there.runtime, device="cuda"))) as found:
+    with connect(cluster, replace(paths, runtime=replace(paths.runtime, device="cuda"))) as found:
         assert found.max_concurrent == 3
