@@ -46,15 +46,12 @@ def ray_address(given: str = "") -> str:
     "auto" is a cluster that `ray start` made on this machine. Raises UsageError for the address of a dashboard.
     """
     text = given or os.environ.get("RAY_ADDRESS", "") or LOCAL
-    if text in (LOCAL, "auto") or re.fullmatch(rf"{_HOST}:\d{{1,5}}", text):
-        return text
-    origin = "--address" if given else "$RAY_ADDRESS"
-    if text.startswith(("http://", "https://")):
+    if text not in (LOCAL, "auto") and not re.fullmatch(rf"{_HOST}:\d{{1,5}}", text):
         raise UsageError(
-            f"{origin} {text} is a dashboard, which takes submitted commands: put `procap submit --address {text} --` "
-            "before this one, or name the port of `ray start --head`, as in HOST:6379"
+            f"{'--address' if given else '$RAY_ADDRESS'} {text} is not that of `ray start --head`: HOST:6379, auto or "
+            "local would work; to run a command behind a dashboard: procap submit --address http://HOST:8265 -- COMMAND"
         )
-    raise UsageError(f"{origin} {text} is no address of a cluster; HOST:6379, auto or local would work")
+    return text
 
 
 def set_auth_mode(*, private: bool = False) -> None:

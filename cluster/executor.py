@@ -39,10 +39,7 @@ class RunExecutor:
         group: ProcessGroup | None = None,
         halving: Halving | None = None,
     ) -> None:
-        """Store what to execute.
-
-        report_to: may raise to stop the work. halving: train all runs in step and report the mean score per epoch.
-        """
+        """report_to: may raise to stop the work. halving: train all runs in step and report their mean per epoch."""
         self.runs, self.runtime, self.halving = runs, runtime, halving
         self.group = group or ProcessGroup()
         self._report_to = report_to

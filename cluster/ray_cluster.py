@@ -111,11 +111,10 @@ def count_on_gpus(gpus: float, part: float) -> int:
 
 @contextmanager
 def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> Iterator[None]:
-    """Connect this process to the cluster at `address` for the duration of the block.
+    """Connect this process to the cluster at `address` for the duration of the block; UserError if none answers.
 
-    address: "auto" for the cluster that this machine belongs to or RAY_ADDRESS names, host:port, or "local" for a
-    local Ray with `cpus` that ends with the block. gpu: the value of $CUDA_VISIBLE_DEVICES for a local Ray.
-    Raises UserError if no cluster answers.
+    address: "auto" (this machine's cluster or $RAY_ADDRESS), host:port, or "local" for a Ray that ends with the block.
+    cpus, gpu: for a local Ray, the number of CPUs and the value of $CUDA_VISIBLE_DEVICES.
     """
     library_defaults()
     for name, value in SETTINGS.items():
@@ -178,8 +177,7 @@ def _init(address: str, options: dict[str, Any]) -> None:
 def _wait_for_working_dir() -> None:
     """Wait until every node has unpacked the working_dir of a submitted job, before any file is read.
 
-    Nodes of one machine share the folder, and each replaces it when it first starts a process for the job, while it is
-    the working folder of this process.
+    Nodes of one machine share it, and each replaces this process's working folder when it starts its first process.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -93,7 +93,7 @@ class Sweep:
         run_trials(space, runs_of, paths, capacity, self, halving=halving, time_budget_s=seconds, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Make the search space for Tune and the search's part of its configuration."""
+        """Make the search space for Tune and the search's part of `TuneConfig`."""
         from ray.tune.search.basic_variant import BasicVariantGenerator
 
         settings = self.settings
@@ -107,7 +107,7 @@ class Sweep:
             space = {SEED: to_tune(list(settings.seeds), grid=True), **space}
         generator = BasicVariantGenerator(
             max_concurrent=max_concurrent,
-            # Draw the same values for all seeds, and again if the sweep is repeated: finished runs return at once.
+            # All seeds get the same values, also if the sweep is repeated: finished runs return at once.
             constant_grid_search=True,
             random_state=settings.search_seed,
         )
@@ -127,13 +127,9 @@ class Sweep:
             warnings.simplefilter("ignore", category=optuna.exceptions.ExperimentalWarning)
             # The constant liar keeps concurrent trials from choosing nearly the same point.
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        searcher = OptunaSearch(
-            OptunaSearch.convert_search_space(dict(space)),
-            metric=SCORE,
-            mode=self.settings.direction,
-            sampler=sampler,
-            points_to_evaluate=unfinished or None,
-        )
+        domains, mode = OptunaSearch.convert_search_space(dict(space)), self.settings.direction
+        points = unfinished or None
+        searcher = OptunaSearch(domains, metric=SCORE, mode=mode, points_to_evaluate=points, sampler=sampler)
         for one in scored:
             assert one.score is not None
             searcher.add_evaluated_point(dict(one.values), one.score)

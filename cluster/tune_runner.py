@@ -42,9 +42,8 @@ class TrialListener(Protocol):
 
     def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None: ...
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
-        """Handle the last report: "done", "failed", or another state if Tune stopped the trial before its end."""
-        ...
+    # The last report's state is "done", "failed", or another one if Tune stopped the trial before its end.
+    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None: ...
 
 
 def run_trials(
@@ -148,7 +147,7 @@ class StallDetector:
     """Detect that no trial fits on the remaining nodes, for which Ray would wait silently and for ever."""
 
     def __init__(self, resources: Resources, autoscale: bool) -> None:
-        """Store what a trial needs. autoscale: nodes are started on demand, so that waiting is not an error."""
+        """autoscale: nodes are started on demand, so that waiting is not an error."""
         self._resources, self._autoscale = resources, autoscale
         self._checked = time.monotonic()
         self._since: float | None = None

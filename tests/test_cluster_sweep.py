@@ -231,7 +231,7 @@ def test_a_configuration_that_fails_leaves_the_others_alone(halved) -> None:
     kept = CollectionFolder(results / "collections/sweep/asha").collection()
     assert kept is not None and kept.status == "failed" and len(kept.runs) == 8
     assert set(kept.failed) == set(failed["runs"])
-    assert all(why.startswith(run) and "not finite" in why for run, why in kept.failed.items())
+    assert all("not finite" in why for why in kept.failed.values())
 
 
 def test_asha_stops_by_the_mean_over_seeds_and_what_it_stopped_can_be_resumed(halved) -> None:

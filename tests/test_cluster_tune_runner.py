@@ -296,7 +296,8 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
 
 
 def test_the_port_of_a_process_group_stays_reserved(nodes: Nodes) -> None:
-    _, _, port = Rank().locate()
+    rank = Rank()
+    _, _, port = rank.locate()
     with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
         other.bind(("", port))
 
