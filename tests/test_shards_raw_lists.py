@@ -33,10 +33,8 @@ BROKEN_SPLITS = {
 }
 BROKEN_ROWS = {
     "two fields": ["a/x.jpg", 0],
-    "text": "a/x.jpg",
     "a label of text": ["a/x.jpg", "0", "a"],
     "a label that is true": ["a/x.jpg", True, "a"],
-    "a fraction": ["a/x.jpg", 0.0, "a"],
     "a negative label": ["a/x.jpg", -1, "a"],
     "a label far away": ["a/x.jpg", 10**12, "b"],
     "a gap in the labels": ["a/x.jpg", 2, "b"],
@@ -44,18 +42,13 @@ BROKEN_ROWS = {
     "the same image again": ["a/0.jpg", 0, "a"],
     "an absolute path": ["/etc/passwd", 0, "a"],
     "a path that climbs": ["a/../../x.jpg", 0, "a"],
-    "a path through itself": ["a/./x.jpg", 0, "a"],
-    "an empty level": ["a//x.jpg", 0, "a"],
     "an empty path": ["", 0, "a"],
     "a folder": ["a/", 0, "a"],
     "a zero byte": ["a/x\0.jpg", 0, "a"],
     "a line break": ["a/x\n.jpg", 0, "a"],
-    "another line break": ["a/x\u2028.jpg", 0, "a"],
     "half a character": ["a/\ud800.jpg", 0, "a"],
-    "a path of None": [None, 0, "a"],
     "no class name": ["a/x.jpg", 1, ""],
     "a class name with blanks": ["a/x.jpg", 1, " b"],
-    "a class name of two lines": ["a/x.jpg", 1, "b\nc"],
     "a nested path": [["a"], 0, "a"],
 }
 
