@@ -10,7 +10,6 @@ import io
 from collections.abc import Callable
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 INDEX_FILE = "index.npy"
@@ -23,19 +22,16 @@ INDEX = np.dtype([("shard", "<u4"), ("size", "<u4"), ("offset", "<u8"), ("label"
 def index_bytes(rows: NDArray[np.void]) -> bytes:
     """Encode rows [N] of dtype INDEX as the content of `index.npy`; the same rows always give the same bytes."""
     buffer = io.BytesIO()
-    npy.write_array(buffer, rows, version=(1, 0), allow_pickle=False)
+    np.save(buffer, rows, allow_pickle=False)
     return buffer.getvalue()
 
 
 def index_rows(data: bytes) -> NDArray[np.void]:
-    """Decode the rows [N] in the content of an `index.npy`, without a copy. Raises ValueError for other content."""
-    stream = io.BytesIO(data)
-    if npy.read_magic(stream) != (1, 0):
-        raise ValueError("it has another version of the format")
-    shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
-    if dtype != INDEX or fortran_order or len(shape) != 1 or len(data) != stream.tell() + shape[0] * INDEX.itemsize:
+    """Decode the rows [N] in the content of an `index.npy`. Raises ValueError for other content."""
+    rows = np.load(io.BytesIO(data), allow_pickle=False)
+    if not isinstance(rows, np.ndarray) or rows.dtype != INDEX or rows.ndim != 1:
         raise ValueError("it is no array of shard, size, offset and label")
-    return np.frombuffer(data, INDEX, offset=stream.tell())
+    return rows
 
 
 class Paths:

@@ -41,7 +41,7 @@ class DecodedImages:
     def __init__(self, split: Split, limit_bytes: int = CACHE_BYTES) -> None:
         self.split = split
         self._room = limit_bytes
-        self._kept: dict[int, Image] = {}
+        self._images: dict[int, Image] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, i: int) -> Image:
@@ -51,16 +51,16 @@ class DecodedImages:
 
     def read(self, i: int) -> Image:
         """Read image `i` without keeping it."""
-        kept = self._kept.get(i)
-        return self.split.image(i) if kept is None else kept
+        image = self._images.get(i)
+        return self.split.image(i) if image is None else image
 
     def keep(self, i: int, image: Image) -> None:
         """Keep a decoded image if there is room."""
         size = 4 * image.width * image.height
         with self._lock:
-            if i not in self._kept and size <= self._room:
+            if i not in self._images and size <= self._room:
                 self._room -= size
-                self._kept[i] = image
+                self._images[i] = image
 
 
 class TrainStream:
@@ -174,6 +174,11 @@ def evaluation_batches(
 
 
 def _window_order(split: Split, draws: torch.Generator) -> list[int]:
+    """Shuffle the shards, and then the images of consecutive shards that have up to `WINDOW` images together.
+
+    The shards of a window are dealt to `LANES` lanes, whose shuffled images are taken in turn; what is left of longer
+    lanes comes at the end.
+    """
     shards: dict[int, list[int]] = {}
     for i, number in enumerate(split.rows["shard"].tolist()):
         shards.setdefault(number, []).append(i)
@@ -184,20 +189,15 @@ def _window_order(split: Split, draws: torch.Generator) -> list[int]:
         window = [waiting.pop(0)]
         while waiting and sum(map(len, window)) + len(waiting[0]) <= WINDOW:
             window.append(waiting.pop(0))
-        order += _mix_lanes(window, draws)
+        lanes = []
+        for start in range(min(LANES, len(window))):
+            lane = torch.tensor([i for shard in window[start::LANES] for i in shard])
+            lanes.append(lane[torch.randperm(len(lane), generator=draws)])
+        length = min(map(len, lanes))
+        rest = torch.cat([lane[length:] for lane in lanes])
+        order += torch.stack([lane[:length] for lane in lanes], dim=1).flatten().tolist()
+        order += rest[torch.randperm(len(rest), generator=draws)].tolist()
     return order
-
-
-def _mix_lanes(shards: list[list[int]], draws: torch.Generator) -> list[int]:
-    """Take images in turn from `LANES` shuffled lanes of shards; what is left of longer lanes comes at the end."""
-    lanes = []
-    for start in range(min(LANES, len(shards))):
-        lane = torch.tensor([i for shard in shards[start::LANES] for i in shard])
-        lanes.append(lane[torch.randperm(len(lane), generator=draws)])
-    length = min(map(len, lanes))
-    mixed = torch.stack([lane[:length] for lane in lanes], dim=1).flatten()
-    rest = torch.cat([lane[length:] for lane in lanes])
-    return torch.cat([mixed, rest[torch.randperm(len(rest), generator=draws)]]).tolist()
 
 
 def _items(split: Split, shares: list[list[int]]) -> Iterator[list[Item]]:

@@ -12,8 +12,6 @@ from pathlib import Path
 NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EBADF, errno.EINVAL, errno.ENOSYS)
 """What file systems without locks answer; some network disks have none."""
 
-FOREVER = -1.0
-
 
 class LockHeld(Exception):
     """Another process or thread holds a lock; `owner` says which, as `owner_name` writes it, "unknown" otherwise."""
@@ -24,11 +22,11 @@ class LockHeld(Exception):
 
 
 @contextmanager
-def file_lock(file: Path, *, timeout: float = FOREVER, remove: bool = False) -> Iterator[None]:
+def file_lock(file: Path, *, timeout: float = -1.0, remove: bool = False) -> Iterator[None]:
     """Hold an exclusive lock on `file`, which is created with its folder and then names its holder.
 
     On a file system without locks the block runs unlocked: refusing to work there would help less.
-    timeout: seconds to wait for the lock; 0 tries once. remove: delete the file at the end.
+    timeout: seconds to wait for the lock; 0 tries once, -1 waits forever. remove: delete the file at the end.
     Raises LockHeld when the lock is not free in time, OSError when the file cannot be created.
     """
     from filelock import FileLock, Timeout
@@ -38,7 +36,10 @@ def file_lock(file: Path, *, timeout: float = FOREVER, remove: bool = False) -> 
     try:
         lock.acquire()
     except Timeout:
-        raise LockHeld(file, _read_owner(file)) from None
+        owner = ""
+        with suppress(OSError):
+            owner = file.read_text(encoding="utf-8", errors="replace")[:320].strip()
+        raise LockHeld(file, owner or "unknown") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
@@ -57,9 +58,3 @@ def file_lock(file: Path, *, timeout: float = FOREVER, remove: bool = False) -> 
 def owner_name() -> str:
     """Name this process for the messages of other processes."""
     return f"pid {os.getpid()} on {platform.node()}"
-
-
-def _read_owner(file: Path) -> str:
-    with suppress(OSError):
-        return file.read_text(encoding="utf-8", errors="replace")[:320].strip() or "unknown"
-    return "unknown"

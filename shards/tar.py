@@ -7,14 +7,16 @@ never used as paths, and nothing that could run is ever decoded. Shapes: N sampl
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,15 +90,6 @@ class TarProblem(ValueError):
     """A fault of a tar, in words that follow its name in a message."""
 
 
-@dataclass
-class _Sample:
-    key: str
-    image: tuple[str, int, int] | None = None
-    label: int | None = None
-    side: tarfile.TarInfo | None = None
-    extensions: set[str] = field(default_factory=set)
-
-
 def image_offset(sample: Mapping[str, str | bytes], extension: str, start: int) -> int:
     """Compute the offset of the image of a `tar_sample` in a tar in which the sample begins at byte `start`."""
     for name in sorted(sample.keys() - {"__key__"}):
@@ -115,11 +108,10 @@ def scan_tar(file: Path, split: str, *, read_paths: bool = True) -> TarIndex:
     `__names__` are no samples; all else must belong to a whole one. Raises TarProblem when the file is no such tar or
     a sample is not whole.
     """
-    rows: list[tuple[int, int, int, bytes, bytes]] = []
     try:
-        with file.open("rb") as stream:
-            for sample in _samples(stream):
-                rows.append(_row(stream, sample, split, read_paths))
+        with _TarFile(io.FileIO(file)) as stream:
+            samples = groupby(_find_members(stream), key=lambda member: member[0])
+            rows = [_read_sample(stream, key, members, split, read_paths) for key, members in samples]
     except (tarfile.TarError, OSError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         raise TarProblem(f"is not a readable uncompressed tar ({reason})") from error
@@ -128,152 +120,101 @@ def scan_tar(file: Path, split: str, *, read_paths: bool = True) -> TarIndex:
     return TarIndex(file, places, lengths, classes, np.array(keys, np.bytes_), np.array(paths, np.bytes_))
 
 
-def _samples(stream: BinaryIO) -> Iterator[_Sample]:
-    sample = None
-    for member in _members(stream):
-        name = NAMED.fullmatch(member.name)
-        if member.isdir():
-            continue
-        if not member.isreg() or member.issparse():
-            raise TarProblem(f"has {member.name!r:.200}, which is no plain file")
-        if name is None or METADATA.match(member.name):
-            continue
-        key, extension = name["key"].removeprefix("./"), name["extension"].lower()
-        if sample is None or sample.key != key:
-            if sample:
-                yield sample
-            sample = _Sample(_safe(key, member))
-        _add(stream, sample, member, extension)
-    if sample:
-        yield sample
+class _TarFile(io.BufferedReader):
+    """A file that limits the size of reads, because tarfile allocates whatever size a forged header claims."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= HEADER_LIMIT:
+            raise tarfile.ReadError(f"a header claims {size} bytes")
+        return super().read(size)
 
 
-def _add(stream: BinaryIO, sample: _Sample, member: tarfile.TarInfo, extension: str) -> None:
-    if extension in sample.extensions:
-        raise TarProblem(f"has {member.name!r} twice")
-    if PICKLED & set(extension.split(".")):
-        raise TarProblem(f"has {member.name!r}: pickled data can run commands and are not read")
-    sample.extensions.add(extension)
-    if extension in FOREIGN_IMAGES:
-        if sample.image:
-            raise TarProblem(f"has two images of sample {sample.key!r}")
-        sample.image = extension, member.offset_data, member.size
-    elif extension in LABELS:
-        sample.label = _agreed(sample, _number(_content(stream, member), member))
-    elif extension == "json":
-        sample.side = member
+def _find_members(stream: _TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """Yield key and extension of the members of samples; check that each member is a whole file of the archive."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        end = -1
+        while (member := tar.next()) is not None:
+            # The list of members would take more memory than all labels and offsets of a large set.
+            cast(Any, tar).members.clear()
+            if member.size < 0 or member.offset_data <= end or member.offset_data + member.size > size:
+                raise TarProblem(f"was cut short or is damaged at {member.name!r:.200}")
+            end = member.offset_data
+            if not member.isdir() and (not member.isreg() or member.issparse()):
+                raise TarProblem(f"has {member.name!r:.200}, which is no plain file")
+            name = NAMED.fullmatch(member.name)
+            if name and not member.isdir() and not METADATA.match(member.name):
+                yield _check_name(name["key"].removeprefix("./"), member), name["extension"].lower(), member
+        # tarfile stops silently at anything that is not a header; only blocks of zeros prove that nothing is missing.
+        stream.seek(tar.offset)
+        block = stream.read(tarfile.BLOCKSIZE)
+        if len(block) < tarfile.BLOCKSIZE:
+            raise TarProblem("was cut short: it lacks the mark at its end")
+        while block:
+            if block.strip(b"\0"):
+                raise TarProblem(f"is damaged or holds more than one archive: no member begins at byte {tar.offset}")
+            block = stream.read(HEADER_LIMIT)
 
 
-def _row(stream: BinaryIO, sample: _Sample, split: str, read_paths: bool) -> tuple[int, int, int, bytes, bytes]:
-    if sample.image is None:
-        has = ", ".join(sorted(sample.extensions))
-        raise TarProblem(
-            f"has sample {sample.key!r} without an image (only {has}): its members may not be side by side"
-        )
-    extension, offset, size = sample.image
-    path = f"{split}/{sample.key}.{extension}"
-    if sample.side and read_paths:
-        side = _side(stream, sample.side)
+def _read_sample(
+    stream: _TarFile, key: str, members: Iterable[tuple[str, str, tarfile.TarInfo]], split: str, read_paths: bool
+) -> tuple[int, int, int, bytes, bytes]:
+    """Read offset, size and label of the image of a sample, its key and its path."""
+    found: dict[str, tarfile.TarInfo] = {}
+    for _, extension, member in members:
+        if extension in found:
+            raise TarProblem(f"has {member.name!r} twice")
+        if PICKLED & set(extension.split(".")):
+            raise TarProblem(f"has {member.name!r}: pickled data can run commands and are not read")
+        found[extension] = member
+    names, has = [name for name in found if name in FOREIGN_IMAGES], ", ".join(sorted(found))
+    if not names:
+        raise TarProblem(f"has sample {key!r} without an image (only {has}): its members may not be side by side")
+    if len(names) > 1:
+        raise TarProblem(f"has two images of sample {key!r}")
+    image, path = found[names[0]], f"{split}/{key}.{names[0]}"
+    labels: list[object] = []
+    for member in (found[name] for name in LABELS if name in found):
+        digits = _read_member(stream, member).strip()
+        if not digits.isdigit() or len(digits) > 9:
+            raise TarProblem(f"has {member.name!r} with the label {digits[:20]!r}, which is no whole number from 0")
+        labels.append(int(digits))
+    if "json" in found and read_paths:
+        side = _read_json(stream, found["json"])
         # Beside a cls member a json member may say something else by "label", such as the class's name.
-        if "label" in side and (sample.label is None or isinstance(side["label"], int)):
-            sample.label = _agreed(sample, side["label"])
-        path = _own_path(side.get("path"), sample.side) or path
-    if sample.label is None:
-        has = ", ".join(sorted(sample.extensions))
-        raise TarProblem(f"has sample {sample.key!r} without a label (only {has}; a cls or json member has it)")
-    return offset, size, sample.label, sample.key.encode(), path.encode()
+        if "label" in side and (not labels or isinstance(side["label"], int)):
+            labels.append(side["label"])
+        own = side.get("path")
+        if isinstance(own, str) and own.rpartition(".")[2].lower() in FOREIGN_IMAGES:
+            path = _check_name(own, found["json"])
+    if not labels:
+        raise TarProblem(f"has sample {key!r} without a label (only {has}; a cls or json member has it)")
+    for label in labels:
+        if not isinstance(label, int) or isinstance(label, bool) or not -1 < label < 2**31:
+            raise TarProblem(f"has sample {key!r} with the label {label!r:.40}, which is no whole number from 0")
+        if label != labels[0]:
+            raise TarProblem(f"has sample {key!r} with two labels, {labels[0]} and {label}")
+    return image.offset_data, image.size, cast(int, labels[0]), key.encode(), path.encode()
 
 
-def _agreed(sample: _Sample, label: object) -> int:
-    if not isinstance(label, int) or isinstance(label, bool) or not -1 < label < 2**31:
-        raise TarProblem(f"has sample {sample.key!r} with the label {label!r:.40}, which is no whole number from 0")
-    if sample.label not in (None, label):
-        raise TarProblem(f"has sample {sample.key!r} with two labels, {sample.label} and {label}")
-    return label
-
-
-def _number(content: bytes, member: tarfile.TarInfo) -> int:
-    digits = content.strip()
-    if not digits.isdigit() or len(digits) > 9:
-        raise TarProblem(f"has {member.name!r} with the label {content[:20]!r}, which is no whole number from 0")
-    return int(digits)
-
-
-def _side(stream: BinaryIO, member: tarfile.TarInfo) -> dict[str, object]:
+def _read_json(stream: _TarFile, member: tarfile.TarInfo) -> dict[str, object]:
     try:
-        content = json.loads(_content(stream, member))
+        content = json.loads(_read_member(stream, member))
     except (ValueError, RecursionError):
         raise TarProblem(f"has {member.name!r}, which is no JSON") from None
     return content if isinstance(content, dict) else {}
 
 
-def _own_path(path: object, member: tarfile.TarInfo) -> str | None:
-    """Return the path that a json member gives, if it can name an image."""
-    if not isinstance(path, str) or path.rpartition(".")[2].lower() not in FOREIGN_IMAGES:
-        return None
-    return _safe(path, member)
-
-
-def _safe(name: str, member: tarfile.TarInfo) -> str:
-    parts = name.split("/")
-    if {"", ".", ".."} & set(parts) or not name.isprintable() or len(name) > 1000:
-        raise TarProblem(f"has {member.name!r:.200}, whose name is no plain name inside a data set")
-    return name
-
-
-def _members(stream: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """Yield the members in order, check that each lies inside the file, and that the archive is complete."""
-    end = stream.seek(0, os.SEEK_END)
-    stream.seek(0)
-    with tarfile.open(fileobj=cast(BinaryIO, _Headers(stream)), mode="r:") as tar:
-        place = -1
-        while (member := tar.next()) is not None:
-            # Kept members would take more memory than all labels and offsets of a large set.
-            cast(Any, tar).members.clear()
-            if member.size < 0 or member.offset_data <= place or member.offset_data + member.size > end:
-                raise TarProblem(f"was cut short or is damaged at {member.name!r:.200}")
-            place = member.offset_data
-            yield member
-        _refuse_unended(stream, tar.offset)
-
-
-def _refuse_unended(stream: BinaryIO, place: int) -> None:
-    # tarfile stops silently at anything that is not a header; only blocks of zeros prove that nothing is missing.
-    stream.seek(place)
-    block = stream.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE:
-        raise TarProblem("was cut short: it lacks the mark at its end")
-    while block:
-        if block.strip(b"\0"):
-            raise TarProblem(f"is damaged or holds more than one archive: no member begins at byte {place}")
-        block = stream.read(HEADER_LIMIT)
-
-
-def _content(stream: BinaryIO, member: tarfile.TarInfo) -> bytes:
+def _read_member(stream: _TarFile, member: tarfile.TarInfo) -> bytes:
     if member.size > HEADER_LIMIT:
         raise TarProblem(f"has {member.name!r} of {member.size} bytes, too many for a label or a path")
     stream.seek(member.offset_data)
     return stream.read(member.size)
 
 
-class _Headers:
-    """A file that limits the size of reads, because tarfile allocates whatever size a forged header claims."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self._place = stream, 0
-
-    def read(self, size: int) -> bytes:
-        if size > HEADER_LIMIT:
-            raise tarfile.ReadError(f"a header claims {size} bytes")
-        # Labels are read from the same file in between.
-        self._stream.seek(self._place)
-        data = self._stream.read(size)
-        self._place += len(data)
-        return data
-
-    def seek(self, place: int) -> int:
-        self._place = place
-        return place
-
-    def tell(self) -> int:
-        return self._place
+def _check_name(name: str, member: tarfile.TarInfo) -> str:
+    """Return `name` if it is a relative path without "." and ".."."""
+    if {"", ".", ".."} & set(name.split("/")) or not name.isprintable() or len(name) > 1000:
+        raise TarProblem(f"has {member.name!r:.200}, whose name is no plain name inside a data set")
+    return name

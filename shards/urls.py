@@ -31,8 +31,6 @@ def canonical(url: str) -> str:
 
     Raises DataUsageError for what cannot be a URL.
     """
-    if not is_url(url):
-        return url
     hub = HUB_PAGE.match(url)
     if hub:
         url = f"{hub['repository']}/resolve/{hub['branch'] or 'main'}{url[hub.end() :]}"
@@ -62,11 +60,6 @@ def redact(url: str) -> str:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     except ValueError:
         return f"{scheme(url)}://..."
-
-
-def has_secrets(url: str) -> bool:
-    """Whether `redact` leaves out a part of the URL."""
-    return redact(url) != url
 
 
 def cache_name(url: str) -> str:

@@ -30,7 +30,7 @@ __all__ = ["DeviceTrainStream", "augments_on_device"]
 
 
 @dataclass(frozen=True)
-class Seen:
+class PreparedImage:
     """One image of a batch: its view and, unless they are on the device, pixels [H, W, 3] uint8 that it is a view of.
 
     keep: leave these pixels on the device.
@@ -42,7 +42,7 @@ class Seen:
     keep: bool = False
 
 
-Prepared = list[Callable[[], list[Seen]]]
+Prepared = list[Callable[[], list[PreparedImage]]]
 
 
 class DeviceTrainStream(TrainStream):
@@ -74,8 +74,10 @@ class DeviceTrainStream(TrainStream):
         )
         self._side = SideStream(device)
         self.device = self._side.device
-        self._room = _default_room(self.device) if device_bytes is None else device_bytes
-        self._promised: set[int] = set()
+        if device_bytes is None:
+            device_bytes = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
+        self._room = device_bytes
+        self._reserved: set[int] = set()
         self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
         self._lock = threading.Lock()
 
@@ -98,65 +100,64 @@ class DeviceTrainStream(TrainStream):
         # Images on the device need only a random view: one task for all of them.
         there = [i for i in share if i in self._on_device]
         parts = [there, *([i] for i in share if i not in self._on_device)]
-        tasks = [partial(self._see, epoch, part) for part in parts]
+        tasks = [partial(self._prepare_images, epoch, part) for part in parts]
         return batch, [task if pool is None else pool.submit(task).result for task in tasks]
 
-    def _see(self, epoch: int, part: list[int]) -> list[Seen]:
-        return [self._see_one(i, self.draws(epoch, i)) for i in part]
+    def _prepare_images(self, epoch: int, part: list[int]) -> list[PreparedImage]:
+        return [self._prepare_image(i, self.draws(epoch, i)) for i in part]
 
-    def _see_one(self, i: int, draws: torch.Generator) -> Seen:
+    def _prepare_image(self, i: int, draws: torch.Generator) -> PreparedImage:
         there = self._on_device.get(i)
         if there is not None:
             height, _, width = there.shape
-            return Seen(i, self.augment.draw(width, height, draws))
+            return PreparedImage(i, self.augment.draw(width, height, draws))
         image = self._images.read(i)
         view = self.augment.draw(image.width, image.height, draws)
         size = self.augment.image_size
-        if fits(image.width, image.height, size) and self._promise(i, 3 * image.width * image.height):
-            return Seen(i, view, _pixels(image), keep=True)
+        if fits(image.width, image.height, size) and self._reserve(i, 3 * image.width * image.height):
+            return PreparedImage(i, view, _pixels(image), keep=True)
         self._images.keep(i, image)
         if not fits(view.width, view.height, size):
-            return Seen(i, View(0, 0, size, size, flip=False), _pixels(self.augment.look(image, view)))
+            return PreparedImage(i, View(0, 0, size, size, flip=False), _pixels(self.augment.look(image, view)))
         crop = image.crop((view.left, view.top, view.left + view.width, view.top + view.height))
-        return Seen(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
+        return PreparedImage(i, View(0, 0, view.height, view.width, view.flip), _pixels(crop))
 
-    def _promise(self, i: int, size: int) -> bool:
+    def _reserve(self, i: int, size: int) -> bool:
         """Reserve room on the device for image `i`; False if there is none. A reservation is never taken back."""
         with self._lock:
-            if i not in self._promised:
+            if i not in self._reserved:
                 if size > self._room:
                     return False
                 self._room -= size
-                self._promised.add(i)
+                self._reserved.add(i)
         return True
 
     def _issue(self, prepared: tuple[list[int], Prepared]) -> Callable[[], tuple[Tensor, ...]]:
+        """Issue the work on a batch when its images are prepared."""
         batch, tasks = prepared
-        seen = {one.i: one for task in tasks for one in task()}
-        return self._side.run(partial(self._augmented, batch, [seen[i] for i in self.share(batch)]))
+        by_index = {image.i: image for task in tasks for image in task()}
+        images = [by_index[i] for i in self.share(batch)]
 
-    def _augmented(self, batch: list[int], seen: list[Seen]) -> tuple[Tensor, Tensor]:
-        images = self._crops([self._image(one) for one in seen], [one.view for one in seen])
-        return images, upload(self.labels[batch], self.device)
+        def augment() -> tuple[Tensor, Tensor]:
+            crops = self._crops([self._upload(image) for image in images], [image.view for image in images])
+            return crops, upload(self.labels[batch], self.device)
 
-    def _image(self, seen: Seen) -> Tensor:
+        return self._side.run(augment)
+
+    def _upload(self, image: PreparedImage) -> Tensor:
         """[H, 3, W] uint8 on the device."""
-        if seen.pixels is None:
-            return self._on_device[seen.i]
-        image = upload(seen.pixels, self.device).transpose(1, 2)
-        if seen.keep:
+        if image.pixels is None:
+            return self._on_device[image.i]
+        pixels = upload(image.pixels, self.device).transpose(1, 2)
+        if image.keep:
             # [H, 3, W] has contiguous rows per colour, which every epoch copies faster than every third byte of a row.
-            image = self._on_device[seen.i] = image.contiguous()
-        return image
+            pixels = self._on_device[image.i] = pixels.contiguous()
+        return pixels
 
     @cached_property
     def _crops(self) -> DeviceCrops:
         # Created at the first use, on the side stream: tensors that it reads must be allocated on it.
         return DeviceCrops(self.augment, self.device)
-
-
-def _default_room(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
 
 
 def _pixels(image: Image) -> Tensor:
