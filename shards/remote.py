@@ -191,18 +191,16 @@ class RemoteFolder:
 
     def read(self, names: Iterable[str]) -> dict[str, bytes]:
         """Read many small files at once; those that do not exist are left out."""
-        contents: dict[str, bytes] = {}
-        listed = list(names)
-        for start in range(0, len(listed), 256):
-            with translate_errors(self.url):
-                files, root = filesystem(self.url)
-                paths = {f"{root}/{name}": name for name in listed[start : start + 256]}
-                found = _call(files, "cat", list(paths), on_error="return")
-            for path, content in found.items():
-                if isinstance(content, bytes):
-                    contents[paths[path]] = content
-                elif not isinstance(content, FileNotFoundError):
-                    raise _translate(join(self.url, paths[path]), content)
+        with translate_errors(self.url):
+            files, root = filesystem(self.url)
+            paths = {f"{root}/{name}": name for name in names}
+            found = _call(files, "cat", list(paths), on_error="return") if paths else {}
+        contents = {}
+        for path, content in found.items():
+            if isinstance(content, bytes):
+                contents[paths[path]] = content
+            elif not isinstance(content, FileNotFoundError):
+                raise _translate(join(self.url, paths[path]), content)
         return contents
 
     def write(self, name: str, content: bytes | Path) -> None:

@@ -71,6 +71,23 @@ def tiny_space():
 
 
 @pytest.fixture(scope="session")
+def object_store(tmp_path_factory):
+    """An S3 server with one bucket."""
+    from object_server import object_server
+
+    with object_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def s3(object_store, monkeypatch):
+    """The object store, with the environment that gives access to it."""
+    for name, value in object_store.environment.items():
+        monkeypatch.setenv(name, value)
+    return object_store
+
+
+@pytest.fixture(scope="session")
 def few_digits(tmp_path_factory) -> Path:
     """Pack some of the digit scans into a data folder, which tests must not change."""
     from dataclasses import replace

@@ -5,34 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from object_server import ObjectServer, object_server
 
 from procap.errors import UsageError, UserError
 from runner import remote_results
 from runner.remote_results import RemoteResults, results_root
-from shards.errors import DataError, DataUsageError, NotFound, Unreachable
+from shards.errors import DataUsageError, NotFound, Unreachable
 from shards.remote import RemoteFolder
 
 RUN = "base/toy/coop/mini/16shot/seed1-0123abcd"
 OTHER = "base/toy/coop/mini/16shot/seed2-89abcdef"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with object_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
-
-
-@pytest.fixture
-def s3(server, monkeypatch) -> ObjectServer:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server
 
 
 @pytest.fixture(autouse=True)
@@ -222,13 +207,6 @@ def test_a_failed_push_after_another_error_is_only_logged(tmp_path, caplog):
     assert f"what is new is only in {here.local}" in caplog.text
 
 
-def test_a_machine_lost_between_checkpoint_and_train_json_blocks_nothing(here, elsewhere):
-    RemoteFolder(here.url).write(f"{RUN}/checkpoint.safetensors", b"of a lost machine")
-    write(elsewhere, finished(b"prompts"))
-    elsewhere.push_run(RUN)
-    assert remote_files(elsewhere) == finished(b"prompts")
-
-
 def test_a_checkpoint_of_another_training_is_never_pushed(here):
     write(here, finished(b"prompts") | {"checkpoint.safetensors": b"others"})
     with pytest.raises(UserError, match=r"checkpoint\.safetensors is not the file that training wrote"):
@@ -353,19 +331,11 @@ def test_a_folder_and_a_file_url_are_the_folder_itself(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_an_address_that_cannot_hold_results_is_one_line(s3, tmp_path, monkeypatch):
+def test_an_address_that_cannot_hold_results_is_one_line(s3, tmp_path):
     with pytest.raises(UsageError, match=r"results cannot be written to https://x/y: name a folder or a URL"):
         results_root("https://x/y", tmp_path)
-    with pytest.raises(DataUsageError, match="nothing:// is not an address"):
-        results_root("nothing://x/y", tmp_path)
     with pytest.raises(DataUsageError, match="names no bucket"):
         results_root("s3:///y", tmp_path)
-    with pytest.raises(DataUsageError, match="put credentials into the environment") as error:
-        results_root("s3://key:hush@bucket/y", tmp_path)
-    assert "hush" not in str(error.value)
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(DataError, match=r"gs://bucket/y needs a package that is not installed here: pip install gcsfs"):
-        results_root("gs://bucket/y", tmp_path)
     with pytest.raises(NotFound, match=r"s3://no-such-bucket/y/base.* is not there"):
         RemoteResults("s3://no-such-bucket/y", tmp_path).pull_run("base")
 

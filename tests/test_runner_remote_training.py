@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from object_server import ObjectServer, object_server
 from started import started
 
 from benchmarks.cli import main
@@ -23,19 +22,6 @@ from runner.results import Progress, RunFolder
 from runner.train import train
 from shards.errors import Unreachable
 from shards.remote import RemoteFolder
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with object_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
-
-
-@pytest.fixture
-def s3(server, monkeypatch) -> ObjectServer:
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import resource
-import shutil
 import socket
-import ssl
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +14,6 @@ from pathlib import Path
 import pytest
 import s3fs
 from local_server import Answer, LocalServer
-from object_server import ObjectServer, object_server
 
 from shards import remote
 from shards.errors import DataError, DataUsageError, NotFound, Unreachable
@@ -36,20 +32,6 @@ def server(tmp_path, monkeypatch):
     (tmp_path / "www" / "a.tar").write_bytes(BYTES)
     with LocalServer(tmp_path / "www") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    with object_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
-
-
-@pytest.fixture
-def s3(store, monkeypatch) -> ObjectServer:
-    monkeypatch.setattr(remote, "RETRY_WAITS", ())
-    for name, value in store.environment.items():
-        monkeypatch.setenv(name, value)
-    return store
 
 
 @pytest.fixture
@@ -151,25 +133,6 @@ def test_a_missing_host_or_server_is_one_line(server, target):
             assert is_one_line(error.value, url, "cannot be reached")
 
 
-def test_a_self_signed_certificate_is_refused(tmp_path, monkeypatch):
-    if not shutil.which("openssl"):
-        pytest.skip("needs openssl")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1"
-    subprocess.run([*make.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with LocalServer(tmp_path) as server:
-        # Its thread must be at work: before, it would ask the socket that is wrapped for its number.
-        open_stream(f"{server.url}/cert.pem").close()
-        server._server.socket = context.wrap_socket(server._server.socket, server_side=True)
-        url = f"https://{server.host}/cert.pem"
-        with pytest.raises(DataError) as error:
-            open_stream(url)
-        assert is_one_line(error.value, url, "certificate") and not isinstance(error.value, Unreachable)
-
-
 def test_redirects_are_followed_to_http_only(server, tmp_path):
     (tmp_path / "secret").write_text("secret")
     for to in (f"file://{tmp_path}/secret", "ftp://127.0.0.1/a.tar"):
@@ -242,21 +205,6 @@ def test_processes_and_threads_of_a_machine_download_a_file_once(server, target)
     assert len(server.asked) == 1 and target.read_bytes() == BYTES and names(target.parent) == ["a.tar"]
 
 
-def test_a_failed_download_is_tried_again_by_those_that_waited(server, target):
-    server.answers["/a.tar"] = [Answer(404, wait=0.2)]
-
-    def attempt(_: int) -> str:
-        try:
-            download(f"{server.url}/a.tar", target, sha256=SHA256)
-            return "there"
-        except DataError:
-            return "failed"
-
-    with ThreadPoolExecutor(3) as pool:
-        assert sorted(pool.map(attempt, range(3))) == ["failed", "there", "there"]
-    assert names(target.parent) == ["a.tar"]
-
-
 def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeypatch):
     monkeypatch.setattr(remote, "BLOCK", 5 * 2**20)
     folder, data = RemoteFolder(f"s3://{s3.bucket}/files"), os.urandom(11 * 2**20)
@@ -278,6 +226,7 @@ def test_an_object_store_is_written_listed_read_and_streamed(s3, target, monkeyp
 
 
 def test_an_object_store_names_what_is_missing(s3, monkeypatch):
+    monkeypatch.setattr(remote, "RETRY_WAITS", ())
     with pytest.raises(NotFound, match=r"s3://results/data/absent\.tar is not there"):
         open_stream(f"s3://{s3.bucket}/data/absent.tar")
     with pytest.raises(NotFound, match=r"s3://no-such-bucket/a\.tar is not there"):

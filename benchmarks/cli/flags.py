@@ -87,7 +87,10 @@ class RuntimeFlags:
 
     data: Data = ""
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="evaluate, or train on all images, without storing shards of a URL")
+        bool,
+        typer.Option(
+            "--no-cache", help="evaluate, or train on all images (not few-shot), without storing shards of a URL"
+        ),
     ] = False
     results: Results = "results"
     device: Device = "auto"

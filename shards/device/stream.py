@@ -75,7 +75,7 @@ class DeviceTrainStream(TrainStream):
         self._side = SideStream(device)
         self.device = self._side.device
         if device_bytes is None:
-            device_bytes = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
+            device_bytes = torch.cuda.mem_get_info(self.device)[0] // 4 if device.type == "cuda" else CACHE_BYTES
         self._room = device_bytes
         self._reserved: set[int] = set()
         self._on_device: dict[int, Tensor] = {}  # [H, 3, W] uint8
