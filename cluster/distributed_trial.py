@@ -54,7 +54,7 @@ class Rank:
         os.environ.update(environment)
 
         def execute() -> Report:
-            runtime, ranks = paths.here(), ranks_from_environment()
+            runtime, ranks = paths.local_runtime(), ranks_from_environment()
             device = resolve_device(runtime.device)
             # Ray sets CUDA_VISIBLE_DEVICES, so an actor's only GPU is always number 0.
             device = resolve_device("cuda:0") if device.type == "cuda" else own_device(device, ranks)

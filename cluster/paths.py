@@ -24,8 +24,8 @@ class StoragePaths:
     runtime: RuntimeConfig
 
     @classmethod
-    def shared(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
-        """Return paths that mean the same on all machines: relative paths become absolute on the driver.
+    def with_absolute_paths(cls, data: str, results: str, runtime: RuntimeConfig) -> StoragePaths:
+        """Return paths that mean the same on all machines: relative ones become absolute on the driver.
 
         $PROCAP_DATA of the driver has the same effect as --data.
         """
@@ -36,7 +36,7 @@ class StoragePaths:
     def with_device(self, device: str) -> StoragePaths:
         return replace(self, runtime=replace(self.runtime, device=device))
 
-    def here(self) -> RuntimeConfig:
+    def local_runtime(self) -> RuntimeConfig:
         """Return the runtime for this machine, with its own cache and mirrors."""
         results, store = results_root(self.results, cache_home())
         return replace(self.runtime, data=data_root(self.data), results=results, store=store)

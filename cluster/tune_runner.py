@@ -124,7 +124,7 @@ def execute_trial(
         lost = (Interrupted, RayError)
 
     def execute() -> Report:
-        runtime = paths.here()
+        runtime = paths.local_runtime()
         runs = runs_of(config, runtime)
         if resources.processes == 1:
             return RunExecutor(runs, runtime, report_to, halving=halving).execute()

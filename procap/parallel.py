@@ -26,7 +26,7 @@ uneven. A GPU launches as many kernels for half the classes: it gains at more cl
 """
 
 
-class ProcessGroup(Protocol):
+class Communicator(Protocol):
     """The part of `runner.distributed.collectives.ProcessGroup` that methods need.
 
     The gradient of a gathered tensor is the same in every process, since all compute the same loss from it. The
@@ -48,7 +48,7 @@ class ProcessGroup(Protocol):
         """Gather [counts[rank], ...] of every process to [sum of counts, ...], in the order of the processes."""
 
 
-def gather_batch(group: ProcessGroup | None, rows: Tensor) -> Tensor:
+def gather_batch(group: Communicator | None, rows: Tensor) -> Tensor:
     """Gather rows [B / W, ...] of this process's images to those of the global batch [B, ...], in its order."""
     return rows if group is None else group.gather_interleaved(rows)
 
@@ -56,13 +56,13 @@ def gather_batch(group: ProcessGroup | None, rows: Tensor) -> Tensor:
 class ClassShares:
     """The classes divided into one contiguous share per process; sizes differ by one at most."""
 
-    def __init__(self, classes: int, group: ProcessGroup) -> None:
+    def __init__(self, classes: int, group: Communicator) -> None:
         self.cuts = [classes * rank // group.size for rank in range(group.size + 1)]
         self.counts = [stop - start for start, stop in pairwise(self.cuts)]
         self.mine = self.cuts[group.rank], self.cuts[group.rank + 1]
 
     @staticmethod
-    def are_worthwhile(classes: int, group: ProcessGroup | None) -> bool:
+    def are_worthwhile(classes: int, group: Communicator | None) -> bool:
         """Whether sharing the classes saves more than the message costs."""
         return group is not None and classes >= max(SHARED_FROM, group.size)
 

@@ -155,7 +155,7 @@ def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
     plain, recorded = (Evaluation(method, config, "fast", accelerations) for accelerations in (PLAIN, GRAPHS))
     for each in (plain, recorded):
         each.prepare(images, rest=1)
-        each.renew()
+        each.update_classifier()
     assert recorded.recorded and not plain.recorded
     for batch in (images, images[:1], images.flip(0)):
         assert torch.equal(plain(batch), recorded(batch))

@@ -258,7 +258,7 @@ def test_runs_without_a_gpu_use_the_cpu_and_ray_numbers_the_gpus(
 
 def test_file_names_are_absolute_for_runs_in_another_folder(data: Path, tmp_path: Path) -> None:
     runtime = replace(make_paths(data, tmp_path).runtime, engine="deepspeed", deepspeed_json=Path("ds.json"))
-    shared = StoragePaths.shared("data", "results", runtime)
+    shared = StoragePaths.with_absolute_paths("data", "results", runtime)
     assert shared.runtime.deepspeed_json == Path("ds.json").absolute()
     assert (shared.data, shared.results) == (os.path.abspath("data"), os.path.abspath("results"))
 
@@ -286,7 +286,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
     watched = ("digits:base:val",)
     runs = [RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2)]
     reports: list[Report] = []
-    runtime = make_paths(data, tmp_path).here()
+    runtime = make_paths(data, tmp_path).local_runtime()
     reports.append(RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
     assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"
     histories = [RunFolder(tmp_path / one.path).validation() for one in runs]

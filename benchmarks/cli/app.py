@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from benchmarks.console.errors import explain, unforced
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import launched, note, speaks_here, tell_launcher
+from benchmarks.console.output import is_distributed, is_first_local_rank, note, write_error_file
 from procap import __version__
 from procap.errors import UsageError, unknown_name
 from runner.stop_signals import sigterm_as_interrupt
@@ -94,7 +94,7 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="print the version")
     ] = False,
 ) -> None:
-    if launched() and context.invoked_subcommand not in DISTRIBUTED:
+    if is_distributed() and context.invoked_subcommand not in DISTRIBUTED:
         raise UsageError(
             f"only procap {' and '.join(DISTRIBUTED)} work in several processes: start procap "
             f"{context.invoked_subcommand} without a launcher"
@@ -147,10 +147,10 @@ def run(argv: list[str] | None = None) -> int:
     except Exception as error:
         message, exit_code = explain(error)
         message += unforced(arguments) if exit_code > 128 else ""
-        tell_launcher(f"procap: {message}")
+        write_error_file(f"procap: {message}")
         printed = getattr(error, "printed_elsewhere", None)
         # Before the process group exists, all processes of a machine fail with the same error: print it once.
-        if speaks_here() if printed is None else not printed:
+        if is_first_local_rank() if printed is None else not printed:
             if verbose:
                 traceback.print_exc()
             print(f"procap: {message}", file=sys.stderr)

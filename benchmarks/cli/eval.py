@@ -23,7 +23,7 @@ from benchmarks.cli.flags import (
 from benchmarks.cli.plan import make_plan
 from benchmarks.cli.selection import evaluation_targets, runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, note_failures, show, show_json, speaks
+from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, Target
@@ -87,7 +87,7 @@ def evaluate(
         return [(config, runtime) for config in selected_runs(selection, recipe, runtime.data)]
 
     if mode.dry_run:
-        if speaks():
+        if is_first_rank():
             work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in find_runs()]
             make_plan(work).show(output)
         return 0

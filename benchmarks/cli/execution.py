@@ -58,7 +58,9 @@ def execute(
 ) -> dict[str, str]:
     """Execute runs, the longest first; returns the error of each failed run by its path."""
     # Workers print nothing and do not send to MLflow: this process does both for all runs.
-    paths = StoragePaths.shared(flags.data, flags.results, replace(runtime, quiet=True, tracking_uri="off"))
+    paths = StoragePaths.with_absolute_paths(
+        flags.data, flags.results, replace(runtime, quiet=True, tracking_uri="off")
+    )
     configs = [run.config for run in runs]
     ensure_packed(_splits(runs), runtime.data)
     check_training_images(configs, runtime.data)

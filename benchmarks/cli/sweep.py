@@ -134,7 +134,7 @@ def _execute(
     searched = progress.sweep
     note(f"{_format_title(settings)}; {searched.count('finished', 'stopped')} done already")
     # Workers print nothing and do not send to MLflow: the driver does both for all runs.
-    paths = StoragePaths.shared(runtime.data, runtime.results, replace(at, quiet=True, tracking_uri="off"))
+    paths = StoragePaths.with_absolute_paths(runtime.data, runtime.results, replace(at, quiet=True, tracking_uri="off"))
     datasets = dict.fromkeys(settings.datasets, TRAINING_SPLITS)
     try:
         if not searched.is_complete:

@@ -22,7 +22,7 @@ from benchmarks.cli.flags import (
 from benchmarks.cli.plan import make_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, note_failures, show, show_json, speaks
+from benchmarks.console.output import columns, is_first_rank, note, note_failures, show, show_json
 from benchmarks.console.packing import ensure_packed
 from runner.config import RunConfig, RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
@@ -60,7 +60,7 @@ def train(
     library_defaults()
     runtime = runtime_config(runtime_flags, engine)
     if mode.dry_run:
-        if speaks():
+        if is_first_rank():
             runs = _checked_runs(selection, recipe, runtime)
             make_plan([(config, runtime, []) for config in runs], force=mode.force).show(output)
         return 0

@@ -16,22 +16,22 @@ SOME_FAILED = 3
 """Exit code of a command in which some runs failed and others succeeded."""
 
 
-def speaks() -> bool:
+def is_first_rank() -> bool:
     """Whether this process prints: rank 0, or a process without a launcher."""
-    return not launched() or os.environ.get("RANK", "0") == "0"
+    return not is_distributed() or os.environ.get("RANK", "0") == "0"
 
 
-def launched() -> bool:
+def is_distributed() -> bool:
     """Whether torchrun started this process in a group. RANK alone does not count: container platforms may set it."""
     return "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "1")
 
 
-def speaks_here() -> bool:
+def is_first_local_rank() -> bool:
     """Whether this process prints start-up errors: local rank 0 of each machine, or a process without a launcher."""
-    return not launched() or os.environ["LOCAL_RANK"] == "0"
+    return not is_distributed() or os.environ["LOCAL_RANK"] == "0"
 
 
-def tell_launcher(message: str) -> None:
+def write_error_file(message: str) -> None:
     """Write the reason of a failure to the file that torchrun prints when a process fails."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         facts = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
@@ -41,7 +41,7 @@ def tell_launcher(message: str) -> None:
 
 def note(line: str = "") -> None:
     """Print a message to stderr that is not a result."""
-    if speaks():
+    if is_first_rank():
         print(line, file=sys.stderr, flush=True)
 
 
@@ -57,13 +57,13 @@ def note_failures(done: int, failed: Mapping[str, str]) -> int:
 
 def show(text: str) -> None:
     """Print a result."""
-    if speaks():
+    if is_first_rank():
         print(text, flush=True)
 
 
 def show_json(document: Any) -> None:
     """Print `document` as one line of strict JSON."""
-    if speaks():
+    if is_first_rank():
         print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.console.output import note, quoted, speaks
+from benchmarks.console.output import is_first_rank, note, quoted
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
@@ -35,7 +35,7 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         raise DataError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
     for dataset in missing:
         note(f"packing {dataset.name} into {data_root} ({'drawn' if dataset.source == 'world' else 'bundled'}, once)")
-        pack_one(builtin_source(dataset), data_root, quiet=not speaks())
+        pack_one(builtin_source(dataset), data_root, quiet=not is_first_rank())
 
 
 def pack_one(

@@ -87,7 +87,7 @@ class Case:
         transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
         batch = self.config.recipe.test_batch_size
         with timed(self.device) as timing:
-            self.evaluation.renew()
+            self.evaluation.update_classifier()
             batches = evaluation_batches(self.data.test.images, transform, batch, self.settings.workers, images)
             for pixels, labels, _ in self._moved(batches):
                 correct.append((self.evaluation(pixels).argmax(dim=1) == labels).sum())

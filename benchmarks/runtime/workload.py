@@ -195,7 +195,7 @@ class Evaluation(_Workload):
         """Whether batches like the first are replays of a CUDA graph."""
         return self._graphs is not None and self._graphs.count > 0
 
-    def renew(self) -> None:
+    def update_classifier(self) -> None:
         """Compute prompts and class features. A captured graph keeps those computed in `prepare`."""
         fused = without_fused_kernels() if self.mode == "reference" else nullcontext()
         with fused, autocast(self.config, self.device):
@@ -206,7 +206,7 @@ class Evaluation(_Workload):
     def prepare(self, images: Tensor, rest: int = 0) -> Preparation:
         """Warm up, measure and capture batches like `images`, and a last one of `rest` images."""
         with timed(self.device) as whole:
-            self.renew()
+            self.update_classifier()
             for _ in range(self._warm_ups):
                 self(images)
             with timed(self.device) as once:

@@ -21,7 +21,7 @@ from procap.clip import CLIP
 from procap.errors import unknown_name
 from procap.methods.prompts import ClassPrompts
 from procap.packing import PromptSet
-from procap.parallel import ClassShares, ProcessGroup, gather_batch
+from procap.parallel import ClassShares, Communicator, gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -57,7 +57,7 @@ class Method(nn.Module):
         self._held = (clip,)
         self.space = space
         self.options = options
-        self.group: ProcessGroup | None = None
+        self.group: Communicator | None = None
         self._prompts = self.class_prompts(space)
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
         self.register_buffer("class_slots", self._prompts.slots, persistent=False)
