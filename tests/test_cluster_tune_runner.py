@@ -356,7 +356,7 @@ def test_a_missing_device_is_refused_locally_and_left_to_the_nodes_of_a_cluster(
     paths = replace(paths, runtime=replace(paths.runtime, device="cuda:99"))
     for at_once in (1, 2):
         with (
-            pytest.raises(UsageError, match="device 'cuda:99' is not here"),
+            pytest.raises(UsageError, match="device 'cuda:99' does not exist"),
             connect(Launcher(max_concurrent=at_once), paths),
         ):
             pass
