@@ -1,6 +1,6 @@
-"""The frozen teacher: vanilla CLIP's text features over templates, and its image features.
+"""The frozen teacher: vanilla CLIP's text features over templates.
 
-Shapes: B images, C classes, M templates, E joint embedding.
+Shapes: C classes, M templates, E joint embedding.
 """
 
 from __future__ import annotations
