@@ -6,27 +6,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-from benchmarks.cli.flags import EngineFlags, LaunchFlags, Limit, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
+from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
+from benchmarks.cli.selection import runtime_config, suite_changes
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, note_failures, plural, quoted, show, show_json
-from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
 from benchmarks.suites import ALL, suite_named, suite_paths, suite_text, suites_of
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
-    from benchmarks.results.profiles import Profile
     from benchmarks.suites.outputs import SuiteOutputs
     from benchmarks.suites.planning import SuitePlan
     from benchmarks.suites.suite import Suite
     from cluster.launcher import Launcher
     from cluster.run import RunSpec
+    from runner.collection import Status
     from runner.config import RuntimeConfig
 
 MISSING = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
@@ -81,13 +81,8 @@ def suite_command(name: str) -> Any:
         engine: EngineFlags,
         mode: ModeFlags,
         output: OutputFlags,
-        limit: Limit = None,
-        price: Annotated[
-            float | None,
-            typer.Option(metavar="AMOUNT", min=0, help="of an hour of a GPU or machine, for the costs of --dry-run"),
-        ] = None,
     ) -> int:
-        return bench(name, suite, launch, runtime, engine, mode, output, limit, price)
+        return bench(name, suite, launch, runtime, engine, mode, output)
 
     command = typer.Typer(**PLAIN)
     settings = examples(*[f"procap bench {name} {line}" for line in lines])
@@ -97,18 +92,15 @@ def suite_command(name: str) -> Any:
 
 def bench(
     name: str,
-    suite_flags: SuiteFlags,
+    flags: SuiteFlags,
     launch: LaunchFlags,
     runtime_flags: RuntimeFlags,
     engine: EngineFlags,
     mode: ModeFlags,
     output: OutputFlags,
-    limit: int | None = None,
-    price: float | None = None,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
     from benchmarks.cli.execution import CollectionTrackers, execute
-    from benchmarks.cli.selection import runtime_config
     from benchmarks.suites.checks import check_engine
     from benchmarks.suites.outputs import make_outputs
     from benchmarks.suites.planning import is_done, merge_runs
@@ -118,21 +110,20 @@ def bench(
     from runner.tracking.background import CollectionTracker
 
     library_defaults()
-    if price is not None and not mode.dry_run:
+    if flags.price is not None and not mode.dry_run:
         raise UsageError("--price is for the plan: add --dry-run")
     launcher = launch.checked()
-    runtime = runtime_config(runtime_flags, engine, limit=limit)
+    runtime = runtime_config(runtime_flags, engine, limit=flags.limit)
     several = name == ALL
     plans = [
-        plan_suite(suite_named(one), suite_flags, runtime_flags, runtime.data, several=several)
-        for one in suites_of(name)
+        plan_suite(suite_named(one), flags, runtime_flags, runtime.data, several=several) for one in suites_of(name)
     ]
     runs = merge_runs(plans)
     check_engine((run.config for run in runs), runtime, launcher.processes)
     for plan in plans:
-        _note_ignored_flags(plan, suite_flags, several=several)
+        _note_ignored_flags(plan, flags, several=several)
     if mode.dry_run:
-        return _show_plan(runs, runtime, launcher, output, price, force=mode.force)
+        return _show_plan(runs, runtime, launcher, output, flags.price, force=mode.force)
     remote = RemoteResults.of(runtime)
     remote.pull_all()
     open_runs = [run for run in runs if mode.force or not is_done(run, runtime)]
@@ -141,30 +132,31 @@ def bench(
     note(f"{title}, {where}: {plural(len(runs), 'run')}, {len(runs) - len(open_runs)} done already")
     trackers = CollectionTrackers([CollectionTracker(runtime, plan.collection) for plan in plans])
     failed: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
     outputs: list[SuiteOutputs] = []
     try:
         if open_runs:
             failed = execute(open_runs, runtime, runtime_flags, launcher, trackers, output, force=mode.force)
         remote.pull_all()
-        missing = {run.path for run in runs if not is_done(run, runtime)}
+        missing = {run.path: MISSING for run in runs if not is_done(run, runtime)}
         trackers.started = True
         # Includes runs that an earlier, killed attempt finished without recording them.
         trackers.update(run.path for run in runs)
         for plan, tracker in zip(plans, trackers.trackers, strict=True):
             made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
             outputs.append(made)
-            own = set(tracker.collection.runs)
-            failed = {**made.unreadable, **failed}
-            failed |= {run: MISSING for run in own & missing if run not in failed}
-            own_failed = {run: reason for run, reason in failed.items() if run in own}
-            metrics = {**made.metrics, "runs_failed": float(len(own_failed))}
-            tracker.close("failed" if own_failed or made.failed else "finished", metrics, own_failed)
+            unreadable |= made.unreadable
+            reasons = {**missing, **unreadable, **failed}
+            own = {run: reasons[run] for run in tracker.collection.runs if run in reasons}
+            status: Status = "failed" if own or made.failed else "finished"
+            tracker.close(status, {**made.metrics, "runs_failed": float(len(own))}, own)
     except BaseException as error:
         if trackers.started:
             trackers.close(status_after(error))
             remote.try_push_all()
         raise
     remote.push_all()
+    failed = {**missing, **unreadable, **failed}
     done = [run.path for run in runs if run.path not in failed]
     return _show_outputs(name, outputs, done, failed, runtime, runtime_flags, output)
 
@@ -178,36 +170,24 @@ def plan_suite(
     else the generated one.
     several: planned together with other suites; --datasets then does not apply to a suite with its own list.
     """
-    from benchmarks.results.profiles import find_profile
+    from benchmarks.results.profiles import MINI, PAPER, find_profile
     from benchmarks.suites.planning import SuitePlan
-
-    named = tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else ()
-    profile = find_profile(flags.profile) if flags.profile else _profile_of(named, runtime)
-    options = suite.options(
-        profile,
-        quick=flags.quick,
-        datasets=named if named and not (several and suite.datasets) else None,
-        methods=tuple(parse_methods(flags.methods)) if split_names(flags.methods) else None,
-        seeds=tuple(parse_integers(flags.seeds, "--seeds")) or None,
-        shots=parse_shot_counts(flags.shots),
-        recipe=flags.recipe,
-        backbone=flags.backbone,
-        pretrained=flags.pretrained or None,
-        precision=flags.precision,
-        overrides={} if flags.epochs is None else {"epochs": flags.epochs},
-        data=data,
-    )
-    return SuitePlan.of(suite, options)
-
-
-def _profile_of(datasets: Sequence[str], runtime: RuntimeFlags) -> Profile:
-    from benchmarks.results.profiles import MINI, PAPER
     from shards.home import data_is_named
 
-    if not {*datasets}.isdisjoint(PAPER.datasets):
-        return PAPER
-    generated = datasets and {*datasets} <= {*MINI.datasets}
-    return MINI if generated or not data_is_named(runtime.data) else PAPER
+    changes = suite_changes(flags, data)
+    named = set(changes.get("datasets", ()))
+    if flags.profile:
+        profile = find_profile(flags.profile)
+    elif named & {*PAPER.datasets}:
+        profile = PAPER
+    else:
+        generated = named and named <= {*MINI.datasets}
+        profile = MINI if generated or not data_is_named(runtime.data) else PAPER
+    if several and suite.datasets:
+        changes.pop("datasets", None)
+    overrides = {} if flags.epochs is None else {"epochs": flags.epochs}
+    options = suite.options(profile, quick=flags.quick, recipe=flags.recipe, overrides=overrides, data=data, **changes)
+    return SuitePlan.of(suite, options)
 
 
 def _note_ignored_flags(plan: SuitePlan, flags: SuiteFlags, *, several: bool) -> None:
@@ -251,7 +231,7 @@ def _show_plan(
         costs = CostModel(runtime, machine, processes=launcher.processes, force=force)
         show("\n" + "\n".join(describe_forecast(costs, open_runs, price=price)))
     if output.json:
-        show_json(plan.to_dict())
+        show_json(asdict(plan))
     return 0
 
 

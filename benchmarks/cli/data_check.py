@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.cli.data_sources import raw_sets
-from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, flat
+from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, flag, flat
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, plural, quoted, show_json
-from benchmarks.console.output import show as show_text
+from benchmarks.console.output import columns, note, plural, quoted, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from runner.limits import available_cores
@@ -43,9 +42,7 @@ def check(
     output: OutputFlags,
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="data sets [default: all]")] = None,
     data: Data = "",
-    raw: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="check raw folders below this one instead of shards")
-    ] = None,
+    raw: Annotated[Path | None, flag("FOLDER", "check raw folders below this one instead of shards")] = None,
     no_decode: Annotated[bool, typer.Option("--no-decode", help="raw: do not open every image")] = False,
     workers: Workers = None,
 ) -> int:
@@ -72,15 +69,13 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
             verdict = "ok" if split.shards_found == split.shards else "ok, the rest is not fetched yet"
             if split.problems:
                 verdict = plural(len(split.problems), "problem")
-            readable, there = f"{split.readable}/{split.images}", f"{split.shards_found}/{split.shards}"
-            rows.append((name, split.name, readable, there, verdict))
+            readable, found = f"{split.readable}/{split.images}", f"{split.shards_found}/{split.shards}"
+            rows.append((name, split.name, readable, found, verdict))
         if not report.splits:
             rows.append((name, "-", "-", "-", "unreadable"))
-    show_text(columns(("data set", "split", "images readable", "shards found", "verdict"), rows))
+    show(columns(("data set", "split", "images readable", "shards found", "verdict"), rows))
     broken = [name for name, lines in problems.items() if lines]
-    for problem in (problem for name in broken for problem in problems[name]):
-        note(f"procap: {problem}")
-    for line in _repair_commands(broken, root):
+    for line in (*(problem for name in broken for problem in problems[name]), *_repair_commands(broken, root)):
         note(f"procap: {line}")
     if output.json:
         show_json({"data": str(root), "ok": not broken, "problems": problems})
@@ -90,18 +85,15 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
 def _repair_commands(broken: Sequence[str], root: Path) -> Iterator[str]:
     """Yield commands that restore broken data sets, depending on their source."""
     if is_mirror(root):
-        folders = [quoted(root / name) for name in broken if (root / name).exists()]
-        if folders:
+        if folders := [quoted(root / name) for name in broken if (root / name).exists()]:
             yield f"delete what is broken and it is fetched again: rm -r {' '.join(folders)}"
         return
-    own = [name for name in broken if base_name(name) not in CATALOGUE]
-    others = [name for name in broken if name not in own]
     again = f"--force --data {quoted(root)}"
-    if others:
-        published = any(CATALOGUE[base_name(name)].source == "folder" for name in others)
+    if known := [name for name in broken if base_name(name) in CATALOGUE]:
+        published = any(CATALOGUE[base_name(name)].source == "folder" for name in known)
         raw = "--raw FOLDER " if published and not os.environ.get("PROCAP_RAW") else ""
-        yield f"pack again what is broken: procap data pack {' '.join(others)} {raw}{again}"
-    if own:
+        yield f"pack again what is broken: procap data pack {' '.join(known)} {raw}{again}"
+    if own := [name for name in broken if name not in known]:
         yield f"pack again from their YAML files: {', '.join(own)}: procap data pack FILE.yaml {again}"
 
 
@@ -121,35 +113,25 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
             on_progress = partial(progress, dataset.name)
             report = check_raw(dataset, root, decode=decode, workers=workers, on_progress=on_progress)
         reports.append(report)
-        folder: object = report.folder or "-"
-        if report.folder and report.folder.is_relative_to(root):
-            folder = report.folder.relative_to(root)
+        folder = os.path.relpath(report.folder, root) if report.folder else "-"
         verdict = "ok" if report.ok else plural(len(report.problems), "problem") if report.found else "not found"
         for split in report.splits:
             rows.append((dataset.name, folder, split.name, f"{split.there:,}", f"{split.expected:,}", verdict))
         if not report.splits:
             rows.append((dataset.name, folder, "-", "-", "-", verdict))
-    show_text(columns(("data set", "folder", "split", "images there", "published", "verdict"), rows))
+    show(columns(("data set", "folder", "split", "images there", "published", "verdict"), rows))
     for report in reports:
-        lines = [
-            *report.problems,
-            *(f"fix: {fix}" for fix in report.fixes),
-            *(f"note: {text}" for text in report.notes),
-        ]
+        fixes = (f"fix: {fix}" for fix in report.fixes)
+        lines = [*report.problems, *fixes, *(f"note: {text}" for text in report.notes)]
         if lines and (report.found or report.is_fixable or "all" not in given):
             note(f"\n{report.dataset}\n  " + "\n  ".join(lines))
     absent = [report.dataset for report in reports if not report.found]
     broken = [report.dataset for report in reports if report.found and not report.ok]
-    whole = [report.dataset for report in reports if report.ok]
-    note(f"\n{len(whole)} ready to be packed, {len(broken)} with problems, {len(absent)} not found")
-    if whole:
-        note(f"pack: procap data pack {' '.join(whole)} --raw {quoted(root)}")
-    if not whole and not broken:
-        raws = [dataset.raw for report in reports[:3] if (dataset := find(report.dataset)).raw]
-        folders = ", ".join(f"{raw.folders[0]}/" for raw in raws if raw)
-        note(f"{root} holds none of them; it should hold folders such as {folders}")
+    ready = [report.dataset for report in reports if report.ok]
+    note(f"\n{len(ready)} ready to be packed, {len(broken)} with problems, {len(absent)} not found")
+    if ready:
+        note(f"pack: procap data pack {' '.join(ready)} --raw {quoted(root)}")
     if output.json:
         problems = {report.dataset: list(report.problems) for report in reports}
-        document = {"raw": str(root), "ready": whole, "broken": broken, "absent": absent, "problems": problems}
-        show_json(document)
-    return 1 if broken or not whole or (absent and "all" not in given) else 0
+        show_json({"raw": str(root), "ready": ready, "broken": broken, "absent": absent, "problems": problems})
+    return 1 if broken or not ready or (absent and "all" not in given) else 0

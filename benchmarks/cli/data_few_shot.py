@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,15 +27,11 @@ from shards.home import data_root
 from shards.import_samples import import_samples
 from shards.manifest import lines_digest
 from shards.reader import ShardSet, open_dataset
-from shards.resolve import base_name, resolve_dataset
+from shards.resolve import resolve_dataset
 
 app = typer.Typer(**PLAIN)
 
 IMAGE = ("label", "class", "path")
-IMAGENET = (
-    "ImageNet's lists are its folders: file names are sorted here, CoOp takes them as the disk lists them. "
-    "To train on CoOp's own samples, import its cache: --import shot_16-seed_1.pkl"
-)
 
 
 @app.command(
@@ -93,11 +88,7 @@ def few_shot(
         stored = out.expanduser()
         write_samples(stored, samples)
         note(f"written to {stored}")
-    if base_name(shards.name) == "imagenet":
-        note(IMAGENET)
     if output.json:
-        counts = {split: Counter(image["label"] for image in listed) for split, listed in images.items()}
-        present = sorted({(image["label"], image["class"]) for listed in images.values() for image in listed})
         document: dict[str, Any] = {
             "dataset": shards.name,
             "shots": samples.shots,
@@ -106,10 +97,6 @@ def few_shot(
             "source": samples.source,
             "digest": digests["train"],
             "val_digest": digests["val"],
-            "counts": [
-                {"label": label, "class": title, "train": counts["train"][label], "val": counts["val"][label]}
-                for label, title in present
-            ],
             **images,
             "file": str(stored) if stored else None,
         }
@@ -139,8 +126,7 @@ def samples_digest(text: str, datasets: Sequence[str], shots: int) -> str:
     if not text:
         return ""
     if len(datasets) != 1:
-        what = f"--few-shot-samples {text} are images of one data set"
-        raise UsageError(f"{what}, and {len(datasets)} are chosen: one is needed")
+        raise UsageError(f"--few-shot-samples {text} are images of one data set, and {len(datasets)} are chosen")
     if DIGEST.fullmatch(text):
         return text
     samples = _read(text)
@@ -163,9 +149,7 @@ def store_file(text: str, dataset: str, data: Path) -> None:
 def _read(text: str) -> FewShotSamples:
     file = Path(text).expanduser()
     if file.suffix.lower() == ".pkl":
-        command = f"procap data few-shot NAME --import {quoted(file)}"
-        raise UsageError(f"--few-shot-samples {text}: import it first, with {command}")
+        raise UsageError(f"--few-shot-samples {text}: import it first, with procap data few-shot NAME --import FILE")
     if not file.exists():
-        digest = "the 16 hex digits that procap data few-shot prints"
-        raise UsageError(f"--few-shot-samples {text} is neither a file nor {digest}")
+        raise UsageError(f"--few-shot-samples {text} is neither a file nor a digest that procap data few-shot prints")
     return read_samples(file)

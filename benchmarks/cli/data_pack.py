@@ -15,13 +15,12 @@ from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, fla
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, quoted, show_json
-from benchmarks.console.output import show as show_text
+from benchmarks.console.output import SOME_FAILED, columns, note, plural, quoted, show, show_json
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
 from runner.limits import available_cores
 from shards.errors import DataError
-from shards.home import data_root
+from shards.home import cache_home, data_root
 from shards.manifest import Manifest, read_manifest
 from shards.mirror import refuse_packing
 from shards.resolve import is_packed
@@ -56,6 +55,8 @@ def pack(
 
     Packing twice gives the same bytes; a packing that was stopped goes on where it was. Raw folders are only read.
     """
+    from shards.raw.tars import remove_downloads
+
     root = _local_root(data, packing)
     wanted = wanted_sets(names, packing, root)
     if mode.dry_run:
@@ -72,7 +73,7 @@ def pack(
             packed[one.name] = manifest
             if before not in ("", manifest.digest):
                 note(f"{one.name} replaced what was packed there from other images or lists ({before})")
-            one.tidy()
+            remove_downloads(one.shards, cache_home())
             if one.caution:
                 note(f"procap: note: {one.name}: {one.caution}")
         except DataError as error:
@@ -86,7 +87,7 @@ def pack(
         images, shards = sum(split.count for split in splits), sum(len(split.shards) for split in splits)
         rows.append((name, len(manifest.classnames), images, shards, manifest.digest))
     if rows:
-        show_text(columns(("data set", "classes", "images", "shards", "digest"), rows))
+        show(columns(("data set", "classes", "images", "shards", "digest"), rows))
         note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quoted(root)}")
     if failed:
         note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to go on")
@@ -119,7 +120,7 @@ def _show_plan(wanted: Sequence[DatasetToPack], root: Path, output: OutputFlags)
             failed[one.name] = str(error)
             state = "cannot be packed"
         rows.append((one.name, state, counts, size))
-    show_text(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
+    show(columns(("data set", f"now in {root}", "train/val/test", "images"), rows) + "\nNothing was written.")
     for reason in failed.values():
         note(f"procap: error: {one_line(reason)}")
     if output.json:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cli.flags import PackFlags
 from benchmarks.console.output import note, quoted
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
-from shards.catalogue import CATALOGUE, GROUPS, derive_dataset, find, parse_name
+from shards.catalogue import CATALOGUE, GROUPS, Change, derive_dataset, find, parse_name
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError
 from shards.home import cache_home
@@ -21,27 +22,30 @@ from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.sources import builtin_source
-
-DESCRIPTIONS = (".yaml", ".yml")
+from shards.urls import is_url, local_path
 
 
 @dataclass(frozen=True)
 class DatasetToPack:
-    """One data set to pack: its name, how to read its list of images, and how to clean up afterwards.
+    """One data set to pack: its name, and how to read its list of images.
 
     origin: where the images come from, if that is known before they are fetched.
     location: the source of the images unless it is a raw folder: a YAML file, a folder or a URL.
-    remote: reading the list of images downloads them all.
+    shards: the folder or URL of the shards that they are read from, if any.
     caution: a warning about the list of images, in one line.
     """
 
     name: str
     source: Callable[[], Source]
-    tidy: Callable[[], None] = lambda: None
     origin: str = ""
     location: str = ""
-    remote: bool = False
+    shards: str = ""
     caution: str = ""
+
+    @property
+    def remote(self) -> bool:
+        """Whether reading the list of images downloads them all."""
+        return is_url(self.shards) and local_path(self.shards) is None
 
     def packed_in(self, data_root: Path) -> Manifest | None:
         """Return the manifest if the data set is already packed from the same origin, so that nothing is downloaded.
@@ -111,12 +115,11 @@ def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
         if not able:
             raise UsageError(f"--random-split: {official} come with an official split in their folders or lists")
         note(f"official splits in their folders or lists, left out with --random-split: {official}")
-    chosen = [_folder(dataset, packing) for dataset in able]
-    return [*chosen, *drawn] if name == "all" else chosen
+    return [*(_folder(dataset, packing) for dataset in able), *(drawn if name == "all" else ())]
 
 
 def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
-    if name.lower().endswith(DESCRIPTIONS):
+    if name.lower().endswith((".yaml", ".yml")):
         return _described(Path(name).expanduser(), packing)
     dataset = resolve_dataset(name, data_root)
     if dataset.source == "packed":
@@ -125,8 +128,7 @@ def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
         return _public(dataset, packing)
     if dataset.source == "folder":
         return _folder(find(name), packing)
-    if packing.changes:
-        derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
+    derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
     return _drawn(dataset)
 
 
@@ -135,28 +137,21 @@ def _drawn(dataset: Dataset) -> DatasetToPack:
 
 
 def _described(file: Path, packing: PackFlags) -> DatasetToPack:
-    """Make the entry of the data set that a YAML file describes."""
     from shards.raw.description import read_description
     from shards.raw.own import own_source
-    from shards.raw.tars import remove_downloads
 
     if packing.changes or packing.shards:
         raise UsageError(f"{file} describes its own split and source: leave out the other flags")
     if not file.is_file():
         raise UsageError(f"there is no file {file}; name the YAML file of a data set")
-    description = read_description(file)
-    return DatasetToPack(
-        description.name,
-        lambda: own_source(file, cache_home()),
-        partial(remove_downloads, description.shards or "", cache_home()),
-        location=str(file),
-        remote=_is_remote(description.shards or ""),
-    )
+    own = read_description(file)
+    source = partial(own_source, file, cache_home())
+    return DatasetToPack(own.name, source, location=str(file), shards=own.shards or "")
 
 
 def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
-    """Make the entry of a test split in public shards."""
-    from shards.raw.tars import public_origin, public_source, remove_downloads
+    """Take the test split from public shards."""
+    from shards.raw.tars import public_origin, public_source
 
     if packing.changes or dataset.variant:
         raise UsageError("--from takes published test images as they are: leave out splits, subsets and sizes")
@@ -165,41 +160,23 @@ def _public(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
         with parts_progress(f"fetching {dataset.name}", unit="MB", scale=10**6) as progress:
             return public_source(dataset, packing.shards, cache_home(), on_progress=progress)
 
-    return DatasetToPack(
-        dataset.name,
-        source,
-        partial(remove_downloads, packing.shards, cache_home()),
-        origin=public_origin(dataset),
-        location=packing.shards,
-        remote=_is_remote(packing.shards),
-    )
-
-
-def _is_remote(location: str) -> bool:
-    from shards.urls import is_url, local_path
-
-    return is_url(location) and local_path(location) is None
+    return DatasetToPack(dataset.name, source, public_origin(dataset), packing.shards, packing.shards)
 
 
 def _folder(dataset: Dataset, packing: PackFlags) -> DatasetToPack:
-    """Make the entry of a published data set, changed by its name or the flags."""
+    """Take a published data set from its raw folder, changed as its name or the flags say."""
     from shards.raw.published import raw_source, unverified_lists_note
 
-    change = parse_name(dataset.name if dataset.variant else "")
-    random_split = change.random_split if packing.random_split is None else packing.random_split
-    subset = packing.subset or change.subset
-    resize = change.resize if packing.resize is None else packing.resize
-    plain = find(dataset.base)
-    wanted = derive_dataset(plain, random_split=random_split, subset=subset, resize=resize)
-    if dataset.variant and wanted.name != dataset.name:
+    if dataset.variant and packing.changes:
         raise DataUsageError(f"'{dataset.name}' and the flags describe two data sets: leave out the flags")
+    change: Change | PackFlags = parse_name(dataset.name) if dataset.variant else packing
+    changes: dict[str, Any] = {"random_split": change.random_split, "subset": change.subset, "resize": change.resize}
+    plain = find(dataset.base)
+    name = derive_dataset(plain, **changes).name
     root = packing.raw_root()
     if root is None:
         folder = plain.raw.folders[0] if plain.raw else plain.name
         where = f"name the folder that holds {folder}/ with --raw, or set $PROCAP_RAW"
-        raise UsageError(f"'{wanted.name}' is packed from raw files: {where}")
-    return DatasetToPack(
-        wanted.name,
-        lambda: raw_source(plain, root, random_split=random_split, subset=subset, resize=resize),
-        caution="" if subset or random_split is not None else unverified_lists_note(plain),
-    )
+        raise UsageError(f"'{name}' is packed from raw files: {where}")
+    caution = "" if change.subset or change.random_split is not None else unverified_lists_note(plain)
+    return DatasetToPack(name, partial(raw_source, plain, root, **changes), caution=caution)

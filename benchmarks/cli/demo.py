@@ -11,19 +11,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import (
-    Device,
-    DryRun,
-    EngineFlags,
-    LaunchFlags,
-    Limit,
-    ModeFlags,
-    OutputFlags,
-    RuntimeFlags,
-    SuiteFlags,
-    Tracking,
-    flat,
-)
+from benchmarks.cli import flags
+from benchmarks.cli.bench import bench
 from benchmarks.console.help import PLAIN, examples
 from procap.errors import UserError
 
@@ -36,33 +25,31 @@ app = typer.Typer(**PLAIN)
 
 
 @app.command(**examples("procap demo", "procap demo --out /tmp/demo", "procap demo --quick --json"))
-@flat
+@flags.flat
 def demo(
-    output: OutputFlags,
+    output: flags.OutputFlags,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="for everything that the demo writes")] = Path("demo"),
     data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="packed data sets [default: OUT/data]")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="one small data set and two epochs: does it run here?")
     ] = False,
-    device: Device = "auto",
-    tracking: Tracking = "",
-    limit: Limit = None,
-    dry_run: DryRun = False,
+    device: flags.Device = "auto",
+    tracking: flags.Tracking = "",
+    limit: flags.Limit = None,
+    dry_run: flags.DryRun = False,
 ) -> int:
     """Run a small benchmark end to end, offline, on a CPU.
 
     Zero-shot CLIP, CoOp, MaPLe and ProCAP are trained on base classes and tested on base and novel classes. Interrupt
     the demo at any time; the same command resumes it.
     """
-    from benchmarks.cli.bench import bench
-
     out = out.expanduser()
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
     methods, datasets = ",".join(METHODS), ",".join(QUICK_DATASETS if quick else DATASETS)
-    suite = SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick)
+    suite = flags.SuiteFlags(profile="mini", methods=methods, datasets=datasets, seeds="1", quick=quick, limit=limit)
     packed = str((data or out / "data").expanduser())
-    runtime = RuntimeFlags(data=packed, results=str(out / "results"), device=device, tracking=tracking)
+    runtime = flags.RuntimeFlags(data=packed, results=str(out / "results"), device=device, tracking=tracking)
     # Run one at a time in this process: starting Ray would take longer than it saves.
-    launch = LaunchFlags(max_concurrent=1)
-    return bench(SUITE, suite, launch, runtime, EngineFlags(), ModeFlags(dry_run=dry_run), output, limit, None)
+    launch = flags.LaunchFlags(max_concurrent=1)
+    return bench(SUITE, suite, launch, runtime, flags.EngineFlags(), flags.ModeFlags(dry_run=dry_run), output)

@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
-from benchmarks.cli.flags import (
-    Limit,
-    ModeFlags,
-    OutputFlags,
-    RecipeFlags,
-    RuntimeFlags,
-    SelectionFlags,
-    command_line,
-    flat,
-)
 from benchmarks.cli.plan import make_plan
 from benchmarks.cli.selection import evaluation_targets, runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
@@ -50,13 +41,13 @@ app = typer.Typer(**PLAIN)
         "procap eval --methods zeroshot --datasets tiles --limit 50",
     ),
 )
-@flat
+@flags.flat
 def evaluate(
-    selection: SelectionFlags,
-    recipe: RecipeFlags,
-    runtime_flags: RuntimeFlags,
-    mode: ModeFlags,
-    output: OutputFlags,
+    selection: flags.SelectionFlags,
+    recipe: flags.RecipeFlags,
+    runtime_flags: flags.RuntimeFlags,
+    mode: flags.ModeFlags,
+    output: flags.OutputFlags,
     folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
     targets: Annotated[
         str,
@@ -65,7 +56,7 @@ def evaluate(
             help="where to test, comma list [default: base and novel classes of the run's own data set]",
         ),
     ] = "",
-    limit: Limit = None,
+    limit: flags.Limit = None,
     no_feature_cache: Annotated[
         bool, typer.Option("--no-feature-cache", help="neither read nor keep image features")
     ] = False,
@@ -78,7 +69,7 @@ def evaluate(
     """
     library_defaults()
     runtime = runtime_config(runtime_flags, limit=limit, features=None if no_feature_cache else features_root())
-    if folders and (selection != SelectionFlags() or recipe != RecipeFlags()):
+    if folders and (selection != flags.SelectionFlags() or recipe != flags.RecipeFlags()):
         raise UsageError("give run folders, or flags such as --methods and --datasets that name runs, not both")
 
     def find_runs() -> list[Located]:
@@ -91,7 +82,9 @@ def evaluate(
             work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in find_runs()]
             make_plan(work).show(output)
         return 0
-    train_flags = "with the flags it was planned with" if folders else command_line(selection, recipe, runtime_flags)
+    train_flags = (
+        "with the flags it was planned with" if folders else flags.command_line(selection, recipe, runtime_flags)
+    )
     with process_group(runtime) as (group, runtime):
         runs = _broadcast(find_runs, group, runtime) if folders else find_runs()
         work = [(config, at, evaluation_targets(config, targets, runtime.data)) for config, at in runs]

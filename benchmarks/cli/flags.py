@@ -18,26 +18,28 @@ from procap.errors import UsageError
 if TYPE_CHECKING:
     from cluster.launcher import Launcher
 
+
+def flag(metavar: str, text: str, *names: str, **limits: float) -> Any:
+    """Define a flag that takes a value; `text` is its help. limits: min or max of a number."""
+    return typer.Option(*names, metavar=metavar, help=text, **limits)  # type: ignore[call-overload]
+
+
 # The types of flags that several commands have, alone or in a group below.
-MethodNames = Annotated[str, typer.Option(metavar="A,B", help="methods, see `procap ls methods`")]
-DatasetNames = Annotated[str, typer.Option(metavar="A,B", help="data sets to train on, see `procap ls datasets`")]
-Seeds = Annotated[str, typer.Option(metavar="1,2,3", help="one run for each seed")]
-Shots = Annotated[str, typer.Option(metavar="16", help="training images per class, a list in suites; full takes all")]
-Backbone = Annotated[str, typer.Option(metavar="NAME", help="CLIP, see `procap ls backbones`")]
-Weights = Annotated[str, typer.Option(metavar="TAG|FILE", help="weights of the backbone")]
-Precision = Annotated[str, typer.Option(metavar="fp32|bf16", help="arithmetic of training and evaluation")]
-Recipe = Annotated[str, typer.Option(metavar="published|procap", help="each method's published recipe, or ProCAP's")]
-Epochs = Annotated[int | None, typer.Option(metavar="N", help="instead of the recipe's")]
-Data = Annotated[
-    str, typer.Option(metavar="FOLDER|URL", help="packed data sets [default: $PROCAP_DATA, else data in the cache]")
-]
-Results = Annotated[str, typer.Option(metavar="FOLDER|URL", help="runs and their results")]
-Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N")]
-Tracking = Annotated[
-    str, typer.Option(metavar="off|URI", help="MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")
-]
-Limit = Annotated[int | None, typer.Option(metavar="N", help="evaluate on the first N images only; results are marked")]
-Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="processes [default: one per core]")]
+MethodNames = Annotated[str, flag("A,B", "methods, see `procap ls methods`")]
+DatasetNames = Annotated[str, flag("A,B", "data sets to train on, see `procap ls datasets`")]
+Seeds = Annotated[str, flag("1,2,3", "one run for each seed")]
+Shots = Annotated[str, flag("16", "training images per class, a list in suites; full takes all")]
+Backbone = Annotated[str, flag("NAME", "CLIP, see `procap ls backbones`")]
+Weights = Annotated[str, flag("TAG|FILE", "weights of the backbone")]
+Precision = Annotated[str, flag("fp32|bf16", "arithmetic of training and evaluation")]
+Recipe = Annotated[str, flag("published|procap", "each method's published recipe, or ProCAP's")]
+Epochs = Annotated[int | None, flag("N", "instead of the recipe's")]
+Data = Annotated[str, flag("FOLDER|URL", "packed data sets [default: $PROCAP_DATA, else data in the cache]")]
+Results = Annotated[str, flag("FOLDER|URL", "runs and their results")]
+Device = Annotated[str, flag("NAME", "auto, cpu, cuda or cuda:N")]
+Tracking = Annotated[str, flag("off|URI", "MLflow store [default: $MLFLOW_TRACKING_URI, else mlflow.db in results]")]
+Limit = Annotated[int | None, flag("N", "evaluate on the first N images only; results are marked")]
+Workers = Annotated[int | None, flag("N", "processes [default: one per core]", min=1)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan, write nothing")]
 
 
@@ -49,7 +51,7 @@ class SelectionFlags:
     datasets: DatasetNames = ""
     seeds: Seeds = ""
     shots: Shots = ""
-    classes: Annotated[str, typer.Option(metavar="base|all|dev-base", help="the classes to train on")] = ""
+    classes: Annotated[str, flag("base|all|dev-base", "the classes to train on")] = ""
     backbone: Backbone = ""
     pretrained: Weights = ""
     precision: Precision = ""
@@ -62,22 +64,17 @@ class RecipeFlags:
     recipe: Recipe = ""
     epochs: Epochs = None
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size", "--global-batch-size", metavar="N", help="images per step, of all processes together"
-        ),
+        int | None, flag("N", "images per step, of all processes together", "--batch-size", "--global-batch-size")
     ] = None
-    lr: Annotated[float | None, typer.Option(metavar="RATE", help="peak learning rate")] = None
+    lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
     option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="an option of the method, repeatable; see `procap ls methods --json`"),
+        list[str] | None, flag("KEY=VALUE", "an option of the method, repeatable; see `procap ls methods --json`")
     ] = None
     recipe_field: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="any other field of the recipe, such as weight_decay=1e-3, repeatable"),
+        list[str] | None, flag("KEY=VALUE", "another field of the recipe, as weight_decay=1e-3, repeatable")
     ] = None
     few_shot_samples: Annotated[
-        str, typer.Option(metavar="DIGEST|FILE", help="train on these images, see `procap data few-shot --import`")
+        str, flag("DIGEST|FILE", "train on these images, see `procap data few-shot --import`")
     ] = ""
 
 
@@ -87,51 +84,41 @@ class RuntimeFlags:
 
     data: Data = ""
     no_cache: Annotated[
-        bool,
-        typer.Option(
-            "--no-cache", help="evaluate, or train on all images (not few-shot), without storing shards of a URL"
-        ),
+        bool, typer.Option("--no-cache", help="read shards of a URL without storing them; not for few-shot training")
     ] = False
     results: Results = "results"
     device: Device = "auto"
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="threads that decode images; 0: in turn [default: 0, beside a GPU up to 12]"),
+        int | None, flag("N", "threads that decode images; 0: in turn [default: 0, beside a GPU up to 12]")
     ] = None
-    accelerate: Annotated[
-        str,
-        typer.Option(metavar="auto|off|LIST", help="compile,graphs,images: what makes a GPU fast; auto: all"),
-    ] = "auto"
+    accelerate: Annotated[str, flag("auto|off|LIST", "compile,graphs,images: what makes a GPU fast; auto: all")] = (
+        "auto"
+    )
     tracking: Tracking = ""
     log_checkpoints: Annotated[
         bool, typer.Option("--log-checkpoints", help="copy checkpoints into MLflow's artifact store")
     ] = False
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="longest wait of a process for the others, under torchrun")
-    ] = 300.0
+    timeout: Annotated[float, flag("SECONDS", "longest wait of a process for the others, under torchrun", min=1)] = (
+        300.0
+    )
 
 
 @dataclass(frozen=True)
 class EngineFlags:
     """Flags that choose the engine for several processes started by torchrun; none of them changes a result."""
 
-    engine: Annotated[str, typer.Option(metavar="ddp|deepspeed", help="what averages gradients over processes")] = "ddp"
-    zero_stage: Annotated[
-        int | None, typer.Option(metavar="0|1|2", help="DeepSpeed: share the optimizer's state from stage 1 on")
-    ] = None
-    deepspeed_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="DeepSpeed: JSON merged into what the run asks for")
-    ] = None
+    engine: Annotated[str, flag("ddp|deepspeed", "what averages gradients over processes")] = "ddp"
+    zero_stage: Annotated[int | None, flag("0|1|2", "DeepSpeed: share the optimizer's state from stage 1 on")] = None
+    deepspeed_config: Annotated[Path | None, flag("FILE", "DeepSpeed: JSON merged into what the run asks for")] = None
 
 
 @dataclass(frozen=True)
 class SuiteFlags:
     """Flags that choose a part of a suite; the rest is decided by the suite and its profile."""
 
-    profile: Annotated[
-        str,
-        typer.Option(metavar="mini|paper", help="generated data or the paper's [default: paper if --data is given]"),
-    ] = ""
+    profile: Annotated[str, flag("mini|paper", "generated data or the paper's [default: paper if --data is given]")] = (
+        ""
+    )
     methods: MethodNames = ""
     datasets: DatasetNames = ""
     seeds: Seeds = ""
@@ -142,72 +129,53 @@ class SuiteFlags:
     backbone: Backbone = ""
     pretrained: Weights = ""
     precision: Precision = ""
+    limit: Limit = None
+    price: Annotated[
+        float | None, flag("AMOUNT", "of an hour of a GPU or machine, for the costs of --dry-run", min=0)
+    ] = None
 
 
 @dataclass(frozen=True)
 class SweepFlags:
     """Flags that define a sweep: what it searches, how, and how long."""
 
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="a sweep of the same name is resumed [default: the file's]")
-    ] = ""
+    name: Annotated[str, flag("NAME", "a sweep of the same name is resumed [default: the file's]")] = ""
     param: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FIELD=DOMAIN",
-            help="n_ctx=2,4,8; lr=loguniform(1e-5,1e-2); weight_decay=uniform(0,0.1); depth=randint(1,10): 1 to 9; "
+        flag(
+            "FIELD=DOMAIN",
+            "n_ctx=2,4,8; lr=loguniform(1e-5,1e-2); weight_decay=uniform(0,0.1); depth=randint(1,10): 1 to 9; "
             "dropout=quniform(0,0.5,0.1); repeatable",
         ),
     ] = None
-    search: Annotated[
-        str, typer.Option(metavar="grid|random|tpe", help="search algorithm [default: grid of lists, else random]")
-    ] = ""
-    search_seed: Annotated[int | None, typer.Option(metavar="N", help="of the random choices [default: 0]")] = None
-    trials: Annotated[int | None, typer.Option(metavar="N", help="configurations in all, each with all seeds")] = None
-    hours: Annotated[float | None, typer.Option(metavar="H", help="time limit; repeat the command to go on")] = None
+    search: Annotated[str, flag("grid|random|tpe", "search algorithm [default: grid of lists, else random]")] = ""
+    search_seed: Annotated[int | None, flag("N", "of the random choices [default: 0]")] = None
+    trials: Annotated[int | None, flag("N", "configurations in all, each with all seeds")] = None
+    hours: Annotated[float | None, flag("H", "time limit; repeat the command to go on")] = None
     metric: Annotated[
-        str,
-        typer.Option(
-            metavar="val|held-out",
-            help="accuracy on val images, or HM over two halves of the base classes [default: val]",
-        ),
+        str, flag("val|held-out", "accuracy on val images, or HM over two halves of the base classes [default: val]")
     ] = ""
-    direction: Annotated[str, typer.Option(metavar="max|min", help="of the metric [default: max]")] = ""
-    scheduler: Annotated[
-        str, typer.Option(metavar="none|asha", help="asha stops configurations that fall behind [default: none]")
-    ] = ""
-    grace_period: Annotated[
-        int | None, typer.Option(metavar="N", help="asha: epochs before the first stop [default: 1]")
-    ] = None
-    reduction_factor: Annotated[
-        int | None, typer.Option(metavar="N", help="asha: one of so many continues [default: 3]")
-    ] = None
+    direction: Annotated[str, flag("max|min", "of the metric [default: max]")] = ""
+    scheduler: Annotated[str, flag("none|asha", "asha stops configurations that fall behind [default: none]")] = ""
+    grace_period: Annotated[int | None, flag("N", "asha: epochs before the first stop [default: 1]")] = None
+    reduction_factor: Annotated[int | None, flag("N", "asha: one of so many continues [default: 3]")] = None
 
 
 @dataclass(frozen=True)
 class LaunchFlags:
     """Flags that choose where runs are executed and their resources; none of them changes a result."""
 
-    launcher: Annotated[str, typer.Option(metavar="local|ray", help="this machine, or the nodes of a Ray cluster")] = (
-        "local"
-    )
+    launcher: Annotated[str, flag("local|ray", "this machine, or the nodes of a Ray cluster")] = "local"
     address: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="of the cluster [default: $RAY_ADDRESS, else the one of this machine]"),
+        str, flag("HOST:PORT", "of the cluster [default: $RAY_ADDRESS, else the one of this machine]")
     ] = ""
-    processes: Annotated[
-        int,
-        typer.Option(metavar="N", help="train each run together, placed as one group, over several nodes or on one"),
-    ] = 1
-    cpus: Annotated[
-        float | None, typer.Option(metavar="N", help="of each process [default: its GPU's part of the node, else 1]")
-    ] = None
-    gpus: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="of each process; 0.5: two share a GPU [default: 1, if there are any]"),
-    ] = None
+    processes: Annotated[int, flag("N", "train each run together, placed as one group, on one node or several")] = 1
+    cpus: Annotated[float | None, flag("N", "of each process [default: its GPU's part of the node, else 1]")] = None
+    gpus: Annotated[float | None, flag("N", "of each process; 0.5: two share a GPU [default: 1, if there are any]")] = (
+        None
+    )
     max_concurrent: Annotated[
-        int | None, typer.Option(metavar="N", help="runs [default: as many as cores, memory or nodes have room for]")
+        int | None, flag("N", "runs [default: as many as cores, memory or nodes have room for]")
     ] = None
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="ask for more nodes than there are: they come when they are asked for")
@@ -226,21 +194,14 @@ class PackFlags:
     """Flags that choose what is packed from raw files, and changes to it; each change makes another data set."""
 
     raw: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="folder of the raw data sets, as CoOp has it [default: $PROCAP_RAW]"),
+        Path | None, flag("FOLDER", "folder of the raw data sets, as CoOp has it [default: $PROCAP_RAW]")
     ] = None
-    random_split: Annotated[
-        int | None, typer.Option(metavar="SEED", min=0, help="split at random instead: packed as NAME-splitSEED")
-    ] = None
+    random_split: Annotated[int | None, flag("SEED", "split at random instead: packed as NAME-splitSEED", min=0)] = None
     subset: Annotated[bool, typer.Option("--subset", help="only the images that are there: packed as NAME-subset")] = (
         False
     )
-    resize: Annotated[
-        int | None, typer.Option(metavar="N", help="shorter side of N pixels at most: packed as NAME-Npx")
-    ] = None
-    shards: Annotated[
-        str, typer.Option("--from", metavar="FOLDER|URL", help="pack the test split of public clip-benchmark shards")
-    ] = ""
+    resize: Annotated[int | None, flag("N", "shorter side of N pixels at most: packed as NAME-Npx")] = None
+    shards: Annotated[str, flag("FOLDER|URL", "pack the test split of public clip-benchmark shards", "--from")] = ""
 
     @property
     def changes(self) -> bool:
@@ -278,32 +239,34 @@ class OutputFlags:
 def flat(command: Callable[..., int]) -> Callable[..., int]:
     """Return `command` with every field of its dataclass parameters as a separate keyword parameter, as typer needs."""
     hints = get_type_hints(command, include_extras=True)
-    plain: dict[str, inspect.Parameter] = {}
-    groups: dict[str, tuple[type, list[str]]] = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        kind = hints[name]
-        if not is_dataclass(kind):
-            plain[name] = parameter.replace(annotation=kind)
-            continue
-        assert isinstance(kind, type)
-        inner = get_type_hints(kind, include_extras=True)
-        groups[name] = (kind, [field.name for field in fields(kind)])
+    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
+    own = {
+        name: parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name not in groups
+    }
+    shared = {}
+    for kind in groups.values():
+        types = get_type_hints(kind, include_extras=True)
         for field in fields(kind):
-            plain[field.name] = inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
+            shared[field.name] = inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
             )
+    flags = own | shared
 
     @functools.wraps(command)
-    def called(**values: Any) -> int:
-        built = {name: kind(**{key: values.pop(key) for key in keys}) for name, (kind, keys) in groups.items()}
+    def run(**values: Any) -> int:
+        built = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            for name, kind in groups.items()
+        }
         return command(**built, **values)
 
-    ordered = sorted(plain.values(), key=lambda parameter: parameter.kind)
-    called.__signature__ = inspect.Signature(ordered, return_annotation=int)  # type: ignore[attr-defined]
-    called.__annotations__ = {name: parameter.annotation for name, parameter in plain.items()} | {"return": int}
+    run.__signature__ = inspect.Signature(list(flags.values()), return_annotation=int)  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in flags.items()} | {"return": int}
     # typer follows __wrapped__ to the original annotations, which still hold the dataclasses.
-    del called.__wrapped__
-    return called
+    del run.__wrapped__
+    return run
 
 
 def typed_names(context: Any) -> set[str]:

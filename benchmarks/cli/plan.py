@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.cli.flags import OutputFlags
 from benchmarks.console.output import columns, plural, show, show_json
@@ -20,62 +19,50 @@ from shards.resolve import is_packed, resolve_dataset
 
 
 @dataclass(frozen=True)
-class PlannedRun:
-    """One run and what is left of it.
+class PlannedTarget:
+    """One evaluation of a run, and the images that are still to be classified for it."""
 
-    train_images: epochs times images still to train on after the last checkpoint.
-    targets: images still to classify by target; 0 if its result exists.
-    """
+    target: str
+    done: bool
+    images: int
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run and what is left of it. train_images: epochs times images after the last checkpoint."""
 
     run: str
     state: str
     train_images: int
-    targets: Mapping[Target, int]
-
-    @property
-    def eval_images(self) -> int:
-        return sum(self.targets.values())
+    targets: list[PlannedTarget]
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a command will do. data, weights: the state of each data set and backbone, by name."""
 
-    runs: list[PlannedRun]
     data: dict[str, str]
     weights: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        runs = [
-            {
-                "run": run.run,
-                "state": run.state,
-                "train_images": run.train_images,
-                "targets": [
-                    {"target": str(t), "done": not images, "images": images} for t, images in run.targets.items()
-                ],
-            }
-            for run in self.runs
-        ]
-        return {"data": self.data, "weights": self.weights, "runs": runs}
+    runs: list[PlannedRun]
 
     def show(self, output: OutputFlags) -> None:
         """Print the plan."""
         rows = []
         for run in self.runs:
-            targets = [f"{target}{'' if images else '=done'}" for target, images in run.targets.items()]
-            rows.append((run.state, run.run, run.train_images, run.eval_images, " ".join(targets) or "-"))
+            targets = " ".join(f"{one.target}{'=done' if one.done else ''}" for one in run.targets)
+            images = sum(one.images for one in run.targets)
+            rows.append((run.state, run.run, run.train_images, images, targets or "-"))
         show(columns(("data set", "shards"), list(self.data.items())) + "\n")
         for name, state in self.weights.items():
             show(f"weights of {name}: {state}")
         show("\n" + columns(("state", "run", "train images", "test images", "targets"), rows))
         show(
-            f"\n{plural(len(rows), 'run')}, {sum(run.state != 'finished' for run in self.runs)} to train; "
-            f"about {sum(run.train_images for run in self.runs):,} images to train on, "
-            f"{sum(run.eval_images for run in self.runs):,} to evaluate. Nothing was written."
+            f"\n{plural(len(rows), 'run')}, {sum(row[0] != 'finished' for row in rows)} to train; "
+            f"about {sum(row[2] for row in rows):,} images to train on, "
+            f"{sum(row[3] for row in rows):,} to evaluate. Nothing was written."
         )
         if output.json:
-            show_json(self.to_dict())
+            show_json(asdict(self))
 
 
 def make_plan(work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]], *, force: bool = False) -> Plan:
@@ -90,7 +77,7 @@ def make_plan(work: Sequence[tuple[RunConfig, RuntimeConfig, Sequence[Target]]],
         used |= dict.fromkeys([config.dataset] if run.state != "finished" else [])
         used |= dict.fromkeys(target.dataset for target in targets)
     data = data_states(used, work[0][1].data) if work else {}
-    return Plan(runs, data, weights_states(config for config, _, _ in work))
+    return Plan(data, weights_states(config for config, _, _ in work), runs)
 
 
 def _plan_run(config: RunConfig, runtime: RuntimeConfig, targets: Sequence[Target], force: bool) -> PlannedRun:
@@ -98,18 +85,18 @@ def _plan_run(config: RunConfig, runtime: RuntimeConfig, targets: Sequence[Targe
     training = folder.train()
     state = "finished" if training else "resume" if folder.state.is_dir() else "new"
     state = "repeat" if force and state != "new" else state
-    images = {}
+    planned = []
     for target in targets:
         result = folder.evaluation(target) if state == "finished" else None
-        done = result and training and result.is_current(training, runtime.limit)
-        images[target] = 0 if done else _test_images(target, runtime)
+        done = bool(result and training and result.is_current(training, runtime.limit))
+        planned.append(PlannedTarget(str(target), done, 0 if done else _test_images(target, runtime)))
     steps = 0
     if state == "resume":
         from runner.checkpoint import saved_steps
 
         steps = max(saved_steps(folder.state), default=0)
     train_images = 0 if state == "finished" else _train_images(config, runtime.data, steps)
-    return PlannedRun(config.path, state, train_images, images)
+    return PlannedRun(config.path, state, train_images, planned)
 
 
 def _train_images(config: RunConfig, data: Path, steps: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags
+from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SuiteFlags
 from benchmarks.console.parse import (
     parse_assignments,
     parse_datasets,
@@ -14,6 +14,7 @@ from benchmarks.console.parse import (
     parse_methods,
     parse_options,
     parse_shot_count,
+    parse_shot_counts,
     split_names,
 )
 from procap.errors import UsageError, unknown_name
@@ -63,6 +64,20 @@ def selected_runs(selection: SelectionFlags, recipe: RecipeFlags, data: Path | N
         for method in methods
         for seed in (parse_integers(selection.seeds, "--seeds") or [1])
     ]
+
+
+def suite_changes(flags: SelectionFlags | SuiteFlags, data: Path) -> dict[str, Any]:
+    """Parse the options of a suite that flags change; those that are not given are left out."""
+    changes = {
+        "methods": tuple(parse_methods(flags.methods)) if split_names(flags.methods) else (),
+        "datasets": tuple(parse_datasets(flags.datasets, data)) if split_names(flags.datasets) else (),
+        "seeds": tuple(parse_integers(flags.seeds, "--seeds")),
+        "shots": parse_shot_counts(flags.shots),
+        "backbone": flags.backbone,
+        "pretrained": flags.pretrained,
+        "precision": flags.precision,
+    }
+    return {name: value for name, value in changes.items() if value}
 
 
 def evaluation_targets(config: RunConfig, text: str = "", data: Path | None = None) -> list[Target]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Recipe, Results, SelectionFlags, command_line, flat
-from benchmarks.cli.selection import run_filter
+from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import note, plural, quoted, show, show_json
-from benchmarks.console.parse import parse_datasets, parse_integers, parse_methods, parse_shot_counts, split_names
 from benchmarks.results.frame import find_results, read_frame, run_folders
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import run_tables
 from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
-    from benchmarks.results.variant import SuiteOptions
     from benchmarks.tables.table import Table
 
 app = typer.Typer(**PLAIN)
@@ -103,13 +100,16 @@ def _suite_tables(
     from runner.collection import COLLECTIONS, CollectionFolder
     from shards.home import data_root
 
+    if selection.classes:
+        raise UsageError("--classes is for tables without a suite: a suite has its own")
     root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quoted(results)}")
     suite = suite_named(name)
     collection = CollectionFolder(root / COLLECTIONS / "suite" / suite.name).collection()
     recorded, _ = recorded_options(suite, collection, root, data, profile=flags.profile)
-    options = _chosen(recorded, selection, flags.recipe, data)
+    changes = suite_changes(selection, data) | ({"recipe": flags.recipe} if flags.recipe else {})
+    options = replace(recorded, **changes)
     done = SuiteResults.read(suite, options, root, paper_rounding=flags.paper_rounding)
     for path, why in done.unreadable.items():
         note(f"procap: {path} is left out: {why}")
@@ -128,21 +128,6 @@ def _suite_tables(
     if further:
         note(f"{plural(len(further), 'further run')} of {name} with other flags: name them as they were trained")
     return 1 if done.unreadable else 0
-
-
-def _chosen(options: SuiteOptions, selection: SelectionFlags, recipe: str, data: Path) -> SuiteOptions:
-    """Apply flags to `options`. Raises UsageError for flags that suites decide themselves."""
-    if selection.classes:
-        raise UsageError("--classes is for tables without a suite: a suite has its own")
-    changes: dict[str, Any] = {
-        "methods": tuple(parse_methods(selection.methods)) if split_names(selection.methods) else None,
-        "datasets": tuple(parse_datasets(selection.datasets, data)) if split_names(selection.datasets) else None,
-        "seeds": tuple(parse_integers(selection.seeds, "--seeds")),
-        "shots": parse_shot_counts(selection.shots),
-        "recipe": recipe,
-        **{name: getattr(selection, name) for name in ("backbone", "pretrained", "precision")},
-    }
-    return replace(options, **{name: value for name, value in changes.items() if value})
 
 
 def _show_tables(name: str | None, tables: Sequence[Table], form: str, output: OutputFlags) -> None:

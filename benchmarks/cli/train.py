@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from benchmarks.cli import flags
 from benchmarks.cli.batch import Failures, process_group
 from benchmarks.cli.data_few_shot import store_file
-from benchmarks.cli.flags import (
-    EngineFlags,
-    ModeFlags,
-    OutputFlags,
-    RecipeFlags,
-    RuntimeFlags,
-    SelectionFlags,
-    command_line,
-    flat,
-)
 from benchmarks.cli.plan import make_plan
 from benchmarks.cli.selection import runtime_config, selected_runs
 from benchmarks.console.help import PLAIN, examples
@@ -44,14 +35,14 @@ app = typer.Typer(**PLAIN)
         "torchrun --standalone --nproc-per-node 4 --no-python procap train --methods procap --datasets petals",
     )
 )
-@flat
+@flags.flat
 def train(
-    selection: SelectionFlags,
-    recipe: RecipeFlags,
-    runtime_flags: RuntimeFlags,
-    engine: EngineFlags,
-    mode: ModeFlags,
-    output: OutputFlags,
+    selection: flags.SelectionFlags,
+    recipe: flags.RecipeFlags,
+    runtime_flags: flags.RuntimeFlags,
+    engine: flags.EngineFlags,
+    mode: flags.ModeFlags,
+    output: flags.OutputFlags,
 ) -> int:
     """Train methods on data sets. Finished runs are kept, interrupted ones are resumed.
 
@@ -80,7 +71,7 @@ def train(
         rows.append((config.path, loss, result.steps, f"{result.seconds:.1f}", rate))
     if rows:
         show(columns(("run", "loss", "steps", "seconds", "images/s"), rows))
-        note(f"next: procap eval {command_line(selection, recipe, runtime_flags)}")
+        note(f"next: procap eval {flags.command_line(selection, recipe, runtime_flags)}")
     code = note_failures(len(done), failures.reasons)
     if output.json:
         long = {"epochs", "fewshot", "environment"}
@@ -89,7 +80,9 @@ def train(
     return code
 
 
-def _checked_runs(selection: SelectionFlags, recipe: RecipeFlags, runtime: RuntimeConfig) -> list[RunConfig]:
+def _checked_runs(
+    selection: flags.SelectionFlags, recipe: flags.RecipeFlags, runtime: RuntimeConfig
+) -> list[RunConfig]:
     """Return the selected runs. Raises UsageError if the engine cannot train one of them."""
     runs = selected_runs(selection, recipe, runtime.data)
     if runtime.engine != "ddp":
