@@ -42,7 +42,7 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
         ("base-to-novel", "1,4", "base-to-novel takes one number; few-shot draws curves"),
         ("few-shot", "full", "a curve is over numbers of shots"),
         ("few-shot", "1,0", "numbers of 1 or more are needed"),
-        ("few-shot", "1,many", "numbers of 1 or more are needed"),
+        ("few-shot", "1,many", "one number of images per class is needed"),
         ("few-shot", "2,full", "full stands alone"),
         ("few-shot", "many", "one number of images per class is needed, or full"),
     ],

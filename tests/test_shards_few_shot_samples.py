@@ -385,7 +385,6 @@ def test_the_command_lists_what_a_run_will_train_on(packed, capsys):
     assert code == 0
     found, expected = json.loads(out.splitlines()[-1]), load_few_shot(shards, 2, 1)
     assert found["digest"] == expected.digest and [row["path"] for row in found["train"]] == expected.train.paths
-    assert found["counts"][3] == {"label": 3, "class": "three", "train": 2, "val": 2}
     for path in expected.train.paths:
         [line] = [line for line in out.splitlines() if line.endswith(f" {path}")]
         assert path.split("/")[1] in line
@@ -430,10 +429,10 @@ def test_import_then_train_by_digest_or_by_file(packed, tmp_path, datum, capsys,
             "train --datasets tiles --shots 2 --few-shot-samples {json}",
             "images of 'digits', not of 'tiles'",
         ),
-        ("train --datasets digits --few-shot-samples nowhere", "neither a file nor the 16 hex digits"),
+        ("train --datasets digits --few-shot-samples nowhere", "neither a file nor a digest"),
         (
             "train --datasets digits --few-shot-samples x.pkl",
-            "import it first, with procap data few-shot",
+            "import it first",
         ),
         ("data few-shot digits --shots 2 --classes base --out {json}", "files hold the samples of all classes"),
         ("data few-shot digits --shots 999", "the largest class of 'digits' has"),

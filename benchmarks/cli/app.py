@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from benchmarks.console.errors import explain, unforced
+from benchmarks.console.errors import explain
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import is_distributed, is_first_local_rank, note, write_error_file
 from procap import __version__
@@ -130,6 +130,8 @@ def run(argv: list[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = "-v" in arguments or "--verbose" in arguments
+    repeats_force = "--force" in arguments and arguments[0] != "submit"
+    hint = " (without --force, which starts over)" if repeats_force else ""
     try:
         with sigterm_as_interrupt() as terminated, one_line_warnings():
             command = typer.main.get_command(program)
@@ -137,7 +139,7 @@ def run(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         # Typer turns an interrupt into this code without a message.
         if code == 130:
-            note(f"procap: stopped; repeat the command to go on{unforced(arguments)}")
+            note(f"procap: stopped; repeat the command to go on{hint}")
             return 143 if terminated else 130
         return int(code or 0)
     except BrokenPipeError:
@@ -146,7 +148,7 @@ def run(argv: list[str] | None = None) -> int:
         return 1
     except Exception as error:
         message, exit_code = explain(error)
-        message += unforced(arguments) if exit_code > 128 else ""
+        message += hint if exit_code > 128 else ""
         write_error_file(f"procap: {message}")
         printed = getattr(error, "printed_elsewhere", None)
         # Before the process group exists, all processes of a machine fail with the same error: print it once.

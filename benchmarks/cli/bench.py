@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from benchmarks.cli.flags import EngineFlags, LaunchFlags, ModeFlags, OutputFlags, RuntimeFlags, SuiteFlags, flat
 from benchmarks.cli.selection import runtime_config, suite_changes
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import note, note_failures, plural, quoted, show, show_json
+from benchmarks.console.output import note, note_failures, plural, quote, show, show_json
 from benchmarks.suites import ALL, suite_named, suite_paths, suite_text, suites_of
 from procap.errors import UsageError, UserError, unknown_name
 
@@ -253,8 +253,8 @@ def _show_outputs(
             show(render(made.tables[0], "md") + "\n")
     note(f"tables and plots: {outputs[0].folder if len(outputs) == 1 else outputs[0].folder.parent}")
     failed = {**failed, **{made.suite.name: made.failed for made in outputs if made.failed}}
-    results = f"--results {quoted(flags.results)}"
-    both = f"--data {quoted(flags.data)} {results}" if flags.data else results
+    results = f"--results {quote(flags.results)}"
+    both = f"--data {quote(flags.data)} {results}" if flags.data else results
     following = f"procap table {name} {both}; procap ui {results} --suite {outputs[0].suite.name}; procap report {both}"
     if name == ALL:
         following = f"procap table SUITE {both}; procap ui {results}"

@@ -13,7 +13,7 @@ import typer
 from benchmarks.cli.data_sources import raw_sets
 from benchmarks.cli.flags import Data, OutputFlags, PackFlags, Workers, flag, flat
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, plural, quoted, show, show_json
+from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from runner.limits import available_cores
@@ -58,7 +58,7 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
 
     wanted = packed_names(root) if "all" in given else [resolve_dataset(name, root).name for name in given]
     if not wanted:
-        raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quoted(root)}")
+        raise DataError(f"nothing is packed in {root}; pack something: procap data pack shapes --data {quote(root)}")
     rows: list[tuple[object, ...]] = []
     problems: dict[str, list[str]] = {}
     for name in dict.fromkeys(wanted):
@@ -85,10 +85,10 @@ def _check_packed(given: list[str], root: Path, workers: int, output: OutputFlag
 def _repair_commands(broken: Sequence[str], root: Path) -> Iterator[str]:
     """Yield commands that restore broken data sets, depending on their source."""
     if is_mirror(root):
-        if folders := [quoted(root / name) for name in broken if (root / name).exists()]:
+        if folders := [quote(root / name) for name in broken if (root / name).exists()]:
             yield f"delete what is broken and it is fetched again: rm -r {' '.join(folders)}"
         return
-    again = f"--force --data {quoted(root)}"
+    again = f"--force --data {quote(root)}"
     if known := [name for name in broken if base_name(name) in CATALOGUE]:
         published = any(CATALOGUE[base_name(name)].source == "folder" for name in known)
         raw = "--raw FOLDER " if published and not os.environ.get("PROCAP_RAW") else ""
@@ -130,7 +130,7 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
     ready = [report.dataset for report in reports if report.ok]
     note(f"\n{len(ready)} ready to be packed, {len(broken)} with problems, {len(absent)} not found")
     if ready:
-        note(f"pack: procap data pack {' '.join(ready)} --raw {quoted(root)}")
+        note(f"pack: procap data pack {' '.join(ready)} --raw {quote(root)}")
     if output.json:
         problems = {report.dataset: list(report.problems) for report in reports}
         show_json({"raw": str(root), "ready": ready, "broken": broken, "absent": absent, "problems": problems})

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, flat
+from benchmarks.cli.flags import Data, OutputFlags, flag, flat
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, quoted, show, show_json
+from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError
 from shards.fewshot import (
     DIGEST,
@@ -46,13 +46,13 @@ def few_shot(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Data = "",
-    shots: Annotated[int, typer.Option(metavar="N", min=1, help="training images per class")] = 16,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="of the draw")] = 1,
-    classes: Annotated[str, typer.Option(metavar="all|base|novel", help="whose images are listed")] = "all",
+    shots: Annotated[int, flag("N", "training images per class", min=1)] = 16,
+    seed: Annotated[int, flag("N", "of the draw", min=0)] = 1,
+    classes: Annotated[str, flag("all|base|novel", "whose images are listed")] = "all",
     source: Annotated[
-        Path | None, typer.Option("--import", metavar="FILE", help="take CoOp's .pkl cache, or .json of --out, instead")
+        Path | None, flag("FILE", "take CoOp's .pkl cache, or .json of --out, instead", "--import")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write the samples as JSON")] = None,
+    out: Annotated[Path | None, flag("FILE", "write the samples as JSON")] = None,
 ) -> int:
     """List the few-shot images of a data set, as CoOp's rule draws them, or import those of CoOp itself."""
     root = data_root(data)
@@ -83,7 +83,7 @@ def few_shot(
         shared = len({*samples.train} & {*drawn.train})
         note(f"CoOp's rule draws others: {shared:,} of {len(samples.train):,} training images are the same")
         chosen = f"--datasets {shards.name} --shots {samples.shots} --few-shot-samples {samples.digest}"
-        note(f"stored in {stored}; train on them: procap train --methods procap {chosen} --data {quoted(root)}")
+        note(f"stored in {stored}; train on them: procap train --methods procap {chosen} --data {quote(root)}")
     if out:
         stored = out.expanduser()
         write_samples(stored, samples)

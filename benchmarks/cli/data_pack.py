@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from benchmarks.cli.data_sources import DatasetToPack, raw_sets, wanted_sets
-from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, flat
+from benchmarks.cli.flags import ModeFlags, OutputFlags, PackFlags, Workers, flag, flat
 from benchmarks.cli.plan import data_states
 from benchmarks.console.errors import one_line
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import SOME_FAILED, columns, note, plural, quoted, show, show_json
+from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
 from runner.limits import available_cores
@@ -48,7 +48,7 @@ def pack(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="data sets, YAML files, or a group: all, paper, world")
     ],
-    data: Annotated[str, typer.Option(metavar="FOLDER", help="where the shards go")] = "",
+    data: Annotated[str, flag("FOLDER", "where the shards go")] = "",
     workers: Workers = None,
 ) -> int:
     """Pack data sets into WebDataset shards with a manifest.
@@ -88,7 +88,7 @@ def pack(
         rows.append((name, len(manifest.classnames), images, shards, manifest.digest))
     if rows:
         show(columns(("data set", "classes", "images", "shards", "digest"), rows))
-        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quoted(root)}")
+        note(f"packed in {root}; look at one: procap data show {rows[0][0]} --data {quote(root)}")
     if failed:
         note(f"procap: {plural(len(failed), 'data set')} not packed: {', '.join(failed)}; repeat the command to go on")
     if output.json:

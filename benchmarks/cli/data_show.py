@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, flat
+from benchmarks.cli.flags import Data, OutputFlags, flag, flat
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show as show_text
 from benchmarks.console.output import show_json
@@ -28,8 +28,8 @@ def show(
     output: OutputFlags,
     name: Annotated[str, typer.Argument(metavar="NAME", help="a packed data set")],
     data: Data = "",
-    split: Annotated[str, typer.Option(metavar="NAME", help="train, val or test")] = "test",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="picture to write [default: NAME-SPLIT.png]")] = None,
+    split: Annotated[str, flag("NAME", "train, val or test")] = "test",
+    out: Annotated[Path | None, flag("FILE", "picture to write [default: NAME-SPLIT.png]")] = None,
 ) -> int:
     """Write a contact sheet: a few images of every class."""
     from shards.contact_sheet import contact_sheet

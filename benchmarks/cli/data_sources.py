@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cli.flags import PackFlags
-from benchmarks.console.output import note, quoted
+from benchmarks.console.output import note, quote
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
 from procap.errors import UsageError
@@ -106,7 +106,7 @@ def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
     there = [dataset for dataset in raw_sets() if find_folder(dataset, root)]
     if not there:
         raise UsageError(
-            f"--raw {root} holds none of the published data sets; see: procap data check all --raw {quoted(root)}"
+            f"--raw {root} holds none of the published data sets; see: procap data check all --raw {quote(root)}"
         )
     if absent := [dataset.name for dataset in raw_sets() if dataset not in there]:
         note(f"not in {root}, left out: {', '.join(absent)}")

@@ -28,11 +28,9 @@ app = typer.Typer(**PLAIN)
 @flags.flat
 def demo(
     output: flags.OutputFlags,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="for everything that the demo writes")] = Path("demo"),
-    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="packed data sets [default: OUT/data]")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="one small data set and two epochs: does it run here?")
-    ] = False,
+    out: Annotated[Path, flags.flag("FOLDER", "for everything that the demo writes")] = Path("demo"),
+    data: Annotated[Path | None, flags.flag("FOLDER", "packed data sets [default: OUT/data]")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="one small data set and two epochs: does it run?")] = False,
     device: flags.Device = "auto",
     tracking: flags.Tracking = "",
     limit: flags.Limit = None,

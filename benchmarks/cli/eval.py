@@ -51,15 +51,13 @@ def evaluate(
     folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="run folders, instead of names")] = None,
     targets: Annotated[
         str,
-        typer.Option(
-            metavar="SET[:CLASSES[:SPLIT]]",
-            help="where to test, comma list [default: base and novel classes of the run's own data set]",
+        flags.flag(
+            "SET[:CLASSES[:SPLIT]]",
+            "where to test, comma list [default: base and novel classes of the run's own data set]",
         ),
     ] = "",
     limit: flags.Limit = None,
-    no_feature_cache: Annotated[
-        bool, typer.Option("--no-feature-cache", help="neither read nor keep image features")
-    ] = False,
+    no_feature_cache: Annotated[bool, typer.Option("--no-feature-cache", help="no stored image features")] = False,
 ) -> int:
     """Evaluate trained runs on any target.
 

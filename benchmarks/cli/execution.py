@@ -33,13 +33,12 @@ class CollectionTrackers:
     def __init__(self, trackers: Sequence[CollectionTracker]) -> None:
         self.trackers = trackers
         self.started = False
-        self._runs = [set(tracker.collection.runs) for tracker in trackers]
 
     def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
         paths = list(runs)
-        for tracker, own in zip(self.trackers, self._runs, strict=True):
-            if mine := [path for path in paths if path in own]:
-                tracker.update(mine, metrics)
+        for tracker in self.trackers:
+            if own := {*tracker.collection.runs}.intersection(paths):
+                tracker.update([path for path in paths if path in own], metrics)
 
     def close(self, status: Status) -> None:
         for tracker in self.trackers:
@@ -62,19 +61,30 @@ def execute(
         flags.data, flags.results, replace(runtime, quiet=True, tracking_uri="off")
     )
     configs = [run.config for run in runs]
-    ensure_packed(_splits(runs), runtime.data)
+    splits: dict[str, set[str]] = {}
+    for run in runs:
+        splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
+        for target in map(Target.recorded, run.targets):
+            splits.setdefault(target.dataset, set()).add(target.split)
+    ensure_packed(splits, runtime.data)
     check_training_images(configs, runtime.data)
     backbones = [(config.backbone, config.pretrained) for config in configs]
-    with connect_checked(launcher, paths, _splits(runs), backbones) as capacity:
-        there = nodes() if capacity.ray else []
-        where = "one run at a time, in this process (--max-concurrent N for more)"
+    with connect_checked(launcher, paths, splits, backbones) as capacity:
+        hosts = nodes() if capacity.ray else []
+        costs = cost_model(hosts, runtime, processes=launcher.processes)
         if capacity.ray:
-            machines = f"on {plural(len(there), 'node')}" if launcher.kind == "ray" else "on this machine"
-            where = f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}"
-        costs = cost_model(there, runtime, processes=launcher.processes)
-        note(where)
+            machines = f"on {plural(len(hosts), 'node')}" if launcher.kind == "ray" else "on this machine"
+            note(f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}")
+        else:
+            note("one run at a time, in this process (--max-concurrent N for more)")
         if force:
-            _delete(runs, runtime)
+            # Once, in the driver, so that a restarted run resumes.
+            remote = RemoteResults.of(runtime)
+            for run in runs:
+                folder = RunFolder(runtime.results / run.path)
+                with folder.locked():
+                    remote.delete_run(run.path)
+                    folder.clear()
         ordered = costs.longest_first(list(runs))
         trackers.started = True
         trace = note if output.verbose else None
@@ -99,23 +109,3 @@ def connect_checked(
         if launcher.kind == "ray":
             check_nodes(paths, datasets, backbones, autoscale=launcher.autoscale)
         yield capacity
-
-
-def _delete(runs: Sequence[RunSpec], runtime: RuntimeConfig) -> None:
-    """Delete the results of runs once in the driver, so that a restarted run resumes despite `--force`."""
-    remote = RemoteResults.of(runtime)
-    for run in runs:
-        folder = RunFolder(runtime.results / run.path)
-        with folder.locked():
-            remote.delete_run(run.path)
-            folder.clear()
-
-
-def _splits(runs: Sequence[RunSpec]) -> dict[str, set[str]]:
-    """Collect the data sets that are trained or tested on, each with the splits that are read."""
-    splits: dict[str, set[str]] = {}
-    for run in runs:
-        splits.setdefault(run.config.dataset, set()).update(TRAINING_SPLITS)
-        for target in map(Target.recorded, run.targets):
-            splits.setdefault(target.dataset, set()).add(target.split)
-    return splits

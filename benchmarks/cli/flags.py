@@ -63,19 +63,11 @@ class RecipeFlags:
 
     recipe: Recipe = ""
     epochs: Epochs = None
-    batch_size: Annotated[
-        int | None, flag("N", "images per step, of all processes together", "--batch-size", "--global-batch-size")
-    ] = None
+    batch_size: Annotated[int | None, flag("N", "images per step in all", "--batch-size", "--global-batch-size")] = None
     lr: Annotated[float | None, flag("RATE", "peak learning rate")] = None
-    option: Annotated[
-        list[str] | None, flag("KEY=VALUE", "an option of the method, repeatable; see `procap ls methods --json`")
-    ] = None
-    recipe_field: Annotated[
-        list[str] | None, flag("KEY=VALUE", "another field of the recipe, as weight_decay=1e-3, repeatable")
-    ] = None
-    few_shot_samples: Annotated[
-        str, flag("DIGEST|FILE", "train on these images, see `procap data few-shot --import`")
-    ] = ""
+    option: Annotated[list[str] | None, flag("KEY=VALUE", "of the method, see `procap ls methods --json`")] = None
+    recipe_field: Annotated[list[str] | None, flag("KEY=VALUE", "of the recipe, weight_decay=1e-3, repeatable")] = None
+    few_shot_samples: Annotated[str, flag("DIGEST|FILE", "train on these, see `procap data few-shot --import`")] = ""
 
 
 @dataclass(frozen=True)
@@ -88,16 +80,10 @@ class RuntimeFlags:
     ] = False
     results: Results = "results"
     device: Device = "auto"
-    workers: Annotated[
-        int | None, flag("N", "threads that decode images; 0: in turn [default: 0, beside a GPU up to 12]")
-    ] = None
-    accelerate: Annotated[str, flag("auto|off|LIST", "compile,graphs,images: what makes a GPU fast; auto: all")] = (
-        "auto"
-    )
+    workers: Annotated[int | None, flag("N", "threads that decode images [default: 0, beside a GPU up to 12]")] = None
+    accelerate: Annotated[str, flag("auto|off|LIST", "of compile,graphs,images, for a GPU; auto: all")] = "auto"
     tracking: Tracking = ""
-    log_checkpoints: Annotated[
-        bool, typer.Option("--log-checkpoints", help="copy checkpoints into MLflow's artifact store")
-    ] = False
+    log_checkpoints: Annotated[bool, typer.Option("--log-checkpoints", help="copy checkpoints into MLflow")] = False
     timeout: Annotated[float, flag("SECONDS", "longest wait of a process for the others, under torchrun", min=1)] = (
         300.0
     )
@@ -130,9 +116,7 @@ class SuiteFlags:
     pretrained: Weights = ""
     precision: Precision = ""
     limit: Limit = None
-    price: Annotated[
-        float | None, flag("AMOUNT", "of an hour of a GPU or machine, for the costs of --dry-run", min=0)
-    ] = None
+    price: Annotated[float | None, flag("AMOUNT", "of an hour of a GPU or machine, for --dry-run", min=0)] = None
 
 
 @dataclass(frozen=True)
@@ -152,9 +136,7 @@ class SweepFlags:
     search_seed: Annotated[int | None, flag("N", "of the random choices [default: 0]")] = None
     trials: Annotated[int | None, flag("N", "configurations in all, each with all seeds")] = None
     hours: Annotated[float | None, flag("H", "time limit; repeat the command to go on")] = None
-    metric: Annotated[
-        str, flag("val|held-out", "accuracy on val images, or HM over two halves of the base classes [default: val]")
-    ] = ""
+    metric: Annotated[str, flag("val|held-out", "accuracy on val, or HM over two halves of base [default: val]")] = ""
     direction: Annotated[str, flag("max|min", "of the metric [default: max]")] = ""
     scheduler: Annotated[str, flag("none|asha", "asha stops configurations that fall behind [default: none]")] = ""
     grace_period: Annotated[int | None, flag("N", "asha: epochs before the first stop [default: 1]")] = None
@@ -166,20 +148,14 @@ class LaunchFlags:
     """Flags that choose where runs are executed and their resources; none of them changes a result."""
 
     launcher: Annotated[str, flag("local|ray", "this machine, or the nodes of a Ray cluster")] = "local"
-    address: Annotated[
-        str, flag("HOST:PORT", "of the cluster [default: $RAY_ADDRESS, else the one of this machine]")
-    ] = ""
+    address: Annotated[str, flag("HOST:PORT", "of the cluster [default: $RAY_ADDRESS, else this machine's]")] = ""
     processes: Annotated[int, flag("N", "train each run together, placed as one group, on one node or several")] = 1
     cpus: Annotated[float | None, flag("N", "of each process [default: its GPU's part of the node, else 1]")] = None
     gpus: Annotated[float | None, flag("N", "of each process; 0.5: two share a GPU [default: 1, if there are any]")] = (
         None
     )
-    max_concurrent: Annotated[
-        int | None, flag("N", "runs [default: as many as cores, memory or nodes have room for]")
-    ] = None
-    autoscale: Annotated[
-        bool, typer.Option("--autoscale", help="ask for more nodes than there are: they come when they are asked for")
-    ] = False
+    max_concurrent: Annotated[int | None, flag("N", "runs [default: as many as cores, memory or nodes allow]")] = None
+    autoscale: Annotated[bool, typer.Option("--autoscale", help="ask for more nodes than there are")] = False
 
     def checked(self) -> Launcher:
         """Return the launcher given by the flags. Raises UsageError for flags that contradict each other."""
@@ -193,9 +169,7 @@ class LaunchFlags:
 class PackFlags:
     """Flags that choose what is packed from raw files, and changes to it; each change makes another data set."""
 
-    raw: Annotated[
-        Path | None, flag("FOLDER", "folder of the raw data sets, as CoOp has it [default: $PROCAP_RAW]")
-    ] = None
+    raw: Annotated[Path | None, flag("FOLDER", "the raw data sets, as CoOp has them [default: $PROCAP_RAW]")] = None
     random_split: Annotated[int | None, flag("SEED", "split at random instead: packed as NAME-splitSEED", min=0)] = None
     subset: Annotated[bool, typer.Option("--subset", help="only the images that are there: packed as NAME-subset")] = (
         False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,13 +11,14 @@ import typer
 
 from benchmarks.cli.flags import Data, OutputFlags, Results, flat
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import columns, note, quoted, show, show_json
+from benchmarks.console.output import columns, note, quote, show, show_json
 from procap.errors import UsageError, UserError, unknown_name
 from shards.errors import DataError
 from shards.home import data_root
 
 app = typer.Typer(**PLAIN)
 
+DATASET_FIELDS = ["name", "title", "classes", "test_only", "variant", "template", "aliases", "licence", "description"]
 Listing = tuple[str, list[dict[str, Any]]]
 
 
@@ -49,24 +51,22 @@ def _methods() -> Listing:
     from procap.methods import method_class, method_specs
 
     rows: list[dict[str, Any]] = []
+    shown = []
     for spec in method_specs():
         row: dict[str, Any] = {"name": spec.name, "summary": spec.summary, "recipe": None, "options": {}}
-        rows.append(row)
-        try:
+        text = "-"
+        # The summary of a plug-in that cannot be loaded contains the error.
+        with suppress(UsageError):
             found = method_class(spec.name)
-        except UsageError:
-            # A plug-in that cannot be loaded; its summary contains the error.
-            continue
-        row["recipe"] = found.recipe().model_dump(mode="json")
-        row["options"] = {
-            name: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
-            for name, field in found.Options.model_fields.items()
-        }
-    shown = []
-    for row in rows:
-        recipe = row["recipe"] or {}
-        text = f"{recipe['optimizer']} {recipe['lr']:g}, {recipe['epochs']} epochs" if recipe.get("epochs") else "-"
-        shown.append((row["name"], text, row["summary"]))
+            recipe = found.recipe()
+            row["recipe"] = recipe.model_dump(mode="json")
+            row["options"] = {
+                name: {"default": field.get_default(call_default_factory=True), "description": field.description or ""}
+                for name, field in found.Options.model_fields.items()
+            }
+            text = f"{recipe.optimizer} {recipe.lr:g}, {recipe.epochs} epochs" if recipe.epochs else "-"
+        rows.append(row)
+        shown.append((spec.name, text, spec.summary))
     return columns(("method", "published recipe (16 shots)", "what it is"), shown), rows
 
 
@@ -101,23 +101,9 @@ def _datasets(root: Path) -> Listing:
             note(f"procap: {error}")
             continue
         whole = name not in CATALOGUE or dict(CATALOGUE[name].counts) == dict(dataset.counts)
-        rows.append(
-            {
-                "name": dataset.name,
-                "title": dataset.title,
-                "classes": dataset.classes,
-                "images": dict(dataset.counts),
-                "packed": name in packed,
-                "complete": whole,
-                "test_only": dataset.test_only,
-                "variant": dataset.variant,
-                "template": dataset.template,
-                "aliases": list(dataset.aliases),
-                "licence": dataset.licence,
-                "description": dataset.description,
-                "get": dataset.raw.get if dataset.raw else "",
-            }
-        )
+        row = {"images": dict(dataset.counts), "packed": name in packed, "complete": whole}
+        row |= {field: getattr(dataset, field) for field in DATASET_FIELDS}
+        rows.append(row | {"get": dataset.raw.get if dataset.raw else ""})
         counts = "/".join(f"{dataset.counts[s]:,}" if s in dataset.counts else "-" for s in ("train", "val", "test"))
         state = "no" if name not in packed else "yes" if whole else "in part"
         shown.append((dataset.name, dataset.classes, counts, state, dataset.variant or dataset.description))
@@ -145,7 +131,7 @@ def _runs(results: str) -> Listing:
         state = "finished" if folder.train_file.exists() else "unfinished"
         rows.append({"run": config.path, "state": state, "evaluated": [path.stem for path in folder.eval_files()]})
     if not rows:
-        command = f"procap train --methods maple --datasets shapes --results {quoted(results)}"
+        command = f"procap train --methods maple --datasets shapes --results {quote(results)}"
         note(f"no runs below {results}; make one: {command}")
     shown = [(row["run"], row["state"], " ".join(row["evaluated"]) or "-") for row in rows]
     return columns(("run", "state", "evaluated on"), shown), rows

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.flags import Data, OutputFlags, Recipe, Results, SelectionFlags, command_line, flat
+from benchmarks.cli.flags import Data, OutputFlags, Recipe, Results, SelectionFlags, command_line, flag, flat
 from benchmarks.cli.selection import run_filter, suite_changes
 from benchmarks.console.help import PLAIN, examples
-from benchmarks.console.output import note, plural, quoted, show, show_json
+from benchmarks.console.output import note, plural, quote, show, show_json
 from benchmarks.results.frame import find_results, read_frame, run_folders
 from benchmarks.tables.render import FORMATS, render, to_dict
 from benchmarks.tables.runs import run_tables
@@ -33,15 +33,9 @@ class TableFlags:
     """Flags of `procap table` for the tables of a suite."""
 
     data: Data = ""
-    profile: Annotated[
-        str, typer.Option(metavar="mini|paper", help="the suite's data [default: those that were run]")
-    ] = ""
-    paper_rounding: Annotated[
-        bool, typer.Option("--paper-rounding", help="accuracies of runs with one decimal, as older logs had them")
-    ] = False
-    check: Annotated[
-        bool, typer.Option("--check", help="against published: exit code 4 unless all agree, 1: nothing compares")
-    ] = False
+    profile: Annotated[str, flag("mini|paper", "the suite's data [default: those that were run]")] = ""
+    paper_rounding: Annotated[bool, typer.Option("--paper-rounding", help="one decimal, as older logs had")] = False
+    check: Annotated[bool, typer.Option("--check", help="exit code 4 unless all published numbers agree")] = False
     recipe: Recipe = ""
 
 
@@ -62,7 +56,7 @@ def table(
         str, typer.Argument(metavar="SUITE", help="a suite or `published` [default: one table of all runs]")
     ] = "",
     results: Results = "results",
-    form: Annotated[str, typer.Option("--format", metavar="md|csv|latex|html|json", help="of the tables")] = "md",
+    form: Annotated[str, flag("md|csv|latex|html|json", "of the tables", "--format")] = "md",
 ) -> int:
     """Print base, novel, harmonic mean and speed from results, or the tables of a suite beside the paper's.
 
@@ -84,7 +78,7 @@ def table(
     root = find_results(results)
     frame = read_frame(root, run_filter(selection, lambda: (config.dataset for _, config in run_folders(root))))
     if frame.empty:
-        listing = f"procap ls runs --results {quoted(results)}"
+        listing = f"procap ls runs --results {quote(results)}"
         raise UserError(f"no evaluated run below {results} fits; see `{listing}`, evaluate with `procap eval`")
     _show_tables(None, run_tables(frame), form, output)
     return 0
@@ -104,7 +98,7 @@ def _suite_tables(
         raise UsageError("--classes is for tables without a suite: a suite has its own")
     root, data = find_results(results), data_root(flags.data)
     if not root.is_dir():
-        raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quoted(results)}")
+        raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quote(results)}")
     suite = suite_named(name)
     collection = CollectionFolder(root / COLLECTIONS / "suite" / suite.name).collection()
     recorded, _ = recorded_options(suite, collection, root, data, profile=flags.profile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -30,12 +29,6 @@ def explain(error: Exception) -> tuple[str, int]:
         return f"error: {where}{error.strerror or one_line(str(error))}", 1
     text = one_line(str(error))
     return f"internal error: {type(error).__name__}: {text} (run with -v for the traceback)", 1
-
-
-def unforced(arguments: Sequence[str]) -> str:
-    """Return the hint to repeat a stopped command without --force, or "" if it does not apply."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    return " (without --force, which starts over)" if "--force" in own else ""
 
 
 def one_line(text: str) -> str:

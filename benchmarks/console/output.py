@@ -80,7 +80,7 @@ def columns(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     )
 
 
-def quoted(path: Path | str) -> str:
+def quote(path: Path | str) -> str:
     """Quote `path` for a shell."""
     return shlex.quote(str(path))
 

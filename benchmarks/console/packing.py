@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.console.output import is_first_rank, note, quoted
+from benchmarks.console.output import is_first_rank, note, quote
 from shards.errors import DataError
 from shards.manifest import Manifest
 from shards.mirror import is_mirror, mirrored_url
@@ -30,7 +30,7 @@ def ensure_packed(names: Iterable[str], data_root: Path) -> None:
         raise DataError(f"there is no {absent} at {redact(mirrored_url(data_root))}")
     if raw:
         folder = "" if os.environ.get("PROCAP_RAW") else " --raw FOLDER"
-        command = f"procap data pack {' '.join(raw)}{folder} --data {quoted(data_root)}"
+        command = f"procap data pack {' '.join(raw)}{folder} --data {quote(data_root)}"
         absent = ", ".join(f"'{name}'" for name in raw)
         raise DataError(f"{absent} {'is' if len(raw) == 1 else 'are'} not packed in {data_root}; pack with: {command}")
     for dataset in missing:

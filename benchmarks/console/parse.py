@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.console.output import quoted
+from benchmarks.console.output import quote
 from procap.errors import UsageError
 
 
@@ -40,12 +40,10 @@ def parse_shot_count(text: str) -> int:
 
 def parse_shot_counts(text: str) -> tuple[int, ...]:
     """Parse a comma list of shots without duplicates; "all" (0) must stand alone, an empty text gives none."""
-    parts = split_names(text)
-    if len(parts) < 2:
-        return tuple(map(parse_shot_count, parts))
-    if not all(_is_number(part) and int(part) for part in parts):
+    counts = tuple(dict.fromkeys(map(parse_shot_count, split_names(text))))
+    if len(counts) > 1 and 0 in counts:
         raise UsageError(f"--shots {text}: numbers of 1 or more are needed, as in --shots 1,2,4; full stands alone")
-    return tuple(dict.fromkeys(map(int, parts)))
+    return counts
 
 
 def parse_methods(text: str) -> list[str]:
@@ -77,7 +75,7 @@ def parse_datasets(text: str, data: Path | None = None) -> list[str]:
     if not parts:
         raise UsageError(f"--datasets is missing; for example --datasets shapes; known: {', '.join(able)}")
     if "paper" in parts and (missing := [name for name in paper if data is None or not is_packed(data, name)]):
-        where = f" --data {quoted(data)}" if data else ""
+        where = f" --data {quote(data)}" if data else ""
         raise UsageError(
             f"'paper' is the {len(paper)} training sets of the paper; {len(missing)} are not packed: "
             f"{', '.join(missing)}; pack them: procap data pack {' '.join(missing)} --raw FOLDER{where}"
