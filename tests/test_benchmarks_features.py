@@ -1,4 +1,4 @@
-"""Kept image features at the command line: on by default, off by a flag, and never a speed in a table."""
+"""Cached image features at the command line: on by default, off by a flag, and without a speed in tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runner.results import RunFolder, write_json
 
 @pytest.fixture
 def evaluate(tmp_path, monkeypatch, capsys, few_digits, tiny_checkpoint):
-    """Zero-shot CLIP on the digits through `procap`; gives the entry of each target and what was said to people."""
+    """Zero-shot CLIP on the digits through `procap`; gives the entry of each target and the printed notes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROCAP_HOME", str(tmp_path / "home"))
     selected = ["--methods", "zeroshot", "--datasets", "digits", "--backbone", str(tiny_checkpoint)]
@@ -36,18 +36,18 @@ def evaluate(tmp_path, monkeypatch, capsys, few_digits, tiny_checkpoint):
 
 
 def test_a_second_run_finds_the_features_of_the_first_and_shows_no_speed(evaluate, tmp_path):
-    first, said = evaluate("single")
-    assert [entry["features"] for entry in first] == ["computed"] * 2 and "from the cache" not in said
-    second, said = evaluate("ensemble")
+    first, notes = evaluate("single")
+    assert [entry["features"] for entry in first] == ["computed"] * 2 and "from the cache" not in notes
+    second, notes = evaluate("ensemble")
     assert [entry["features"] for entry in second] == ["cached"] * 2
-    assert {entry["images_per_second"] for entry in second} == {None} and "image features came from the cache" in said
+    assert {entry["images_per_second"] for entry in second} == {None} and "image features came from the cache" in notes
     assert [file.suffix for file in (tmp_path / "home" / "features").glob("digits-test-*")] == [".safetensors"]
-    forced, said = evaluate("ensemble", "--force")
+    forced, notes = evaluate("ensemble", "--force")
     assert [entry["correct"] for entry in forced] == [entry["correct"] for entry in second]
-    assert all(entry["images_per_second"] for entry in forced) and "from the cache" not in said
+    assert all(entry["images_per_second"] for entry in forced) and "from the cache" not in notes
 
 
-def test_the_flag_neither_reads_nor_keeps_features(evaluate, tmp_path):
+def test_the_flag_neither_reads_nor_writes_features(evaluate, tmp_path):
     found, _ = evaluate("single", "--no-feature-cache")
     assert [entry["features"] for entry in found] == ["computed"] * 2
     assert not (tmp_path / "home" / "features").exists()
@@ -61,25 +61,25 @@ def mark_cached(results: Path, config, target: str) -> None:
     write_json(file, result.model_copy(update=unrated))
 
 
-def test_tables_leave_out_the_speed_of_cached_evaluations_and_say_so(tmp_path):
+def test_tables_leave_out_the_speed_of_cached_evaluations_and_note_it(tmp_path):
     put_halves(tmp_path, "maple", "shapes", (80, 100), (40, 100))
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
-    [sheet] = run_tables(load(tmp_path))
-    assert "from the cache" not in render(sheet, "md")
+    [table] = run_tables(load(tmp_path))
+    assert "from the cache" not in render(table, "md")
     for half in ("base", "novel"):
         mark_cached(tmp_path, config, f"shapes:{half}")
-    [sheet] = run_tables(load(tmp_path))
-    places = [place for place, column in enumerate(sheet.columns) if column.title.startswith("FPS")]
-    speeds = {row.labels[1]: [row.cells[place] for place in places] for row in sheet.rows}
+    [table] = run_tables(load(tmp_path))
+    places = [place for place, column in enumerate(table.columns) if column.title.startswith("FPS")]
+    speeds = {row.labels[1]: [row.cells[place] for place in places] for row in table.rows}
     assert speeds["CoOp"] == [None, None] and all(speeds["MaPLe"])
-    [note] = [note for note in sheet.notes if "from the cache" in note]
+    [note] = [note for note in table.notes if "from the cache" in note]
     assert "(CoOp)" in note and "procap eval --force" in note
-    assert note in render(sheet, "md") and note in to_dict(sheet)["notes"]
-    [line] = [line for line in render(sheet, "md").splitlines() if "| CoOp" in line]
+    assert note in render(table, "md") and note in to_dict(table)["notes"]
+    [line] = [line for line in render(table, "md").splitlines() if "| CoOp" in line]
     assert [cell.strip() for cell in line.split("|")][6] == "-"
 
 
-def test_results_from_before_features_were_kept_count_as_computed(tmp_path):
+def test_results_from_before_the_feature_cache_count_as_computed(tmp_path):
     config = put_halves(tmp_path, "coop", "shapes", (80, 100), (40, 100))
     file = RunFolder(tmp_path / config.path).eval_file(Target.recorded("shapes:base"))
     plain = json.loads(file.read_text())

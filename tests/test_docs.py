@@ -142,11 +142,6 @@ def test_commands_and_their_flags_exist(page: Path, tmp_path: Path, monkeypatch:
         assert line.split()[1] in targets, f"{page.name}: {line}"
 
 
-def test_an_unknown_flag_or_command_is_found() -> None:
-    assert unknown_words(["train", "--methods", "coop", "--no-such-flag", "1"]) == ["--no-such-flag"]
-    assert unknown_words(["no-such-command"]) == ["no-such-command"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "bash")], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cluster.launcher import Launcher
 
 
-def flag(metavar: str, text: str, *names: str, **limits: float) -> Any:
-    """Define a flag that takes a value; `text` is its help. limits: min or max of a number."""
-    return typer.Option(*names, metavar=metavar, help=text, **limits)  # type: ignore[call-overload]
+def flag(metavar: str, text: str, *names: str, min: float | None = None) -> Any:
+    """Define a flag that takes a value; `text` is its help."""
+    return typer.Option(*names, metavar=metavar, help=text, min=min)
 
 
 # The types of flags that several commands have, alone or in a group below.
