@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_results import put_config, put_score
 
-from benchmarks.plots import save_plots
+from benchmarks.plots.style import save_plots
 from benchmarks.results.profiles import MINI
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from made_results import put_run, put_score
 
-from benchmarks.plots import FORMATS, image_of, save_plots
 from benchmarks.plots.base_novel import hm_radar
-from benchmarks.plots.style import LOOKS, assign_dataset_looks, assign_looks
+from benchmarks.plots.style import FORMATS, LOOKS, assign_dataset_looks, assign_looks, image_of, save_plots
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.published import tables as published
 from benchmarks.results.suite import SuiteResults
@@ -259,7 +258,7 @@ def test_the_heat_map_has_every_mean_in_its_cell_and_the_paper_s_framed(swept):
         if weights == (1, 0):
             assert shown[place] == "–" and math.isnan(colours.filled(math.nan)[place])
             continue
-        wanted = mean(swept.hm(variants[weights], name) for name in swept.done.datasets)
+        wanted = mean(swept.hm(variants[weights], name) for name in swept.done.options.datasets)
         assert shown[place] == f"{wanted:.2f}" and colours[place] == near(wanted)
     framed = {(patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches}
     assert framed == {(1.0, 1.0)}
@@ -273,7 +272,7 @@ def test_the_temperature_curve_has_a_line_for_each_data_set_and_their_mean(swept
         if (variant.key["nce_weight"], variant.key["kl_weight"]) == (0.01, 1e-5)
     ]
     own.sort(key=lambda variant: variant.key["nce_temperature"])
-    wanted = {name: [swept.hm(variant, name) for variant in own] for name in swept.done.datasets}
+    wanted = {name: [swept.hm(variant, name) for variant in own] for name in swept.done.options.datasets}
     wanted["mean"] = [mean(column) for column in zip(*wanted.values(), strict=True)]
     assert len(own) == 3
     for name, values in wanted.items():

@@ -14,12 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.plots import image_of
-from benchmarks.qualitative.pictures import Qualitative, compare, make_pictures
-from benchmarks.qualitative.plots import Picture, draw_eigencam, draw_predictions
-from benchmarks.qualitative.prompts import draw_random_prompts, read_prompts, record_prompts
+from benchmarks.plots.style import image_of
+from benchmarks.qualitative.pictures import compare, make_pictures
+from benchmarks.qualitative.plots import draw_eigencam, draw_predictions
+from benchmarks.qualitative.prompts import read_prompts, record_prompts
 from benchmarks.qualitative.samples import count_kinds, select_images
-from benchmarks.results.pictures import read_pictures
 from benchmarks.results.profiles import find_profile
 from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import suite_named
@@ -73,8 +72,8 @@ def run(done, place) -> Callable[..., RunConfig]:
 
 
 @pytest.fixture(scope="module")
-def pair(done, run, place) -> Qualitative:
-    """MaPLe beside ProCAP, as the suite makes the pictures."""
+def pair(done, run, place) -> dict[str, Any]:
+    """The record of MaPLe beside ProCAP, as the suite makes the pictures."""
     for method in PAIR:
         run(method)
     entries = tuple(entry for entry in done.runs if entry.variant.method in PAIR)
@@ -94,18 +93,18 @@ def test_picked_are_the_first_of_every_kind_and_of_kinds_as_many_as_there_are(co
         columns = [tuple(column) for column in right.T.tolist()]
         mixed = [place for place, column in enumerate(columns) if len(set(column)) > 1]
         picks = select_images(right, count)
-        assert all(pick.right == columns[pick.place] for pick in picks)
         if not mixed:
-            assert [pick.place for pick in picks] == list(range(min(count, len(columns))))
+            assert picks == list(range(min(count, len(columns))))
             continue
         assert len(picks) == min(count, len(mixed))
-        taken = Counter(pick.right for pick in picks)
+        taken = Counter(columns[place] for place in picks)
         for kind, there in Counter(columns[place] for place in mixed).items():
             of_kind = [place for place in mixed if columns[place] == kind]
-            assert [pick.place for pick in picks if pick.right == kind] == of_kind[: taken[kind]]
+            assert [place for place in picks if columns[place] == kind] == of_kind[: taken[kind]]
             # A kind that is not exhausted has as many as any other, or one less where the number is odd.
             assert taken[kind] == there or taken[kind] >= max(taken.values()) - 1
-        assert [pick.right for pick in picks] == sorted((p.right for p in picks), key=[p.right for p in picks].index)
+        kinds = [columns[place] for place in picks]
+        assert kinds == sorted(kinds, key=kinds.index)
 
 
 def test_every_image_is_counted_in_one_kind():
@@ -121,16 +120,16 @@ def test_the_record_counts_what_an_evaluation_counts(pair, run, place):
     for method in PAIR:
         result = evaluate(run(method), Target("digits"), place)
         right[method] = result.correct_images()
-        [entry] = [entry for entry in pair.record["methods"] if entry["method"] == method]
+        [entry] = [entry for entry in pair["methods"] if entry["method"] == method]
         assert (entry["correct"], entry["checkpoint_sha256"]) == (result.correct, result.checkpoint_sha256)
     maple, procap = (right[method] for method in PAIR)
-    assert pair.record["agreement"] == {
+    assert pair["agreement"] == {
         "only MaPLe right": int((maple & ~procap).sum()),
         "only ProCAP right": int((~maple & procap).sum()),
         "both right": int((maple & procap).sum()),
         "both wrong": int((~maple & ~procap).sum()),
     }
-    assert pair.record["images"] == {"seen": 60, "of": 60}
+    assert pair["images"] == {"seen": 60, "of": 60}
     assert (maple ^ procap).any(), "the two never disagree: this shows nothing"
 
 
@@ -141,7 +140,7 @@ def test_every_picked_image_is_answered_as_recorded(pair, run, place):
         loaded = load_trained(run(method), place)
         transform = eval_transform(32, loaded.clip.image_mean, loaded.clip.image_std)
         classifier = loaded.method.classifier(dataclasses.replace(loaded.card.space, classnames=selection.classnames))
-        for pick in pair.record["picks"]:
+        for pick in pair["picks"]:
             assert selection.images.paths[pick["place"]] == pick["path"]
             assert selection.classnames[selection.images.labels[pick["place"]]] == pick["class"]
             pixels = transform(selection.images.image(pick["place"]))[None]
@@ -153,15 +152,16 @@ def test_every_picked_image_is_answered_as_recorded(pair, run, place):
 
 
 def test_the_pictures_and_the_record_are_there(pair, place):
-    assert [picture.name for picture in pair.pictures] == ["predictions.png", "eigencam.png", "prompts.png"]
-    assert pair.file == place.results / "collections" / "suite" / "qualitative" / "pictures.json"
-    assert json.loads(pair.file.read_text()) == pair.record
-    for picture in pair.pictures:
+    assert list(pair["pictures"]) == ["predictions", "eigencam", "prompts"]
+    folder = place.results / "collections" / "suite" / "qualitative"
+    assert json.loads((folder / "pictures.json").read_text()) == pair
+    for name in pair["pictures"]:
+        picture = folder / f"{name}.png"
         assert min(Image.open(picture).size) > 300
         assert picture.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
-    assert pair.record["seconds"] > 0 and pair.record["environment"]["cpu"]["name"]
-    assert "MaPLe, ProCAP" in pair.record["pictures"]["predictions"]["alt"]
-    assert "digits" in pair.record["pictures"]["predictions"]["caption"]
+    assert pair["seconds"] > 0 and pair["environment"]["cpu"]["name"]
+    assert "MaPLe, ProCAP" in pair["pictures"]["predictions"]["alt"]
+    assert "digits" in pair["pictures"]["predictions"]["caption"]
 
 
 def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_prompts_alone(done, pair, place, tmp_path):
@@ -173,15 +173,11 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
     both, one = (dataclasses.replace(done, runs=chosen) for chosen in entries.values())
     names = [sheet.name for sheet in qualitative_tables(both)]
     assert names == ["qualitative", "qualitative-agreement"]
-    assert qualitative_tables(one) == [] and read_pictures(one) == {}
+    assert qualitative_tables(one) == [] and one.pictures == {}
     elsewhere = dataclasses.replace(one, results=tmp_path)
     shutil.copytree(place.results, tmp_path, dirs_exist_ok=True)
     made = make_pictures(elsewhere, dataclasses.replace(place, results=tmp_path))
-    assert (
-        [picture.name for picture in made.pictures]
-        == ["prompts.png"]
-        == [f"{name}.png" for name in made.record["pictures"]]
-    )
+    assert list(made["pictures"]) == ["prompts"]
     (words,) = qualitative_tables(elsewhere)
     assert {row.labels[0] for row in words.rows} == {"ProCAP"}
     assert qualitative_tables(dataclasses.replace(both, results=tmp_path)) == []
@@ -193,19 +189,19 @@ def test_pictures_of_another_choice_are_shown_nowhere_and_one_method_has_its_pro
 def test_any_methods_can_be_compared(run, place):
     """All five at once. Those without prompts in the image tower share one map."""
     runs = {TITLES[m]: load_trained(run(m), place) for m in TITLES}
-    found = compare(runs, Target("digits"), place, images=3)
-    assert [entry["prompts_in_image_tower"] for entry in found.record["methods"]] == [False] * 3 + [True] * 2
-    for pick in found.record["picks"]:
+    record, _ = compare(runs, Target("digits"), place, images=3)
+    assert [entry["prompts_in_image_tower"] for entry in record["methods"]] == [False] * 3 + [True] * 2
+    for pick in record["picks"]:
         maps = {title: np.array(cam["map"]) for title, cam in pick["eigencam"].items()}
         assert all(grid.shape == (2, 2) and grid.min() == 0 and grid.max() == 1 for grid in maps.values())
         assert (maps["CLIP"] == maps["CoOp"]).all() and (maps["CLIP"] == maps["CoCoOp"]).all()
         assert (maps["CLIP"] != maps["MaPLe"]).any()
-    assert [len(read_prompts(*one).stages) for one in runs.items()] == [0, 1, 1, 1, 2]
+    assert [len(read_prompts(*one)["stages"]) for one in runs.items()] == [0, 1, 1, 1, 2]
 
 
 def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
     method = load_trained(run("procap"), place).method
-    [entry] = [entry for entry in pair.record["prompts"]["methods"] if entry["title"] == "ProCAP"]
+    [entry] = [entry for entry in pair["prompts"]["methods"] if entry["title"] == "ProCAP"]
     assert [stage["name"] for stage in entry["stages"]] == ["learned means", "after cross-attention"]
     assert isinstance(method, ProCAP)
     tokens = method.text_mu[0], method.refine(*method.tokens(None))[1][0]
@@ -221,20 +217,19 @@ def test_learned_tokens_are_recorded_with_their_words(pair, run, place):
 
 
 def test_without_learned_prompts_there_are_no_random_ones(run, place):
-    prompts = [read_prompts("A", load_trained(run("zeroshot"), place))]
-    assert draw_random_prompts(prompts) is None
-    [recorded] = record_prompts(None, prompts)["methods"]
-    assert (recorded["title"], recorded["stages"]) == ("A", [])
+    prompts = record_prompts([read_prompts("A", load_trained(run("zeroshot"), place))])
+    [recorded] = prompts["methods"]
+    assert (prompts["random"], recorded["title"], recorded["stages"]) == (None, "A", [])
 
 
 def test_methods_that_agree_everywhere_are_shown_on_the_first_images(run, place):
     loaded = load_trained(run("maple"), place)
     part = dataclasses.replace(place, limit=7)
-    found = compare({"A": loaded, "B": loaded}, Target("digits"), part, images=5)
-    assert [pick["place"] for pick in found.record["picks"]] == [0, 1, 2, 3, 4]
-    assert found.record["images"] == {"seen": 7, "of": 60} and "first 7 test images" in found.what
-    assert sum(found.counts.values()) == 7
-    drawn = draw_predictions(found.pictures, found.counts, found.what), draw_eigencam(found.pictures, "digits")
+    record, pixels = compare({"A": loaded, "B": loaded}, Target("digits"), part, images=5)
+    assert [pick["place"] for pick in record["picks"]] == [0, 1, 2, 3, 4]
+    assert record["images"] == {"seen": 7, "of": 60} and sum(record["agreement"].values()) == 7
+    drawn = draw_predictions(record, pixels), draw_eigencam(record, pixels)
+    assert "digits, first 7 test images" in drawn[0].get_suptitle()
     for figure in drawn:
         texts = [text.lower() for text in texts_of(figure)]
         assert not any("methods disagree" in text or text.startswith(("both", "only")) for text in texts)
@@ -248,9 +243,12 @@ def texts_of(figure: Any) -> list[str]:
 
 
 def test_dollars_in_the_name_of_a_class_are_no_formula():
-    truth, grid = r"a$\foo$b", np.zeros((2, 2))
-    picture = Picture(np.zeros((8, 8, 3), np.uint8), "", truth, {"A": truth}, {"A": True}, {"A": grid}, {"A": 0.5})
-    for figure in (draw_predictions([picture], {"both right": 1}, "notes"), draw_eigencam([picture], "notes")):
+    truth, cam = r"a$\foo$b", {"A": {"map": np.zeros((2, 2)), "share_of_variance": 0.5}}
+    pick = {"class": truth, "kind": "", "answers": {"A": truth}, "right": {"A": True}, "eigencam": cam}
+    record = {"target": "notes:all:test", "images": {"seen": 1, "of": 1}, "agreement": {"both right": 1}}
+    record |= {"picks": [pick]}
+    pixels = [np.zeros((8, 8, 3), np.uint8)]
+    for figure in (draw_predictions(record, pixels), draw_eigencam(record, pixels)):
         assert any(truth in text for text in texts_of(figure)) and image_of(figure, "png")
 
 

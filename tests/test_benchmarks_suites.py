@@ -298,11 +298,11 @@ def test_a_cluster_that_is_not_there_is_named(small, capsys):
 @pytest.mark.parametrize("name", list(SUITES))
 def test_no_table_has_the_file_name_of_another_output(name, tmp_path):
     """Tables, pictures and the record of the pictures of a suite lie in one folder."""
-    from benchmarks.qualitative.pictures import FILE
+    from benchmarks.results.suite import PICTURES
 
     suite = suite_named(name)
     done = SuiteResults.read(suite, suite.options(MINI, quick=True), tmp_path)
-    reserved = {"collection.json", "tracking.json", FILE}
+    reserved = {"collection.json", "tracking.json", PICTURES}
     names = [table.name for table in suite.tables(done)]
     assert len(set(names)) == len(names) and not reserved & {f"{one}.json" for one in [*names, name]}
 

@@ -17,7 +17,7 @@ import urllib.request
 import webbrowser
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -71,8 +71,8 @@ class RunFilter:
     @property
     def title(self) -> str:
         collection = f"suite {self.suite}" if self.suite else f"sweep {self.sweep}" if self.sweep else ""
-        parts = [collection, ", ".join(self.methods), ", ".join(self.datasets), ", ".join(self.runs)]
-        return " · ".join(part for part in parts if part) or "all runs"
+        parts = [collection, *map(", ".join, (self.methods, self.datasets, self.runs))]
+        return " · ".join(filter(None, parts)) or "all runs"
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,21 @@ def ui(
     wanted = RunFilter(runs or [], suite, sweep, split_names(methods), split_names(datasets))
     root = open_results(results).local
     store = TrackingStore.choose(root, tracking or None)
-    if store.is_server:
-        _print_addresses(store.address.rstrip("/"), prepare(root, store, wanted), open_browser)
-        return 0
-    check_port(port)
+    if not store.is_server:
+        check_port(port)
     pages = prepare(root, store, wanted)
-    with server(store, port) as process:
-        _print_addresses(f"http://{HOST}:{port}", pages, open_browser)
+    address = store.address.rstrip("/") if store.is_server else f"http://{HOST}:{port}"
+    with nullcontext() if store.is_server else server(store, port) as process:
+        charts = charts_page(address, pages.experiment_id, pages.where, pages.view)
+        show(f"MLflow, {plural(len(pages.paths), 'run')}: {charts}")
+        if side_by_side := compare_page(address, pages.experiment_id, pages.run_ids):
+            show(f"{len(pages.paths)} runs side by side: {side_by_side}")
+        elif len(pages.paths) > SHOWN:
+            note(f"the page loads {SHOWN} runs at a time, the best ones first; --methods and --datasets choose fewer")
+        if open_browser and not webbrowser.open(charts):
+            note("no browser to open; follow the address above")
+        if process is None:
+            return 0
         note("Ctrl-C stops it")
         try:
             process.wait()
@@ -301,18 +309,6 @@ def server(store: TrackingStore, port: int) -> Iterator[subprocess.Popen[bytes]]
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_SECONDS)
                     break
-
-
-def _print_addresses(address: str, pages: Pages, open_browser: bool) -> None:
-    charts = charts_page(address, pages.experiment_id, pages.where, pages.view)
-    count = len(pages.paths)
-    show(f"MLflow, {plural(count, 'run')}: {charts}")
-    if side_by_side := compare_page(address, pages.experiment_id, pages.run_ids):
-        show(f"{count} runs side by side: {side_by_side}")
-    elif count > SHOWN:
-        note(f"the page loads {SHOWN} runs at a time, the best ones first; --methods and --datasets choose fewer")
-    if open_browser and not webbrowser.open(charts):
-        note("no browser to open; follow the address above")
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], address: str, log: IO[bytes]) -> None:

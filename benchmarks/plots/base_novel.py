@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.plots import style
 from benchmarks.plots.style import Plots, styled
-from benchmarks.results.frame import dataset_order, images_per_second, losses_by_dataset
+from benchmarks.results.frame import dataset_order
 from benchmarks.results.metrics import Halves, Metric
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
 from benchmarks.results.suite import SuiteResults
-from benchmarks.results.variant import Variant
+from benchmarks.tables.base_novel import mean_speeds
 from benchmarks.tables.rows import has_controls, variants_by_title, why_incomparable
 
 if TYPE_CHECKING:
@@ -40,12 +40,11 @@ def halves_plots(suite: SuiteResults) -> Plots:
 
 def _halves_by_title(suite: SuiteResults) -> dict[str, dict[str, Halves]]:
     """Return the results of every variant by data set, the average of several data sets last."""
-    found = {}
-    for title, variant in variants_by_title(suite).items():
-        found[title] = {name: suite.halves(variant, name) for name in suite.datasets}
-        if len(suite.datasets) > 1:
-            found[title][AVERAGE] = suite.average_halves(variant)
-    return found
+    names = [*suite.options.datasets, *([AVERAGE] if len(suite.options.datasets) > 1 else [])]
+    return {
+        title: {name: suite.halves(variant, name) for name in names}
+        for title, variant in variants_by_title(suite).items()
+    }
 
 
 def _methods(suite: SuiteResults) -> dict[str, str]:
@@ -118,16 +117,23 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     """
     from matplotlib.figure import Figure
 
-    results = {title: {name: own[name][2] for name in suite.datasets} for title, own in _halves_by_title(suite).items()}
+    results = {
+        title: {name: own[name][2] for name in suite.options.datasets} for title, own in _halves_by_title(suite).items()
+    }
     results = {title: own for title, own in results.items() if any(own.values())}
-    datasets = [name for name in suite.datasets if any(own[name] for own in results.values())]
+    datasets = [name for name in suite.options.datasets if any(own[name] for own in results.values())]
     if len(datasets) < 3:
         return None
     methods = _methods(suite)
     seeds = style.describe_seeds([cell for own in results.values() for cell in own.values()], std=False)
-    paper = {} if why_incomparable(suite) or has_controls(suite) else _published_hms(datasets, {*methods.values()})
-    results |= {title: own for title, (_, own) in paper.items()}
-    looks = style.assign_looks(methods | {title: method for title, (method, _) in paper.items()})
+    paper = {}
+    for method in () if why_incomparable(suite) or has_controls(suite) else RADAR:
+        lines = {name: line for name in datasets if (line := published.halves(method, name))}
+        if lines and method not in methods.values():
+            title = f"{next(iter(lines.values())).method} (published)"
+            paper[title] = method
+            results[title] = {name: Metric(line.hm) for name, line in lines.items()}
+    looks = style.assign_looks(methods | paper)
 
     figure = Figure(figsize=(4.9, 4.4), layout="constrained")
     axes: Any = figure.add_subplot(projection="polar")
@@ -163,17 +169,6 @@ def hm_radar(suite: SuiteResults) -> Figure | None:
     return figure
 
 
-def _published_hms(datasets: Sequence[str], methods: set[str]) -> dict[str, tuple[str, dict[str, Metric | None]]]:
-    """Return method and printed HM by data set of the radar's methods that are not among `methods`, by title."""
-    found = {}
-    for method in (method for method in RADAR if method not in methods):
-        lines = {name: line for name in datasets if (line := published.halves(method, name))}
-        own: dict[str, Metric | None] = {name: Metric(line.hm) for name, line in lines.items()}
-        for line in list(lines.values())[:1]:
-            found[f"{line.method} (published)"] = method, own
-    return found
-
-
 @styled
 def learning_curves(suite: SuiteResults) -> Figure | None:
     """Plot cross-entropy per epoch on the training images: a panel per data set, a line per method, seeds averaged."""
@@ -181,13 +176,16 @@ def learning_curves(suite: SuiteResults) -> Figure | None:
     from matplotlib.ticker import MaxNLocator
 
     methods = _methods(suite)
-    losses = {title: losses_by_dataset(suite.rows(one)) for title, one in variants_by_title(suite).items()}
+    losses: dict[str, dict[str, list[Sequence[float]]]] = {title: {} for title in methods}
+    for title, variant in variants_by_title(suite).items():
+        for run in suite.rows(variant).drop_duplicates("path").itertuples():
+            if run.losses:
+                losses[title].setdefault(str(run.dataset), []).append(run.losses)
     datasets = sorted({name for own in losses.values() for name in own}, key=dataset_order)
     if not datasets:
         return None
     looks = style.assign_looks(methods)
     figure, axes = style.panels(len(datasets), 1.5 if len(datasets) > 1 else 1.9, "epoch", "cross-entropy")
-    lengths = [len(run) for own in losses.values() for runs in own.values() for run in runs]
     for panel, name in zip(axes, datasets, strict=True):
         for title, own in losses.items():
             if name not in own:
@@ -200,12 +198,7 @@ def learning_curves(suite: SuiteResults) -> Figure | None:
             panel.fill_between(epochs, runs.min(0), runs.max(0), color=looks[title].colour, alpha=0.18, linewidth=0)
         panel.set_title(display_name(name))
         panel.set_ylim(bottom=0)
-        if max(lengths) > 4 * min(lengths):
-            panel.set_xscale("log")
-            panel.xaxis.set_major_formatter("{x:g}")
-            panel.xaxis.set_minor_formatter("")
-        else:
-            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         style.grid(panel, "y")
     most = max(len(runs) for own in losses.values() for runs in own.values())
     seeds = f"mean of up to {most} seeds, band from lowest to highest" if most > 1 else "one seed"
@@ -219,13 +212,12 @@ def accuracy_speed(suite: SuiteResults) -> Figure | None:
     """Plot average HM of the data sets against the mean of evaluated images per second; methods need results of all."""
     from matplotlib.figure import Figure
 
-    name = AVERAGE if len(suite.datasets) > 1 else suite.datasets[0]
-    results = _halves_by_title(suite)
+    name = AVERAGE if len(suite.options.datasets) > 1 else suite.options.datasets[0]
     points: dict[str, tuple[float, Metric]] = {}
     for title, variant in variants_by_title(suite).items():
-        hm, speeds = results[title][name][2], evaluation_speeds(suite, variant)
-        if hm and len(speeds) == len(suite.datasets):
-            points[title] = sum(speeds.values()) / len(speeds), hm
+        hm, speed = suite.halves(variant, name)[2], mean_speeds(suite, variant)[0]
+        if hm and speed:
+            points[title] = speed.mean, hm
     if not points:
         return None
     looks = style.assign_looks(_methods(suite))
@@ -238,24 +230,12 @@ def accuracy_speed(suite: SuiteResults) -> Figure | None:
             axes.errorbar(speed, hm.mean, hm.std, fmt="none", ecolor=looks[title].colour, elinewidth=0.9)
     rates = [speed for speed, _ in points.values()]
     axes.margins(0.15)
-    if max(rates) > 10 * min(rates):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.xaxis.set_minor_formatter("")
-    else:
-        axes.set_xlim(0, 1.12 * max(rates))
+    axes.set_xlim(0, 1.12 * max(rates))
     cells = [hm for _, hm in points.values()]
     axes.set_xlabel("evaluated images per second, decoding included")
     axes.set_ylabel(f"harmonic mean, %{style.dagger(cells)}")
-    over = f"average of {len(suite.datasets)} data sets" if name == AVERAGE else display_name(name)
+    over = f"average of {len(suite.options.datasets)} data sets" if name == AVERAGE else display_name(name)
     style.heading(figure, f"Accuracy against speed, {over}\n({style.describe_seeds(cells)})", cells)
     style.grid(axes, "both")
     style.legend(figure)
     return figure
-
-
-def evaluation_speeds(suite: SuiteResults, variant: Variant) -> dict[str, float]:
-    """Return evaluated images per second by data set, where every evaluation was timed."""
-    rows = suite.rows(variant)
-    timed = {str(name): own for name, own in rows.groupby("dataset") if own.fps.notna().all()}
-    return {name: speed for name, own in timed.items() if (speed := images_per_second(own))}

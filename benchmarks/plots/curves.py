@@ -38,7 +38,7 @@ def few_shot_curves(suite: SuiteResults) -> Figure | None:
         for title, variants in group_by_title(suite, "shots").items()
     }
     ticks = sorted({shots for variants in lines.values() for shots in variants if shots})
-    names = [*([AVERAGE] if len(suite.datasets) > 1 else []), *suite.datasets]
+    names = [*([AVERAGE] if len(suite.options.datasets) > 1 else []), *suite.options.datasets]
     cells = {
         (name, title, shots): accuracy_on(suite, variant, name)
         for name in names
@@ -77,7 +77,7 @@ def prompt_length_plots(suite: SuiteResults) -> Plots:
 def duration_plots(suite: SuiteResults) -> Plots:
     """Return the same plots over epochs; on the paper's data sets with published numbers beside ours."""
     printed: dict[str, dict[float, Halves]] = {}
-    if not why_incomparable(suite) and covers_paper(suite.datasets):
+    if not why_incomparable(suite) and covers_paper(suite.options.datasets):
         for line in published.duration():
             cells = Metric(line.base), Metric(line.novel), Metric(line.hm)
             printed.setdefault(line.key, {})[line.epochs] = cells
@@ -110,13 +110,12 @@ def average_and_datasets(
     """
     from matplotlib.figure import Figure
 
-    several = len(suite.datasets) > 1
-    averages: Points = {
-        value: suite.average_halves(variant) if several else suite.halves(variant, suite.datasets[0])
-        for value, variant in variants.items()
-    }
+    several = len(suite.options.datasets) > 1
+    mean = AVERAGE if several else suite.options.datasets[0]
+    averages: Points = {value: suite.halves(variant, mean) for value, variant in variants.items()}
     hms = {
-        name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in suite.datasets
+        name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()}
+        for name in suite.options.datasets
     }
     every = [cell for halves in averages.values() for cell in halves]
     every += [cell for own in hms.values() for cell in own.values()]
@@ -136,10 +135,12 @@ def average_and_datasets(
         if printed:
             paper = {value: halves[kind] for value, halves in sorted(printed.items())}
             style.draw_curve(left, paper, look, f"{title}\n(published)", **hollow)
-    dataset_looks = style.assign_dataset_looks(suite.datasets)
+    dataset_looks = style.assign_dataset_looks(suite.options.datasets)
     for name, own in hms.items():
         style.draw_curve(right, own, dataset_looks[name], display_name(name) + style.dagger(own.values()))
-    over = f"average over {len(suite.datasets)} data sets" if several else display_name(suite.datasets[0])
+    over = (
+        f"average over {len(suite.options.datasets)} data sets" if several else display_name(suite.options.datasets[0])
+    )
     left.set_title(f"(a) {over}{style.dagger(cell for halves in averages.values() for cell in halves)}")
     right.set_title("(b) harmonic mean by data set")
     left.set_ylabel("accuracy, %")

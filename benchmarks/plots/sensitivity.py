@@ -10,7 +10,7 @@ from benchmarks.plots import style
 from benchmarks.plots.style import Look, Plots, styled
 from benchmarks.results.published.tables import display_name
 from benchmarks.results.suite import SuiteResults
-from benchmarks.tables.grid import paper_weights, variants_by_temperature, variants_by_weights
+from benchmarks.tables.grid import paper_weights, sensitivity_variants
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    cells = {weights: suite.mean_of_hms(variant) for weights, variant in variants_by_weights(suite).items()}
+    cells = {weights: suite.mean_of_hms(variant) for weights, variant in sensitivity_variants(suite)[0].items()}
     means = [cell.mean for cell in cells.values() if cell]
     if not means:
         return None
@@ -72,7 +72,11 @@ def weights_map(suite: SuiteResults) -> Figure | None:
     axes.spines[:].set_visible(False)
     bar: Any = figure.colorbar(image, ax=axes, pad=0.02, aspect=14, label="harmonic mean, %")
     bar.outline.set_visible(False)
-    over = f"mean over {len(suite.datasets)} data sets" if len(suite.datasets) > 1 else display_name(suite.datasets[0])
+    over = (
+        f"mean over {len(suite.options.datasets)} data sets"
+        if len(suite.options.datasets) > 1
+        else display_name(suite.options.datasets[0])
+    )
     seeds = style.describe_seeds(cells.values(), std=False)
     title = f"ProCAP by the weights of its loss, {over} ({seeds});\nframed: the paper's weights, bold: the best"
     style.heading(figure, title, cells.values())
@@ -84,21 +88,22 @@ def temperature_curve(suite: SuiteResults) -> Figure | None:
     """Plot HM over the initial temperature of InfoNCE at the paper's weights: thin per data set, thick on average."""
     from matplotlib.figure import Figure
 
-    variants = variants_by_temperature(suite)
+    _, variants = sensitivity_variants(suite)
     hms = {
-        name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()} for name in suite.datasets
+        name: {value: suite.halves(variant, name)[2] for value, variant in variants.items()}
+        for name in suite.options.datasets
     }
     every = [cell for own in hms.values() for cell in own.values()]
     if len(variants) < 2 or not any(every):
         return None
     figure = Figure(figsize=(style.COLUMN, 2.9), layout="constrained")
     axes = figure.add_subplot()
-    looks = style.assign_dataset_looks(suite.datasets)
+    looks = style.assign_dataset_looks(suite.options.datasets)
     for name, own in hms.items():
         style.draw_curve(
             axes, own, looks[name], display_name(name) + style.dagger(own.values()), linewidth=0.9, markersize=3.5
         )
-    if len(suite.datasets) > 1:
+    if len(suite.options.datasets) > 1:
         averages = {value: suite.mean_of_hms(variant) for value, variant in variants.items()}
         style.draw_curve(axes, averages, Look(style.INK, "o"), "mean", linewidth=2.4, markersize=5)
     _, temperature = paper_weights()

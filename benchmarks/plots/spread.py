@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +38,19 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
     """
     from matplotlib.figure import Figure
 
-    rows: dict[str, Halves] = {name: suite.halves(variant, name) for name in suite.datasets}
-    if len(suite.datasets) > 1:
+    rows: dict[str, Halves] = {name: suite.halves(variant, name) for name in suite.options.datasets}
+    if len(suite.options.datasets) > 1:
         # For HM take the mean over data sets, as in the paper's table of stability.
-        rows[AVERAGE] = (*suite.average_halves(variant)[:2], suite.mean_of_hms(variant))
+        rows[AVERAGE] = (*suite.halves(variant, AVERAGE)[:2], suite.mean_of_hms(variant))
     every = [cell for halves in rows.values() for cell in halves if cell]
     if not any(cell.std is not None for cell in every):
         return None
-    printed = _published_deviations(suite, variant)
+    printed: dict[str, tuple[float, float, float]] = {}
+    if variant.method == "procap" and not (variant.changed or why_incomparable(suite)):
+        names = {*suite.options.datasets} - suite.changed_sets.keys()
+        names |= {AVERAGE} if covers_paper(list(names)) else set()
+        deviations = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
+        printed = {name: own for name, own in deviations.items() if name in names}
     seeds = every[0].seeds
     colour = style.assign_looks({"": variant.method})[""].colour
     edge: dict[str, Any] = {"edgecolor": style.INK, "linewidth": 0.5, "s": 16, "zorder": 3}
@@ -85,13 +89,3 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
     style.heading(figure, title, every)
     style.legend(figure)
     return figure
-
-
-def _published_deviations(suite: SuiteResults, variant: Variant) -> Mapping[str, tuple[float, float, float]]:
-    """Return published deviations by data set, and of the average if it is over the same data sets."""
-    if variant.method != "procap" or variant.changed or why_incomparable(suite):
-        return {}
-    names = {*suite.datasets} - suite.changed_sets.keys()
-    names |= {AVERAGE} if covers_paper(list(names)) else set()
-    deviations = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
-    return {name: own for name, own in deviations.items() if name in names}

@@ -14,21 +14,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.console.output import note
-from benchmarks.plots import save_plots
-from benchmarks.qualitative.plots import CAM_LOOK, Picture, draw_eigencam, draw_predictions, draw_prompts
-from benchmarks.qualitative.prompts import draw_random_prompts, read_prompts, record_prompts
-from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, select_images
-from benchmarks.results.pictures import FILE, planned_paths
-from benchmarks.results.published.tables import display_name
+from benchmarks.plots.style import save_plots
+from benchmarks.qualitative.plots import CAM_LOOK, draw_eigencam, draw_predictions, draw_prompts
+from benchmarks.qualitative.prompts import read_prompts, record_prompts
+from benchmarks.qualitative.samples import SELECTION_RULE, count_kinds, describe_kind, list_kinds, select_images
+from benchmarks.results.suite import PICTURES, SuiteResults
 from procap.classifier import Classifier
 from procap.eigencam import SIGN_RULE, image_maps
 from procap.errors import UsageError, UserError
@@ -46,39 +43,17 @@ from shards.reader import ShardSet, open_dataset
 from shards.transfer import to_device
 from shards.transforms import EvalTransform, eval_transform
 
-if TYPE_CHECKING:
-    from benchmarks.results.suite import SuiteResults
 
-
-@dataclass(frozen=True)
-class Qualitative:
-    """The pictures (PNG; the PDFs lie beside them), and the record with its file."""
-
-    pictures: tuple[Path, ...]
-    file: Path
-    record: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Predictions of several runs on a target. what: its data set and images, in words. record: all of it as JSON."""
-
-    what: str
-    pictures: tuple[Picture, ...]
-    counts: Mapping[str, int]
-    record: Mapping[str, Any]
-
-
-def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> Qualitative:
+def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> dict[str, Any]:
     """Make the pictures of a suite in its folder: images of its first data set, prompts of its last, the first seed.
 
-    `runtime.limit` keeps the first images of the target, and the pictures say so. Draws no random number but the values
-    of the random prompts.
+    Returns the record, which is written beside them. `runtime.limit` keeps the first images of the target, and the
+    pictures say so. Draws no random number but the values of the random prompts.
     Raises UserError for a run that is not finished or was trained on other content than `runtime.data` holds, DataError
     for an image that cannot be read.
     """
     began = time.perf_counter()
-    first, last = results.datasets[0], results.datasets[-1]
+    first, last = results.options.datasets[0], results.options.datasets[-1]
     runs: dict[str, dict[str, TrainedRun]] = {first: {}, last: {}}
     for run in results.runs:
         if run.dataset in runs and run.seed == results.options.seeds[0]:
@@ -87,32 +62,32 @@ def make_pictures(results: SuiteResults, runtime: RuntimeConfig) -> Qualitative:
     record: dict[str, Any] = {}
     if len(runs[first]) > 1:
         target = results.suite.targets(results.options, first)[0]
-        found = compare(runs[first], target, runtime)
-        record |= found.record
-        plots["predictions"] = partial(draw_predictions, found.pictures, found.counts, found.what)
-        plots["eigencam"] = partial(draw_eigencam, found.pictures, display_name(target.dataset))
+        record, pixels = compare(runs[first], target, runtime)
+        plots["predictions"] = partial(draw_predictions, record, pixels)
+        plots["eigencam"] = partial(draw_eigencam, record, pixels)
     else:
         note("one method alone: pictures of predictions and attention are left out")
-    prompts = [read_prompts(title, run) for title, run in runs[last].items()]
-    start = draw_random_prompts(prompts)
-    record["prompts"] = record_prompts(start, prompts)
-    if start is not None:
-        plots["prompts"] = partial(draw_prompts, start, [one for one in prompts if one.stages])
+    record["prompts"] = record_prompts([read_prompts(title, run) for title, run in runs[last].items()])
+    if record["prompts"]["random"]:
+        plots["prompts"] = partial(draw_prompts, record["prompts"], last)
     written = save_plots(results.folder, plots)
     texts = describe_pictures(record)
     record |= {
-        "runs": planned_paths(results),
+        "runs": results.paths,
         "pictures": {picture.stem: texts[picture.stem] for picture in written},
         "seconds": time.perf_counter() - began,
         "environment": environment(next(iter(runs[last].values())).clip.device),
     }
-    write_json(results.folder / FILE, record)
-    return Qualitative(tuple(written), results.folder / FILE, record)
+    write_json(results.folder / PICTURES, record)
+    return record
 
 
-def compare(runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, images: int = 8) -> Comparison:
-    """Collect what every run, by title, predicts on `target`, and the maps of at most `images` images.
+def compare(
+    runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConfig, images: int = 8
+) -> tuple[dict[str, Any], list[NDArray[np.uint8]]]:
+    """Record what every run, by title, predicts on `target`, and the maps of at most `images` images.
 
+    Returns the record and the pixels [S, S, 3] of the images, in the order of its `picks`.
     Raises as above, and UsageError for fewer than two runs.
     """
     if len(runs) < 2:
@@ -127,31 +102,20 @@ def compare(runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConf
     predictors = {title: _Predictor(run, shards, selection) for title, run in runs.items()}
     answers = {title: predictor.predict(count, runtime) for title, predictor in predictors.items()}
     right = np.stack([given == selection.images.labels[:count] for given in answers.values()])
-    samples, counts = select_images(right, images), count_kinds(right, list(runs))
     names = [name.replace("_", " ") for name in selection.classnames]
-    pictures, picks = [], []
-    for sample in samples:
-        label = int(selection.images.labels[sample.place])
-        maps = {title: predictor.map(sample.place) for title, predictor in predictors.items()}
-        picture = Picture(
-            pixels=next(iter(predictors.values())).pixels(sample.place),
-            kind=describe_kind(sample.right, list(runs)),
-            truth=names[label],
-            answers={title: names[given[sample.place]] for title, given in answers.items()},
-            right=dict(zip(runs, sample.right, strict=True)),
-            maps={title: grid for title, (grid, _) in maps.items()},
-            shares={title: share for title, (_, share) in maps.items()},
-        )
-        pictures.append(picture)
+    kinds, pixels, picks = list_kinds(right), [], []
+    for place in select_images(right, images):
+        pixels.append(next(iter(predictors.values())).pixels(place))
+        maps = {title: predictor.map(place) for title, predictor in predictors.items()}
         picks.append(
             {
-                "place": sample.place,
-                "position": int(selection.images.positions[sample.place]),
-                "path": selection.images.paths[sample.place],
-                "kind": picture.kind,
-                "class": picture.truth,
-                "answers": dict(picture.answers),
-                "right": dict(picture.right),
+                "place": place,
+                "position": int(selection.images.positions[place]),
+                "path": selection.images.paths[place],
+                "kind": describe_kind(kinds[place], list(runs)),
+                "class": names[int(selection.images.labels[place])],
+                "answers": {title: names[given[place]] for title, given in answers.items()},
+                "right": dict(zip(runs, kinds[place], strict=True)),
                 "eigencam": {
                     title: {"share_of_variance": share, "map": grid.tolist()} for title, (grid, share) in maps.items()
                 },
@@ -172,7 +136,7 @@ def compare(runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConf
             }
             for (title, run), row in zip(runs.items(), right, strict=True)
         ],
-        "agreement": counts,
+        "agreement": count_kinds(right, list(runs)),
         "pick_rule": SELECTION_RULE,
         "picks": picks,
         "eigencam": {
@@ -182,9 +146,7 @@ def compare(runs: Mapping[str, TrainedRun], target: Target, runtime: RuntimeConf
             **CAM_LOOK,
         },
     }
-    part = f"{count:,} test images" if target.split == "test" else f"{count:,} images of the {target.split} split"
-    what = f"{display_name(target.dataset)}, {'first ' * (count < len(selection.images))}{part}"
-    return Comparison(what, tuple(pictures), counts, record)
+    return record, pixels
 
 
 class _Predictor:

@@ -2,7 +2,7 @@
 
 Right and wrong are marked by a tick and a cross as well as by colour.
 
-Shapes: S image size, P prompt tokens, D text width.
+Shapes: S image size.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from benchmarks.plots.style import FAINT, INK, PAGE, heading, styled
-from benchmarks.qualitative.prompts import RANDOM_STD, Prompts
 from benchmarks.results.published.tables import display_name
+from runner.config import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,44 +32,32 @@ CAM_LOOK: Mapping[str, Any] = {"colour_map": "inferno", "alpha": 0.55, "interpol
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An image [S, S, 3] that is shown, what every method (by title) answers, and its maps [grid, grid].
-
-    kind: which methods are right, in words. shares: of the variance of the patches, what each map stands for.
-    """
-
-    pixels: NDArray[np.uint8]
-    kind: str
-    truth: str
-    answers: Mapping[str, str]
-    right: Mapping[str, bool]
-    maps: Mapping[str, NDArray[np.float64]]
-    shares: Mapping[str, float]
-
-
 @styled
-def draw_predictions(pictures: Sequence[Picture], counts: Mapping[str, int], what: str) -> Figure:
+def draw_predictions(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]) -> Figure:
     """Draw every image with its class and every method's answer; of two methods a block for each kind.
 
-    counts: of all images, how many are of each kind. what: the data set and its images, in words.
+    record, pixels: from `benchmarks.qualitative.pictures.compare`.
     """
     from matplotlib.figure import Figure
 
-    blocks = _group_by_kind(pictures)
+    picks, counts = record["picks"], record["agreement"]
+    blocks = _group_by_kind(picks)
     across = max(4, min(5, max(len(group) for _, group in blocks)))
     rows = [math.ceil(len(group) / across) for _, group in blocks]
     side, line, room = PAGE / across - 0.1, 0.135, int(16 * PAGE / across)
-    answers = [[_format_answer(picture, title, room) for title in picture.answers] for picture in pictures]
+    answers = [[_format_answer(pick, title, room) for title in pick["answers"]] for pick in picks]
     most_lines = max(sum(len(lines) for lines, _ in own) for own in answers)
     height = sum(rows) * (side + 0.36 + line * most_lines) + 0.3 * len(blocks) + 0.4
     figure = Figure(figsize=(PAGE, height), layout="constrained")
-    disagree = any(len(set(picture.right.values())) > 1 for picture in pictures)
+    disagree = any(len(set(pick["right"].values())) > 1 for pick in picks)
     first = "The first images: no method is right where another is wrong"
     others = [f"{kind} {count:,}" for kind, count in counts.items() if not kind.startswith("only")]
+    target, (seen, every) = Target.recorded(record["target"]), record["images"].values()
+    part = f"{seen:,} test images" if target.split == "test" else f"{seen:,} images of the {target.split} split"
+    what = f"{display_name(target.dataset)}, {'first ' * (seen < every)}{part}"
     heading(figure, f"{'Where the methods disagree' if disagree else first}\n{', '.join([what, *others])}")
     parts: Any = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=rows)
-    remaining = iter(answers)
+    remaining = zip(pixels, answers, strict=True)
     for part, (kind, group), down in zip(parts[:, 0], blocks, rows, strict=True):
         if kind:
             shown = f", first {len(group)} shown" if len(group) < counts[kind] else ""
@@ -79,58 +65,60 @@ def draw_predictions(pictures: Sequence[Picture], counts: Mapping[str, int], wha
         panels = list(part.subplots(down, across, squeeze=False).flat)
         for panel in panels:
             panel.set_axis_off()
-        for panel, picture in zip(panels, group, strict=False):
-            panel.imshow(picture.pixels, interpolation="bicubic")
-            panel.set_title("\n".join(_wrap(picture.truth, room - 3, 2)), fontweight="bold", fontsize=7.5)
+        for panel, pick in zip(panels, group, strict=False):
+            image, own = next(remaining)
+            panel.imshow(image, interpolation="bicubic")
+            panel.set_title("\n".join(_wrap(pick["class"], room - 3, 2)), fontweight="bold", fontsize=7.5)
             y = -0.03
-            for lines, colour in next(remaining):
+            for lines, colour in own:
                 text = "\n".join(lines)
                 panel.text(0, y, text, transform=panel.transAxes, color=colour, fontsize=7.5, va="top")
                 y -= line * len(lines) / side
     return figure
 
 
-def _group_by_kind(pictures: Sequence[Picture]) -> list[tuple[str, list[Picture]]]:
+def _group_by_kind(picks: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """Group the images by kind; one unnamed group for more than two methods, or if they never disagree."""
-    if len(pictures[0].answers) > 2 or all(len(set(picture.right.values())) == 1 for picture in pictures):
-        return [("", list(pictures))]
-    return [(kind, list(group)) for kind, group in groupby(pictures, key=lambda picture: picture.kind)]
+    if len(picks[0]["answers"]) > 2 or all(len(set(pick["right"].values())) == 1 for pick in picks):
+        return [("", list(picks))]
+    return [(kind, list(group)) for kind, group in groupby(picks, key=lambda pick: pick["kind"])]
 
 
-def _format_answer(picture: Picture, title: str, room: int) -> tuple[list[str], str]:
+def _format_answer(pick: Mapping[str, Any], title: str, room: int) -> tuple[list[str], str]:
     """Format a method's answer as lines of at most `room` letters and their colour."""
     # A right answer is the class above, so it is not repeated.
-    if picture.right[title]:
+    if pick["right"][title]:
         return _wrap(f"{TICK} {title}", room, 2), RIGHT
-    return _wrap(f"{CROSS} {title}: {picture.answers[title]}", room, 3, indent="\N{EM SPACE}"), WRONG
+    return _wrap(f"{CROSS} {title}: {pick['answers'][title]}", room, 3, indent="\N{EM SPACE}"), WRONG
 
 
 @styled
-def draw_eigencam(pictures: Sequence[Picture], what: str) -> Figure:
-    """Draw a column per image: the image, then the same image under every method's map. what: the data set."""
+def draw_eigencam(record: Mapping[str, Any], pixels: Sequence[NDArray[np.uint8]]) -> Figure:
+    """Draw a column per image: the image, then the same image under every method's map."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    titles = list(pictures[0].maps)
-    side = min(1.1, (PAGE - 1.3) / max(len(pictures), 4))
-    names = [_wrap(picture.truth, int(side / 0.052), 4) for picture in pictures]
+    picks = record["picks"]
+    titles = list(picks[0]["eigencam"])
+    side = min(1.1, (PAGE - 1.3) / max(len(picks), 4))
+    names = [_wrap(pick["class"], int(side / 0.052), 4) for pick in picks]
     height = 0.75 + 0.1 * max(map(len, names)) + (1 + len(titles)) * (side + 0.03)
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
-    figure = Figure(figsize=(max(1.3 + len(pictures) * side, PAGE / 2), height), layout=layout)
-    panels: Any = figure.subplots(1 + len(titles), len(pictures), squeeze=False)
+    figure = Figure(figsize=(max(1.3 + len(picks) * side, PAGE / 2), height), layout=layout)
+    panels: Any = figure.subplots(1 + len(titles), len(picks), squeeze=False)
     for row, title in enumerate(["image", *titles]):
         panels[row, 0].set_ylabel(title, rotation=0, ha="right", va="center")
-        for panel, picture in zip(panels[row], pictures, strict=True):
+        for panel, image, pick in zip(panels[row], pixels, picks, strict=True):
             panel.set_xticks([])
             panel.set_yticks([])
             panel.spines[:].set_visible(False)
             if row == 0:
-                panel.imshow(picture.pixels, interpolation="bicubic")
+                panel.imshow(image, interpolation="bicubic")
                 continue
-            high, wide = picture.pixels.shape[:2]
-            panel.imshow(picture.pixels @ LUMINANCE, cmap="gray", vmin=0, vmax=255, interpolation="bicubic")
+            high, wide = image.shape[:2]
+            panel.imshow(image @ LUMINANCE, cmap="gray", vmin=0, vmax=255, interpolation="bicubic")
             cam = panel.imshow(
-                picture.maps[title],
+                pick["eigencam"][title]["map"],
                 cmap=CAM_LOOK["colour_map"],
                 alpha=CAM_LOOK["alpha"],
                 interpolation=CAM_LOOK["interpolation"],
@@ -138,7 +126,7 @@ def draw_eigencam(pictures: Sequence[Picture], what: str) -> Figure:
                 vmin=0,
                 vmax=1,
             )
-            mark, colour = (TICK, RIGHT) if picture.right[title] else (CROSS, WRONG)
+            mark, colour = (TICK, RIGHT) if pick["right"][title] else (CROSS, WRONG)
             badge = panel.text(0.97, 0.97, mark, transform=panel.transAxes, ha="right", va="top", size=7)
             badge.set(color="white", weight="bold")
             badge.set_bbox({"boxstyle": "round,pad=0.15", "facecolor": colour, "linewidth": 0})
@@ -146,28 +134,34 @@ def draw_eigencam(pictures: Sequence[Picture], what: str) -> Figure:
         # Two empty lines leave room for the kind.
         panel.set_title("\n".join(["", "", *lines]), fontsize=6, loc="center")
     first = 0
-    for kind, group in _group_by_kind(pictures):
+    for kind, group in _group_by_kind(picks):
         above = 12 + 7 * max(map(len, names))
         text = panels[0, first].annotate(kind, (0, 1), (0, above), "axes fraction", "offset points", fontsize=7.5)
         text.set_in_layout(False)
         first += len(group)
     scale = figure.colorbar(cam, ax=panels[1:], ticks=[0, 1], aspect=30, pad=0.01)
     scale.outline.set_visible(False)
-    shares = [100 * share for picture in pictures for share in picture.shares.values()]
+    shares = [100 * cam["share_of_variance"] for pick in picks for cam in pick["eigencam"].values()]
     variance = " to ".join(dict.fromkeys((f"{min(shares):.0f}", f"{max(shares):.0f}")))
-    subtitle = f"{what}; first principal component, {variance} % of each image's variance"
+    name = display_name(Target.recorded(record["target"]).dataset)
+    subtitle = f"{name}; first principal component, {variance} % of each image's variance"
     heading(figure, f"EigenCAM of the last block's patches\n{subtitle}")
     return figure
 
 
 @styled
-def draw_prompts(start: Tensor, learned: Sequence[Prompts]) -> Figure:
-    """Draw random tokens and those of every method, a row per token, all on one scale around zero."""
+def draw_prompts(record: Mapping[str, Any], dataset: str) -> Figure:
+    """Draw random tokens and those of every method, a row per token, all on one scale around zero.
+
+    record: from `benchmarks.qualitative.prompts.record_prompts`.
+    """
     from matplotlib.figure import Figure
 
-    stages = [(f"{one.title}, {stage.name}", stage) for one in learned for stage in one.stages]
-    values = [start.numpy(), *(stage.tokens.numpy() for _, stage in stages)]
-    names = [f"random start, standard deviation {RANDOM_STD}", *(name for name, _ in stages)]
+    methods = record["methods"]
+    stages = [(f"{one['title']}, {stage['name']}", stage["tokens"]) for one in methods for stage in one["stages"]]
+    values = [np.array(record["random"]["tokens"])]
+    values += [np.array([token["values"] for token in tokens]) for _, tokens in stages]
+    names = [f"random start, standard deviation {record['random']['std']}", *(name for name, _ in stages)]
     # The few largest of CLIP's dimensions would leave everything else white.
     limit = float(np.quantile(np.abs(np.concatenate(values)), 0.995))
     counts = [len(tokens) for tokens in values]
@@ -180,21 +174,18 @@ def draw_prompts(start: Tensor, learned: Sequence[Prompts]) -> Figure:
         panel.set_yticks(range(len(tokens)), [str(token + 1) for token in range(len(tokens))])
         panel.tick_params(axis="y", length=0)
         panel.spines[:].set_color("#d1d5db")
-    for panel, (_, stage) in zip(panels[1:], stages, strict=True):
+    for panel, (_, tokens) in zip(panels[1:], stages, strict=True):
         panel.set_title("nearest word", loc="right", color=FAINT, fontsize=7.5)
-        for token, words in enumerate(stage.cosine):
-            text = _format_word(words[0].word, words[0].token)
-            panel.text(1.01, token, text, transform=panel.get_yaxis_transform(), va="center", fontsize=7.5, color=INK)
+        for place, token in enumerate(tokens):
+            text, number = token["cosine"][0]["word"], token["cosine"][0]["token"]
+            # The font of the plots does not have all letters.
+            text = text if all(ord(letter) < 0x250 for letter in text) else f"token {number}"
+            panel.text(1.01, place, text, transform=panel.get_yaxis_transform(), va="center", fontsize=7.5, color=INK)
     panels[-1].set_xlabel("dimension of the token embedding", fontsize=7.5)
     scale = figure.colorbar(image, ax=panels, extend="both", aspect=40)
     scale.outline.set_visible(False)
-    heading(figure, f"Text prompts of the first layer, {display_name(learned[0].run.config.dataset)}")
+    heading(figure, f"Text prompts of the first layer, {display_name(dataset)}")
     return figure
-
-
-def _format_word(word: str, token: int) -> str:
-    """Return the word if the font of the plots has its letters."""
-    return word if all(ord(letter) < 0x250 for letter in word) else f"token {token}"
 
 
 def _wrap(words: str, room: int, most: int, indent: str = "") -> list[str]:

@@ -6,14 +6,14 @@ Shapes: P prompt tokens, D text width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from procap.initialisation import normal
-from procap.nearest_words import WORD_RULE, NearWord, Words, first_text_tokens, text_means
+from procap.nearest_words import WORD_RULE, Words, first_text_tokens, text_means
 from runner.evaluate import TrainedRun
 from runner.setup import make_method
 from shards.rng import generator
@@ -22,100 +22,65 @@ WORDS = 5
 RANDOM_STD = 0.02
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Tokens [P, D] at one place: as they were at the start, as they are now, and the words nearest to either.
+def read_prompts(title: str, run: TrainedRun) -> dict[str, Any]:
+    """Describe a finished run's text prompts of the first layer, compared with those that it started from.
 
-    started: the nearest word to each token at the start; moved: the length of the change over that of the start.
+    Its `stages` are the means, and what the text tower reads where that differs; none for a run without text prompts
+    of its own, or with other ones for every class.
     """
-
-    name: str
-    tokens: Tensor
-    started: list[NearWord]
-    moved: list[float]
-    cosine: list[list[NearWord]]
-    euclid: list[list[NearWord]]
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """A run's text prompts of the first layer: their means, and what the text tower reads where that differs.
-
-    stages is empty for a run without text prompts of its own, or with other ones for every class.
-    """
-
-    title: str
-    run: TrainedRun
-    stages: tuple[Stage, ...]
-
-
-def read_prompts(title: str, run: TrainedRun) -> Prompts:
-    """Read the text prompts of a finished run, compared with those that it started from."""
     start = make_method(run.config, run.clip, run.method.space)
     means, read = text_means(run.method), first_text_tokens(run.method)
-    if means is None or read is None:
-        return Prompts(title, run, ())
-    words = Words.of(run.clip)
-    if torch.equal(means, read):
-        return Prompts(title, run, (_make_stage("learned tokens", means, text_means(start), words),))
-    refined = _make_stage("after cross-attention", read, first_text_tokens(start), words)
-    return Prompts(title, run, (_make_stage("learned means", means, text_means(start), words), refined))
+    stages = []
+    if means is not None and read is not None:
+        words = Words.of(run.clip)
+        if torch.equal(means, read):
+            stages.append(_describe_stage("learned tokens", means, text_means(start), words))
+        else:
+            stages.append(_describe_stage("learned means", means, text_means(start), words))
+            stages.append(_describe_stage("after cross-attention", read, first_text_tokens(start), words))
+    return {"title": title, "method": run.config.method, "run": run.config.path, "stages": stages}
 
 
-def _make_stage(name: str, now: Tensor, start: Tensor | None, words: Words) -> Stage:
+def _describe_stage(name: str, now: Tensor, start: Tensor | None, words: Words) -> dict[str, Any]:
+    """Describe tokens [P, D] at one place: values, the nearest words at the start and now, and how far they moved.
+
+    moved: the length of the change over that of the start.
+    """
     assert start is not None
     now, start = now.cpu().double(), start.cpu().double()
-    return Stage(
-        name=name,
-        tokens=now,
-        started=[nearest[0] for nearest in words.nearest(start, 1)],
-        moved=((now - start).norm(dim=-1) / start.norm(dim=-1)).tolist(),
-        cosine=words.nearest(now, WORDS, "cosine"),
-        euclid=words.nearest(now, WORDS, "euclid"),
+    moved = ((now - start).norm(dim=-1) / start.norm(dim=-1)).tolist()
+    started, cosine, euclid = (
+        words.nearest(start, 1),
+        words.nearest(now, WORDS, "cosine"),
+        words.nearest(now, WORDS, "euclid"),
     )
+    tokens = [
+        {
+            "values": values,
+            "started": asdict(started[place][0]),
+            "moved": moved[place],
+            "cosine": [asdict(word) for word in cosine[place]],
+            "euclid": [asdict(word) for word in euclid[place]],
+        }
+        for place, values in enumerate(now.tolist())
+    ]
+    return {"name": name, "tokens": tokens}
 
 
-def draw_random_prompts(learned: Sequence[Prompts]) -> Tensor | None:
-    """Draw tokens [P, D] as a method without words to start from does; P is the largest number of those learned.
+def record_prompts(methods: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Collect descriptions of `read_prompts`, and random tokens as a method without words to start from draws them.
 
-    None if nothing is learned.
+    Random are as many as the largest number of those learned; None if nothing is learned.
     """
-    shapes = [one.stages[0].tokens.shape for one in learned if one.stages]
-    if not shapes:
-        return None
-    shape = (max(count for count, _ in shapes), shapes[0][1])
-    return normal(shape, generator(1, "qualitative", "random prompts"), RANDOM_STD).double()
-
-
-def record_prompts(start: Tensor | None, prompts: Sequence[Prompts]) -> dict[str, Any]:
-    """Return everything about the prompts as plain JSON."""
+    learned = [method["stages"][0]["tokens"] for method in methods if method["stages"]]
+    random = None
+    if learned:
+        shape = (max(map(len, learned)), len(learned[0][0]["values"]))
+        tokens = normal(shape, generator(1, "qualitative", "random prompts"), RANDOM_STD).double()
+        random = {"std": RANDOM_STD, "tokens": tokens.tolist()}
     return {
         "word_rule": WORD_RULE,
         "order": "dimensions in the order of the token embedding, the same in every panel",
-        "random": None if start is None else {"std": RANDOM_STD, "tokens": start.tolist()},
-        "methods": [
-            {
-                "title": one.title,
-                "method": one.run.config.method,
-                "run": one.run.config.path,
-                "stages": [_record_stage(stage) for stage in one.stages],
-            }
-            for one in prompts
-        ],
+        "random": random,
+        "methods": list(methods),
     }
-
-
-def _record_stage(stage: Stage) -> dict[str, Any]:
-    tokens = [
-        {
-            "values": values.tolist(),
-            "started": asdict(started),
-            "moved": moved,
-            "cosine": [asdict(word) for word in cosine],
-            "euclid": [asdict(word) for word in euclid],
-        }
-        for values, started, moved, cosine, euclid in zip(
-            stage.tokens, stage.started, stage.moved, stage.cosine, stage.euclid, strict=True
-        )
-    ]
-    return {"name": stage.name, "tokens": tokens}

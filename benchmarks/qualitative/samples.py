@@ -6,7 +6,6 @@ Shapes: M methods, N images.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -22,27 +21,24 @@ Kind = tuple[bool, ...]
 """Which of M methods are right about an image."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A selected image: its position in the target, and which methods predict it correctly."""
-
-    place: int
-    right: Kind
+def list_kinds(right: NDArray[np.bool_]) -> list[Kind]:
+    """Return the kind of each image of `right` [M, N]."""
+    return [tuple(column) for column in right.T.tolist()]
 
 
-def select_images(right: NDArray[np.bool_], count: int) -> list[Sample]:
-    """Select at most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`, kind by kind."""
-    columns: list[Kind] = [tuple(column) for column in right.T.tolist()]
+def select_images(right: NDArray[np.bool_], count: int) -> list[int]:
+    """Select positions of at most `count` of the images that `right` [M, N] tells apart, by `SELECTION_RULE`."""
+    kinds = list_kinds(right)
     waiting: dict[Kind, list[int]] = {}
-    for place, kind in enumerate(columns):
+    for place, kind in enumerate(kinds):
         if len(set(kind)) > 1:
             waiting.setdefault(kind, []).append(place)
     if not waiting:
-        return [Sample(place, kind) for place, kind in enumerate(columns[:count])]
-    kinds = sorted(waiting, key=_order)
+        return list(range(len(kinds)))[:count]
+    order = sorted(waiting, key=_order)
     rounds = range(max(map(len, waiting.values())))
-    in_turn = [Sample(waiting[kind][turn], kind) for turn in rounds for kind in kinds if turn < len(waiting[kind])]
-    return sorted(in_turn[:count], key=lambda sample: (kinds.index(sample.right), sample.place))
+    in_turn = [waiting[kind][turn] for turn in rounds for kind in order if turn < len(waiting[kind])]
+    return sorted(in_turn[:count], key=lambda place: (order.index(kinds[place]), place))
 
 
 def describe_kind(right: Kind, titles: Sequence[str]) -> str:
@@ -54,9 +50,9 @@ def describe_kind(right: Kind, titles: Sequence[str]) -> str:
 
 def count_kinds(right: NDArray[np.bool_], titles: Sequence[str]) -> dict[str, int]:
     """Count the images of `right` [M, N] of each kind; of two methods kinds without an image are named as well."""
-    columns: list[Kind] = [tuple(column) for column in right.T.tolist()]
-    kinds: set[Kind] = set(product((True, False), repeat=2)) if len(titles) == 2 else set(columns)
-    return {describe_kind(kind, titles): columns.count(kind) for kind in sorted(kinds, key=_order)}
+    found = list_kinds(right)
+    kinds: set[Kind] = set(product((True, False), repeat=2)) if len(titles) == 2 else set(found)
+    return {describe_kind(kind, titles): found.count(kind) for kind in sorted(kinds, key=_order)}
 
 
 def _order(kind: Kind) -> tuple[bool, int, Kind]:

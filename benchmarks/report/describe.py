@@ -11,10 +11,8 @@ from benchmarks.console.output import plural
 from benchmarks.report.found import STATES, FoundSuite
 from benchmarks.results.frame import TITLES
 from benchmarks.results.profiles import MINI, PAPER
-from benchmarks.results.variant import SuiteRun
 from benchmarks.suites import SUITES
 from procap.weights.loading import canonical_name
-from runner.config import RunConfig, plan_run
 
 KEYS: Mapping[str, str] = {
     "n_ctx": "Prompt tokens",
@@ -36,12 +34,12 @@ def describe_suite(one: FoundSuite) -> tuple[str, str]:
 
 def describe_state(one: FoundSuite) -> str:
     """Describe how far it is: "33 of 35 runs finished: 1 failed, 1 missing"."""
-    if not one.paths:
+    if not one.results.paths:
         return "measured without runs of its own"
-    finished = len(one.paths) - len(one.unfinished)
+    finished = len(one.results.paths) - len(one.unfinished)
     counts = Counter(run.state for run in one.unfinished)
     listed = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    return f"{finished} of {plural(len(one.paths), 'run')} finished{f': {listed}' if listed else ''}"
+    return f"{finished} of {plural(len(one.results.paths), 'run')} finished{f': {listed}' if listed else ''}"
 
 
 def list_facts(one: FoundSuite) -> list[tuple[str, str]]:
@@ -69,42 +67,24 @@ def list_facts(one: FoundSuite) -> list[tuple[str, str]]:
 
 
 def describe_recipes(one: FoundSuite) -> list[str]:
-    """Describe the recipes and how they differ from the published ones, first in what all methods share."""
-    # One run of each method that is trained, of a variant that does not shorten it if there is one.
-    first: dict[str, SuiteRun] = {}
-    for run in sorted(one.results.runs, key=lambda run: bool(run.variant.overrides) or run.variant.part < 1):
-        if run.spec.config.recipe.epochs:
-            first.setdefault(run.variant.method, run)
-    changes: dict[str, dict[str, list[str]]] = {}
-    for method, run in first.items():
-        recipe = run.variant.recipe or one.options.recipe or one.options.profile.recipe
-        changes.setdefault(recipe, {})[TITLES.get(method, method)] = _find_changes(run.spec.config, recipe, one)
+    """Describe the recipes, and what the profile and the options change in them."""
+    options, profile = one.options, one.options.profile
     names = {"published": "each method's own, as published", "procap": "ProCAP's for all"}
+    trained = [run for run in one.results.runs if run.spec.config.recipe.epochs]
     found = []
-    for recipe, by_title in changes.items():
-        texts = [text for text in next(iter(by_title.values())) if all(text in own for own in by_title.values())]
-        rest = {title: [text for text in own if text not in texts] for title, own in by_title.items()}
-        texts += [f"{title}: {', '.join(own)}" for title, own in rest.items() if own]
-        found.append(names.get(recipe, recipe) + (f", but {'; '.join(texts)}" if texts else ""))
+    for recipe in dict.fromkeys(run.variant.recipe or options.recipe or profile.recipe for run in trained):
+        is_own = recipe == profile.recipe
+        changes = {
+            **(profile.changes if is_own else {}),
+            **(profile.quick if options.quick else {}),
+            **options.overrides,
+        }
+        texts = [f"{name} {value}" for name, value in changes.items()]
+        if is_own and "lr" not in changes:
+            rates = {method: rate for method, rate in profile.rates.items() if method in options.methods}
+            texts += [f"lr {rate:g} ({TITLES.get(method, method)})" for method, rate in rates.items()]
+        found.append(names.get(recipe, recipe) + (f", but {', '.join(texts)}" if texts else ""))
     return found
-
-
-def _find_changes(config: RunConfig, recipe: str, one: FoundSuite) -> list[str]:
-    """List the fields of a recipe that differ from the published one: "epochs 2 instead of 50"."""
-    published = plan_run(
-        method=config.method,
-        dataset=config.dataset,
-        classes=config.classes,
-        shots=config.shots,
-        recipe=recipe,
-        task=one.suite.task,
-        data=one.options.data,
-    ).recipe
-    ours, theirs = (
-        {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in recipe.model_dump().items()}
-        for recipe in (config.recipe, published)
-    )
-    return [f"{name} {ours[name]} instead of {theirs[name]}" for name in ours if ours[name] != theirs[name]]
 
 
 def list_caveats(suites: Sequence[FoundSuite]) -> list[tuple[str, str]]:

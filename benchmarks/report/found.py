@@ -69,11 +69,6 @@ class FoundSuite:
     def options(self) -> SuiteOptions:
         return self.results.options
 
-    @property
-    def paths(self) -> list[str]:
-        """The planned runs, each once."""
-        return list(dict.fromkeys(run.path for run in self.results.runs))
-
 
 def find_suites(
     results: Path, data: Path | None = None, wanted: Sequence[str] = ()
@@ -108,7 +103,7 @@ def _read_suite(folder: CollectionFolder, word: str, root: Path, data: Path | No
     options, guessed = recorded_options(suite, collection, root, data)
     results = SuiteResults.read(suite, options, root)
     # A command that was stopped or refused has left its plan in the collection, but no runs.
-    further = tuple(collection.finished(root, but={run.path for run in results.runs}))
+    further = tuple(collection.finished(root, but=set(results.paths)))
     return FoundSuite(suite, collection, results, _find_unfinished(results, collection.failed), further, guessed)
 
 

@@ -15,8 +15,7 @@ from benchmarks.report.found import Problem, UnfinishedRun
 from benchmarks.report.pictures import Picture
 from benchmarks.tables.html import to_html
 from benchmarks.tables.render import SUFFIXES, render, write_tables
-from benchmarks.tables.table import Table
-from benchmarks.tables.text import list_notes
+from benchmarks.tables.table import Table, list_notes
 from runner.results import write_bytes
 
 TEMPLATE = Path(__file__).with_name("page.html")

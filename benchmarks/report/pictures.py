@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks.plots.style import DPI, image_of
-from benchmarks.results.pictures import read_pictures
 from benchmarks.results.suite import SuiteResults
 
 if TYPE_CHECKING:
@@ -41,30 +40,26 @@ def draw_picture(name: str, draw: Callable[[], Figure | None]) -> Picture | None
     files = {form: image_of(figure, form) for form in ("svg", "pdf", "png")}
     panels = [axes for axes in figure.axes if axes.get_visible()]
     legends = [*figure.legends, *(legend for axes in panels if (legend := axes.get_legend()))]
-    parts = {
-        "panels": [axes.get_title(loc="left") for axes in panels],
-        "x axis": [axes.get_xlabel() for axes in panels],
-        "y axis": [axes.get_ylabel() for axes in panels],
-        "shown": [text.get_text() for legend in legends for text in legend.get_texts()],
-    }
     caption = figure.get_suptitle() or name.replace("-", " ").capitalize()
-    listed = {part: ", ".join(dict.fromkeys(filter(None, texts))) for part, texts in parts.items()}
-    alt = ". ".join([caption, *(f"{part}: {texts}" for part, texts in listed.items() if texts)])
+    alt = caption
+    for part, texts in (
+        ("panels", [axes.get_title(loc="left") for axes in panels]),
+        ("x axis", [axes.get_xlabel() for axes in panels]),
+        ("y axis", [axes.get_ylabel() for axes in panels]),
+        ("shown", [text.get_text() for legend in legends for text in legend.get_texts()]),
+    ):
+        listed = ", ".join(dict.fromkeys(filter(None, texts)))
+        alt += f". {part}: {listed}" if listed else ""
     # Formulas have dollar signs, and long texts line breaks.
     caption, alt = (" ".join(text.replace("$", "").split()) for text in (caption, alt))
     return Picture(name, caption, alt, files["svg"], files, figure.get_figwidth())
 
 
-def recorded_names(results: SuiteResults) -> list[str]:
-    """List the pictures that a suite made of more than its results, such as attention maps."""
-    return list(read_pictures(results).get("pictures", {}))
-
-
 def load_picture(results: SuiteResults, name: str) -> Picture:
-    """Load a picture of `recorded_names`, at most MAX_WIDTH pixels wide in the page."""
+    """Load a recorded picture of a suite, such as attention maps, at most MAX_WIDTH pixels wide in the page."""
     from PIL import Image
 
-    texts = read_pictures(results)["pictures"][name]
+    texts = results.pictures["pictures"][name]
     paths = {form: results.folder / f"{name}.{form}" for form in ("pdf", "png", "svg")}
     files = {form: path.read_bytes() for form, path in paths.items() if form == "png" or path.is_file()}
     shown = io.BytesIO()

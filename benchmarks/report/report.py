@@ -20,7 +20,7 @@ from benchmarks.report.describe import describe_state, describe_suite, list_cave
 from benchmarks.report.found import STATES, FoundSuite, Problem, find_suites, merge_unfinished
 from benchmarks.report.links import find_links
 from benchmarks.report.page import GENERATOR, Report, Section, write_page
-from benchmarks.report.pictures import Picture, draw_picture, load_picture, recorded_names
+from benchmarks.report.pictures import Picture, draw_picture, load_picture
 from benchmarks.report.work import describe_cost, list_versions, machines_table, read_work, suites_table
 from benchmarks.tables.published import published_tables
 from benchmarks.tables.table import Table
@@ -130,14 +130,14 @@ def build_report(
         problems=problems,
         caveats=list_caveats(suites),
         cost=describe_cost(suites, work, price),
-        work=[suites_table(suites, work), machines_table(work)] if any(one.paths for one in suites) else [],
+        work=[suites_table(suites, work), machines_table(work)] if any(one.results.paths for one in suites) else [],
         versions=list_versions(work),
     )
 
 
 def _describe_dates(suites: Sequence[FoundSuite]) -> str:
     """Describe the number of suites and runs, and the days between which they ran, in UTC."""
-    runs = len({path for one in suites for path in one.paths})
+    runs = len({path for one in suites for path in one.results.paths})
     moments = [moment for one in suites for moment in (one.collection.started, one.collection.ended) if moment]
     days = sorted({datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%d") for moment in moments})
     between = " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
@@ -148,7 +148,7 @@ def _describe_runs(suites: Sequence[FoundSuite], *, all_read: bool) -> str:
     """Describe how many runs are finished. all_read: whether all suites could be read; other plans are unknown."""
     if not suites:
         return "No suite could be read."
-    runs = plural(len({path for one in suites for path in one.paths}), "run")
+    runs = plural(len({path for one in suites for path in one.results.paths}), "run")
     if unfinished := merge_unfinished(suites):
         counts = Counter(run.state for run in unfinished)
         listed = "; ".join(f"{counts[state]} {STATES[state]}" for state in STATES if counts[state])
@@ -176,7 +176,7 @@ def _make_section(one: FoundSuite, shown: str, data: Path | None, tracking: str,
     if suite.plots and len(results.frame):
         plots = attempt("its plots", partial(suite.plots, results), {})
     pictures = [attempt(f"the plot {name}", partial(draw_picture, name, draw), None) for name, draw in plots.items()]
-    for name in recorded_names(results):
+    for name in results.pictures.get("pictures", {}):
         pictures.append(attempt(f"the picture {name}.png", partial(load_picture, results, name), None))
     has_published = any(row.source == "published" for table in tables if not table.compares for row in table.rows)
     published = [table for table in published_tables() if table.name == f"published-{one.name}" and not has_published]
@@ -186,7 +186,7 @@ def _make_section(one: FoundSuite, shown: str, data: Path | None, tracking: str,
         text=text,
         paper=paper,
         command=suite.command(replace(one.options, data=data), shown),
-        ui=shlex.join(["procap", "ui", "--results", shown, "--suite", one.name]) if one.paths else "",
+        ui=shlex.join(["procap", "ui", "--results", shown, "--suite", one.name]) if one.results.paths else "",
         facts=attempt("how it was run", lambda: list_facts(one), []),
         links=attempt("its links", lambda: find_links(one.collection, results.results, tracking), []),
         tables=[table for table in tables if not table.compares],

@@ -6,7 +6,6 @@ suites share counts once in all sums over suites.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.console.output import plural
 from benchmarks.report.found import FoundSuite, merge_unfinished
 from benchmarks.results.metrics import Metric
-from benchmarks.results.pictures import read_pictures
 from benchmarks.tables.runtime import newest_measurement
 from benchmarks.tables.table import Column, Row, Table
 from procap.errors import UserError
@@ -40,47 +38,34 @@ def read_work(suites: Iterable[FoundSuite]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    columns = ["suite", "kind", "path", "target", "seconds", "processes", "gpu", "watts", "machine", "environment"]
-    return pd.DataFrame([job for one in suites for job in _read_jobs(one)], columns=columns)
+    columns = ["suite", "kind", "path", "target", "seconds", "environment", "watts", "processes"]
+    work = pd.DataFrame([job for one in suites for job in _read_jobs(one)], columns=columns).astype({"watts": float})
+    gpus = [bool(environment.get("gpu")) for environment in work.environment]
+    return work.assign(gpu=pd.array(gpus, bool), machine=list(map(describe_machine, work.environment)))
 
 
-def _read_jobs(one: FoundSuite) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
-
-    def add(
-        kind: str,
-        path: str,
-        target: str,
-        seconds: float,
-        environment: Mapping[str, Any],
-        watts: float | None = None,
-        processes: int = 1,
-    ) -> None:
-        records.append({
-            "suite": one.name, "kind": kind, "path": path, "target": target, "seconds": seconds,
-            "processes": processes, "gpu": bool(environment.get("gpu")), "watts": math.nan if watts is None else watts,
-            "machine": describe_machine(environment), "environment": environment,
-        })  # fmt: skip
-
+def _read_jobs(one: FoundSuite) -> list[tuple[Any, ...]]:
+    """List the jobs of a suite, each as the first columns of the frame."""
+    jobs: list[tuple[Any, ...]] = []
     evaluated = one.results.frame.groupby("path").target.unique().to_dict()
-    for path in one.paths:
+    for path in one.results.paths:
         folder = RunFolder(one.results.results / path)
         # Unreadable files are listed as problems of their run.
         with suppress(UserError):
-            training = folder.train()
-            if training and training.steps:
-                processes = max(1, len(training.ranks))
-                add("train", path, "", training.seconds, training.environment, training.use.gpu_watts, processes)
+            if (run := folder.train()) and run.steps:
+                processes = max(1, len(run.ranks))
+                jobs.append((one.name, "train", path, "", run.seconds, run.environment, run.use.gpu_watts, processes))
         for target in evaluated.get(path, ()):
             with suppress(UserError):
                 result = folder.evaluation(Target.recorded(target))
                 assert result is not None
-                add("eval", path, target, result.seconds, result.environment, result.use.gpu_watts)
+                use = result.use.gpu_watts
+                jobs.append((one.name, "eval", path, target, result.seconds, result.environment, use, 1))
     # A suite without runs measures runtime.
-    other = read_pictures(one.results) if one.results.runs else newest_measurement(one.results) or {}
+    other = one.results.pictures if one.results.runs else newest_measurement(one.results) or {}
     if "seconds" in other:
-        add("other", one.name, "", other["seconds"], other.get("environment") or {})
-    return records
+        jobs.append((one.name, "other", one.name, "", other["seconds"], other.get("environment") or {}, None, 1))
+    return jobs
 
 
 def drop_shared(work: pd.DataFrame) -> pd.DataFrame:
@@ -98,9 +83,9 @@ def describe_machine(environment: Mapping[str, Any]) -> str:
 
 def suites_table(suites: Sequence[FoundSuite], work: pd.DataFrame) -> Table:
     """Make a row per suite and one for all: number of runs and evaluations, and how long they took."""
-    parts = [(one.name, one.paths, len(one.unfinished), work[work.suite == one.name]) for one in suites]
+    parts = [(one.name, one.results.paths, len(one.unfinished), work[work.suite == one.name]) for one in suites]
     if len(suites) > 1:
-        paths = list(dict.fromkeys(path for one in suites for path in one.paths))
+        paths = list(dict.fromkeys(path for one in suites for path in one.results.paths))
         parts.append(("All, shared runs once", paths, len(merge_unfinished(suites)), drop_shared(work)))
     counts = Column("Runs", "", 0), Column("Finished", "", 0), Column("Evaluations", "", 0)
     columns, times = _time_columns([jobs for *_, jobs in parts])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,21 +251,6 @@ def changed_datasets(frame: pd.DataFrame) -> dict[str, str]:
     found = {name: variant_of_name(name) for name in {*frame.dataset, *frame.target_dataset}}
     found |= {name: words for name, words in zip(frame.target_dataset, frame.changed, strict=True) if words}
     return {name: found[name] for name in sorted(found, key=dataset_order) if found[name]}
-
-
-def unequal_targets(frame: pd.DataFrame) -> dict[str, int]:
-    """Count versions of targets whose images differ between runs."""
-    versions = frame[["target", "images", "manifest"]].drop_duplicates().target.value_counts(sort=False)
-    return {str(target): int(count) for target, count in versions.items() if count > 1}
-
-
-def losses_by_dataset(frame: pd.DataFrame) -> dict[str, list[Sequence[float]]]:
-    """Collect the training losses of each run that has any, by the data set trained on."""
-    found: dict[str, list[Sequence[float]]] = {}
-    for run in frame.drop_duplicates("path").itertuples():
-        if run.losses:
-            found.setdefault(str(run.dataset), []).append(run.losses)
-    return found
 
 
 def accuracy_over_seeds(rows: pd.DataFrame) -> Metric | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -45,67 +44,31 @@ class PValues(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Compare A with B, in percentage points.
+    """Compare variant A with variant B (whose title is `b`), in percentage points.
 
-    pairs: accuracies or harmonic means `a` and `b` of each task and seed, on the same images. tasks: the same of each
-    task averaged over seeds, with its `seeds`, number of test `images` and whether it is `limited`.
-    interval: 95 %, of `difference` under other test images; None if a result does not record single images.
-    left_out: sentences on what was not compared.
+    tasks: `a` and `b` of each task averaged over seeds, with its `seeds`, number of test `images` and whether it is
+    `limited`. pairs: their number of tasks and seeds. means, difference: over tasks, None if they share no task.
+    seeds: of every task, empty if they differ. std: sample standard deviation over seeds of the difference, None unless
+    all tasks have the same seeds. record: wins, ties and losses of A over pairs. interval: 95 %, of `difference` under
+    other test images; None if a result does not record single images. left_out: sentences on what was not compared.
     """
 
-    a: str
     b: str
     measure: Measure
-    pairs: pd.DataFrame
     tasks: pd.DataFrame
+    pairs: int
+    means: tuple[float, float] | None
+    difference: float | None
+    seeds: tuple[int, ...]
+    std: float | None
+    record: tuple[int, int, int]
+    p_values: PValues
     interval: tuple[float, float] | None
     left_out: tuple[str, ...]
 
     @property
-    def means(self) -> tuple[float, float] | None:
-        """Means of A and B over tasks; None if they share no task."""
-        return (float(self.tasks.a.mean()), float(self.tasks.b.mean())) if len(self.tasks) else None
-
-    @property
-    def difference(self) -> float | None:
-        return self.means[0] - self.means[1] if self.means else None
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds of every task, empty if they differ."""
-        found = set(self.tasks.seeds)
-        return next(iter(found)) if len(found) == 1 else ()
-
-    @property
-    def images(self) -> int:
-        return int(self.tasks.images.sum())
-
-    @property
     def limited(self) -> bool:
         return bool(self.tasks.limited.any())
-
-    @property
-    def std(self) -> float | None:
-        """Sample standard deviation over seeds of the mean over tasks; None unless all have the same seeds."""
-        if len(self.seeds) < 2:
-            return None
-        return float((self.pairs.a - self.pairs.b).groupby("seed").mean().std(ddof=1))
-
-    @property
-    def record(self) -> tuple[int, int, int]:
-        """Wins, ties and losses of A over pairs."""
-        signs = np.sign(round_differences(self.pairs.a - self.pairs.b))
-        return int((signs > 0).sum()), int((signs == 0).sum()), int((signs < 0).sum())
-
-    @cached_property
-    def p_values(self) -> PValues:
-        if self.tasks.empty:
-            return PValues(None, None, None)
-        generator = np.random.default_rng(stream_seed(0, "comparison", "signs"))
-        over_pairs, over_tasks = self.pairs.a - self.pairs.b, self.tasks.a - self.tasks.b
-        return PValues(
-            wilcoxon_p(over_pairs, generator), sign_flip_p(over_pairs, generator), sign_flip_p(over_tasks, generator)
-        )
 
 
 def compare(
@@ -129,12 +92,35 @@ def compare(
         images=by_task.total_a.sum(),
         limited=by_task.limited.any(),
     )
+    over_pairs, over_tasks = pairs.a - pairs.b, tasks.a - tasks.b
+    signs = np.sign(round_differences(over_pairs))
+    means, p_values = None, PValues(None, None, None)
+    if len(tasks):
+        means = float(tasks.a.mean()), float(tasks.b.mean())
+        generator = np.random.default_rng(stream_seed(0, "comparison", "signs"))
+        p_values = PValues(
+            wilcoxon_p(over_pairs, generator), sign_flip_p(over_pairs, generator), sign_flip_p(over_tasks, generator)
+        )
+    seeds = tasks.seeds.iloc[0] if len(set(tasks.seeds)) == 1 else ()
     interval = None
     if len(paired) and not paired[["correct_bits_a", "correct_bits_b"]].isna().any(axis=None):
         drawn = np.mean([_resample_task(own, draws) for _, own in paired.groupby(TASK, sort=False)], axis=0)
         low, high = np.quantile(drawn[:, 0] - drawn[:, 1], [0.025, 0.975])
         interval = float(low), float(high)
-    return Comparison(a, b, measure, pairs, tasks, interval, tuple(dict.fromkeys(left_out)))
+    return Comparison(
+        b=b,
+        measure=measure,
+        tasks=tasks,
+        pairs=len(pairs),
+        means=means,
+        difference=means[0] - means[1] if means else None,
+        seeds=seeds,
+        std=float(over_pairs.groupby("seed").mean().std(ddof=1)) if len(seeds) > 1 else None,
+        record=(int((signs > 0).sum()), int((signs == 0).sum()), int((signs < 0).sum())),
+        p_values=p_values,
+        interval=interval,
+        left_out=tuple(dict.fromkeys(left_out)),
+    )
 
 
 def find_measure(variants: Mapping[str, pd.DataFrame]) -> Measure:

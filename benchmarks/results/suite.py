@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.results.frame import accuracy_over_seeds, changed_datasets, check_weights, make_frame, make_record
 from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_over_seeds
+from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.variant import SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
 from runner.collection import COLLECTIONS
@@ -18,6 +20,10 @@ from runner.results import RunFolder
 
 if TYPE_CHECKING:
     import pandas as pd
+
+PICTURES = "pictures.json"
+"""Pictures that a suite made of more than its results: the planned `runs`, the `seconds` that making them took in
+`environment`, caption and description (`alt`) of `pictures` by the name of their files, and the data that they show."""
 
 
 @dataclass(frozen=True)
@@ -66,37 +72,33 @@ class SuiteResults:
         frame = make_frame(records).assign(number=[record["number"] for record in records])
         return cls(suite, options, runs, frame, results, paper_rounding, unreadable)
 
-    @property
-    def name(self) -> str:
-        return self.suite.name
-
-    @property
-    def heading(self) -> str:
-        """The title with a capital letter."""
-        return self.suite.heading
-
-    @property
-    def datasets(self) -> tuple[str, ...]:
-        return self.options.datasets
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.options.seeds
-
     @cached_property
     def variants(self) -> list[Variant]:
         """The compared variants, in the order of the plan."""
         return _list_variants(self.runs)
 
     @property
-    def command(self) -> str:
-        """The command line that runs what is missing."""
-        return self.suite.command(self.options, self.results)
+    def name(self) -> str:
+        return self.suite.name
 
     @property
     def folder(self) -> Path:
         """The folder of the suite's tables and plots."""
         return self.results / COLLECTIONS / "suite" / self.name
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The planned runs in order, each once."""
+        return list(dict.fromkeys(run.path for run in self.runs))
+
+    @property
+    def pictures(self) -> dict[str, Any]:
+        """The contents of PICTURES if it is of exactly the planned runs, in their order; else empty."""
+        try:
+            record = json.loads((self.folder / PICTURES).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) and record.get("runs") == self.paths else {}
 
     @cached_property
     def planned(self) -> list[tuple[str, str]]:
@@ -133,7 +135,7 @@ class SuiteResults:
         found: dict[Any, Metric | None] = {}
         for key, own in self.frame.groupby(["number", "dataset", "target"]):
             metric = accuracy_over_seeds(own)
-            if metric and set(metric.seeds) != set(self.seeds):
+            if metric and set(metric.seeds) != set(self.options.seeds):
                 metric = None
             if metric and self.paper_rounding:
                 rounded = {seed: round(value, 1) for seed, value in zip(metric.seeds, metric.values, strict=True)}
@@ -147,19 +149,17 @@ class SuiteResults:
         return self._metrics.get((self.variants.index(variant), dataset, str(target)))
 
     def halves(self, variant: Variant, dataset: str) -> Halves:
-        """Return base and novel accuracy, and their harmonic mean."""
-        base, novel = (self.metric(variant, dataset, Target(dataset, half)) for half in ("base", "novel"))
-        return base, novel, harmonic(base, novel)
-
-    def average_halves(self, variant: Variant) -> Halves:
-        """Return average base and novel accuracy, and their harmonic mean; None if a data set is missing."""
-        bases, novels, _ = zip(*(self.halves(variant, dataset) for dataset in self.datasets), strict=True)
-        base, novel = average(bases), average(novels)
+        """Return base and novel accuracy, and their harmonic mean; for AVERAGE those of accuracies averaged first."""
+        if dataset == AVERAGE:
+            bases, novels, _ = zip(*(self.halves(variant, name) for name in self.options.datasets), strict=True)
+            base, novel = average(bases), average(novels)
+        else:
+            base, novel = (self.metric(variant, dataset, Target(dataset, half)) for half in ("base", "novel"))
         return base, novel, harmonic(base, novel)
 
     def mean_of_hms(self, variant: Variant) -> Metric | None:
         """Return the mean of the data sets' harmonic means, the other reading of an average HM."""
-        return average([self.halves(variant, dataset)[2] for dataset in self.datasets])
+        return average([self.halves(variant, dataset)[2] for dataset in self.options.datasets])
 
 
 def _list_variants(runs: Sequence[SuiteRun]) -> list[Variant]:

@@ -162,7 +162,7 @@ def _measure_full_size(settings: Settings, *, bf16: bool) -> list[dict[str, Any]
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
     """Write and plot the measurements; returns the tables as Markdown."""
-    from benchmarks.plots import save_plots
+    from benchmarks.plots.style import save_plots
     from benchmarks.runtime.plots import plot_classes
     from benchmarks.runtime.targets import list_targets
     from benchmarks.tables.runtime import write_report

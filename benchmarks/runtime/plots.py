@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots import INK, MARKERS, SPARE, grid
+from benchmarks.plots.style import INK, MARKERS, SPARE, grid
 from benchmarks.results.runtime import METHOD_TITLES
 
 if TYPE_CHECKING:

@@ -344,7 +344,7 @@ def draw_makespans(report: dict[str, Any]) -> Figure:
     """Plot makespan over GPUs with its lower bound, both axes logarithmic."""
     from matplotlib.figure import Figure
 
-    from benchmarks.plots import INK, grid
+    from benchmarks.plots.style import INK, grid
 
     figure = Figure(figsize=(6.8, 4.4), layout="constrained")
     axes = figure.add_subplot()
@@ -382,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = study(flags)
         if flags.out:
-            from benchmarks.plots import save_plots
+            from benchmarks.plots.style import save_plots
 
             write_json(flags.out / "cluster.json", report)
             write_bytes(flags.out / "cluster.md", format_report(report).encode())

@@ -15,7 +15,7 @@ from __future__ import annotations
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites.suite import Quick, Suite
-from benchmarks.tables.targets import cross_dataset_tables
+from benchmarks.tables.targets import transfer_tables
 from runner.config import Target
 
 
@@ -32,7 +32,7 @@ SUITE = Suite(
     classes="all",
     task="cross-dataset",
     targets=other_data_sets,
-    tables=cross_dataset_tables,
+    tables=transfer_tables,
     quick=Quick(seeds=(1,)),
     published="cross_dataset",
 )

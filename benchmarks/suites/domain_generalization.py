@@ -13,7 +13,7 @@ from __future__ import annotations
 from benchmarks.results.profiles import PROFILES
 from benchmarks.results.variant import SuiteOptions
 from benchmarks.suites.suite import Quick, Suite
-from benchmarks.tables.targets import domain_generalization_tables
+from benchmarks.tables.targets import transfer_tables
 from runner.config import Target
 
 
@@ -30,7 +30,7 @@ SUITE = Suite(
     classes="all",
     task="cross-dataset",
     targets=shifts,
-    tables=domain_generalization_tables,
+    tables=transfer_tables,
     quick=Quick(seeds=(1,)),
     published="domain_generalization",
 )

@@ -17,7 +17,7 @@ from benchmarks.console.output import note
 from benchmarks.console.packing import ensure_packed
 from benchmarks.plots.style import FORMATS, MAKER
 from benchmarks.results.metrics import average
-from benchmarks.results.pictures import read_pictures
+from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.suites.suite import Suite
@@ -74,7 +74,7 @@ def make_outputs(
     def plot() -> None:
         drawn: list[Path] = []
         if suite.plots and not done.frame.empty:
-            from benchmarks.plots import save_plots
+            from benchmarks.plots.style import save_plots
 
             try:
                 drawn = save_plots(folder, suite.plots(done))
@@ -101,9 +101,11 @@ def metrics_of(done: SuiteResults) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for variant, name in zip(done.variants, short_names(done.variants), strict=True):
         if done.suite.classes == "all":
-            means = {"all": average([done.metric(variant, dataset, Target(dataset)) for dataset in done.datasets])}
+            means = {
+                "all": average([done.metric(variant, dataset, Target(dataset)) for dataset in done.options.datasets])
+            }
         else:
-            means = dict(zip(("base", "novel", "hm"), done.average_halves(variant), strict=True))
+            means = dict(zip(("base", "novel", "hm"), done.halves(variant, AVERAGE), strict=True))
         metrics |= {f"{kind}/{name}": metric.mean for kind, metric in means.items() if metric is not None}
     return metrics
 
@@ -130,7 +132,7 @@ def remove_other_tables(done: SuiteResults, tables: Iterable[Table]) -> list[Pat
 
 def remove_other_plots(done: SuiteResults, drawn: Iterable[Path]) -> list[Path]:
     """Remove plots in the suite's folder that are neither `drawn` nor a recorded picture; returns them."""
-    names = {file.stem for file in drawn} | set(read_pictures(done).get("pictures", ()))
+    names = {file.stem for file in drawn} | set(done.pictures.get("pictures", ()))
     others = [file for file in done.folder.glob("*.png") if file.stem not in names]
     files = [file for file in others if MAKER.encode() in file.read_bytes()[:PNG_HEAD]]
     return _remove(files, sorted(FORMATS, key=lambda suffix: suffix == "png"))

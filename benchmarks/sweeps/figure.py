@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.plots import COLOURS, FAINT, GRID, INK, SPARE, save_plots
+from benchmarks.plots.style import COLOURS, FAINT, GRID, INK, SPARE, save_plots
 from benchmarks.sweeps.table import find_best
 from cluster.configuration import Configuration, SweepSettings
 

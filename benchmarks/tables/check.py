@@ -33,15 +33,18 @@ from benchmarks.tables.runtime import (
     why_unlike,
 )
 from benchmarks.tables.runtime_notes import list_warnings
-from benchmarks.tables.table import Cell, Column, Row, Table
-from benchmarks.tables.targets import TARGET_MEAN, find_transfer, list_targets, printed_transfer, target_metrics
-from benchmarks.tables.text import format_number
+from benchmarks.tables.table import Cell, Column, Row, Table, format_number
+from benchmarks.tables.targets import TARGET_MEAN, list_targets, printed_transfer, target_metrics
 from procap.errors import UserError
 
 HALVES = {"base": "Base", "novel": "Novel", "hm": "HM"}
 OK, OUTSIDE, MISSING = "ok", "OUTSIDE", "missing"
 NAMED = 8
 """How many missing numbers a note names; it counts all of them."""
+
+
+Pair = tuple[Variant, str, str, Metric | None, float | None]
+"""Variant; data set, AVERAGE or TARGET_MEAN; "base", "novel", "hm" or "Accuracy"; our metric; the paper's number."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +97,34 @@ def list_published(suite: SuiteResults) -> list[CheckedMetric]:
     match suite.suite.published:
         case "runtime":
             return list(_ratios(suite))
-        case "cross_dataset":
-            return list(_transfer(suite, published.cross_dataset()))
-        case "domain_generalization":
-            return list(_transfer(suite, published.domain_generalization()))
+        case "cross_dataset" | "domain_generalization":
+            pairs = _transfer(suite)
         case _:
-            return list(_halves(suite))
+            pairs = _halves(suite)
+    found = []
+    for variant, where, metric, cell, number in pairs:
+        sets = {AVERAGE: suite.options.datasets, TARGET_MEAN: list_targets(suite, "imagenet")}.get(where, [where])
+        # The paper may lack the number, or our images or recipe differ.
+        if number is None or not is_comparable(suite, variant, sets):
+            continue
+        ours, std = (None, None) if cell is None or cell.limited else (cell.mean, cell.std)
+        tolerance = OF_UNTRAINED if variant.method == "zeroshot" else _tolerance(suite, variant, where, metric, std)
+        title = HALVES.get(metric, metric)
+        if suite.suite.published == "training_duration":
+            title = f"{title} after {variant.key['epochs']} epochs"
+        found.append(CheckedMetric(display_name(where), variant.name, title, ours, number, tolerance, std=std))
+    return found
 
 
-def all_agree(checked: Sequence[CheckedMetric]) -> bool:
-    """Whether every published number has a result that agrees."""
-    return all(one.verdict == OK for one in checked)
+def _tolerance(suite: SuiteResults, variant: Variant, where: str, metric: str, std: float | None) -> Tolerance:
+    # The paper prints no deviation for accuracy on all classes; use that of novel classes, the wider one.
+    like = metric if metric in HALVES else "novel"
+    deviation = estimate_deviation(AVERAGE if where == TARGET_MEAN else where, like, published.stability())
+    # The printed deviations are of ProCAP as in the main table: unchanged, and trained to the end.
+    exact = variant.method == "procap" and not variant.options and variant.part == 1.0 and metric in HALVES
+    exact = exact and (where != AVERAGE or covers_paper(suite.options.datasets))
+    theirs = 1 if suite.suite.published == "ablation" else PUBLISHED_SEEDS
+    return tolerance_of_means(deviation, len(suite.options.seeds), std=std, printed=exact, theirs=theirs)
 
 
 def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
@@ -120,7 +140,7 @@ def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
         notes.append(f"MISSING, not compared: {', '.join(missing[:NAMED])}{more}.")
     random = [one for one in checked if one.tolerance.error]
     if random:
-        seeds = len(suite.seeds)
+        seeds = len(suite.options.seeds)
         notes += [
             f"Allowed: t times s times the square root of 1/n + 1/m, for means over n = {seeds} of our seeds and over "
             f"m = {random[0].tolerance.theirs} of the paper's. t is Student's of {random[0].among} metrics together "
@@ -132,11 +152,13 @@ def check_table(suite: SuiteResults, checked: Sequence[CheckedMetric]) -> Table:
     report = newest_measurement(suite) if suite.suite.published == "runtime" else None
     if report:
         notes += list_warnings(report)
-        measured = [row for row in report["rows"] if row["mode"] == "reference" and row["dataset"] in suite.datasets]
+        measured = [
+            row for row in report["rows"] if row["mode"] == "reference" and row["dataset"] in suite.options.datasets
+        ]
         if is_extrapolated(measured):
             notes.append("No ratio of training s is compared where a training was not run to its end.")
     columns = tuple(Column(title, "") for title in ("Ours", "Published", "Difference", "Allowed", "Verdict"))
-    title, labels = f"{suite.heading}: ours against published", ("Where", "Method", "Metric")
+    title, labels = f"{suite.suite.heading}: ours against published", ("Where", "Method", "Metric")
     return Table(f"{suite.name}-check", title, labels, columns, rows, tuple(notes))
 
 
@@ -149,57 +171,25 @@ def _row(one: CheckedMetric) -> Row:
     return Row((one.where, one.method, one.metric), cells, average=one.where in (AVERAGE, TARGET_MEAN))
 
 
-def _check(
-    suite: SuiteResults, variant: Variant, where: str, metric: str, cell: Metric | None, number: float | None
-) -> Iterator[CheckedMetric]:
-    """Yield one comparison, or none if the paper lacks the number or our images or recipe differ.
-
-    where: a data set, AVERAGE or TARGET_MEAN. metric: "base", "novel", "hm" or "Accuracy".
-    """
-    table, sets = suite.suite.published, [where]
-    if where in (AVERAGE, TARGET_MEAN):
-        sets = list(suite.datasets) if where == AVERAGE else list_targets(suite, "imagenet")
-    if number is None or not is_comparable(suite, variant, sets):
-        return
-    whole = None if cell is None or cell.limited else cell
-    ours, std = (whole.mean, whole.std) if whole else (None, None)
-    tolerance = OF_UNTRAINED
-    if variant.method != "zeroshot":
-        # The paper prints no deviation for accuracy on all classes; use that of novel classes, the wider one.
-        like = metric if metric in HALVES else "novel"
-        dataset = AVERAGE if where == TARGET_MEAN else where
-        deviation = estimate_deviation(dataset, like, published.stability())
-        # The printed deviations are of ProCAP as in the main table: unchanged, and trained to the end.
-        exact = variant.method == "procap" and not variant.options and variant.part == 1.0 and metric in HALVES
-        exact = exact and (where != AVERAGE or covers_paper(suite.datasets))
-        theirs = 1 if table == "ablation" else PUBLISHED_SEEDS
-        tolerance = tolerance_of_means(deviation, len(suite.seeds), std=std, printed=exact, theirs=theirs)
-    title = HALVES.get(metric, metric)
-    if table == "training_duration":
-        title = f"{title} after {variant.key['epochs']} epochs"
-    yield CheckedMetric(display_name(where), variant.name, title, ours, number, tolerance, std=std)
-
-
-def _halves(suite: SuiteResults) -> Iterator[CheckedMetric]:
-    """Check base, novel and HM of every data set and on average."""
+def _halves(suite: SuiteResults) -> Iterator[Pair]:
+    """List base, novel and HM of every data set and on average."""
     table = suite.suite.published
-    for dataset in (*suite.datasets, AVERAGE):
+    for dataset in (*suite.options.datasets, AVERAGE):
         for variant in suite.variants:
             cells = read_halves(suite, variant, dataset, table)
-            numbers = printed_halves(suite, variant, dataset, table)
-            for metric, cell, number in zip(HALVES, cells, numbers, strict=True):
-                yield from _check(suite, variant, dataset, metric, cell, number)
+            for metric, cell, number in zip(HALVES, cells, printed_halves(suite, variant, dataset, table), strict=True):
+                yield variant, dataset, metric, cell, number
 
 
-def _transfer(suite: SuiteResults, paper: Sequence[object]) -> Iterator[CheckedMetric]:
-    """Check the accuracy on the source, on every target, and the mean of the targets."""
-    for source in suite.datasets:
+def _transfer(suite: SuiteResults) -> Iterator[Pair]:
+    """List the accuracy on the source, on every target, and the mean of the targets."""
+    for source in suite.options.datasets:
         names = [source, *list_targets(suite, source), TARGET_MEAN]
         for variant in suite.variants:
             own, metrics, mean = target_metrics(suite, variant, source)
-            numbers = printed_transfer(find_transfer(paper, variant, source), list(metrics))
+            numbers = printed_transfer(suite, variant, source, list(metrics))
             for name, cell, number in zip(names, [own, *metrics.values(), mean], numbers, strict=False):
-                yield from _check(suite, variant, name, "Accuracy", cell, number)
+                yield variant, name, "Accuracy", cell, number
 
 
 def _ratios(suite: SuiteResults) -> Iterator[CheckedMetric]:
@@ -210,7 +200,7 @@ def _ratios(suite: SuiteResults) -> Iterator[CheckedMetric]:
     report = newest_measurement(suite)
     if report and (why := why_unlike(report)):
         raise UserError(f"runtime: nothing to check, what was measured does not compare with published ratios: {why}")
-    for dataset in suite.datasets if in_paper(suite) else ():
+    for dataset in suite.options.datasets if in_paper(suite) else ():
         printed = published_ratios(dataset)
         if printed is None:
             continue

@@ -91,7 +91,7 @@ def comparison_table(
 
 
 def _row(each: Comparison, corrected: Sequence[float | None]) -> Row:
-    labels = (each.b, f"{len(each.pairs)} ({len(each.tasks)})")
+    labels = (each.b, f"{each.pairs} ({len(each.tasks)})")
     if each.means is None or each.difference is None:
         return Row(labels, (None,) * 8)
     a, b = (Metric(mean, None, each.seeds, limited=each.limited) for mean in each.means)
@@ -130,16 +130,13 @@ def _notes(reference: str, measure: Measure, found: Sequence[Comparison], draws:
     if len({each.seeds for each in shared}) == 1 and all(each.seeds for each in shared):
         notes.append(f"{format_seeds(shared[0].seeds).capitalize()}.")
     else:
-        notes += [f"Against {each.b}: {_list_seeds(each)}." for each in shared]
-    images = " / ".join(f"{count:,}" for count in dict.fromkeys(each.images for each in shared))
+        for each in shared:
+            named = each.tasks.reset_index().groupby("seeds", sort=False).task.agg(", ".join)
+            listed = "; ".join(f"{format_seeds(seeds)} of {names}" for seeds, names in named.items())
+            notes.append(f"Against {each.b}: {listed}.")
+    images = " / ".join(f"{count:,}" for count in dict.fromkeys(int(each.tasks.images.sum()) for each in shared))
     notes += [f"Images are those of the test splits, {images} of them."] if images else []
     if any(each.limited for each in found):
         notes.append("† limited: only the first images of a test set were evaluated.")
     notes += [f"{each.b} shares no {one}, seed and images with {reference}." for each in found if each.tasks.empty]
     return [*notes, *dict.fromkeys(sentence for each in found for sentence in each.left_out)]
-
-
-def _list_seeds(each: Comparison) -> str:
-    """Describe which seeds are compared on which task."""
-    named = each.tasks.reset_index().groupby("seeds", sort=False).task.agg(", ".join)
-    return "; ".join(f"{format_seeds(seeds)} of {names}" for seeds, names in named.items())

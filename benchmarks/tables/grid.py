@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from benchmarks.console.output import plural
 from benchmarks.results.metrics import Metric, average
@@ -26,7 +25,7 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
     shots = sorted({variant.key["shots"] for variant in suite.variants})
     grouped = group_by_title(suite, "shots")
     rows = []
-    for dataset in [*suite.datasets, *([AVERAGE] if len(suite.datasets) > 1 else [])]:
+    for dataset in [*suite.options.datasets, *([AVERAGE] if len(suite.options.datasets) > 1 else [])]:
         for title, variants in grouped.items():
             by_shots = {variant.key["shots"]: variant for variant in variants}
             cells = tuple(accuracy_on(suite, by_shots[n], dataset) if n in by_shots else None for n in shots)
@@ -52,7 +51,7 @@ def few_shot_tables(suite: SuiteResults) -> list[Table]:
 def accuracy_on(suite: SuiteResults, variant: Variant, dataset: str) -> Metric | None:
     """Return the accuracy on all classes of the data set trained on, or the mean over data sets for AVERAGE."""
     if dataset == AVERAGE:
-        return average([suite.metric(variant, name, Target(name)) for name in suite.datasets])
+        return average([suite.metric(variant, name, Target(name)) for name in suite.options.datasets])
     return suite.metric(variant, dataset, Target(dataset))
 
 
@@ -64,77 +63,69 @@ def paper_weights() -> tuple[Weights, float]:
     return (weight, beta), temperature
 
 
-def variants_by_weights(suite: SuiteResults) -> dict[Weights, Variant]:
-    """Return the variants at the paper's temperature by their weights of InfoNCE and KL."""
-    _, temperature = paper_weights()
-    return {
-        (variant.key["nce_weight"], variant.key["kl_weight"]): variant
-        for variant in suite.variants
-        if variant.key and variant.key["nce_temperature"] == temperature
-    }
-
-
-def variants_by_temperature(suite: SuiteResults) -> dict[float, Variant]:
-    """Return the variants at the paper's weights by their initial temperature, the lowest first."""
-    weights, _ = paper_weights()
-    found = {
-        variant.key["nce_temperature"]: variant
-        for variant in suite.variants
-        if variant.key and (variant.key["nce_weight"], variant.key["kl_weight"]) == weights
-    }
-    return dict(sorted(found.items()))
+def sensitivity_variants(suite: SuiteResults) -> tuple[dict[Weights, Variant], dict[float, Variant]]:
+    """Return the variants at the paper's temperature by weights, and those at the paper's weights by temperature."""
+    paper, temperature = paper_weights()
+    by_weights: dict[Weights, Variant] = {}
+    by_temperature: dict[float, Variant] = {}
+    for variant in suite.variants:
+        if variant.key:
+            weights = (variant.key["nce_weight"], variant.key["kl_weight"])
+            if variant.key["nce_temperature"] == temperature:
+                by_weights[weights] = variant
+            if weights == paper:
+                by_temperature[variant.key["nce_temperature"]] = variant
+    return by_weights, dict(sorted(by_temperature.items()))
 
 
 def sensitivity_tables(suite: SuiteResults) -> list[Table]:
     """Make HM over both weights on average, over the temperature, and over both weights for each data set."""
     (weight, beta), temperature = paper_weights()
-    grid = variants_by_weights(suite)
+    grid, _ = sensitivity_variants(suite)
     lambdas, betas = (sorted({place[axis] for place in grid}) for axis in (0, 1))
     columns = tuple(Column(f"β = {_format(other)}", "") for other in betas)
     paper = f"the paper's values are λ = {weight}, β = {_format(beta)}, τ = {temperature}"
     rule = f"Cells are HM. λ: weight of InfoNCE; β: weight of KL; initial τ = {temperature}; {paper}."
-    sets = plural(len(suite.datasets), "data set")
+    sets = plural(len(suite.options.datasets), "data set")
     title, name = "Sensitivity to the weights of the loss", suite.name
 
-    def rows(read: Callable[[Variant], Metric | None], *labels: str) -> list[Row]:
-        found = []
-        for one in lambdas:
-            cells = tuple(read(grid[one, other]) if (one, other) in grid else None for other in betas)
-            found.append(Row((*labels, _format(one)), cells, group="".join(labels)))
-        return found
+    def rows(dataset: str, *labels: str) -> list[Row]:
+        hms = {
+            place: suite.mean_of_hms(variant) if dataset == AVERAGE else suite.halves(variant, dataset)[2]
+            for place, variant in grid.items()
+        }
+        group = "".join(labels)
+        return [
+            Row((*labels, _format(one)), tuple(hms.get((one, other)) for other in betas), group=group)
+            for one in lambdas
+        ]
 
     tables = []
     if grid:
         best = _note_best(suite, grid, (weight, beta))
         notes = suite_notes(suite, rule, f"{AVERAGE}: the mean of HMs over {sets}.", best, halves=True)
-        mean_rows = tuple(rows(suite.mean_of_hms))
+        mean_rows = tuple(rows(AVERAGE))
         tables.append(Table(name, f"{title}: HM over {sets}", ("λ",), columns, mean_rows, notes))
     tables.append(_temperatures(suite, f"λ = {weight}, β = {_format(beta)}; {paper}."))
-    if grid and len(suite.datasets) > 1:
-        every = []
-        for dataset in suite.datasets:
-            every += rows(partial(_hm, suite, dataset), display_name(dataset))
+    if grid and len(suite.options.datasets) > 1:
+        every = [row for dataset in suite.options.datasets for row in rows(dataset, display_name(dataset))]
         notes = suite_notes(suite, rule, halves=True)
         labels = ("Data set", "λ")
         tables.append(Table(f"{name}-datasets", f"{title}, by data set", labels, columns, tuple(every), notes))
     return tables
 
 
-def _hm(suite: SuiteResults, dataset: str, variant: Variant) -> Metric | None:
-    return suite.halves(variant, dataset)[2]
-
-
 def _temperatures(suite: SuiteResults, rule: str) -> Table:
     """Make a row per initial temperature at the paper's weights, and for methods without a temperature."""
-    variants = [*variants_by_temperature(suite).values(), *(variant for variant in suite.variants if not variant.key)]
-    several = len(suite.datasets) > 1
+    variants = [*sensitivity_variants(suite)[1].values(), *(variant for variant in suite.variants if not variant.key)]
+    several = len(suite.options.datasets) > 1
     rows = []
     for variant in variants:
-        cells = [_hm(suite, dataset, variant) for dataset in suite.datasets]
+        cells = [suite.halves(variant, dataset)[2] for dataset in suite.options.datasets]
         cells += [suite.mean_of_hms(variant)] if several else []
         label = _format(variant.key["nce_temperature"]) if variant.key else "-"
         rows.append(Row((variant.name, label), tuple(cells)))
-    columns = tuple(Column(display_name(name)) for name in [*suite.datasets, *([AVERAGE] if several else [])])
+    columns = tuple(Column(display_name(name)) for name in [*suite.options.datasets, *([AVERAGE] if several else [])])
     notes = suite_notes(suite, f"Cells are HM, at {rule} {AVERAGE}: the mean of HMs.", halves=True)
     name, title = f"{suite.name}-temperature", "Sensitivity to the initial temperature of InfoNCE"
     return Table(name, title, ("Method", "initial τ"), columns, tuple(rows), notes, wide=len(columns) > 4)

@@ -6,11 +6,8 @@ import itertools
 from html import escape
 
 from benchmarks.results.metrics import Metric
-from benchmarks.tables.table import Cell, Mark, Table
-from benchmarks.tables.text import ARROWS, MINUS, format_cell, list_notes
+from benchmarks.tables.table import ARROWS, MINUS, Cell, Mark, Table, format_cell, list_notes
 
-SHORT_TEXT, SHORT_HEADER, SHORT_LABEL = 24, 16, 12
-"""Characters up to which a text cell, a header and a row label are not wrapped."""
 MARKED: dict[Mark | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}</u>", None: "{}"}
 
 
@@ -21,7 +18,7 @@ def to_html(table: Table, labelled_by: str = "") -> str:
     follow as a list.
 
     Classes: `sortable` on tables of more than two rows, `group` on a row that is a heading of those below it, `average`
-    and `published` on rows, `text`, `short` and `long` on cells. `data-sort` is the unrounded number of a cell. Each
+    and `published` on rows, `text` on cells. `data-sort` is the unrounded number of a cell. Each
     group is a `<tbody>`, whose rows can be sorted within the group.
     """
     table = table.without_details()
@@ -43,10 +40,7 @@ def to_html(table: Table, labelled_by: str = "") -> str:
             heading = f'<th colspan="{width}" scope="rowgroup">{escape(group)}</th>'
             lines.append(f'<tr class="group">{heading}</tr>')
         for number, row in rows:
-            cells = [
-                f'<th scope="row"{_classes("long" * (len(label) > SHORT_LABEL))}>{escape(label)}</th>'
-                for label in row.labels[grouped:]
-            ]
+            cells = [f'<th scope="row">{escape(label)}</th>' for label in row.labels[grouped:]]
             cells += [
                 _render_cell(table, cell, place, marks.get((number, place))) for place, cell in enumerate(row.cells)
             ]
@@ -63,7 +57,7 @@ def to_html(table: Table, labelled_by: str = "") -> str:
 def _render_headers(table: Table, grouped: bool) -> str:
     cells = [f'<th scope="col" class="text">{escape(label)}</th>' for label in table.labels[grouped:]]
     for place, column in enumerate(table.columns):
-        classes = _classes("text" * table.has_text(place), "long" * (len(column.title) > SHORT_HEADER))
+        classes = _classes("text" * table.has_text(place))
         arrow = f'<span class="arrow">{ARROWS[column.better].strip()}</span>' if column.better else ""
         cells.append(f'<th scope="col"{classes}>{escape(column.title)}{arrow}</th>')
     return "".join(cells)
@@ -74,8 +68,7 @@ def _render_cell(table: Table, cell: Cell, place: int, mark: Mark | None) -> str
     text = MINUS.sub("−", text)
     if isinstance(cell, Metric):
         return f'<td data-sort="{float(cell.mean)!r}">{text}</span></td>'
-    classes = _classes("text", "short" * (len(cell or "") <= SHORT_TEXT)) if table.has_text(place) else ""
-    return f"<td{classes}>{text}</td>"
+    return f"<td{_classes('text' * table.has_text(place))}>{text}</td>"
 
 
 def _classes(*names: str) -> str:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.tables.table import Mark, Table
-from benchmarks.tables.text import MINUS, format_rows, list_headers, list_notes
+from benchmarks.tables.table import MINUS, Mark, Table, format_rows, list_headers, list_notes
 
 MARKED: dict[Mark | None, str] = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", None: "{}"}
 SIZES = (("", 1.0), (r"\small", 0.925), (r"\footnotesize", 0.85), (r"\scriptsize", 0.8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.results.frame import TITLES, describe_settings, unequal_targets
+from benchmarks.results.frame import TITLES, describe_settings
 from benchmarks.results.metrics import Metric
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.suite import SuiteResults
@@ -22,16 +22,17 @@ NAMED = 3
 
 def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[str, ...]:
     """Write the notes of a suite: `own` after those that all tables share."""
+    seeds = suite.options.seeds
     found = ["Accuracy in %, computed from the integer counts of the result files."]
     if halves:
         found.append("HM is the harmonic mean of mean base and mean novel accuracy.")
-    if len(suite.seeds) == 1:
-        found.append(f"One seed: {suite.seeds[0]} (n = 1).")
+    if len(seeds) == 1:
+        found.append(f"One seed: {seeds[0]} (n = 1).")
     else:
         of_hm = "; that of HM is over the HMs of the single seeds" if halves else ""
         found.append(
-            f"Means over n = {len(suite.seeds)} seeds ({', '.join(map(str, suite.seeds))}); ± is the sample standard "
-            f"deviation (ddof = 1){of_hm}."
+            f"Means over n = {len(seeds)} seeds ({', '.join(map(str, seeds))}); ± is the sample standard deviation "
+            f"(ddof = 1){of_hm}."
         )
     found += filter(None, own)
     if suite.paper_rounding:
@@ -40,15 +41,16 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
             "and HM of those."
         )
     found += _note_recipes(suite)
+    command = suite.suite.command(suite.options, suite.results)
     if suite.missing:
         found.append(
             f"MISSING: {len(suite.missing)} of {len(suite.planned)} evaluations ({_name_first(suite.missing)}). A dash "
-            f"is printed for every metric that needs them; `{suite.command}` runs them."
+            f"is printed for every metric that needs them; `{command}` runs them."
         )
     if suite.shorter:
         found.append(
             f"LIMITED beside whole: {len(suite.shorter)} evaluations ({_name_first(suite.shorter)}) are of the first "
-            f"images, those of other seeds of all. A dash is printed for their mean; `{suite.command}` evaluates all."
+            f"images, those of other seeds of all. A dash is printed for their mean; `{command}` evaluates all."
         )
     if suite.frame.limited.any():
         found.append("† limited: only the first images of a test set; never averaged with whole results nor marked.")
@@ -66,10 +68,10 @@ def suite_notes(suite: SuiteResults, *own: str, halves: bool = False) -> tuple[s
 
 def note_average(suite: SuiteResults) -> str:
     """Describe which reading of an average HM is printed, and list the numbers of the other one."""
-    if len(suite.datasets) < 2:
+    if len(suite.options.datasets) < 2:
         return ""
     hms = list_means({title: suite.mean_of_hms(variant) for title, variant in variants_by_title(suite).items()})
-    text = f"{AVERAGE}: over {len(suite.datasets)} data sets; its HM is that of average base and average novel "
+    text = f"{AVERAGE}: over {len(suite.options.datasets)} data sets; its HM is that of average base and average novel "
     return f"{text}accuracy. The mean of the data sets' HMs is: {hms}." if hms else f"{text}accuracy."
 
 
@@ -111,9 +113,11 @@ def note_changed(changed: Mapping[str, str]) -> list[str]:
 
 def note_unequal(frame: pd.DataFrame) -> list[str]:
     """Describe targets whose images are not the same for all runs."""
+    versions = frame[["target", "images", "manifest"]].drop_duplicates().target.value_counts(sort=False)
     return [
         f"{target} was evaluated on {count} different packings of its data set: these numbers do not compare."
-        for target, count in unequal_targets(frame).items()
+        for target, count in versions.items()
+        if count > 1
     ]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.results.metrics import Metric
 from benchmarks.results.profiles import PAPER
 from benchmarks.results.published import tables as published
 from benchmarks.results.published.tables import AVERAGE, display_name
-from benchmarks.tables.rows import HALVES
-from benchmarks.tables.table import Cell, Column, Row, Table
+from benchmarks.tables.rows import HALVES, published_row
+from benchmarks.tables.table import Column, Row, Table
 
 SOURCE = "As printed in the paper: CLIP ViT-B/16 with OpenAI's weights, 16 shots."
 
@@ -19,7 +20,7 @@ def published_tables() -> list[Table]:
     """Make the tables in the order of the suites; each is called published-<suite>."""
     main = published.base_to_novel()
     rows = [
-        _row((display_name(name), f"{row.method} ({row.venue})"), (row.base, row.novel, row.hm), name)
+        published_row((display_name(name), f"{row.method} ({row.venue})"), (row.base, row.novel, row.hm), group=name)
         for name in (*PAPER.datasets, AVERAGE)
         for row in main
         if row.dataset == name
@@ -32,7 +33,7 @@ def published_tables() -> list[Table]:
     rows = []
     for row in sorted(published.stability(), key=lambda row: row.dataset == AVERAGE):
         means, deviations = (row.base, row.novel, row.hm), (row.base_std, row.novel_std, row.hm_std)
-        rows.append(_row((display_name(row.dataset),), map(Metric, means, deviations)))
+        rows.append(published_row((display_name(row.dataset),), map(Metric, means, deviations)))
     columns = [Column(column.title, "") for column in HALVES]
     notes = (
         "Mean ± standard deviation over seeds 1, 2, 3; the paper does not say of which kind.",
@@ -47,20 +48,20 @@ def published_tables() -> list[Table]:
     rows = []
     for row in ablation:
         parts = ["yes" if getattr(row, part) else "-" for part in published.COMPONENTS]
-        rows.append(_row((row.variant,), [*parts, *row.hm.values(), row.average]))
+        rows.append(published_row((row.variant,), [*parts, *row.hm.values(), row.average]))
     columns = [Column(part, "") for part in ("Cross-Attn", "Gaussian", "KL", "L2", "InfoNCE")]
     columns += [Column(display_name(name)) for name in (*ablation[0].hm, AVERAGE)]
     note = f"Cells are HM of seed 1; {AVERAGE} is their mean."
     tables.append(_table("ablation", "ablation of ProCAP's parts", ("Variant",), columns, rows, note, wide=True))
 
-    rows = [_row((row.method, str(row.epochs)), (row.base, row.novel, row.hm)) for row in published.duration()]
+    rows = [published_row((row.method, str(row.epochs)), (row.base, row.novel, row.hm)) for row in published.duration()]
     note = "On average over the eleven data sets."
     tables.append(_table("duration", "training duration", ("Method", "Epochs"), HALVES, rows, note))
 
     rows = []
     for row in published.runtime():
         numbers = (row.train_seconds, row.images_per_second, row.accuracy)
-        rows.append(_row((display_name(row.dataset), row.method), numbers, row.dataset))
+        rows.append(published_row((display_name(row.dataset), row.method), numbers, group=row.dataset))
     columns = [Column("training s", "low", digits=1), Column("FPS", digits=1), Column("Accuracy")]
     note = (
         "Ten epochs on all classes, seed 1, on one A100 with mixed precision, with the authors' code; the paper does "
@@ -73,7 +74,8 @@ def published_tables() -> list[Table]:
 def _transfer(name: str, title: str, paper: Sequence[Any]) -> Table:
     columns = [Column(column) for column in ("ImageNet (source)", *map(display_name, paper[0].targets), "Target mean")]
     rows = [
-        _row((f"{row.method} ({row.venue})",), (row.source, *row.targets.values(), row.target_mean)) for row in paper
+        published_row((f"{row.method} ({row.venue})",), (row.source, *row.targets.values(), row.target_mean))
+        for row in paper
     ]
     note = "Trained on all classes of ImageNet; the mean is without it."
     return _table(name, title, ("Method",), columns, rows, note, wide=True)
@@ -89,9 +91,5 @@ def _table(
     wide: bool = False,
 ) -> Table:
     title = f"Published: {title}"
-    return Table(f"published-{name}", title, labels, tuple(columns), tuple(rows), (SOURCE, *notes), wide)
-
-
-def _row(labels: tuple[str, ...], cells: Iterable[float | Cell], group: str = "") -> Row:
-    metrics = tuple(Metric(cell) if isinstance(cell, float) else cell for cell in cells)
-    return Row(labels, metrics, "published", group, labels[0] == AVERAGE)
+    rows = tuple(replace(row, average=row.labels[0] == AVERAGE) for row in rows)
+    return Table(f"published-{name}", title, labels, tuple(columns), rows, (SOURCE, *notes), wide)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.results.metrics import Metric
-from benchmarks.results.pictures import read_pictures
 from benchmarks.results.suite import SuiteResults
 from benchmarks.tables.table import Cell, Column, Row, Table
 
 
 def qualitative_tables(suite: SuiteResults) -> list[Table]:
     """Make the tables from the data saved with the pictures; none if no pictures were made of these runs."""
-    record = read_pictures(suite)
+    record = suite.pictures
     try:
         return [*_words(record, suite.name), *_agreement(record, suite.name)] if record else []
     except (KeyError, TypeError):

@@ -12,8 +12,7 @@ from typing import Any
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.html import to_html
 from benchmarks.tables.latex import to_latex
-from benchmarks.tables.table import Mark, Table
-from benchmarks.tables.text import format_rows, list_headers, list_notes
+from benchmarks.tables.table import Mark, Table, format_rows, list_headers, list_notes
 from runner.results import write_bytes
 
 SUFFIXES = {"md": "md", "csv": "csv", "latex": "tex", "json": "json"}

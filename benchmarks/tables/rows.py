@@ -92,10 +92,9 @@ def variants_by_title(suite: SuiteResults) -> dict[str, Variant]:
 def group_by_title(suite: SuiteResults, column: str = "") -> dict[str, list[Variant]]:
     """Group the variants by title; what varies, except the key `column`, is added to titles that would be equal."""
     varied = [", ".join(f"{key} {value}" for key, value in one.key.items() if key != column) for one in suite.variants]
-    pairs = list(zip(suite.variants, varied, strict=True))
-    names = [name for name, _ in {(variant.name, words) for variant, words in pairs}]
+    names = [name for name, _ in {(variant.name, words) for variant, words in zip(suite.variants, varied, strict=True)}]
     found: dict[str, list[Variant]] = {}
-    for variant, words in pairs:
+    for variant, words in zip(suite.variants, varied, strict=True):
         title = f"{variant.name} ({words})" if names.count(variant.name) > 1 and words else variant.name
         found.setdefault(title_of(suite, variant, title), []).append(variant)
     return found
@@ -118,9 +117,10 @@ def published_group(suite: SuiteResults, group: str = "") -> str:
     return f"{group} published" if why_incomparable(suite) or has_controls(suite) else group
 
 
-def published_row(labels: Sequence[str], numbers: Iterable[float | None], **more: Any) -> Row:
-    cells = tuple(None if number is None else Metric(number) for number in numbers)
-    return Row(tuple(labels), cells, source="published", **more)
+def published_row(labels: Sequence[str], cells: Iterable[float | Cell], **more: Any) -> Row:
+    """Make a row of the paper's numbers, beside which a cell may also be a metric or text."""
+    metrics = tuple(Metric(cell) if isinstance(cell, float) else cell for cell in cells)
+    return Row(tuple(labels), metrics, source="published", **more)
 
 
 def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
@@ -131,17 +131,18 @@ def add_delta_column(suite: SuiteResults, table: Table, column: str) -> Table:
     """
     place = [one.title for one in table.columns].index(column)
     procap = [unique_title(suite, variant) for variant in suite.variants if variant.method == "procap"]
+    metrics = [table.metric(number, place) for number in range(len(table.rows))]
     own: dict[tuple[str, ...], Metric] = {}
-    for number, row in enumerate(table.rows):
-        metric = table.metric(number, place)
-        if row.source == "ours" and [row.labels[-1].removesuffix(REPRODUCED)] == procap and metric:
-            own |= {row.labels[:-1]: metric} if metric.published is not None else {}
+    for row, metric in zip(table.rows, metrics, strict=True):
+        is_procap = row.source == "ours" and [row.labels[-1].removesuffix(REPRODUCED)] == procap
+        if is_procap and metric and metric.published is not None:
+            own[row.labels[:-1]] = metric
     rows = []
-    for number, row in enumerate(table.rows):
-        metric, other = table.metric(number, place), own.get(row.labels[:-1])
+    for row, metric in zip(table.rows, metrics, strict=True):
+        ours = own.get(row.labels[:-1])
         delta = None
-        if metric and other and metric is not other and not metric.limited:
-            delta = Metric(other.mean - metric.mean)
+        if metric and ours and metric is not ours and not metric.limited:
+            delta = Metric(ours.mean - metric.mean)
         rows.append(replace(row, cells=(*row.cells, delta)))
     if not any(row.cells[-1] for row in rows):
         return table

@@ -107,14 +107,14 @@ def runtime_tables(suite: SuiteResults) -> list[Table]:
     if report is None:
         return []
     rows: list[Row] = []
-    for dataset in suite.datasets:
+    for dataset in suite.options.datasets:
         rows += _published_rows(dataset) if in_paper(suite) else ()
         rows += _measured_rows(report, dataset)
     others = ("GFLOP/s", "MB:", "Phases:", *(() if in_paper(suite) else ("published:",)))
     notes = tuple(note for note in list_notes(report) if not note.startswith(others))
     own_rows = tuple(replace(row, cells=row.cells[: len(SUITE_COLUMNS)]) for row in rows)
     tables = [Table(suite.name, TITLE, LABELS, SUITE_COLUMNS, own_rows, notes, wide=True).without_empty_columns()]
-    if ratios := [row for dataset in suite.datasets for row in _ratio_rows(suite, report, dataset)]:
+    if ratios := [row for dataset in suite.options.datasets for row in _ratio_rows(suite, report, dataset)]:
         remarks = [
             "What ProCAP takes or does over what MaPLe-style does on the same machine; a machine is in no ratio."
         ]
@@ -135,7 +135,7 @@ def newest_measurement(suite: SuiteResults) -> Measurement | None:
     found: list[tuple[float, str, Measurement]] = []
     for file, report in load_runtime_reports(suite.results):
         sets, methods = ({row[name] for row in report["rows"]} for name in ("dataset", "method"))
-        complete = sets >= set(suite.datasets) and methods >= set(suite.options.methods)
+        complete = sets >= set(suite.options.datasets) and methods >= set(suite.options.methods)
         if report["backbone"]["name"] == backbone and complete:
             found.append((file.stat().st_mtime, str(file), report))
     return max(found, key=lambda one: one[:2])[2] if found else None

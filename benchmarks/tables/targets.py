@@ -28,14 +28,18 @@ from runner.config import Target
 TARGET_MEAN = "Target mean"
 
 
-def cross_dataset_tables(suite: SuiteResults) -> list[Table]:
+def transfer_tables(suite: SuiteResults) -> list[Table]:
     """Make one table for each data set that was trained on, then the comparison."""
-    return _tables(suite, "Cross-dataset transfer", published.cross_dataset())
-
-
-def domain_generalization_tables(suite: SuiteResults) -> list[Table]:
-    """Make the same tables as `cross_dataset_tables`, for shifted test sets."""
-    return _tables(suite, "Domain generalization", published.domain_generalization())
+    first, *others = suite.options.datasets
+    tables = []
+    for source in suite.options.datasets:
+        name = suite.name if source == first else f"{suite.name}-from-{source}"
+        heading = suite.suite.heading
+        heading = f"{heading}, trained on {display_name(source)}" if others else heading
+        tables.append(_table(suite, name, heading, source))
+    # Compare each source separately: over several sources a target would count more than once.
+    sources = suite.options.datasets if others else ("",)
+    return [*tables, *(table for source in sources for table in comparison_tables(suite, source=source))]
 
 
 def target_metrics(
@@ -53,36 +57,38 @@ def list_targets(suite: SuiteResults, source: str) -> list[str]:
     return [name for name in names if name != source]
 
 
-def find_transfer(paper: Sequence[Any], variant: Variant, source: str) -> Any:
-    """Find the paper's row of a method, which trains on ImageNet alone; None if it has none."""
-    if variant.changed or source != "imagenet":
-        return None
-    return next((row for row in paper if row.key == variant.method), None)
+def printed_rows(suite: SuiteResults) -> list[Any]:
+    """Return the rows of the paper's table of this suite; empty for another suite."""
+    name = suite.suite.published
+    return getattr(published, name)() if name in ("cross_dataset", "domain_generalization") else []
 
 
-def _tables(suite: SuiteResults, title: str, paper: Sequence[Any]) -> list[Table]:
-    first, *others = suite.datasets
-    tables = []
-    for source in suite.datasets:
-        name = suite.name if source == first else f"{suite.name}-from-{source}"
-        heading = f"{title}, trained on {display_name(source)}" if others else title
-        tables.append(_table(suite, name, heading, source, paper))
-    # Compare each source separately: over several sources a target would count more than once.
-    sources = suite.datasets if others else ("",)
-    return [*tables, *(table for source in sources for table in comparison_tables(suite, source=source))]
+def printed_transfer(
+    suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]
+) -> Sequence[float | None]:
+    """List what the paper has for a variant on the source, each target, and their mean; it trains on ImageNet alone."""
+    rows = [row for row in printed_rows(suite) if row.key == variant.method]
+    comparable = rows and source == "imagenet" and not variant.changed
+    return _list_numbers(rows[0], targets) if comparable else [None] * (1 + len(targets) + bool(targets))
 
 
-def _table(suite: SuiteResults, name: str, title: str, source: str, paper: Sequence[Any]) -> Table:
+def _list_numbers(row: Any, targets: Sequence[str]) -> list[float | None]:
+    # The mean of the paper is over all its targets.
+    mean = row.target_mean if set(targets) == set(row.targets) else None
+    return [row.source, *map(row.targets.get, targets), *([mean] if targets else [])]
+
+
+def _table(suite: SuiteResults, name: str, title: str, source: str) -> Table:
     targets = list_targets(suite, source)
     columns = [Column(f"{display_name(source)} (source)"), *(Column(display_name(target)) for target in targets)]
     columns += [Column(TARGET_MEAN)] if targets else []
     rows = []
-    for row in paper if in_paper(suite) and source == "imagenet" else ():
-        numbers = printed_transfer(row, targets)
+    for row in printed_rows(suite) if in_paper(suite) and source == "imagenet" else ():
+        numbers = _list_numbers(row, targets)
         rows.append(published_row([published_title(row.method, row.venue)], numbers, group=published_group(suite)))
     for variant in suite.variants:
         own, metrics, mean = target_metrics(suite, variant, source)
-        numbers = printed_transfer(find_transfer(paper, variant, source), targets)
+        numbers = printed_transfer(suite, variant, source, targets)
         cells = [
             with_published(suite, variant, sets, metric, number)
             for sets, metric, number in zip(
@@ -97,11 +103,3 @@ def _table(suite: SuiteResults, name: str, title: str, source: str, paper: Seque
     notes = suite_notes(suite, f"Trained on {display_name(source)}, tested on all classes of each data set.", mean_note)
     table = Table(name, title, ("Method",), tuple(columns), tuple(rows), notes, wide=True)
     return add_delta_column(suite, table, columns[-1].title)
-
-
-def printed_transfer(row: Any, targets: Sequence[str]) -> list[float | None]:
-    """List what a row of the paper has for the source, each target, and their mean if it is over the same targets."""
-    if row is None:
-        return [None] * (len(targets) + bool(targets) + 1)
-    mean = row.target_mean if set(targets) == set(row.targets) else None
-    return [row.source, *map(row.targets.get, targets), *([mean] if targets else [])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.plots import FAINT, INK, grid, save_plots
+from benchmarks.plots.style import FAINT, INK, grid, save_plots
 from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.tables.render import markdown_grid
 
