@@ -215,9 +215,9 @@ def accuracy_speed(suite: SuiteResults) -> Figure | None:
     name = AVERAGE if len(suite.options.datasets) > 1 else suite.options.datasets[0]
     points: dict[str, tuple[float, Metric]] = {}
     for title, variant in variants_by_title(suite).items():
-        hm, speed = suite.halves(variant, name)[2], mean_speeds(suite, variant)[0]
-        if hm and speed:
-            points[title] = speed.mean, hm
+        hm, rate = suite.halves(variant, name)[2], mean_speeds(suite, variant)[0]
+        if hm and rate:
+            points[title] = rate.mean, hm
     if not points:
         return None
     looks = style.assign_looks(_methods(suite))

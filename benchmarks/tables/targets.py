@@ -63,9 +63,7 @@ def printed_rows(suite: SuiteResults) -> list[Any]:
     return getattr(published, name)() if name in ("cross_dataset", "domain_generalization") else []
 
 
-def printed_transfer(
-    suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]
-) -> Sequence[float | None]:
+def printed_transfer(suite: SuiteResults, variant: Variant, source: str, targets: Sequence[str]) -> list[float | None]:
     """List what the paper has for a variant on the source, each target, and their mean; it trains on ImageNet alone."""
     rows = [row for row in printed_rows(suite) if row.key == variant.method]
     comparable = rows and source == "imagenet" and not variant.changed
