@@ -49,8 +49,8 @@ def seed_spread(suite: SuiteResults, variant: Variant) -> Figure | None:
     if variant.method == "procap" and not (variant.changed or why_incomparable(suite)):
         names = {*suite.options.datasets} - suite.changed_sets.keys()
         names |= {AVERAGE} if covers_paper(list(names)) else set()
-        deviations = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
-        printed = {name: own for name, own in deviations.items() if name in names}
+        of_paper = {line.dataset: (line.base_std, line.novel_std, line.hm_std) for line in published.stability()}
+        printed = {name: own for name, own in of_paper.items() if name in names}
     seeds = every[0].seeds
     colour = style.assign_looks({"": variant.method})[""].colour
     edge: dict[str, Any] = {"edgecolor": style.INK, "linewidth": 0.5, "s": 16, "zorder": 3}
