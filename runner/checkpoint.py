@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 KEPT_STATES = 2
-STATE_NAME = re.compile(r"step-(\d{8})-([0-9a-f]{16})\.safetensors")
+STATE_NAME = re.compile(r"step-(\d{8})-[0-9a-f]{16}\.safetensors")
 """Names of saved states: the step, and the beginning of the file's SHA-256."""
 
 
@@ -58,7 +58,7 @@ class CheckpointCard(BaseModel):
 
 def save_prompts(path: Path, method: nn.Module, card: CheckpointCard) -> str:
     """Write the learned tensors and `card`; returns the file's SHA-256. Equal trainings write equal bytes."""
-    return write_bytes(path, _pack(_tensors(method), card.model_dump(mode="json")))
+    return write_bytes(path, pack_tensors(_tensors(method), card.model_dump(mode="json")))
 
 
 def read_prompts(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], CheckpointCard]:
@@ -81,7 +81,7 @@ def prompts_bytes(path: Path, sha256: str | None = None) -> bytes:
 def unpack_prompts(data: bytes, path: Path) -> tuple[dict[str, Tensor], CheckpointCard]:
     """Decode tensors and card of a checkpoint's bytes. Raises UserError naming `path` if they are no checkpoint."""
     try:
-        tensors, plain = _unpack(data)
+        tensors, plain = unpack_tensors(data)
         return tensors, CheckpointCard.model_validate(plain)
     except (SafetensorError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error).splitlines()[0]
@@ -153,7 +153,7 @@ class StateFiles:
         """
         check_finite(tensors, f"after step {state.step}")
         plain = asdict(state) | {"epochs": [log.model_dump() for log in state.epochs]}
-        data = _pack(dict(tensors), {"state_schema": SCHEMA, "identity": self.identity, "state": plain})
+        data = pack_tensors(dict(tensors), {"state_schema": SCHEMA, "identity": self.identity, "state": plain})
         path = self.folder / f"step-{state.step:08d}-{hashlib.sha256(data).hexdigest()[:16]}.safetensors"
         write_bytes(path, data)
         for old in [other for other in self._newest_first() if other != path][KEPT_STATES - 1 :]:
@@ -168,10 +168,9 @@ class StateFiles:
         for path in self._newest_first():
             try:
                 data = path.read_bytes()
-                match = STATE_NAME.fullmatch(path.name)
-                if match is None or hashlib.sha256(data).hexdigest()[:16] != match[2]:
+                if hashlib.sha256(data).hexdigest()[:16] != path.stem[-16:]:
                     raise ValueError("its hash is not the one in its name")
-                _, plain = _unpack(data)
+                _, plain = unpack_tensors(data)
                 if plain["state_schema"] != SCHEMA:
                     raise ValueError(f"it has schema {plain['state_schema']}")
             except (OSError, SafetensorError, ValueError, KeyError) as error:
@@ -189,13 +188,13 @@ class StateFiles:
     @staticmethod
     def unpack(data: bytes) -> tuple[TrainState, dict[str, Tensor]]:
         """Decode the arguments of `save`."""
-        tensors, plain = _unpack(data)
+        tensors, plain = unpack_tensors(data)
         state = TrainState(**plain["state"])
         state.epochs = [EpochLog.model_validate(log) for log in plain["state"]["epochs"]]
         return state, tensors
 
     def _newest_first(self) -> list[Path]:
-        found = [path for path in self.folder.glob("step-*.safetensors") if STATE_NAME.fullmatch(path.name)]
+        found = [path for path in self.folder.glob("step-*") if STATE_NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: (path.name[:13], path.stat().st_mtime_ns), reverse=True)
 
 
@@ -207,18 +206,18 @@ def check_finite(tensors: Mapping[str, Tensor], when: str) -> None:
 
 
 def training_tensors(method: nn.Module, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Collect all tensors that training changes, on the CPU: learned ones, and the optimizer's slots."""
+    """Collect the learned tensors and the optimizer's slots, on the CPU."""
     tensors = {f"param/{name}": value for name, value in _tensors(method).items()}
     return tensors | {f"optim/{name}": slot.detach().cpu().contiguous() for name, slot in slots.items()}
 
 
 def training_parts(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split the result of `training_tensors` into learned tensors and the optimizer's slots."""
-    parts: dict[str, dict[str, Tensor]] = {"param": {}, "optim": {}}
-    for name, value in tensors.items():
-        kind, _, own_name = name.partition("/")
-        parts[kind][own_name] = value
-    return parts["param"], parts["optim"]
+    learned, slots = (
+        {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
+        for kind in ("param/", "optim/")
+    )
+    return learned, slots
 
 
 def _tensors(method: nn.Module) -> dict[str, Tensor]:
@@ -247,12 +246,14 @@ def fill_optimizer(method: nn.Module, optimizer: torch.optim.Optimizer, slots: M
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _pack(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+def pack_tensors(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> bytes:
+    """Encode tensors and plain JSON in the safetensors format."""
     # One metadata entry only: safetensors writes several in an order that differs from process to process.
     return dump_tensors(tensors, {"procap": json.dumps(plain, sort_keys=True, allow_nan=False)})
 
 
-def _unpack(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Decode the result of `pack_tensors`. Raises SafetensorError or ValueError for anything else."""
     tensors = load_tensors(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     if "procap" not in header.get("__metadata__", {}):

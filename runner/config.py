@@ -54,11 +54,7 @@ class RunConfig(BaseModel):
         return fields
 
     def identity(self) -> dict[str, Any]:
-        """Return the fields that change the trained weights, and no others.
-
-        The recipe's name, the test batch size, and fields that the chosen optimizer and warm-up do not use are left
-        out, so that equal trainings are one run. `picks` is left out if the samples are drawn by CoOp's rule.
-        """
+        """Return the fields that change the trained weights and no others, so that equal trainings are one run."""
         plain = self.model_dump(mode="json", exclude={"recipe_name"} | ({"picks"} if not self.picks else set()))
         recipe = plain["recipe"]
         unread = {"test_batch_size", "betas" if self.recipe.optimizer == "sgd" else "momentum"}
@@ -107,11 +103,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, data: Path | None = None) -> Target:
-        """Read `shapes`, `shapes:novel` or `shapes:novel:test`; "new" is novel.
-
-        Names are those of the catalogue and of what is packed in `data`. Raises UsageError or DataUsageError for
-        anything else.
-        """
+        """Read `shapes`, `shapes:novel` or `shapes:novel:test`; data sets are those of the catalogue and of `data`."""
         from shards.resolve import resolve_dataset
 
         read = cls.recorded(text)
@@ -145,11 +137,9 @@ class RuntimeConfig:
     """Where and how a run is executed; no field changes its results beyond rounding.
 
     workers: threads that decode images; None: see `runner.environment.num_decoders`.
-    features: where image features of test splits are kept for methods without prompts in the image tower; None computes
-        them for every evaluation.
+    features: folder of `runner.features`; None computes image features for every evaluation.
     accelerate: accelerations, as `runner.acceleration.Acceleration.of` parses them.
     timeout: longest time in seconds that a process waits for others.
-    engine: one of `ENGINES`. zero_stage, deepspeed_json: for DeepSpeed only; the file is merged into its configuration.
     log_checkpoints: whether checkpoints are copied into MLflow's artifact store.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
     no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
@@ -201,14 +191,13 @@ def plan_run(
     picks: str = "",
     data: Path | None = None,
 ) -> RunConfig:
-    """Resolve names, defaults and recipes into a `RunConfig`.
+    """Resolve names, defaults and recipes into a `RunConfig`. Raises UsageError, DataUsageError for the data set.
 
     recipe: "published" is the method's published recipe for `task`, "procap" is ProCAP's; `overrides` change fields.
     task: selects the published recipe and options; None: "few-shot" on all classes, else "base-to-novel".
     options: fields of the method; the others get the values published for `task` (recipe "published"), else defaults.
     picks: digest of imported few-shot samples; ignored for a method that trains nothing.
     data: folder of packed sets that are not in the catalogue. A derived set uses the recipe of its base.
-    Raises UsageError for an unknown name or a wrong value, DataUsageError for an unknown data set or choice of classes.
     """
     from procap.methods import method_class, method_options
     from procap.weights.loading import canonical_name
@@ -216,8 +205,7 @@ def plan_run(
 
     if recipe not in ("published", "procap"):
         raise unknown_name("recipe", recipe, ("published", "procap"))
-    kind = method_class(method)
-    found = resolve_dataset(dataset, data)
+    kind, found = method_class(method), resolve_dataset(dataset, data)
     task = task or ("few-shot" if parse_classes(classes) == "all" else "base-to-novel")
     own = kind.recipe(task, shots, found.base)
     base = own if recipe == "published" else method_class("procap").recipe(task, shots, found.base)
@@ -231,18 +219,22 @@ def plan_run(
     published = kind.task_options(task, shots, found.base) if recipe == "published" else {}
     filled = method_options(method, {**published, **(options or {})}).model_dump(mode="json")
     backbone, pretrained = canonical_name(backbone, pretrained)
-    custom = resolved != base and own.epochs > 0
-    fields: dict[str, Any] = {
+    fields = {
+        "method": method,
+        "options": filled,
+        "recipe": resolved,
+        "recipe_name": "custom" if resolved != base and own.epochs > 0 else recipe,
         "backbone": backbone,
         "pretrained": pretrained,
+        "dataset": found.name,
+        "classes": parse_classes(classes),
         "shots": shots,
         "seed": seed,
         "precision": precision,
+        "picks": picks if resolved.epochs else "",
     }
-    fields |= {"method": method, "options": filled, "dataset": found.name, "classes": parse_classes(classes)}
-    fields |= {"recipe": resolved, "recipe_name": "custom" if custom else recipe}
     try:
-        return RunConfig.model_validate({**fields, "picks": picks if resolved.epochs else ""})
+        return RunConfig.model_validate(fields)
     except ValidationError as error:
         raise explain_validation_error(error, RunConfig, "run") from error
 
@@ -254,10 +246,8 @@ def explain_validation_error(error: ValidationError, model: type[BaseModel], wha
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
         for name in path[:-1]:
-            field = model.model_fields.get(name)
-            if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-                break
-            model = field.annotation
+            inner = model.model_fields[name].annotation if name in model.model_fields else None
+            model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else model
         return UsageError(f"{unknown_name(f'{what} field', path[-1], model.model_fields)}{more}")
     if first["type"] == "missing":
         return UsageError(f"{what}: {'.'.join(path)} is missing{more}")

@@ -30,20 +30,15 @@ def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
         raise ValueError(f"per-image answers begin with {PLAIN} or {DEFLATED}")
     length = -(-total // 8)
     if prefix == DEFLATED:
-        data = _inflated(data, length)
+        # Limit the output, because a few damaged bytes could expand to gigabytes.
+        inflater = zlib.decompressobj()
+        try:
+            data = inflater.decompress(data, length + 1)
+        except zlib.error as error:
+            raise ValueError(f"per-image answers cannot be unpacked ({error})") from error
+        if not inflater.eof or inflater.unused_data:
+            raise ValueError("per-image answers are cut off or followed by something else")
     bits = np.unpackbits(np.frombuffer(data, np.uint8)).astype(bool)
     if len(data) != length or bits[total:].any():
         raise ValueError(f"per-image answers are not those of {total} images")
     return bits[:total]
-
-
-def _inflated(data: bytes, length: int) -> bytes:
-    # Limit the output, because a few damaged bytes could expand to gigabytes.
-    inflater = zlib.decompressobj()
-    try:
-        found = inflater.decompress(data, length + 1)
-    except zlib.error as error:
-        raise ValueError(f"per-image answers cannot be unpacked ({error})") from error
-    if not inflater.eof or inflater.unused_data:
-        raise ValueError("per-image answers are cut off or followed by something else")
-    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -65,22 +65,12 @@ class CudaGraphs:
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 part()
         except RuntimeError as error:
-            self._end_allocating()
             # Ending a broken capture raises another error; raise the one that caused it.
             raise (error.__context__ if isinstance(error.__context__, RuntimeError) else error) from None
         finally:
             # Casts that were cached during the capture hold no values until the replay.
             torch.clear_autocast_cache()
         return graph.replay
-
-    def _end_allocating(self) -> None:
-        """Tell the allocator that the capture has ended; torch up to 2.11 omits that after a failed capture.
-
-        The allocator would otherwise treat the capture as running, and release little memory from then on.
-        """
-        index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(index, self._pool)
 
 
 class GraphedFunction:
@@ -109,11 +99,10 @@ class GraphedFunction:
             return self._output.clone()
 
     def _capture(self, images: Tensor) -> None:
-        self._input = torch.empty_like(images).copy_(images)
+        self._input = example = images.clone()
 
         def part() -> None:
-            assert self._input is not None
-            self._output = self._function(self._input)
+            self._output = self._function(example)
 
         with self._graphs.side_stream():
             for _ in range(WARMUP_RUNS):

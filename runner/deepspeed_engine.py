@@ -37,11 +37,7 @@ class DeepSpeedEngine(Engine):
     """
 
     def __init__(self, method: Method, config: RunConfig, settings: Mapping[str, Any]) -> None:
-        """settings: from `deepspeed_config`, for the current number of ranks.
-
-        Raises UserError when DeepSpeed is not installed or cannot work on the method's device, UsageError for a value
-        in `settings` that DeepSpeed refuses.
-        """
+        """settings: from `deepspeed_config`. Raises UsageError for a value that DeepSpeed refuses."""
         super().__init__(method, config)
         self.stage = int(settings["zero_optimization"]["stage"])
         self._alone = not dist.is_initialized()
@@ -52,14 +48,27 @@ class DeepSpeedEngine(Engine):
                 backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
                 dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
             self._learnables = list(method.parameters())
-            settings = _with_defaults(settings, sum(each.numel() for each in self._learnables))
+            # The default bucket reserves two gigabytes, a thousand times as much as the learned tensors need.
+            zero = {"reduce_bucket_size": sum(each.numel() for each in self._learnables)}
+            settings = {**settings, "zero_optimization": {**zero, **settings["zero_optimization"]}}
+            if not self.stage:
+                # `update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks have the whole
+                # gradients, as with DDP.
+                settings["gradient_clipping"] = 0.0
             deepspeed.init_distributed(dist_init_required=False)
-            _share_weights(self._learnables)
-            with _not_broadcast(self._learnables), _refusals(deepspeed):
-                deepspeed.DeepSpeedConfig(dict(settings))
-                self._deepspeed = deepspeed.initialize(
-                    model=self.objective, optimizer=self.optimizer, config=dict(settings), dist_init_required=False
-                )[0]
+            for learnable in self._learnables:
+                dist.broadcast(learnable.detach(), src=0)
+            try:
+                with _not_broadcast(self._learnables):
+                    deepspeed.DeepSpeedConfig(dict(settings))
+                    self._deepspeed = deepspeed.initialize(
+                        model=self.objective, optimizer=self.optimizer, config=dict(settings), dist_init_required=False
+                    )[0]
+            except (AssertionError, ValueError) as error:
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                raise UsageError(
+                    f"DeepSpeed {deepspeed.__version__} refuses its configuration: {' '.join(lines[:3])}"
+                ) from error
         self.module = self._deepspeed
         if self.stage and not torch.equal(self._part(self._learnables), self._vector):
             raise UserError(
@@ -183,35 +192,6 @@ def _library(device: torch.device, level: str) -> ModuleType:
         # DeepSpeed's copy of the group would wait for a lost rank much longer than the run's timeout.
         groups._WORLD_GROUP = dist.group.WORLD
     return deepspeed
-
-
-@contextmanager
-def _refusals(deepspeed: ModuleType) -> Iterator[None]:
-    try:
-        yield
-    except (AssertionError, ValueError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UsageError(
-            f"DeepSpeed {deepspeed.__version__} refuses its configuration: {' '.join(lines[:3])}"
-        ) from error
-
-
-def _with_defaults(settings: Mapping[str, Any], numbers: int) -> dict[str, Any]:
-    """Add defaults for `numbers` learned numbers to `settings`."""
-    # The default bucket reserves two gigabytes, a thousand times as much as the learned tensors need.
-    zero = {"reduce_bucket_size": numbers, **settings["zero_optimization"]}
-    # At stage 0 `DeepSpeedEngine.update` clips instead: DeepSpeed's clipping fails on scalar parameters, and all ranks
-    # have the whole gradients, as with DDP.
-    clipping = {} if zero["stage"] else {"gradient_clipping": 0.0}
-    return {**settings, **clipping, "zero_optimization": zero}
-
-
-def _share_weights(learnables: list[nn.Parameter]) -> None:
-    with torch.no_grad():
-        flat = nn.utils.parameters_to_vector(learnables)
-        dist.broadcast(flat, src=0)
-        for learnable, sent in zip(learnables, flat.split([each.numel() for each in learnables]), strict=True):
-            learnable.copy_(sent.view_as(learnable))
 
 
 @contextmanager

@@ -94,10 +94,9 @@ class Engine:
         self.objective = Objective(method, config)
         self.optimizer = make_optimizer(method, config.recipe)
         self.module: nn.Module = self.objective
-        self._averaging: Averaging | None = None
-        if group is not None and group.ranks.size > 1:
+        self._group = group or ProcessGroup()
+        if self._group.size > 1:
             device = method.clip.device
-            self._averaging = Averaging(group, device)
             # The argument that broadcasts buffers before every step has two names in the supported versions of torch.
             arguments = inspect.signature(nn.parallel.DistributedDataParallel).parameters
             name = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
@@ -111,7 +110,7 @@ class Engine:
                 **buffers,
             )
             # A lambda, because DDP checks the annotations of a hook and cannot resolve the string annotations here.
-            parallel.register_comm_hook(self._averaging, lambda averaging, bucket: averaging.average(bucket))
+            parallel.register_comm_hook(self._group, lambda group, bucket: _average(group, device, bucket))
 
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of the next steps; a tensor is changed in place, because captured steps read it."""
@@ -129,8 +128,8 @@ class Engine:
         """Compute the gradients of `loss`, averaged over the ranks."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if self._averaging is not None:
-            self._averaging.done()
+        # No other work overlaps with the wait after the last bucket was sent, so it counts as communication.
+        self._group.end_waiting(self.method.clip.device)
 
     def update(self) -> None:
         """Clip the gradients if the recipe does so, and take an optimizer step."""
@@ -153,19 +152,8 @@ class Engine:
         fill_optimizer(self.method, self.optimizer, slots)
 
 
-class Averaging:
-    """Average gradient buckets as DDP's communication hook, and measure how long the backward pass waits at its end."""
-
-    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
-        self._group, self._device = group, device
-        assert dist.group.WORLD is not None
-        self._world = dist.group.WORLD
-
-    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Start averaging a bucket over the ranks."""
-        self._group.begin_waiting(self._device)
-        return allreduce_hook(self._world, bucket)
-
-    def done(self) -> None:
-        """Count the time since the last bucket was sent as communication, since no other work overlaps with it."""
-        self._group.end_waiting(self._device)
+def _average(group: ProcessGroup, device: torch.device, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Start averaging a bucket of gradients over the ranks, as DDP's communication hook."""
+    group.begin_waiting(device)
+    assert dist.group.WORLD is not None
+    return allreduce_hook(dist.group.WORLD, bucket)

@@ -123,16 +123,13 @@ def source_state(folder: Path | None = None) -> dict[str, Any] | None:
         if not (root / ".git").exists():
             recorded = json.loads(os.environ.get(SOURCE_VARIABLE, ""))
             return {"commit": str(recorded["commit"]), "dirty": bool(recorded["dirty"])}
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-        return {"commit": _git(root, "rev-parse", "HEAD"), "dirty": bool(changed)}
+        # Without --no-optional-locks git refreshes the index, and concurrent runs would compete for its lock.
+        command = ["git", "--no-optional-locks", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty"]
+        command += ["--exclude=*"]
+        state = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return {"commit": state.removesuffix("-dirty"), "dirty": state.endswith("-dirty")}
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
-
-
-def _git(root: Path, *arguments: str) -> str:
-    # Without the option git refreshes the index, and concurrent runs would compete for its lock.
-    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 def cpu_name() -> str:

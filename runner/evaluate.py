@@ -35,7 +35,7 @@ from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import StopRequest, make_interrupted
 from runner.threads import fitting_threads
 from runner.tracking.background import exporter_for
-from shards.fewshot import Selection, evaluation_split
+from shards.fewshot import evaluation_split
 from shards.reader import open_dataset
 from shards.transforms import eval_transform
 
@@ -84,13 +84,13 @@ def evaluate(
 ) -> EvalResult:
     """Count the correct images of a finished run on `target` and return the content of `eval/<target>.json`.
 
-    An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images.
-    One process uses stored image features in `runtime.features` if the classifier has no prompts in the image tower and
-    `force` is not set. Logits from them differ by rounding at most; the speeds of such a result are None.
-    trained: the loaded run, to evaluate several targets without loading it again. Draws no random number.
-    All ranks of a group call this. Each image is counted on one rank; rank 0 reads and writes the results.
+    An existing result of the same checkpoint is returned, unless `force` is set or it counts too few images. One
+    process uses stored image features in `runtime.features` if the classifier has no prompts in the image tower and
+    `force` is not set: logits then differ by rounding at most, and speeds are None. Draws no random number.
+    trained: the loaded run, to evaluate several targets without loading it again.
+    All ranks of a group call this; each image is counted on one rank, and rank 0 reads and writes the results.
     Raises UserError when the run is not finished, when a data set has changed, and when a limited result would replace
-    a whole one; DataError for an image or shard that cannot be read: no image is ever left out.
+    a whole one; DataError for an image or shard that cannot be read.
     """
     group = group or ProcessGroup()
     folder = RunFolder(runtime.results / config.path)
@@ -236,8 +236,10 @@ def _evaluate(
         raise UserError(
             f"{config.path} gives logits on {target} that are not finite: train with {config.stability_hint}"
         )
-    is_correct = predictions.gather(count, group) == selection.images.labels[:count]
-    correct, total = per_class_counts(is_correct, selection)
+    labels, classes = selection.images.labels[:count], len(selection.classnames)
+    is_correct = predictions.gather(count, group) == labels
+    correct = np.bincount(labels[is_correct], minlength=classes).tolist()
+    total = np.bincount(labels, minlength=classes).tolist()
     # With stored features the image tower does not run, so the speed would not be that of the method.
     rated = inference.features == "computed"
     return EvalResult(
@@ -248,7 +250,7 @@ def _evaluate(
         per_class=PerClass(correct=correct, total=total),
         limit=runtime.limit,
         dataset_size=len(selection.images),
-        num_classes=len(selection.classnames),
+        num_classes=classes,
         precision=config.precision,
         batch_size=batch_size,
         workers=workers,
@@ -268,10 +270,3 @@ def _evaluate(
         environment=environment(device),
         correct_bits=pack_bits(is_correct),
     )
-
-
-def per_class_counts(is_correct: NDArray[np.bool_], selection: Selection) -> tuple[list[int], list[int]]:
-    """Count the correct and all images of each of the C classes, among the first len(is_correct) of the list."""
-    labels = selection.images.labels[: len(is_correct)]
-    classes = len(selection.classnames)
-    return np.bincount(labels[is_correct], minlength=classes).tolist(), np.bincount(labels, minlength=classes).tolist()

@@ -15,19 +15,17 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import PIL
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load as load_arrays
-from safetensors.numpy import save as dump_arrays
 from torch import Tensor
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
+from runner.checkpoint import pack_tensors, unpack_tensors
 from shards.files import write_file
 from shards.locks import file_lock
 from shards.manifest import Manifest
@@ -108,7 +106,9 @@ class FeatureStore:
             # Lock and merge, because another process may evaluate other classes of the split and write the same file.
             with file_lock(self.path.parent / ".lock"):
                 rows = _merge(self._read(quiet=True), (positions[valid], features[valid]))
-                write_file(self.path, _pack(self.key, rows))
+                tensors = dict(zip(("positions", "features"), map(torch.from_numpy, rows), strict=True))
+                about = {"schema": SCHEMA, "key": dict(self.key), "sha256": _sha256(rows)}
+                write_file(self.path, pack_tensors(tensors, about))
         except OSError as error:
             warnings.warn(
                 f"image features cannot be stored in {self.path.parent} ({error.strerror or error}); "
@@ -119,7 +119,12 @@ class FeatureStore:
     def _read(self, *, quiet: bool = False) -> Rows | None:
         """Read the file; None if there is none or, with a warning, if it is damaged."""
         try:
-            return _unpack(self.key, self.path.read_bytes())
+            tensors, about = unpack_tensors(self.path.read_bytes())
+            rows = tensors["positions"].numpy(), tensors["features"].numpy()
+            if about["schema"] != SCHEMA or about["key"] != self.key:
+                raise ValueError("it holds other features than its name says")
+            if about["sha256"] != _sha256(rows):
+                raise ValueError("its SHA-256 is not the one it was written with")
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -127,6 +132,7 @@ class FeatureStore:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 warnings.warn(f"{self.path} cannot be used ({reason}); its features are computed again", stacklevel=1)
             return None
+        return rows
 
 
 def _merge(stored: Rows | None, added: Rows) -> Rows:
@@ -138,24 +144,6 @@ def _merge(stored: Rows | None, added: Rows) -> Rows:
         features = np.concatenate([stored[1][old], features])
     order = np.argsort(positions)
     return positions[order], features[order]
-
-
-def _pack(key: Key, rows: Rows) -> bytes:
-    about = {"schema": SCHEMA, "key": dict(key), "sha256": _sha256(rows)}
-    positions, features = rows
-    return dump_arrays({"positions": positions, "features": features}, {"procap": json.dumps(about, sort_keys=True)})
-
-
-def _unpack(key: Key, data: bytes) -> Rows:
-    arrays = load_arrays(data)
-    header: Any = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about = json.loads(header["__metadata__"]["procap"])
-    rows = arrays["positions"], arrays["features"]
-    if about["schema"] != SCHEMA or about["key"] != key:
-        raise ValueError("it holds other features than its name says")
-    if about["sha256"] != _sha256(rows):
-        raise ValueError("its SHA-256 is not the one it was written with")
-    return rows
 
 
 def _sha256(rows: Rows) -> str:

@@ -14,26 +14,17 @@ def available_memory() -> int:
     """Return the free memory in bytes, within the limits of the control groups."""
     import psutil
 
-    return min([psutil.virtual_memory().available, *_allowed_bytes()])
+    limits = [psutil.virtual_memory().available]
+    for version, group in _control_groups("memory"):
+        with suppress(OSError, ValueError):
+            limits.append(int((group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text()))
+    return min(limits)
 
 
 def available_cores() -> int:
     """Return the number of usable cores, within the limits of the control groups."""
-    return max(1, int(min([_own_cores(), *_allowed_cores()])))
-
-
-def _own_cores() -> int:
     # Only Linux has a CPU affinity of processes.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _allowed_bytes() -> Iterator[int]:
-    for version, group in _control_groups("memory"):
-        with suppress(OSError, ValueError):
-            yield int((group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text())
-
-
-def _allowed_cores() -> Iterator[float]:
+    limits = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
     for version, group in _control_groups("cpu"):
         with suppress(OSError, ValueError):
             if version == 2:
@@ -41,7 +32,8 @@ def _allowed_cores() -> Iterator[float]:
             else:
                 quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
             if int(quota) > 0:
-                yield int(quota) / int(period)
+                limits.append(int(quota) / int(period))
+    return max(1, int(min(limits)))
 
 
 def _control_groups(controller: str) -> Iterator[tuple[int, Path]]:

@@ -139,8 +139,9 @@ class ResourceMonitor:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._process = psutil.Process()
-        self._begun = self._sampled = time.perf_counter()
-        self._cpu_before = self._cpu_seconds()
+        # The first call starts the measurement.
+        self._process.cpu_percent()
+        self._sampled = time.perf_counter()
         self._samples: list[tuple[float, float]] = []
         # Writing "5" resets the peak resident size; otherwise a small run would report that of an earlier run.
         with suppress(OSError):
@@ -160,19 +161,12 @@ class ResourceMonitor:
                 self._samples.append((percent, milliwatts / 1000))
 
     def use(self) -> Use:
-        wall = time.perf_counter() - self._begun
-        cpu = 100 * (self._cpu_seconds() - self._cpu_before) / wall
         means = [sum(values) / len(values) for values in zip(*self._samples, strict=True)] or [None, None]
-        return Use(cpu_percent=cpu, gpu_percent=means[0], gpu_watts=means[1])
+        return Use(cpu_percent=self._process.cpu_percent(), gpu_percent=means[0], gpu_watts=means[1])
 
     def peak_memory(self) -> PeakMemory:
         gpu = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return PeakMemory(process=_peak_resident_bytes(), gpu=gpu)
-
-    def _cpu_seconds(self) -> float:
-        """Return the CPU seconds of this process with all its threads, and of finished child processes."""
-        times = self._process.cpu_times()
-        return times.user + times.system + times.children_user + times.children_system
 
 
 def _peak_resident_bytes() -> int:

@@ -53,9 +53,7 @@ class EpochLog(_Record):
 
 
 class PeakMemory(_Record):
-    process: int = Field(
-        description="bytes, largest resident size of this process since the run began (without Linux: the process)"
-    )
+    process: int = Field(description="bytes, largest resident size of this process since the run began")
     gpu: int | None = Field(description="bytes that tensors held at once; None on the CPU")
 
 
@@ -70,14 +68,9 @@ class RankUse(_Record):
 
     host: str
     device: str
-    images_per_second: float | None = Field(
-        default=None, description="its own images, a share of the global batch; warm-up left out"
-    )
+    images_per_second: float | None = Field(default=None, description="its own images; warm-up left out")
     data_share: float = Field(description="of the seconds in steps, waited for images")
-    communication_share: float | None = Field(
-        description="of the seconds in steps, in messages to other processes and waiting for them; None with "
-        "DeepSpeed, whose messages cannot be measured"
-    )
+    communication_share: float | None = Field(description="of the seconds in steps; None with DeepSpeed")
     peak_memory_bytes: PeakMemory
 
 
@@ -102,9 +95,7 @@ class TrainResult(_Record):
     images_per_second: float | None = Field(description="warm-up steps and checkpoints left out")
     images_per_second_model: float | None = Field(description="the same, waiting for images left out too")
     warmup_steps: int = Field(description="steps left out of `images_per_second`")
-    phases: dict[str, float] = Field(
-        description="seconds: load, data, forward, backward, optimizer, checkpoint, tracking, other"
-    )
+    phases: dict[str, float] = Field(description="seconds by phase")
     peak_memory_bytes: PeakMemory
     use: Use
     trainable_parameters: int
@@ -180,13 +171,9 @@ class EvalResult(_Record):
     batch_size: int = Field(description="of the evaluation, on which its throughput depends")
     workers: int = Field(description="threads that decoded images; 0: the one that evaluates")
     device: str = Field(description="torch's name; `environment` says what it is")
-    features: Literal["computed", "cached", "mixed"] = Field(
-        default="computed", description="whether the image tower ran for all images, none or some of them"
-    )
+    features: Literal["computed", "cached", "mixed"] = "computed"
     seconds: float = Field(description="class features, warm-up, all images, and reading and keeping features")
-    images_per_second: float | None = Field(
-        description="all images, decoding included; None unless every image was decoded and encoded"
-    )
+    images_per_second: float | None = Field(description="decoding included; None unless every image was encoded")
     images_per_second_model: float | None = Field(description="all images, decoding excluded; None likewise")
     warmup_batches: int = Field(description="batches of blank images before the first real one; in no rate, no count")
     phases: dict[str, float] = Field(default_factory=dict)
@@ -197,11 +184,7 @@ class EvalResult(_Record):
     backbone_digest: str
     checkpoint_sha256: str
     environment: dict[str, Any]
-    correct_bits: str | None = Field(
-        default=None,
-        repr=False,
-        description="which of the first `total` images of the target's list were right, packed by runner.correctness",
-    )
+    correct_bits: str | None = Field(default=None, repr=False, description="right images, see runner.correctness")
 
     @model_validator(mode="after")
     def _bits_add_up(self) -> EvalResult:
@@ -247,10 +230,7 @@ def write_json(path: Path, document: BaseModel | Mapping[str, Any]) -> str:
 
 
 def read_document(path: Path, model: type[Document], repair: str = "") -> Document | None:
-    """Read the document at `path`; None if there is none. Raises UserError if it is broken or has another schema.
-
-    repair: what to do about that; empty for a file of a run, which is repeated.
-    """
+    """Read the document at `path`; None if there is none. Raises UserError, which says `repair`, if it is broken."""
     try:
         return model.model_validate_json(path.read_bytes())
     except FileNotFoundError:

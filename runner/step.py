@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class TrainStep:
     def _parts(self) -> tuple[Part, ...]:
         # Not stored in an attribute: bound methods would form a reference cycle, which keeps the graphs and their
         # memory until the next garbage collection.
-        return self._forward, self._backward, self._update
+        return self._forward, lambda: self.engine.backward(self._loss), self.engine.update
 
     def capture(self, batch: Batch) -> None:
         """Warm up and capture, with `batch` as an example; weights and optimizer do not change.
@@ -73,22 +73,17 @@ class TrainStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Take a step on `batch`; returns its weighted terms and their sum [T + 1], which the next step overwrites."""
-        if self._graphs is None:
-            return self._take(batch)
-        with self._graphs.side_stream():
-            return self._take(batch)
-
-    def _take(self, batch: Batch) -> Tensor:
-        parts: Sequence[Part] = self._parts
-        if self._replays and self._fixed is not None and self._fixed.takes(batch):
-            for own, given in zip(self._fixed.tensors, batch.tensors, strict=True):
-                own.copy_(given)
-            self._batch, parts = self._fixed, self._replays
-        else:
-            self._batch = batch
-        for name, part in zip(PHASES, parts, strict=True):
-            with self.meter.phase(name):
-                part()
+        with self._graphs.side_stream() if self._graphs else nullcontext():
+            parts: Sequence[Part] = self._parts
+            if self._replays and self._fixed is not None and self._fixed.takes(batch):
+                for own, given in zip(self._fixed.tensors, batch.tensors, strict=True):
+                    own.copy_(given)
+                self._batch, parts = self._fixed, self._replays
+            else:
+                self._batch = batch
+            for name, part in zip(PHASES, parts, strict=True):
+                with self.meter.phase(name):
+                    part()
         assert self._terms is not None
         return self._terms
 
@@ -99,12 +94,6 @@ class TrainStep:
         if self._terms is None:
             self._terms = torch.empty_like(weighted)
         self._terms.copy_(weighted)
-
-    def _backward(self) -> None:
-        self.engine.backward(self._loss)
-
-    def _update(self) -> None:
-        self.engine.update()
 
 
 @contextmanager

@@ -34,8 +34,7 @@ from shards.transfer import to_device, upload
 
 WARMUP_STEPS = 5
 PHASES = ("load", "compile", "data", "forward", "backward", "optimizer", "checkpoint", "tracking")
-STARTING = ("load", "compile", "tracking")
-APART = (*STARTING, "validation")
+APART = ("load", "compile", "tracking", "validation")
 """Phases that are not part of the training's seconds; only runs with callbacks have the last one."""
 
 
@@ -48,17 +47,15 @@ def train(
     until: int | None = None,
     callbacks: Callbacks | None = None,
 ) -> TrainResult | Progress:
-    """Train `config` below `runtime.results` and return the content of `train.json`.
+    """Train `config` below `runtime.results` and return the content of `train.json`; all ranks of a group call this.
 
     A finished run is read, not repeated, unless `force` deletes it with its evaluations; an interrupted one continues
     from its last saved state, on a CPU with the same final bits as if it had never stopped.
-    until: save the state and pause after this many epochs, if the training has more, and return the progress so far. A
-        run that already has a state of that epoch or a later one is not trained.
+    until: pause after this many epochs, if the training has more, and return the progress so far. A run that already
+        has a state of that epoch or a later one is not trained.
     callbacks: do not change the training, and are not called for a run without epochs.
-    All ranks of a group call this; rank 0 reads and writes the results, and alone needs their folder.
-    Raises RunHeld when another process works on the run, UserError when data or weights are not those it began with or
-    was finished with, when a result cannot be written, and when the loss is not finite; `Interrupted` after SIGINT or
-    SIGTERM, which are held back in the main thread only.
+    Raises RunHeld when another process works on the run, UserError when data or weights have changed, a result cannot
+    be written or the loss is not finite; `Interrupted` after SIGINT or SIGTERM.
     """
     if until is not None and until < 1:
         raise ValueError(f"until = {until}: a run pauses after one epoch or more")

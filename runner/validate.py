@@ -47,9 +47,8 @@ class Callbacks:
     """Actions at the ends of epochs. All ranks of a group get one, with the same targets.
 
     targets: validated at the end of every epoch. Raises UsageError for a test split.
-    on_epoch_end: called by rank 0 at the end of every epoch of this call, when its counts are on disk; for the run's
-        last epoch when the run has finished. A run that continues from an earlier state calls it again for the epochs
-        that it repeats. An exception ends the training, after the state of that epoch was saved.
+    on_epoch_end: called by rank 0 at the end of every epoch, when its counts are on disk; for the run's last epoch when
+        the run has finished. An exception ends the training, after the state of that epoch was saved.
     """
 
     targets: tuple[Target, ...] = ()
@@ -97,10 +96,9 @@ class Validator:
                     self._targets.append((target, space, selection.images))
 
     def resume(self) -> None:
-        """Load the counts of the epochs before the state that the run continues from.
+        """Load the counts of the epochs before the restored state; make those that its last epoch lacks.
 
-        Counts of later epochs belong to weights that are lost, so they are dropped. Counts that are missing for the
-        last epoch before the state are made now.
+        Counts of later epochs belong to weights that are lost.
         """
         state = self.checkpointer.state
         if not self._targets:
@@ -113,11 +111,7 @@ class Validator:
                 self.notify()
 
     def validate(self) -> None:
-        """Validate the epoch that has just ended, and write the counts.
-
-        Raises UserError for logits that are not finite, DataError for an image that cannot be read, and `Interrupted`,
-        after the state was saved, on a stop signal.
-        """
+        """Validate the epoch that has just ended, and write the counts. On a stop signal, save the state and raise."""
         checkpointer, epoch = self.checkpointer, self.checkpointer.state.epoch - 1
         if not self._targets:
             return

@@ -25,17 +25,16 @@ T = TypeVar("T")
 class ProcessGroup:
     """The ranks of one run; every method is called by all of them, in the same order.
 
-    With one rank there is no torch.distributed group: nothing is sent and nothing is copied. Tensors on the CPU go over
-    gloo, on a GPU over NCCL; objects are pickled and go over gloo. When a rank is lost, calls of the others raise
-    RuntimeError, at the latest after the group's timeout; `init_process_group` turns that into a one-line UserError.
+    With one rank nothing is sent and nothing is copied. Tensors on the CPU go over gloo, on a GPU over NCCL; objects
+    are pickled and go over gloo. When a rank is lost, calls of the others raise RuntimeError, at the latest after the
+    group's timeout.
     """
 
     def __init__(self, ranks: Ranks | None = None, flag_group: dist.ProcessGroup | None = None) -> None:
         """flag_group: a separate gloo group for `runner.distributed.flag_sync`, so that no other message delays it."""
         self.ranks = ranks or Ranks()
         self.flag_group = flag_group
-        self._seconds = 0.0
-        self._events: list[tuple[Mark, Mark]] = []
+        self._waits: list[tuple[Mark, Mark]] = []
         self._waiting_since: Mark | None = None
 
     @property
@@ -112,7 +111,7 @@ class ProcessGroup:
 
     def reset_seconds(self) -> None:
         """Set `communication_seconds` to 0, because a group may do several runs and waits while each is set up."""
-        self._seconds, self._events = 0.0, []
+        self._waits.clear()
 
     @property
     def communication_seconds(self) -> float:
@@ -120,18 +119,16 @@ class ProcessGroup:
 
         On a GPU this is the device's time; synchronize before reading it.
         """
-        self._seconds += sum(seconds_between(start, end) for start, end in self._events)
-        self._events = []
-        return self._seconds
+        return sum(seconds_between(start, end) for start, end in self._waits)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Leave what the block sends out of `communication_seconds`; on a GPU only objects and barriers."""
-        before = self._seconds
+        """Leave what the block sends out of `communication_seconds`."""
+        before = len(self._waits)
         try:
             yield
         finally:
-            self._seconds = before
+            del self._waits[before:]
 
     def begin_waiting(self, device: torch.device) -> None:
         """Mark the time after which the device only waits for messages; a later call replaces the mark."""
@@ -140,27 +137,17 @@ class ProcessGroup:
     def end_waiting(self, device: torch.device) -> None:
         """Count the time since `begin_waiting` in `communication_seconds`."""
         if self._waiting_since is not None:
-            start, self._waiting_since = self._waiting_since, None
-            self._count(start, now(device))
+            self._waits.append((self._waiting_since, now(device)))
+            self._waiting_since = None
 
     @contextmanager
     def timed(self, device: torch.device) -> Iterator[None]:
         """Count the block, which communicates tensors of `device`, in `communication_seconds`."""
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            # Events that are captured into a CUDA graph record no time.
-            yield
-            return
         start = now(device)
         try:
             yield
         finally:
-            self._count(start, now(device))
-
-    def _count(self, start: Mark, end: Mark) -> None:
-        if isinstance(start, float):
-            self._seconds += seconds_between(start, end)
-        else:
-            self._events.append((start, end))
+            self._waits.append((start, now(device)))
 
 
 class _Gather(torch.autograd.Function):

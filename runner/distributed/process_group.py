@@ -37,20 +37,14 @@ def init_process_group(
 ) -> Iterator[ProcessGroup]:
     """Form the process group of `ranks` at MASTER_ADDR:MASTER_PORT; enter it once in the life of a process.
 
-    device: that of this rank. A GPU needs its index and becomes torch's current device. CPU tensors always use gloo, so
-        control messages never use a GPU.
+    device: that of this rank. A GPU needs its index and becomes torch's current device.
     timeout_seconds: longest time that a rank waits for another.
-
     The block ends when all ranks have ended it. An error that leaves it is shared with all ranks, whose next collective
     (or DDP) call then fails; there it becomes UserError "rank 2 of 4 failed: ..." with the first error of any rank, or
     with the ranks that do not answer. The failing rank's own error is raised unchanged.
     Create DDP and DeepSpeed objects in a function that is called inside the block: a group that is still referenced
     when the interpreter ends can abort the process.
-
-    Under `torchrun --max-restarts N`, torchrun itself (its environment, not that of the ranks it starts) needs
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and `--rdzv-backend c10d` or `--standalone`: it otherwise keeps one store over
-    restarts, where ranks find addresses of dead processes.
-    Raises UsageError if that is missing, UserError if the ranks cannot connect.
+    Raises UserError if the ranks cannot connect.
     """
     if ranks.size == 1:
         yield ProcessGroup()
@@ -81,6 +75,7 @@ def init_process_group(
 
 
 def _connect(ranks: Ranks, device: torch.device, timeout: timedelta) -> tuple[ProcessGroup, ErrorStore]:
+    # Otherwise torchrun keeps one store over restarts, where ranks find addresses of dead processes.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
         raise UsageError(
             "torchrun --max-restarts would start ranks that find addresses of dead ones: give --rdzv-backend c10d or "
@@ -138,9 +133,10 @@ def _check_hosts(store: dist.Store, ranks: Ranks, device: torch.device, master: 
 
     The gloo and NCCL groups of such ranks would never connect.
     """
-    address = ""
-    with suppress(OSError):
+    try:
         address = address_towards(master)
+    except OSError:
+        address = ""
     own = json.dumps([device.type, address]).encode()
     hosts = synchronize(store, own, ranks.rank, ranks.size, "hosts/", timeout.total_seconds())
     kinds, addresses = zip(*map(json.loads, hosts), strict=True)
@@ -152,10 +148,9 @@ def _check_hosts(store: dist.Store, ranks: Ranks, device: torch.device, master: 
 
 
 def choose_network(addresses: Sequence[str]) -> None:
-    """Set GLOO_SOCKET_IFNAME to the interface that other machines are reached by, unless the user has set it.
+    """Set GLOO_SOCKET_IFNAME to the interface towards `addresses` of other machines, unless the user has set it.
 
-    By default gloo takes the address that the machine's own name resolves to, which is 127.0.1.1 on many, and cannot
-    connect there. addresses: of the other machines' ranks, as they reach rank 0; "" if unknown.
+    By default gloo takes the address that the machine's own name resolves to, which is 127.0.1.1 on many.
     """
     remote = next((one for one in addresses if one and not ipaddress.ip_address(one).is_loopback), None)
     if "GLOO_SOCKET_IFNAME" in os.environ or remote is None:
