@@ -34,10 +34,7 @@ class Acceleration:
 
     @classmethod
     def of(cls, text: str, device: torch.device) -> Acceleration:
-        """Parse `auto`, `off` or some of `NAMES` with commas between, for `device`.
-
-        auto: all that are possible on a GPU, none on a CPU. Raises UsageError for one that is unknown or impossible.
-        """
+        """Parse `auto` (all that are possible on a GPU), `off` or some of `NAMES` with commas between, for `device`."""
         gpu = device.type == "cuda"
         if text == "auto":
             return cls(compile=gpu and not _missing_tool(device), graphs=gpu, images=gpu)

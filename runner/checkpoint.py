@@ -137,20 +137,14 @@ class TrainState:
 
 
 class StateFiles:
-    """The saved states of one run: the last two, each named by its step and its hash.
-
-    identity: facts that must be equal when a run resumes (config hash, digests of data and backbone).
-    """
+    """The last two saved states of a run; `identity` must be equal when the run resumes (config hash, digests)."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         self.folder = folder
         self.identity = dict(identity)
 
     def save(self, state: TrainState, tensors: Mapping[str, Tensor]) -> Path:
-        """Write `state` and the tensors of an engine.
-
-        Raises UserError, and leaves what is on disk, when a tensor is not finite.
-        """
+        """Write `state` and the tensors of an engine. Raises UserError if a tensor is not finite."""
         check_finite(tensors, f"after step {state.step}")
         plain = asdict(state) | {"epochs": [log.model_dump() for log in state.epochs]}
         data = pack_tensors(dict(tensors), {"state_schema": SCHEMA, "identity": self.identity, "state": plain})
@@ -161,10 +155,7 @@ class StateFiles:
         return path
 
     def newest(self) -> tuple[bytes, Path] | None:
-        """Find the newest intact state, as bytes for `unpack`, and its file; skips a broken one with a warning.
-
-        Raises UserError when an intact state belongs to other data, another backbone or another configuration.
-        """
+        """Find the newest intact state, as bytes for `unpack`, and its file. Raises UserError for another identity."""
         for path in self._newest_first():
             try:
                 data = path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,38 +18,27 @@ from runner.stop_signals import make_interrupted
 EPOCH_SAVE_SECONDS = 1.0
 
 
+@dataclass
 class Checkpointer:
-    """The state of one training, in memory and on disk.
+    """The state of one training, in memory and on disk; all ranks call its methods, rank 0 reads and writes files."""
 
-    All ranks call `restore`, `save`, `stop` and `finish`; rank 0 reads and writes the files.
-    """
+    card: CheckpointCard
+    engine: Engine
+    folder: RunFolder
+    steps: int
+    meter: Meter
+    uploader: CheckpointUploader
+    environment: dict[str, Any]
+    group: ProcessGroup
 
-    def __init__(
-        self,
-        card: CheckpointCard,
-        engine: Engine,
-        folder: RunFolder,
-        steps: int,
-        meter: Meter,
-        uploader: CheckpointUploader,
-        environment: dict[str, Any],
-        group: ProcessGroup,
-    ) -> None:
-        """steps: of the whole training. environment: as `progress.json` has it."""
-        self.config = card.config
-        self.engine = engine
-        self.folder = folder
-        self.steps = steps
-        self.meter = meter
-        self.uploader = uploader
-        self.environment = environment
-        self.group = group
+    def __post_init__(self) -> None:
+        self.config = self.card.config
         identity = {
-            "config_hash": card.config.hash,
-            "backbone_digest": card.backbone_digest,
-            "manifest_digest": card.manifest_digest,
+            "config_hash": self.config.hash,
+            "backbone_digest": self.card.backbone_digest,
+            "manifest_digest": self.card.manifest_digest,
         }
-        self.files = StateFiles(folder.state, identity)
+        self.files = StateFiles(self.folder.state, identity)
         self.state = TrainState()
         self._saved_at: tuple[int, int] | None = None
         self._saved_time = time.monotonic()

@@ -75,10 +75,7 @@ class CollectionFolder:
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:
-    """Write `collection` below `results`, merged with the runs and the start time of an existing file; return it.
-
-    Raises UserError for a broken file and when nothing can be written.
-    """
+    """Write `collection` below `results`, merged with the runs and the start time of an existing file; return it."""
     folder = CollectionFolder(results / collection.path)
     if before := folder.collection():
         runs = tuple(dict.fromkeys([*before.runs, *collection.runs]))
@@ -90,8 +87,7 @@ def write_collection(results: Path, collection: Collection) -> Collection:
 
 def find_collections(results: Path) -> list[CollectionFolder]:
     """List every collection of `results`, ordered by kind and name."""
-    files = sorted((results / COLLECTIONS).glob("*/*/collection.json"))
-    return [CollectionFolder(file.parent) for file in files]
+    return [CollectionFolder(file.parent) for file in sorted((results / COLLECTIONS).glob("*/*/collection.json"))]
 
 
 def read_collections(results: Path, on_error: Callable[[str, UserError], None] | None = None) -> list[Collection]:

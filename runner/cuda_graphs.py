@@ -31,10 +31,7 @@ class GraphCapture(Protocol):
         """Run the block on the stream of capture and replay, synchronized with the caller's stream before and after."""
 
     def capture(self, part: Part) -> Part:
-        """Return a replay of `part` over the same tensors; several replays are called in the order of their capture.
-
-        Raises RuntimeError if `part` cannot be captured.
-        """
+        """Return a replay of `part` over the same tensors. Raises RuntimeError if `part` cannot be captured."""
 
 
 class CudaGraphs:
@@ -74,10 +71,7 @@ class CudaGraphs:
 
 
 class GraphedFunction:
-    """A function of one tensor, captured for the first shape it is called with; other shapes run eagerly.
-
-    Usually only the last batch of a test set has another shape.
-    """
+    """A function of one tensor, captured for the first shape it is called with; other shapes run eagerly."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], graphs: GraphCapture) -> None:
         self._function, self._graphs = function, graphs

@@ -44,10 +44,7 @@ class Choices(BaseModel):
 def deepspeed_config(
     config: RunConfig, world_size: int, stage: int | None = None, user: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Build the configuration for `world_size` processes, merged with the user's choices from `read_deepspeed_json`.
-
-    stage: ZeRO's, 0, 1 or 2; None takes the user's, else 0. Raises UsageError for a field that the user may not set.
-    """
+    """Build the configuration for `world_size` processes at ZeRO `stage` (default: the user's, else 0)."""
     if stage not in (None, 0, 1, 2):
         raise UsageError(f"ZeRO stage {stage} is not supported: use 0, 1 or 2 (3 would share out frozen weights)")
     try:
@@ -73,10 +70,7 @@ def deepspeed_config(
 
 
 def read_deepspeed_json(path: Path) -> dict[str, Any]:
-    """Read the user's JSON without fields that are "auto", as other programs' files leave a choice to the program.
-
-    Raises UsageError for a file that cannot be read or holds no JSON object.
-    """
+    """Read the user's JSON without fields that are "auto", as other programs' files leave a choice to the program."""
 
     def drop_auto(section: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in section.items() if value not in ("auto", {})}

@@ -31,10 +31,7 @@ from runner.engine import Engine
 
 
 class DeepSpeedEngine(Engine):
-    """An `Engine` on DeepSpeed, in the current process group; a single process makes a group of its own.
-
-    `close` it, and collect garbage, before that group is destroyed.
-    """
+    """An `Engine` on DeepSpeed; `close` it, and collect garbage, before the process group is destroyed."""
 
     def __init__(self, method: Method, config: RunConfig, settings: Mapping[str, Any]) -> None:
         """settings: from `deepspeed_config`. Raises UsageError for a value that DeepSpeed refuses."""
@@ -126,10 +123,7 @@ class DeepSpeedEngine(Engine):
         self.optimizer.load_state_dict({"state": {0: state} if state else {}, "param_groups": groups})
 
     def close(self) -> None:
-        """Release DeepSpeed; collect garbage before the process group is destroyed.
-
-        What remains of it when the interpreter ends can abort the process.
-        """
+        """Release DeepSpeed, because what remains of it when the interpreter ends can abort the process."""
         from deepspeed.utils import groups
 
         self.module = self.objective

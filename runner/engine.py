@@ -67,10 +67,7 @@ def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[
 
 
 class Objective(nn.Module):
-    """The loss of a run as a module, which DDP and DeepSpeed wrap.
-
-    names: the loss terms, in order, once it was computed.
-    """
+    """The loss of a run as a module, which DDP and DeepSpeed wrap; `names` are the loss terms of the last call."""
 
     def __init__(self, method: Method, config: RunConfig) -> None:
         super().__init__()
@@ -153,7 +150,6 @@ class Engine:
 
 
 def _average(group: ProcessGroup, device: torch.device, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Start averaging a bucket of gradients over the ranks, as DDP's communication hook."""
     group.begin_waiting(device)
     assert dist.group.WORLD is not None
     return allreduce_hook(dist.group.WORLD, bucket)

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -43,10 +44,7 @@ MOST_DECODERS = 12
 
 
 def library_defaults() -> None:
-    """Set environment variables that keep libraries off the network and from wasting cores, before they are imported.
-
-    Does not change variables that the user has set.
-    """
+    """Set environment variables, unless the user has set them, before the libraries that read them are imported."""
     for name, value in LIBRARY_DEFAULTS.items():
         os.environ.setdefault(name, value)
 
@@ -57,12 +55,9 @@ def resolve_device(name: str = "auto") -> torch.device:
 
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device '{name}' is not supported: use auto, cpu, cuda or cuda:N")
+    if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
+        raise UsageError(f"unknown device '{name}': use auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise UsageError(f"device '{name}' does not exist, torch sees {gpus} GPUs: use --device cpu or auto")
@@ -70,10 +65,7 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def own_device(device: torch.device, ranks: Ranks) -> torch.device:
-    """Return the device of one process of several: "cuda" becomes the GPU with its local rank.
-
-    Raises UsageError if there are fewer GPUs than processes, or if all processes get the same one.
-    """
+    """Return the device of one process of several: "cuda" becomes the GPU with its local rank."""
     import torch
 
     if device.type != "cuda" or ranks.size == 1:
@@ -114,10 +106,7 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def source_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Return commit and cleanliness of the source tree that this program runs from; None for an installed copy.
-
-    A tree that was submitted to a cluster has no git history: `SOURCE_VARIABLE` holds its state as JSON.
-    """
+    """Return commit and cleanliness of the source tree that this program runs from; None for an installed copy."""
     root = folder or Path(__file__).resolve().parent.parent
     try:
         if not (root / ".git").exists():

@@ -184,7 +184,6 @@ def _evaluate(
     *,
     read_features: bool,
 ) -> EvalResult:
-    """read_features: False computes and replaces all image features on disk."""
     config, clip, device = trained.config, trained.clip, trained.clip.device
     shards = open_dataset(runtime.data, target.dataset, stream=runtime.no_cache)
     manifest = shards.manifest

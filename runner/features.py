@@ -56,10 +56,7 @@ def feature_key(
 
 
 def reads_plain_features(classifier: object, clip: CLIP) -> bool:
-    """Whether a classifier sees images only as features of `clip` without prompts in the image tower.
-
-    False for a plug-in that calls the tower itself or reads the images as well.
-    """
+    """Whether a classifier sees images only as features of `clip` without prompts in the image tower."""
     return (
         isinstance(classifier, Classifier)
         and type(classifier).__call__ is Classifier.__call__
@@ -117,7 +114,6 @@ class FeatureStore:
             )
 
     def _read(self, *, quiet: bool = False) -> Rows | None:
-        """Read the file; None if there is none or, with a warning, if it is damaged."""
         try:
             tensors, about = unpack_tensors(self.path.read_bytes())
             rows = tensors["positions"].numpy(), tensors["features"].numpy()

@@ -31,11 +31,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Inference:
-    """Logits of N images; the image tower does not run for images whose features are stored.
-
-    graphs: captures the towers as CUDA graphs, for a GPU. `to_encode` and `stored` are the indices (0 .. N - 1) of the
-    images that need the image tower and of those that do not.
-    """
+    """Logits of N images; the image tower runs for the indices `to_encode`, and not for `stored`."""
 
     def __init__(
         self,
@@ -63,10 +59,7 @@ class Inference:
         return "mixed" if len(self.to_encode) else "cached"
 
     def warm_up(self, images: int) -> int:
-        """Run batches of `images` blank images before rates are measured; returns the number of batches.
-
-        Runs no batch if all features are stored.
-        """
+        """Run batches of `images` blank images before rates are measured; returns the number of batches."""
         if not len(self.to_encode):
             return 0
         size = self.clip.geometry.image_size
@@ -78,10 +71,7 @@ class Inference:
     def batches(
         self, transform: EvalTransform, batch_size: int, workers: int, ranks: Ranks
     ) -> Iterator[tuple[torch.Tensor | None, NDArray[np.int64]]]:
-        """Yield this rank's images [B, 3, S, S], or None if their features are stored, and their indices [B].
-
-        The last batch is padded if other ranks have more images; padding has index -1.
-        """
+        """Yield this rank's images [B, 3, S, S], None if their features are stored, and indices [B], -1 for padding."""
         split, share = self.images.subset(self.to_encode), {"rank": ranks.rank, "world_size": ranks.size}
         decoded = evaluation_batches(split, transform, batch_size, workers, **share)
         for pixels, _, rows in to_device(decoded, self.clip.device, moved=(0,)):

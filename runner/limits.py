@@ -37,10 +37,7 @@ def available_cores() -> int:
 
 
 def _control_groups(controller: str) -> Iterator[tuple[int, Path]]:
-    """List version and folder of the control groups of this process that may have a limit of `controller`.
-
-    "max" (version 2) and -1 (version 1) mean no limit; a container sees only some of the groups.
-    """
+    """List version and folder of the control groups of this process; "max" and -1 in their files mean no limit."""
     with suppress(OSError):
         for line in OWN_CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

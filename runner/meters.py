@@ -20,10 +20,9 @@ Item = TypeVar("Item")
 
 
 class Meter:
-    """Time by named phase, and rates over steps.
+    """Time by named phase, and rates over steps; phases outside a step (load, checkpoint) do not count in rates.
 
-    On CUDA, phases are timed by events in the stream, which `settle` reads: times are those of the device, and
-    measuring does not make the host wait. Phases outside a step (load, checkpoint) do not count in rates.
+    On CUDA, phases are timed by events in the stream, which `settle` reads: measuring does not make the host wait.
     """
 
     def __init__(self, device: torch.device, warmup: int, phases: Sequence[str] = ()) -> None:
@@ -38,8 +37,7 @@ class Meter:
         self._warm: dict[str, float] = {}
         self._warm_images = 0
         self._warm_before = 0
-        self._phases_before: Mapping[str, float] = {}
-        self._step_seconds_before = 0.0
+        self._before: Mapping[str, Any] = {"phases": {}, "step_seconds": 0.0}
         self._steps = 0
         self._spans: list[tuple[str, bool | None, Mark, Mark]] = []
         self._last = time.perf_counter()
@@ -100,7 +98,7 @@ class Meter:
 
     def resume(self, before: Mapping[str, Any]) -> None:
         """Add the measurements of an earlier process; this process has a warm-up of its own."""
-        self._phases_before, self._step_seconds_before = before["phases"], before["step_seconds"]
+        self._before = before
         for totals, name in ((self.phases, "phases"), (self._rated, "rated")):
             for phase, seconds in before[name].items():
                 totals[phase] = totals.get(phase, 0.0) + seconds
@@ -123,8 +121,8 @@ class Meter:
     def own_seconds(self, phase: str = "") -> float:
         """Return the seconds in steps of this process, or in one phase, without what `resume` added."""
         if phase:
-            return self.phases[phase] - self._phases_before.get(phase, 0.0)
-        return self.step_seconds - self._step_seconds_before
+            return self.phases[phase] - self._before["phases"].get(phase, 0.0)
+        return self.step_seconds - self._before["step_seconds"]
 
     def with_other(self) -> dict[str, float]:
         """Return all phases, and the rest of `seconds` as "other"."""

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
+@dataclass
 class ProgressDisplay:
     """A progress bar; `with ProgressDisplay("training", total=100) as display: display.update(1)`."""
 
-    PLAIN_SECONDS = 10.0
+    PLAIN_SECONDS: ClassVar = 10.0
 
-    def __init__(
-        self, what: str, total: int, *, done: int = 0, unit: str = "steps", quiet: bool = False, timed: bool = True
-    ) -> None:
-        """timed: show the remaining time, as estimated from the pace so far."""
-        self.what = what
-        self.total = total
-        self.done = done
-        self.unit = unit
-        self.quiet = quiet
-        self.timed = timed
+    what: str
+    total: int
+    _: KW_ONLY
+    done: int = 0
+    unit: str = "steps"
+    quiet: bool = False
+    timed: bool = True
+    """Whether to show the remaining time, as estimated from the pace so far."""
+
+    def __post_init__(self) -> None:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._shown = time.monotonic()
@@ -43,9 +44,7 @@ class ProgressDisplay:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

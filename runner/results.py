@@ -323,10 +323,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the run against other processes, and remove temporary files of killed ones.
-
-        Raises RunHeld, which names the holder, if the run is locked.
-        """
+        """Lock the run, or raise RunHeld, which names the holder; remove temporary files of killed processes."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(file_lock(self.path / ".lock", timeout=0))

@@ -35,10 +35,7 @@ from shards.transforms import TrainAugment
 
 @dataclass(frozen=True)
 class Setup:
-    """A method at its seeded initial values, and everything that trains it.
-
-    Without epochs there is no engine, no stream, and no image is chosen. The engine holds the optimizer; close it.
-    """
+    """A method and everything that trains it; without epochs no engine, no stream and no few-shot samples."""
 
     method: Method
     card: CheckpointCard
@@ -54,10 +51,7 @@ class Setup:
 
 
 def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, group: ProcessGroup) -> Setup:
-    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them.
-
-    Raises UsageError if the batch does not divide evenly among the ranks.
-    """
+    """Open the data, load the backbone, build method, optimizer and engine; raises the user errors of all of them."""
     acceleration = Acceleration.of(runtime.accelerate, device)
     if group.size > 1:
         # Collectives are not captured, so steps of several ranks run eagerly.
@@ -97,10 +91,7 @@ def set_up(config: RunConfig, runtime: RuntimeConfig, device: torch.device, grou
 
 
 def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group: ProcessGroup) -> Engine:
-    """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it.
-
-    Raises UsageError if DeepSpeed's configuration contradicts the run, UserError if DeepSpeed is not installed.
-    """
+    """Make the engine that `runtime` names, DDP or DeepSpeed; the caller closes it."""
     settings = engine_settings(config, runtime, group.ranks)
     if settings is None:
         return Engine(method, config, group)
@@ -110,7 +101,7 @@ def make_engine(method: Method, config: RunConfig, runtime: RuntimeConfig, group
 
 
 def engine_settings(config: RunConfig, runtime: RuntimeConfig, ranks: Ranks) -> dict[str, Any] | None:
-    """Return DeepSpeed's configuration for a run; None with DDP. Raises UsageError if it contradicts the run."""
+    """Return DeepSpeed's configuration for a run; None with DDP. Raises UsageError if it is wrong."""
     if runtime.engine == "ddp":
         return None
     user = read_deepspeed_json(runtime.deepspeed_json) if runtime.deepspeed_json else None
@@ -137,10 +128,7 @@ def make_method(config: RunConfig, clip: CLIP, space: LabelSpace) -> Method:
 
 
 def check_content(result: str, dataset: str, digest: str, data: Path, again: str) -> None:
-    """Raise UserError if `data` holds other content of `dataset` than `digest`, that of a finished `result`.
-
-    Does nothing if the data set is absent, because results can be read without it.
-    """
+    """Raise UserError if `data` holds other content of `dataset` than `digest`, that of a finished `result`."""
     folder = data / dataset
     if (folder / FILE).exists() and (found := open_dataset(data, dataset).manifest.digest) != digest:
         raise UserError(
@@ -158,10 +146,7 @@ def train_stream(
     acceleration: Acceleration,
     ranks: Ranks | None = None,
 ) -> TrainStream:
-    """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible.
-
-    Raises UsageError if the global batch cannot be dealt out evenly.
-    """
+    """Make the run's training batches, or one rank's part; augmented on `device` if switched on and possible."""
     ranks = ranks or Ranks()
     batch, rank, size = config.recipe.batch_size, ranks.rank, ranks.size
     if (images := min(batch, len(split))) % size:

@@ -56,10 +56,7 @@ class TrainStep:
         return self._forward, lambda: self.engine.backward(self._loss), self.engine.update
 
     def capture(self, batch: Batch) -> None:
-        """Warm up and capture, with `batch` as an example; weights and optimizer do not change.
-
-        If a part cannot be captured, a warning is logged and steps run eagerly.
-        """
+        """Warm up and capture, with `batch` as an example; weights and optimizer do not change."""
         assert self._graphs is not None
         self._batch = self._fixed = batch.copy()
         with self._graphs.side_stream(), _unchanged(self.engine.method, self.engine.optimizer):
@@ -116,10 +113,7 @@ def _slots(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class AsyncLosses:
-    """Copy loss terms from the device to the host without waiting, in order of the steps.
-
-    On a CPU the terms arrive at once, on a GPU some steps later.
-    """
+    """Copy loss terms from the device to the host without waiting, in order of the steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"

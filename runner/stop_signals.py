@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from procap.errors import UserError
@@ -27,10 +27,9 @@ class Interrupted(UserError):
 
 
 class StopRequest:
-    """Defer SIGINT and SIGTERM within the block; `signum` is the first that arrived, or None.
+    """Defer SIGINT and SIGTERM within the block in the main thread; `signum` is the first that arrived, or None.
 
-    A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS. Outside the main
-    thread, where Python handles no signals, nothing is deferred.
+    A second signal acts at once; in a process that a launcher started, only after ECHO_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -44,9 +43,7 @@ class StopRequest:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:

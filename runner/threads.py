@@ -22,10 +22,9 @@ multiplications per image), two threads instead of one: training takes 2.2 times
 
 @contextmanager
 def fitting_threads(clip: CLIP, images: int, work: Literal["train", "eval"] = "train") -> Iterator[None]:
-    """Use one thread in the block if steps or batches of `images` images are small, else torch's default.
+    """Use one thread in the block if batches of `images` images are small and OMP_NUM_THREADS is not set.
 
-    OMP_NUM_THREADS takes precedence if it is set. The choice depends on sizes alone, so that repeated runs are equal
-    bit for bit.
+    The choice depends on sizes alone, so that repeated runs are equal bit for bit.
     """
     threads = torch.get_num_threads()
     small = images * clip.visual.num_tokens * clip.geometry.vision_width**2 < SMALL_PRODUCT[work]

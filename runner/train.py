@@ -92,7 +92,6 @@ def train(
 def _read_finished(
     config: RunConfig, runtime: RuntimeConfig, folder: RunFolder, group: ProcessGroup
 ) -> TrainResult | None:
-    """Read the result of a finished training on rank 0, and check its data and checkpoint."""
     result = folder.train() if group.ranks.first else None
     if result is not None:
         if result.config_hash != config.hash:
@@ -241,10 +240,7 @@ def _fit(
 
 
 def _count_step(checkpointer: Checkpointer, images: int, names: Sequence[str], terms: Sequence[float]) -> float:
-    """Add the next step over `images` to the state: its named loss terms, then their sum, which is returned.
-
-    Raises UserError when the sum is not finite; saved states are of earlier steps, whose sums were finite.
-    """
+    """Add the next step over `images` to the state: its named loss terms, then their sum, which is returned."""
     *each, loss = terms
     values, state, config = dict(zip(names, each, strict=True)), checkpointer.state, checkpointer.config
     if not math.isfinite(loss):
@@ -302,7 +298,6 @@ def _write_result(
 
 
 def _rank_use(meter: Meter, monitor: ResourceMonitor, group: ProcessGroup, *, is_ddp: bool) -> RankUse:
-    """Collect what this rank measured in its own steps; messages that DeepSpeed sends cannot be measured."""
     seconds, rate = meter.own_seconds() or 1.0, meter.images_per_second()
     return RankUse(
         host=platform.node(),

@@ -96,10 +96,7 @@ class Validator:
                     self._targets.append((target, space, selection.images))
 
     def resume(self) -> None:
-        """Load the counts of the epochs before the restored state; make those that its last epoch lacks.
-
-        Counts of later epochs belong to weights that are lost.
-        """
+        """Load the counts of the epochs before the restored state, and make those that its last epoch lacks."""
         state = self.checkpointer.state
         if not self._targets:
             return
@@ -165,10 +162,7 @@ class Validator:
         return (int(torch.stack(correct).sum()) if torch.stack(finite).all() else None), signum
 
     def notify(self, *, finished: bool = False) -> None:
-        """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks.
-
-        finished: whether the run has finished, so that no state needs to be saved before the exception is raised.
-        """
+        """Call `on_epoch_end` with the epoch that has just ended; an exception on rank 0 is raised on all ranks."""
         if not self.has_callbacks:
             return
         error: BaseException | None = None

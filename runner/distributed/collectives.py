@@ -65,11 +65,7 @@ class ProcessGroup:
         return gathered.view(self.size, len(rows), *rows.shape[1:]).transpose(0, 1).reshape(gathered.shape)
 
     def gather_uneven(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Gather like `gather` if rank r has counts[r] rows, as in `procap.parallel.ClassShares`.
-
-        Gradients are needed on all ranks or on none: a rank without rows passes an empty tensor [0, ...] that is
-        computed from its weights, so that its backward pass also runs.
-        """
+        """Gather like `gather` if rank r has counts[r] rows; a rank without rows passes a computed [0, ...] tensor."""
         if len(counts) != self.size or len(rows) != counts[self.rank]:
             raise ValueError(f"rank {self.rank} has {len(rows)} rows, counts are {list(counts)}")
         if self.size == 1:
@@ -115,10 +111,7 @@ class ProcessGroup:
 
     @property
     def communication_seconds(self) -> float:
-        """Time spent in the calls above, waiting for other ranks included; DeepSpeed's messages are not seen.
-
-        On a GPU this is the device's time; synchronize before reading it.
-        """
+        """Time in the calls above, waiting for other ranks included; on a GPU synchronize before reading it."""
         return sum(seconds_between(start, end) for start, end in self._waits)
 
     @contextmanager

@@ -18,11 +18,10 @@ PATIENCE_SECONDS = 5.0
 
 
 class ErrorStore:
-    """The first error of a process group. A thread polls the store, so that every rank reads the error soon.
+    """The first error of a process group.
 
-    Polling is necessary because the store is in the process of rank 0: when rank 0 fails, the store ends with it, so
-    the other ranks must have read its error before. Only the thread accesses the store, so a store that does not answer
-    never blocks the caller.
+    A thread polls the store, which is in the process of rank 0: when rank 0 fails, the store ends with it, so the other
+    ranks must have read its error before. A store that does not answer blocks only this thread.
     """
 
     def __init__(self, store: dist.Store, ranks: Ranks) -> None:
@@ -37,10 +36,7 @@ class ErrorStore:
         self._thread.start()
 
     def report(self, error: str = "") -> None:
-        """Announce that this rank fails, and wait up to PATIENCE_SECONDS until all ranks know the first error.
-
-        error: empty if this rank failed only because it lost another one.
-        """
+        """Announce that this rank fails, with "" if it only lost another rank; wait until all know the first error."""
         with self._changed:
             self._own = error
             self._changed.notify_all()

@@ -129,10 +129,7 @@ def _stderr_muted() -> Iterator[None]:
 
 
 def _check_hosts(store: dist.Store, ranks: Ranks, device: torch.device, master: str, timeout: timedelta) -> None:
-    """Exchange device types and addresses. Raises UsageError if some ranks have a GPU and others have none.
-
-    The gloo and NCCL groups of such ranks would never connect.
-    """
+    """Exchange device types and addresses; the groups of ranks with different types of devices would never connect."""
     try:
         address = address_towards(master)
     except OSError:
@@ -212,6 +209,5 @@ def _describe(error: BaseException) -> str:
 
 
 def _torch_message(error: BaseException) -> str:
-    """Return the first line of a message of torch, without the place in its source and advice about other logs."""
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"^\[[^]]*\] ", "", line).partition(". This is typically")[0].strip()

@@ -25,11 +25,7 @@ class Ranks:
 
 
 def ranks_from_environment(environ: Mapping[str, str] | None = None) -> Ranks:
-    """Read what torchrun or the deepspeed launcher has set (RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, or deepspeed's LOCAL_SIZE); one process if none of them is set.
-
-    Raises UsageError for names that are set in part or contradict each other.
-    """
+    """Read what torchrun or the deepspeed launcher has set; one process if nothing is set."""
     environ = os.environ if environ is None else environ
     local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", local_size)

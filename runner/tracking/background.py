@@ -34,10 +34,10 @@ class BackgroundExporter:
     """Export runs and collections from a daemon thread, everything posted since the last export at once.
 
     A failure is reported in one line; what could not be exported is tried again with the next ones.
+    store: None only synchronizes with `remote`, the URL of the results.
     """
 
     def __init__(self, store: TrackingStore | None, remote: RemoteResults, log_checkpoints: bool = False) -> None:
-        """store: None only synchronizes with `remote`, the URL of the results."""
         self.store = store
         self._remote = remote
         self._log_checkpoints = log_checkpoints
@@ -49,10 +49,7 @@ class BackgroundExporter:
         self._reported: set[str] = set()
 
     def post(self, *paths: str, synchronize: bool = False) -> None:
-        """Export the runs or collections at `paths` below the results soon; returns at once.
-
-        synchronize: upload collections to the URL of the results, and download runs from it, before the export.
-        """
+        """Export the runs or collections at `paths` soon; `synchronize`: with the URL of the results first."""
         if self.store is not None or self._remote.url:
             with self._lock:
                 self._pending |= {path: synchronize or self._pending.get(path, False) for path in paths}
@@ -136,10 +133,7 @@ def exporter_for(runtime: RuntimeConfig) -> BackgroundExporter:
 
 
 class CollectionTracker:
-    """Write `collection.json` of a suite or sweep and export it with its runs, from any thread and without waiting.
-
-    Methods raise no errors; each problem is printed once, on one line.
-    """
+    """Write `collection.json` of a suite or sweep and export it with its runs; problems are printed, not raised."""
 
     def __init__(self, runtime: RuntimeConfig, collection: Collection) -> None:
         self.collection = collection
@@ -154,10 +148,8 @@ class CollectionTracker:
         with self._lock:
             new = dict.fromkeys(runs)
             self._changed |= new.keys()
-            self._replace(
-                runs=tuple(dict.fromkeys([*self.collection.runs, *new])),
-                metrics={**self.collection.metrics, **(metrics or {})},
-            )
+            together = tuple(dict.fromkeys([*self.collection.runs, *new]))
+            self._replace(runs=together, metrics={**self.collection.metrics, **(metrics or {})})
             if time.monotonic() - self._written >= WRITE_SECONDS:
                 self._write()
 
@@ -175,8 +167,9 @@ class CollectionTracker:
         self.collection = self.collection.model_copy(update=changes)
 
     def _write(self) -> None:
-        counts = {"runs": len(self.collection.runs), "runs_finished": len(self.collection.finished(self._results))}
-        self._replace(metrics={**self.collection.metrics, **{name: float(count) for name, count in counts.items()}})
+        finished = float(len(self.collection.finished(self._results)))
+        counts = {"runs": float(len(self.collection.runs)), "runs_finished": finished}
+        self._replace(metrics=self.collection.metrics | counts)
         try:
             self.collection = write_collection(self._results, self.collection)
         except (UserError, OSError) as error:

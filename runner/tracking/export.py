@@ -118,10 +118,7 @@ def _find_exported(store: TrackingStore) -> Exported:
 def _export(
     store: TrackingStore, folder: RunFolder | CollectionFolder, parents: Mapping[str, str], with_checkpoint: bool
 ) -> tuple[str, bool]:
-    """Log what is missing of one folder; returns the id of its MLflow run and whether anything was logged.
-
-    parents: ids of the MLflow runs of its collections by their tag (suite.base-to-novel), the direct parent first.
-    """
+    """Log what is missing of one folder; returns the id of its MLflow run and whether anything was logged."""
     client = store.client
     with locked(folder.path / ".tracking.lock"):
         content, record = _hash_content(folder.path, parents), _read(folder)
@@ -151,7 +148,6 @@ def _read(folder: RunFolder | CollectionFolder) -> Record | None:
 
 
 def _documents(path: Path) -> list[Path]:
-    """List the small files of a run or a collection: its results, and the tables of a suite."""
     files = [*path.glob("*"), *path.glob("eval/*.json")]
     return sorted(file for file in files if file.suffix in DOCUMENTS and not file.name.startswith("."))
 

@@ -35,8 +35,8 @@ class Point(NamedTuple):
 class Record:
     """The content that an MLflow run should have.
 
-    key: the identity of the training, independent of its folder's place. Two trainings of one configuration have
-        different keys, so two users of one server get a run each.
+    key: the identity of the training, independent of its folder's place; it differs between trainings of one
+        configuration, so that two users of one server get a run each.
     points: in the order in which MLflow's comparison shows their metrics.
     status: a name of MLflow's RunStatus. start, end: milliseconds since 1970.
     checkpoint: SHA-256 of the checkpoint of a finished training.
@@ -89,16 +89,15 @@ def read_collection(folder: CollectionFolder) -> Record | None:
     collection = folder.collection()
     if collection is None:
         return None
-    # Settings are tags, because MLflow's parameters cannot change when a suite is started again with other settings.
-    settings = {
-        f"settings.{name}": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        for name, value in collection.settings.items()
-    }
     tags = {collection.kind: collection.name, "procap.collection": collection.tag, "folder": str(folder.path.resolve())}
+    # Settings are tags, because MLflow's parameters cannot change when a suite is started again with other settings.
+    for name, value in collection.settings.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        tags[f"settings.{name}"] = text
     return Record(
         key=f"{collection.tag}-{collection.started}",
         name=f"{collection.kind} · {collection.name}",
-        tags=tags | settings | _user_tags(),
+        tags=tags | _user_tags(),
         points=_points({"runs": len(collection.runs), **collection.metrics}, _modified(folder.file)),
         status=STATUS[collection.status],
         start=collection.started,

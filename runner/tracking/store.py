@@ -40,10 +40,7 @@ class TrackingError(UserError):
 
 @dataclass(frozen=True)
 class TrackingStore:
-    """An MLflow store and an experiment in it; the first access to `client` or `experiment_id` connects.
-
-    results: the folder whose runs are exported.
-    """
+    """An MLflow store for the runs of `results`; the first access to `client` or `experiment_id` connects."""
 
     uri: str
     experiment: str
@@ -71,10 +68,6 @@ class TrackingStore:
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
     @property
-    def is_server(self) -> bool:
-        return self.uri.startswith(("http://", "https://"))
-
-    @property
     def client(self) -> MlflowClient:
         return self._connection[0]
 
@@ -83,26 +76,19 @@ class TrackingStore:
         return self._connection[1]
 
     def open(self) -> TrackingStore:
-        """Connect to the store, and create it and its experiment if needed.
-
-        Raises TrackingError within seconds when that fails, UsageError for a URI that MLflow does not support.
-        """
-        self.check_reachable()
-        assert self._connection
-        return self
-
-    def check_reachable(self) -> None:
-        """Raise TrackingError if no program listens at the address of a server: MLflow would retry for minutes."""
+        """Connect to the store, and create it if needed. Raises TrackingError within seconds when that fails."""
         parts = urlsplit(self.uri)
         host = parts.hostname or ""
-        if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-            return
-        try:
-            # Skip the check without a known port: the host may be a name that only the database driver can resolve.
-            if host and (port := parts.port or PORTS.get(parts.scheme.partition("+")[0])):
-                socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-        except (OSError, ValueError) as error:
-            raise TrackingError(f"cannot reach {self.address}: {format_error(error)}") from error
+        if parts.scheme not in urllib.request.getproxies() or urllib.request.proxy_bypass(host):
+            # MLflow would retry for minutes to reach a server that is down.
+            try:
+                # Skip the check without a known port: the host may be a name that only the database driver can resolve.
+                if host and (port := parts.port or PORTS.get(parts.scheme.partition("+")[0])):
+                    socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+            except (OSError, ValueError) as error:
+                raise TrackingError(f"cannot reach {self.address}: {format_error(error)}") from error
+        assert self._connection
+        return self
 
     def search(self, where: str) -> Iterator[Run]:
         """List all runs of the experiment that match MLflow's search expression `where`, page by page."""
@@ -116,7 +102,6 @@ class TrackingStore:
 
     @cached_property
     def _connection(self) -> tuple[MlflowClient, str]:
-        """MLflow's client and the id of the experiment."""
         if self.uri.startswith("file:") or ("://" not in self.uri and self.uri != "databricks"):
             raise UsageError(
                 f"tracking URI '{self.uri}' is not a store that MLflow supports: "
@@ -136,7 +121,14 @@ class TrackingStore:
             # Processes that create or migrate the tables of one file at once would break each other's migration.
             with locked(self.file.with_name(f".{self.file.name}.lock")) if self.file else nullcontext():
                 if self.file is not None and not self.file.exists():
-                    self._create_database(self.file)
+                    # Create the tables under another name: MLflow cannot repair a file whose creator was killed.
+                    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+                    new = self.file.with_name(f".{self.file.name}.new")
+                    for leftover in new.parent.glob(f"{new.name}*"):
+                        leftover.unlink()
+                    SqlAlchemyStore(f"{SQLITE}{new}", self._artifacts).engine.dispose()
+                    os.replace(new, self.file)
                 client = MlflowClient(self.uri)
                 return client, self._find_experiment(client)
         except TrackingError:
@@ -147,19 +139,9 @@ class TrackingStore:
     @property
     def _artifacts(self) -> str | None:
         # MLflow's own choice depends on the working directory of the creating process; a server decides for itself.
-        if self.is_server or self.uri == "databricks":
+        if self.uri.startswith(("http://", "https://")) or self.uri == "databricks":
             return None
         return ((self.file.parent if self.file else self.results) / "mlartifacts").as_uri()
-
-    def _create_database(self, file: Path) -> None:
-        """Create the tables in a new file and rename it: MLflow cannot repair one whose creator was killed."""
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-        new = file.with_name(f".{file.name}.new")
-        for leftover in file.parent.glob(f"{new.name}*"):
-            leftover.unlink()
-        SqlAlchemyStore(f"{SQLITE}{new}", self._artifacts).engine.dispose()
-        os.replace(new, file)
 
     def _find_experiment(self, client: MlflowClient) -> str:
         from mlflow.exceptions import MlflowException
@@ -190,10 +172,7 @@ class TrackingStore:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Lock a file against other processes and threads; in a read-only folder, continue without a lock.
-
-    Raises TrackingError after LOCK_SECONDS.
-    """
+    """Lock a file, or raise TrackingError after LOCK_SECONDS; in a read-only folder, continue without a lock."""
     with ExitStack() as stack:
         try:
             stack.enter_context(file_lock(path, timeout=LOCK_SECONDS))
