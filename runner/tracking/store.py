@@ -68,6 +68,10 @@ class TrackingStore:
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
     @property
+    def is_server(self) -> bool:
+        return self.uri.startswith(("http://", "https://"))
+
+    @property
     def client(self) -> MlflowClient:
         return self._connection[0]
 
@@ -139,7 +143,7 @@ class TrackingStore:
     @property
     def _artifacts(self) -> str | None:
         # MLflow's own choice depends on the working directory of the creating process; a server decides for itself.
-        if self.uri.startswith(("http://", "https://")) or self.uri == "databricks":
+        if self.is_server or self.uri == "databricks":
             return None
         return ((self.file.parent if self.file else self.results) / "mlartifacts").as_uri()
 
