@@ -1,7 +1,4 @@
-"""Accelerations for GPUs: compiled blocks, CUDA graphs, augmentation on the device.
-
-None changes a number beyond rounding. Each has its own switch, to find out which one causes a problem.
-"""
+"""Accelerations for GPUs, each with its own switch; none changes a number beyond rounding."""
 
 from __future__ import annotations
 

@@ -140,7 +140,6 @@ class RuntimeConfig:
     features: folder of `runner.features`; None computes image features for every evaluation.
     accelerate: accelerations, as `runner.acceleration.Acceleration.of` parses them.
     timeout: longest time in seconds that a process waits for others.
-    log_checkpoints: whether checkpoints are copied into MLflow's artifact store.
     store: the URL that the folder `results` stands for on this machine, see `runner.remote_results`.
     no_cache: read shards from start to end for evaluation and for training on all images, from a URL without a copy.
     """

@@ -1,8 +1,7 @@
 """Train with DeepSpeed: ZeRO stages 0, 1 and 2 with torch's optimizers, the run's precision and states.
 
-At stages 1 and 2 DeepSpeed flattens all learned tensors to one vector, pads it to a multiple of two numbers per rank,
-and each rank updates an equal part of it. A saved state is assembled from these parts, so that a training can resume at
-another stage, with another number of ranks, or with DDP.
+At stages 1 and 2 DeepSpeed flattens all learned tensors to one padded vector, of which each rank updates an equal part.
+A saved state is assembled from these parts, so that a training can resume at another stage, size or with DDP.
 
 Shapes: W ranks, N numbers in one part of the vector.
 """

@@ -7,6 +7,7 @@ Shapes: B images, C classes, N images of the target.
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,12 +104,9 @@ def evaluate(
         check_content(f"{config.path} was trained", target.dataset, training.manifest_digest, runtime.data, "train")
     existing = None
     if group.ranks.first:
-        try:
+        # `force` replaces a broken file.
+        with suppress(UserError) if force else nullcontext():
             existing = folder.evaluation(target)
-        except UserError:
-            # `force` replaces a broken file.
-            if not force:
-                raise
         if existing and existing.checkpoint_sha256 != training.checkpoint_sha256:
             existing = None
     existing = group.broadcast_object(existing)

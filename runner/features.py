@@ -2,8 +2,7 @@
 
 <features>/<dataset>-<split>-<digest of the key>.safetensors, of the M images stored so far:
     positions [M] int64 in the packed split, ascending; features [M, E] float32 as the tower gives them
-That is 4 E + 8 bytes per image, 103 MB for 50,000 images at E = 512. The files are a cache: any of them can be deleted
-at any time.
+That is 103 MB for 50,000 images at E = 512. The files are a cache: any of them can be deleted at any time.
 
 Shapes: N images of a selection, M images stored, E joint embedding.
 """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ProgressDisplay:
-    """A progress bar; `with ProgressDisplay("training", total=100) as display: display.update(1)`."""
+    """A progress bar, `timed` if it estimates the remaining time; enter it and call `update`."""
 
     PLAIN_SECONDS: ClassVar = 10.0
 
@@ -24,7 +24,6 @@ class ProgressDisplay:
     unit: str = "steps"
     quiet: bool = False
     timed: bool = True
-    """Whether to show the remaining time, as estimated from the pace so far."""
 
     def __post_init__(self) -> None:
         self._bar: Progress | None = None

@@ -14,9 +14,8 @@ from procap.clip import CLIP
 SMALL_PRODUCT = {"train": 40_000_000, "eval": 10_000_000}
 """Below this number of multiplications in the image tower's smallest matrix product, use one thread.
 
-Waking a second thread takes about 90 us, and a step does so hundreds of times. Measured with mini (0.6 million
-multiplications per image), two threads instead of one: training takes 2.2 times as long at batch 4, 1.2 times at batch
-32 and 0.8 times at batch 100; evaluation 1.8, 0.9 and 0.6 times. ViT-B/16 has 118 million multiplications per image.
+Waking a second thread takes about 90 us, and a step does so hundreds of times. With mini (0.6 million multiplications
+per image; ViT-B/16: 118 million) training with two threads is 2.2 times as slow at batch 4 and faster at batch 100.
 """
 
 

@@ -1,6 +1,4 @@
-"""Validate a run while it trains: count the correct images of val or train targets at the ends of epochs.
-
-Draws no random number and changes nothing of the training: the final bits are those of a run without callbacks.
+"""Validate a run while it trains, without changing a bit of it: count correct images of val or train targets.
 
 Shapes: B images, C classes, S image size.
 """

@@ -121,12 +121,9 @@ def run_ranks(
     function: Callable[..., None],
     *arguments: Any,
     seconds: float = SECONDS,
-    environ: Mapping[str, str] | None = None,
-    to_the_end: bool = False,
-    patience: float = SECONDS,
+    **how: Any,
 ) -> list[Ended]:
     """How `Processes` of these arguments end."""
-    how: dict[str, Any] = {"environ": environ, "to_the_end": to_the_end, "patience": patience}
     with Processes(size, function, *arguments, **how) as processes:
         return processes.wait(seconds)
 

@@ -82,22 +82,6 @@ def test_defaults_written_out_are_the_same_run():
     )
 
 
-@pytest.mark.parametrize(
-    ("plain", "others"),
-    [
-        (("ViT-B-16", None), [("ViT-B/16", "openai"), ("vit-b/16", "OpenAI")]),
-        (("ViT-L-14-336", None), [("ViT-L/14@336px", None)]),
-        (("ViT-B-32", "laion2b_s34b_b79k"), [("vit-b-32", "LAION2B-s34b-b79k")]),
-    ],
-)
-def test_other_spellings_of_a_backbone_are_the_same_run(plain, others):
-    wanted = plan_run(method="coop", dataset="shapes", backbone=plain[0], pretrained=plain[1])
-    assert (wanted.backbone, wanted.pretrained) == plain
-    assert f"/{plain[0]}/" in wanted.path
-    for backbone, pretrained in others:
-        assert plan_run(method="coop", dataset="shapes", backbone=backbone, pretrained=pretrained) == wanted
-
-
 def test_same_recipe_control_and_overrides_are_told_apart():
     own = plan_run(method="maple", dataset="shapes")
     control = plan_run(method="maple", dataset="shapes", recipe="procap")

@@ -289,12 +289,6 @@ def test_a_missing_deepspeed_is_reported_in_one_line(monkeypatch, clip, tiny_spa
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def test_the_run_decides():
-    made = deepspeed_config(planned("adamw-clipped"), 2, 1)
-    assert made["train_batch_size"] == 4 and made["train_micro_batch_size_per_gpu"] == 2
-    assert made["gradient_clipping"] == 0.05 and made["zero_optimization"] == {"stage": 1}
-
-
 def test_the_user_may_choose_how_deepspeed_works(tmp_path):
     """ "auto" is as if it were not there; --zero-stage takes precedence over the file."""
     (tmp_path / "ds.json").write_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import shutil
@@ -43,12 +42,6 @@ class Trouble:
         os.kill(os.getpid(), number)
 
     @staticmethod
-    def turn_readonly(results: str) -> None:
-        obey_permissions()
-        for folder in folders(Path(results)):
-            folder.chmod(0o555)
-
-    @staticmethod
     def fill_disk(results: str) -> None:
         with (Path(results) / ROOM).open("wb", buffering=0) as ballast:
             try:
@@ -62,19 +55,6 @@ class Trouble:
         file = Path(shard)
         with file.open("r+b") as stream:
             stream.write(bytes(file.stat().st_size))
-
-
-def folders(root: Path) -> list[Path]:
-    return [path for path in (root, *root.rglob("*")) if path.is_dir()]
-
-
-def obey_permissions() -> None:
-    """Root may write anywhere; without these capabilities it is held to permissions as everybody is."""
-    libc, header, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    assert libc.capget(header, sets) == 0
-    dac_override, dac_read_search = 1, 2
-    sets[0] &= ~(1 << dac_override | 1 << dac_read_search)
-    assert libc.capset(header, sets) == 0
 
 
 def procap(
@@ -278,22 +258,6 @@ def test_a_full_disk_ends_all_with_one_line_and_with_room_again_the_run_goes_on(
     ends = run_ranks(2, procap, command(small_disk))
     assert codes(ends) == [0, 0] and f"from step {kept[-1]} of {STEPS}" in ends[0].err
     assert_same(straight, small_disk, few_digits)
-
-
-def test_a_folder_that_turns_readonly_ends_all_with_one_line_and_loses_nothing(command, straight, few_digits, tmp_path):
-    results = tmp_path / "results"
-    ends = run_ranks(2, procap, command(results), 0.0, ("turn_readonly", str(results)), 0)
-    assert codes(ends) == [1, 1]
-    (line,) = told(ends)
-    folder = only_run(results)
-    assert line.startswith(f"procap: error: cannot write {folder.path}") and "Permission denied" in line
-    kept = states(folder)
-    assert kept and kept[-1] <= LATER
-    for path in folders(results):
-        path.chmod(0o755)
-    ends = run_ranks(2, procap, command(results))
-    assert codes(ends) == [0, 0] and f"from step {kept[-1]} of {STEPS}" in ends[0].err
-    assert_same(straight, results, few_digits)
 
 
 def test_a_loss_that_is_not_finite_is_reported_once_and_ends_all(command, tmp_path):

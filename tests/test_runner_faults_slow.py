@@ -125,18 +125,6 @@ def test_one_agent_starts_again_when_a_worker_is_killed(agents, straight, few_di
     assert_same(straight, results)
 
 
-def test_two_agents_start_again_when_a_worker_of_one_is_killed(agents, straight, few_digits, tmp_path):
-    results = tmp_path / "results"
-    for launcher in meeting("2"):
-        agents.start(launcher, words("train", few_digits, results))
-    agents.wait_for_state(results)
-    (worker,) = agents.workers(1)
-    worker.send_signal(signal.SIGKILL)
-    assert [agents.wait(0), agents.wait(1)] == [0, 0], agents.log.read_text()
-    assert main(words("eval", few_digits, results)) == 0
-    assert_same(straight, results)
-
-
 def test_one_agent_goes_on_alone_when_the_other_machine_is_lost(agents, straight, few_digits, tmp_path):
     results = tmp_path / "results"
     for launcher in meeting("1:2", "last_call_timeout=20"):

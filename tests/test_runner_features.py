@@ -264,20 +264,6 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     assert rows(tmp_path, list(range(40))) == list(range(40))
 
 
-def test_a_writer_that_is_killed_breaks_nothing(tmp_path):
-    put(tmp_path, [1, 2])
-
-    def killed() -> None:
-        os.replace = lambda *paths: os._exit(9)  # type: ignore[assignment]
-        put(tmp_path, [3])
-
-    assert os.waitstatus_to_exitcode(os.waitpid(forked(killed), 0)[1]) == 9
-    assert list(tmp_path.glob(".*.tmp"))
-    assert FeatureStore(tmp_path, KEY).contains(np.arange(5)).tolist() == [False, True, True, False, False]
-    put(tmp_path, [4])
-    assert rows(tmp_path, [1, 2, 4]) == [1, 2, 4]
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "a flipped bit of a feature": lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
     "cut short": lambda data: data[: len(data) // 2],

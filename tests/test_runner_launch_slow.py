@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -227,40 +227,6 @@ def test_two_hosts_with_a_rendezvous_share_a_folder(shell, tmp_path):
     assert sum(end[1].count("images/s") for end in ends) == 1
     alone(line, tmp_path / "alone", shell)
     same_weights(shared / "results", tmp_path / "alone" / "results")
-
-
-@pytest.fixture
-def two_networks() -> Iterator[list[list[str]]]:
-    """Two network namespaces with a cable between them, 10.77.0.1 and 10.77.0.2, as prefixes of commands."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the program ip")
-    names = [f"procap{os.getpid()}{host}" for host in "ab"]
-    cables = [f"pc{os.getpid() % 100000}{host}" for host in "ab"]
-
-    def ip(line: str) -> int:
-        return subprocess.run(["ip", *line.split()], capture_output=True).returncode
-
-    try:
-        lines = [f"netns add {name}" for name in names]
-        lines += [f"link add {cables[0]} type veth peer name {cables[1]}"]
-        for host, (name, cable) in enumerate(zip(names, cables, strict=True), 1):
-            lines += [f"link set {cable} netns {name}", f"-n {name} addr add 10.77.0.{host}/24 dev {cable}"]
-            lines += [f"-n {name} link set lo up", f"-n {name} link set {cable} up"]
-        if any(ip(line) for line in lines):
-            pytest.skip("no network namespaces here")
-        yield [["ip", "netns", "exec", name] for name in names]
-    finally:
-        for name in names:
-            ip(f"netns del {name}")
-
-
-def test_hosts_that_see_each_other_by_one_cable_only(shell, tmp_path, two_networks):
-    """Each host's own name stands for 127.0.0.1 there, as on many machines: nobody has to name the network."""
-    hosts = [tmp_path / "host0", tmp_path / "host1"]
-    line = f"train --methods coop {SHORT} --backbone $TINY --tracking off --timeout 60"
-    ends = on_two_hosts(STATIC, line, hosts, shell, address="10.77.0.1", prefixes=two_networks)
-    assert [end[0] for end in ends] == [0, 0], ends
-    assert (the_run(hosts[0]).train() or 0).steps and not list(hosts[1].iterdir())
 
 
 SRUN = """#!/usr/bin/env bash

@@ -178,18 +178,6 @@ def test_an_evaluation_of_a_part_has_a_metric_of_its_own(
     assert not {"novel", "hm", "accuracy/shapes-novel-test"} & metrics.keys()
 
 
-def test_a_run_deleted_from_the_store_is_exported_again(
-    store: TrackingStore, folder: RunFolder, export: Callable[..., Summary]
-) -> None:
-    finished(folder)
-    export()
-    (run,) = runs_of(store, folder)
-    store.client.delete_run(run.info.run_id)
-    assert export().sent
-    (again,) = runs_of(store, folder)
-    assert again.info.run_id != run.info.run_id and again.data.metrics["hm"] == pytest.approx(60.0)
-
-
 CALLS = ("create_run", "log_batch", "log_batch after", "log_artifact", "set_terminated", "set_tag")
 
 

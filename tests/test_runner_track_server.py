@@ -1,14 +1,11 @@
-"""A tracking server with PostgreSQL and object storage, as a group of people has it: real ones, on this machine."""
+"""A tracking server with object storage, as a group of people has it: real ones, on this machine."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -28,12 +25,10 @@ from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore
 
 ROOT = Path(__file__).parent.parent
-NOBODY = "nobody"
-NEEDED = ("psycopg2", "boto3", "moto")
+NEEDED = ("boto3", "moto")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not (shutil.which("initdb") and shutil.which("postgres")), reason="PostgreSQL is not installed"),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}"
     ),
@@ -41,52 +36,11 @@ pytestmark = [
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
-    """An empty database server on 127.0.0.1; gives its URI."""
-    # Not below the test's own folder, which no other user may enter.
-    port, data = free_port(), Path(tempfile.mkdtemp(prefix="procap-postgres-"))
-    # It refuses to be started by root.
-    who = {"user": NOBODY, "group": "nogroup", "extra_groups": []} if os.getuid() == 0 else {}
-    if who:
-        shutil.chown(data, NOBODY)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/"}
-    subprocess.run(
-        ["initdb", "-D", str(data), "-U", "procap", "--auth", "trust", "--no-sync"], check=True, **quiet, **who
-    )
-    command = ["postgres", "-D", str(data), "-p", str(port), "-k", str(data), "-c", "listen_addresses=127.0.0.1"]
-    process = subprocess.Popen([*command, "-c", "fsync=off"], **quiet, **who)
-    try:
-        address = f"postgresql://procap@127.0.0.1:{port}/postgres"
-        import psycopg2
-
-        patience = time.monotonic() + 60
-        while True:
-            try:
-                psycopg2.connect(address).close()
-                break
-            except psycopg2.OperationalError:
-                assert time.monotonic() < patience and process.poll() is None
-                time.sleep(0.1)
-        yield address
-    finally:
-        # At once, without waiting for clients that are still connected.
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-        shutil.rmtree(data, ignore_errors=True)
-
-
-@contextmanager
-def tracking_server(database: str, artifacts: str, log: Path, environment: dict[str, str]) -> Iterator[str]:
+def tracking_server(folder: Path, artifacts: str, environment: dict[str, str]) -> Iterator[str]:
     """`mlflow server` as the README says; gives its address."""
-    port = free_port()
+    port, log = free_port(), folder / "log"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "2"]
-    # Without the driver's name SQLAlchemy 2.1 asks for psycopg, and before it for psycopg2.
-    command += [
-        "--backend-store-uri",
-        database.replace("postgresql:", "postgresql+psycopg2:"),
-        "--artifacts-destination",
-        artifacts,
-    ]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", artifacts]
     command += ["--allowed-hosts", f"127.0.0.1:{port},tracking.example.org"]
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     with log.open("wb") as said:
@@ -130,13 +84,12 @@ exporter.flush()
 """
 
 
-def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(tmp_path: Path) -> None:
+def test_two_processes_a_suite_and_the_page_with_a_server_and_object_storage(tmp_path: Path) -> None:
     results = tmp_path / "results"
     runs = [tracked_runs.evaluated(results, seed) for seed in range(1, 7)]
     with (
-        postgres() as database,
         object_server(tmp_path) as objects,
-        tracking_server(database, f"s3://{objects.bucket}/mlflow", tmp_path / "log", objects.environment) as address,
+        tracking_server(tmp_path, f"s3://{objects.bucket}/mlflow", objects.environment) as address,
     ):
         assert ask(f"{address}/api/2.0/mlflow/experiments/search?max_results=1", host="evil.example.com") == 403
         assert ask(f"{address}/api/2.0/mlflow/experiments/search?max_results=1", host="tracking.example.org") == 200
@@ -170,10 +123,6 @@ def test_two_processes_a_suite_and_the_page_with_postgresql_and_object_storage(t
         view = prepare(results, store, wanted).view
         assert view and f"mlflow.sharedViewState.{view}" in store.client.get_experiment(store.experiment_id).tags
         assert view == prepare(results, store, wanted).view, "the same choice is one view"
-        import psycopg2
-
-        with psycopg2.connect(database) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'")
-            assert cursor.fetchone() == (7,)
+        assert len(store.client.search_runs([store.experiment_id])) == 7
     copies = [file for file in (results / "mlartifacts").glob("**/*")] if (results / "mlartifacts").exists() else []
     assert copies == [], "files were kept beside the results instead of in the bucket"

@@ -84,27 +84,6 @@ def test_a_finished_run_is_read_and_not_repeated(finished, runtime):
     assert file.stat().st_mtime_ns == before
 
 
-def test_leftovers_of_a_killed_finished_run_are_removed(plan, runtime, tmp_path, monkeypatch):
-    config, runtime = plan(seed=4), dataclasses.replace(runtime, results=tmp_path, checkpoint_seconds=0.0)
-
-    def killed(folder):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunFolder, "forget_progress", killed)
-        train(config, runtime)
-    folder = RunFolder(tmp_path / config.path)
-    assert folder.train() is not None
-    assert list(folder.state.iterdir())
-    train(config, runtime)
-    assert {path.name for path in folder.path.iterdir()} == {
-        ".lock",
-        "config.json",
-        "train.json",
-        "checkpoint.safetensors",
-    }
-
-
 @pytest.mark.parametrize(("epochs", "warned"), [(1, True), (2, False)])
 def test_a_schedule_that_never_leaves_its_warm_up_is_reported(plan, runtime, tmp_path, capsys, epochs, warned):
     train(plan(overrides={"epochs": epochs}), dataclasses.replace(runtime, results=tmp_path, quiet=False))

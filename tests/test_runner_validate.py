@@ -207,20 +207,6 @@ def test_the_history_is_complete_after_kills_and_counts_no_epoch_twice(
     assert weights(folder) == weights(straight) and folder.validation() == straight.validation()
 
 
-def test_counts_of_weights_that_are_lost_are_replaced(config, straight, runtime):
-    folder = folder_of(config, runtime)
-    train(config, runtime, until=2, callbacks=Callbacks(HALVES))
-    wrong = folder.validation_file.read_text().replace('"correct": ', '"correct": 1')
-    folder.validation_file.write_text(wrong)
-    for state in folder.state.iterdir():
-        state.unlink()
-    train(config, runtime, until=1, callbacks=Callbacks(HALVES))
-    # What was counted at the end of epoch 1 is not taken for a figure of the weights that are there now.
-    assert folder.validation() == straight.validation()[:2]
-    train(config, runtime, callbacks=Callbacks(HALVES))
-    assert folder.validation() == straight.validation()
-
-
 def test_missing_counts_of_the_last_epoch_are_added_on_resume(config, straight, runtime):
     folder = folder_of(config, runtime)
     train(config, runtime, until=1, callbacks=Callbacks(HALVES))
@@ -256,23 +242,6 @@ def test_the_callback_gets_the_last_epoch_once_when_only_the_result_is_missing(c
     train(config, runtime, callbacks=Callbacks(HALVES, told.append))
     assert [(record.log.epoch, len(record.counts)) for record in told] == [(EPOCHS - 1, 2)]
     assert folder.validation() == straight.validation()[-2:]
-
-
-def test_a_paused_run_is_not_loaded_again(config, runtime, monkeypatch):
-    train(config, runtime, until=3, callbacks=Callbacks(HALVES))
-
-    def loads(*arguments: object) -> None:
-        raise AssertionError("the backbone was loaded")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner.train, "set_up", loads)
-        for until in (1, 2, 3):
-            paused = train(config, runtime, until=until, callbacks=Callbacks(HALVES))
-            assert isinstance(paused, Progress) and len(paused.epochs) == 3
-    for state in folder_of(config, runtime).state.iterdir():
-        state.unlink()
-    again = train(config, runtime, until=1)
-    assert isinstance(again, Progress) and len(again.epochs) == 1
 
 
 def test_a_signal_during_validation_saves_and_validates_later(config, straight, runtime, monkeypatch):

@@ -39,9 +39,8 @@ def init_process_group(
 
     device: that of this rank. A GPU needs its index and becomes torch's current device.
     timeout_seconds: longest time that a rank waits for another.
-    The block ends when all ranks have ended it. An error that leaves it is shared with all ranks, whose next collective
-    (or DDP) call then fails; there it becomes UserError "rank 2 of 4 failed: ..." with the first error of any rank, or
-    with the ranks that do not answer. The failing rank's own error is raised unchanged.
+    An error that leaves the block is shared with all ranks, whose next collective (or DDP) call then fails; there it
+    becomes UserError "rank 2 of 4 failed: ...", or names the ranks that do not answer.
     Create DDP and DeepSpeed objects in a function that is called inside the block: a group that is still referenced
     when the interpreter ends can abort the process.
     Raises UserError if the ranks cannot connect.
@@ -203,9 +202,8 @@ def _is_communication_error(error: BaseException) -> bool:
 def _describe(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    return (
-        str(error) if isinstance(error, UserError | DataError) else f"{type(error).__name__}: {_torch_message(error)}"
-    )
+    known = isinstance(error, UserError | DataError)
+    return str(error) if known else f"{type(error).__name__}: {_torch_message(error)}"
 
 
 def _torch_message(error: BaseException) -> str:

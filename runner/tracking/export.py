@@ -32,9 +32,6 @@ FORMAT = 4
 NAMES_PER_BATCH, METRICS_PER_BATCH = 100, 1000
 DOCUMENTS = (".json", ".csv", ".md", ".tex")
 
-Exported = Mapping[str, tuple[str, bool]]
-"""By content hash: the id of an MLflow run, and whether it has its checkpoint."""
-
 
 @dataclass
 class Summary:
@@ -56,10 +53,8 @@ def sync(
     """Export what the store lacks of the runs and collections of its results; runs are nested below collections.
 
     only: paths below the results; default all. The collections that a run in it belongs to are exported as well.
-    dry_run: change nothing; `sent` then lists what would be sent.
-    on_run: called with each path and whether it was sent.
-    A broken file fails its run alone. Raises TrackingError when the store cannot be reached or stops answering,
-    UsageError for a URI that MLflow does not support.
+    dry_run: change nothing; `sent` lists what would be sent. on_run: called with each path and whether it was sent.
+    A broken file fails its run alone. Raises TrackingError when the store cannot be reached or stops answering.
     """
     results, summary = store.results, Summary()
     failed = summary.failed if only is None else []
@@ -108,7 +103,8 @@ def sync(
     return summary
 
 
-def _find_exported(store: TrackingStore) -> Exported:
+def _find_exported(store: TrackingStore) -> dict[str, tuple[str, bool]]:
+    """List the exported runs by content hash: the id of the MLflow run, and whether it has its checkpoint."""
     # A quote would end the pattern; `_` matches any character.
     where = f"tags.folder LIKE '{store.results.as_posix().replace(chr(39), '_')}/%'"
     tags = {run.info.run_id: run.data.tags for run in store.search(where)}

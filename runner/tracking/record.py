@@ -35,11 +35,9 @@ class Point(NamedTuple):
 class Record:
     """The content that an MLflow run should have.
 
-    key: the identity of the training, independent of its folder's place; it differs between trainings of one
-        configuration, so that two users of one server get a run each.
+    key: differs between trainings of one configuration, so that two users of one server get a run each.
     points: in the order in which MLflow's comparison shows their metrics.
-    status: a name of MLflow's RunStatus. start, end: milliseconds since 1970.
-    checkpoint: SHA-256 of the checkpoint of a finished training.
+    status: a name of MLflow's RunStatus. start, end: in milliseconds. checkpoint: SHA-256 of a finished run's.
     """
 
     key: str
