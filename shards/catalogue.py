@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from shards.dataset import Dataset
+from shards.dataset import Dataset, PublicShards, RawLayout
 from shards.errors import DataUsageError, unknown_name
-from shards.published import PUBLISHED
 from shards.sources import DIGIT_COUNTS, DIGIT_NAMES
 from shards.world.generate import FAMILIES, Family
-
-ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType({"coloured-shapes": ("colored-shapes",)})
 
 
 def _generated(family: Family) -> Dataset:
@@ -28,7 +28,7 @@ def _generated(family: Family) -> Dataset:
         licence="same as this program: drawn by it",
         description=family.description,
         classnames=tuple(family.classnames),
-        aliases=ALIASES.get(family.name, ()),
+        aliases=("colored-shapes",) if family.name == "coloured-shapes" else (),
     )
 
 
@@ -45,6 +45,22 @@ _DIGITS = Dataset(
     aliases=("digit-scans", "scikit-learn-digits"),
 )
 
+
+def _load_published() -> tuple[Dataset, ...]:
+    """Load the fifteen data sets of the CoOp benchmark from `published.toml`."""
+
+    def freeze(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+    datasets = []
+    for fields in tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))["dataset"]:
+        raw = freeze(fields.pop("raw"))
+        public = PublicShards(**raw.pop("public", {}))
+        datasets.append(Dataset(**freeze(fields), source="folder", raw=RawLayout(**raw, public=public)))
+    return tuple(datasets)
+
+
+PUBLISHED = _load_published()
 CATALOGUE: Mapping[str, Dataset] = MappingProxyType(
     {dataset.name: dataset for dataset in (*map(_generated, FAMILIES.values()), _DIGITS, *PUBLISHED)}
 )
@@ -61,11 +77,10 @@ def find(name: str) -> Dataset:
 
     A derived set is found by its name too. Raises DataUsageError with the nearest names when there is none.
     """
-    dataset = _plain(name)
-    if dataset:
+    if dataset := _find_exactly(name):
         return dataset
     change = parse_name(name)
-    base = _plain(change.base)
+    base = _find_exactly(change.base)
     if base and base.source == "folder":
         return derive_dataset(base, random_split=change.random_split, subset=change.subset, resize=change.resize)
     spellings = [spelling for dataset in CATALOGUE.values() for spelling in (dataset.name, *dataset.aliases)]
@@ -111,29 +126,23 @@ def derive_dataset(
         raise DataUsageError(f"'{dataset.name}' has an official split in its folders or lists: no random split is made")
     if resize is not None and resize < 16:
         raise DataUsageError(f"--resize {resize}: at least 16 pixels on the shorter side")
-    suffixes = {
-        f"-split{random_split}": (random_split is not None, f"random split, seed {random_split}"),
-        "-subset": (subset, "subset of the images"),
-        f"-{resize}px": (resize is not None, f"resized to {resize} pixels on the shorter side"),
-    }
-    chosen = {suffix: words for suffix, (wanted, words) in suffixes.items() if wanted}
-    return replace(
-        dataset,
-        name=dataset.name + "".join(chosen),
-        title=dataset.title + "".join(chosen),
-        aliases=(),
-        base=dataset.name,
-        variant=", ".join(chosen.values()),
-    )
+    changes: dict[str, str] = {}
+    if random_split is not None:
+        changes[f"-split{random_split}"] = f"random split, seed {random_split}"
+    if subset:
+        changes["-subset"] = "subset of the images"
+    if resize is not None:
+        changes[f"-{resize}px"] = f"resized to {resize} pixels on the shorter side"
+    name, title = dataset.name + "".join(changes), dataset.title + "".join(changes)
+    return replace(dataset, name=name, title=title, aliases=(), base=dataset.name, variant=", ".join(changes.values()))
 
 
-def _plain(name: str) -> Dataset | None:
-    wanted = _squeezed(name)
+def _find_exactly(name: str) -> Dataset | None:
     for dataset in CATALOGUE.values():
-        if wanted in map(_squeezed, (dataset.name, *dataset.aliases)):
+        if _normalize(name) in map(_normalize, (dataset.name, *dataset.aliases)):
             return dataset
     return None
 
 
-def _squeezed(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_\s]+", "", name.lower())

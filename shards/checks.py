@@ -28,8 +28,7 @@ def check_files(folder: Path, manifest: Manifest, split: str) -> None:
         return
     entry = manifest.splits[split]
     for shard in entry.shards:
-        problem = size_problem(folder, shard)
-        if problem:
+        if problem := size_problem(folder, shard):
             readable = sum(other.count for other in entry.shards if not size_problem(folder, other))
             found = f"{readable} of {entry.count} images readable"
             raise DataError(f"'{manifest.dataset}' {split}: {problem}; {found}; {repack_hint(folder)}")
@@ -71,10 +70,8 @@ def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
         for shard in entry.shards:
             if cache and cache.is_verified(shard):
                 continue
-            problem = hash_problem(folder, shard)
-            if problem:
-                total = f"the split has {entry.count} images"
-                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
+            if problem := hash_problem(folder, shard):
+                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {repack_hint(folder)}")
             if cache:
                 cache.add(shard)
     finally:
@@ -92,9 +89,9 @@ def read_index(folder: Path, manifest: Manifest, split: str) -> NDArray[np.void]
         if len(rows) != entry.count:
             raise ValueError(f"it lists {len(rows)} images, the manifest {entry.count}")
         if rows["shard"].max() >= len(entry.shards) or rows["label"].min() < 0:
-            raise ValueError("it names shards or labels that there are not")
+            raise ValueError("it names shards or labels that do not exist")
         if rows["label"].max() >= len(manifest.classnames):
-            raise ValueError(f"it has label {rows['label'].max()}, there are {len(manifest.classnames)} classes")
+            raise ValueError(f"it has label {rows['label'].max()} of {len(manifest.classnames)} classes")
     except ValueError as error:
         raise _unusable(folder, manifest, split, INDEX_FILE, error) from None
     return rows

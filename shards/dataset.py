@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Layout = Literal["split-file", "imagenet", "wnid-folders", "numbered-folders", "variant-lists"]
-RandomSplit = Literal["", "folders", "trainval", "labels"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class RawLayout:
     split_file: str = ""
     classnames_digest: str = ""
     split_digests: Mapping[str, str] = field(default_factory=dict)
-    random_split: RandomSplit = ""
+    random_split: Literal["", "folders", "trainval", "labels"] = ""
     ignored: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     indices: tuple[int, ...] = field(default=(), repr=False)

@@ -14,11 +14,11 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from shards.errors import DataError, DataUsageError, unknown_name
 from shards.files import write_file
@@ -33,7 +33,6 @@ With the development halves a method is chosen by its accuracy on classes it was
 
 CHOICES: tuple[Classes, ...] = get_args(Classes)
 VAL_SHOTS = 4
-SCHEMA: Literal[1] = 1
 DIGEST = re.compile(r"[0-9a-f]{16}")
 
 Labels = Sequence[int] | NDArray[np.int64]
@@ -60,7 +59,7 @@ class FewShotSamples:
     def val_digest(self) -> str:
         return lines_digest(self.val)
 
-    def same_images(self, other: FewShotSamples) -> bool:
+    def has_images_of(self, other: FewShotSamples) -> bool:
         """Whether both hold the same images in the same order, whatever their source."""
         return (self.train, self.val) == (other.train, other.val)
 
@@ -85,7 +84,7 @@ class FewShot:
 
 @dataclass(frozen=True)
 class Selection:
-    """Images to evaluate on, relabelled 0..C-1 within their classes."""
+    """Images to evaluate on, relabelled 0..C-1 within their classes; `labels` are the data set's own."""
 
     images: Split
     classnames: tuple[str, ...]
@@ -94,11 +93,10 @@ class Selection:
 
 def parse_classes(name: str) -> Classes:
     """Parse a choice of classes: one of `CHOICES`, or CoOp's word `new` for novel. Raises DataUsageError otherwise."""
-    wanted = {"new": "novel"}.get(name, name)
-    for choice in CHOICES:
-        if wanted == choice:
-            return choice
-    raise unknown_name("choice of classes", name, (*CHOICES, "new"), CHOICES)
+    choices: dict[str, Classes] = {choice: choice for choice in CHOICES} | {"new": "novel"}
+    if name not in choices:
+        raise unknown_name("choice of classes", name, choices, CHOICES)
+    return choices[name]
 
 
 def select_labels(labels_present: Iterable[int], classes: str) -> list[int]:
@@ -126,17 +124,14 @@ def draw_positions(train_labels: Labels, val_labels: Labels, shots: int, seed: i
     """
     if shots == 0:
         return list(range(len(train_labels))), list(range(len(val_labels)))
-    draw = random.Random(seed)
-    return _draw(train_labels, shots, draw), _draw(val_labels, min(shots, VAL_SHOTS), draw)
-
-
-def _draw(labels: Labels, shots: int, draw: random.Random) -> list[int]:
-    of_class: dict[int, list[int]] = {}
-    for position, label in enumerate(labels):
-        of_class.setdefault(int(label), []).append(position)
-    drawn: list[int] = []
-    for positions in of_class.values():
-        drawn += draw.sample(positions, shots) if len(positions) >= shots else positions
+    rng = random.Random(seed)
+    drawn: tuple[list[int], list[int]] = [], []
+    for labels, count, chosen in zip((train_labels, val_labels), (shots, min(shots, VAL_SHOTS)), drawn, strict=True):
+        by_class: dict[int, list[int]] = {}
+        for position, label in enumerate(labels):
+            by_class.setdefault(int(label), []).append(position)
+        for positions in by_class.values():
+            chosen += rng.sample(positions, count) if len(positions) >= count else positions
     return drawn
 
 
@@ -161,15 +156,9 @@ def draw_samples(shards: ShardSet, shots: int, seed: int) -> FewShotSamples:
     if shots == 0:
         raise DataUsageError("--shots 0 takes every image: there are no samples to draw")
     (train_paths, train_labels), (val_paths, val_labels) = list_split(shards, "train"), list_split(shards, "val")
-    train, val = draw_positions(train_labels, val_labels, shots, seed)
-    return FewShotSamples(
-        dataset=shards.name,
-        shots=shots,
-        seed=seed,
-        source="coop-rule",
-        train=tuple(train_paths[i] for i in train),
-        val=tuple(val_paths[i] for i in val),
-    )
+    in_train, in_val = draw_positions(train_labels, val_labels, shots, seed)
+    train, val = tuple(train_paths[i] for i in in_train), tuple(val_paths[i] for i in in_val)
+    return FewShotSamples(shards.name, shots, seed, "coop-rule", train, val)
 
 
 def list_split(shards: ShardSet, split: str) -> tuple[list[str], NDArray[np.int64]]:
@@ -211,14 +200,14 @@ def load_few_shot(
 
 
 def _find_positions(split: Split, paths: Sequence[str], samples: FewShotSamples) -> list[int]:
-    at = {path: position for position, path in enumerate(split.paths)}
-    missing = [path for path in paths if path not in at]
+    positions = {path: position for position, path in enumerate(split.paths)}
+    missing = [path for path in paths if path not in positions]
     if missing:
         raise DataError(
             f"the few-shot samples {samples.digest} of '{samples.dataset}' name {len(missing)} of {len(paths)} images "
             f"that are not in the packed set, first {missing[0]!r}: import them for the set that is packed now"
         )
-    return [at[path] for path in paths]
+    return [positions[path] for path in paths]
 
 
 def evaluation_split(shards: ShardSet, classes: str = "all", split: str = "test") -> Selection:
@@ -250,17 +239,6 @@ def select_images(split: Split, positions: Iterable[int], labels: Sequence[int])
     return split.subset([i for i in positions if int(split.labels[i]) in relabel], relabel)
 
 
-def _plain_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(paths)) != len(paths):
-        raise ValueError("an image is named twice")
-    if any(not path or not path.isprintable() for path in paths):
-        raise ValueError("a path is empty or holds line breaks")
-    return paths
-
-
-_Paths = Annotated[tuple[str, ...], AfterValidator(_plain_paths)]
-
-
 class _SamplesFile(BaseModel):
     """The JSON of few-shot samples; unknown fields are refused."""
 
@@ -272,16 +250,24 @@ class _SamplesFile(BaseModel):
     seed: int = Field(ge=0)
     source: SamplesSource
     digest: str
-    train: _Paths = Field(min_length=1)
-    val: _Paths
+    train: tuple[str, ...] = Field(min_length=1)
+    val: tuple[str, ...]
+
+    @field_validator("train", "val")
+    @classmethod
+    def _check_paths(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(paths)) != len(paths):
+            raise ValueError("an image is named twice")
+        if any(not path or not path.isprintable() for path in paths):
+            raise ValueError("a path is empty or holds line breaks")
+        return paths
 
 
 def write_samples(file: Path, samples: FewShotSamples) -> None:
     """Write few-shot samples as JSON, the whole file or nothing. Raises DataError when it cannot be written."""
-    content = {"few_shot_schema": SCHEMA, "digest": samples.digest, **asdict(samples)}
+    content = {"few_shot_schema": 1, "digest": samples.digest, **asdict(samples)}
     ordered = {name: content[name] for name in _SamplesFile.model_fields}
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
         raise DataError(f"cannot write {file}: {error.strerror or error}") from None
@@ -305,20 +291,15 @@ def read_samples(file: Path) -> FewShotSamples:
     return samples
 
 
-def samples_file(folder: Path, digest: str) -> Path:
-    """Return the file for imported samples of the data set in `folder`."""
-    return folder / SAMPLES_FOLDER / f"{digest}.json"
-
-
 def store_samples(folder: Path, samples: FewShotSamples) -> Path:
     """Store samples beside the shards in `folder` and return the file.
 
     Samples of the same images with another seed or source are replaced. Raises DataError for other validation images
     under the same digest.
     """
-    file = samples_file(folder, samples.digest)
+    file = folder / SAMPLES_FOLDER / f"{samples.digest}.json"
     stored = read_samples(file) if file.exists() else None
-    if stored and not samples.same_images(stored):
+    if stored and not samples.has_images_of(stored):
         raise DataError(f"{file} holds the same training images and other validation images: remove it first")
     if stored != samples:
         write_samples(file, samples)
@@ -327,7 +308,7 @@ def store_samples(folder: Path, samples: FewShotSamples) -> Path:
 
 def load_samples(folder: Path, digest: str) -> FewShotSamples:
     """Load samples that are stored beside the shards in `folder`. Raises DataError if they are absent or altered."""
-    file = samples_file(folder, digest)
+    file = folder / SAMPLES_FOLDER / f"{digest}.json"
     if not DIGEST.fullmatch(digest) or not file.is_file():
         stored = sorted(other.stem for other in (folder / SAMPLES_FOLDER).glob("*.json"))
         has = ", ".join(stored) or "none"

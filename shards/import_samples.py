@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shards.catalogue import parse_name
 from shards.errors import DataError, DataUsageError
 from shards.fewshot import FewShotSamples, check_shots, list_split, read_samples
@@ -123,60 +120,53 @@ def import_samples(shards: ShardSet, file: Path, shots: int, seed: int) -> FewSh
     other shots or another seed than the file is of.
     """
     check_shots(shards, shots)
-    if file.suffix.lower() == ".json":
-        return _import_json(shards, file, shots, seed)
-    if file.suffix.lower() != ".pkl":
+    records: dict[str, list[CoopRecord]] = {}
+    if file.suffix.lower() == ".pkl":
+        named = COOP_NAME.fullmatch(file.name)
+        if named and (int(named[1]), int(named[2])) != (shots, seed):
+            raise DataUsageError(f"{file.name} is named for other samples: give --shots {named[1]} --seed {named[2]}")
+        records = read_coop_cache(file)
+        if bool(records["val"]) != ("val" in shards.manifest.splits):
+            has, lacks = ("images", "none") if records["val"] else ("no images", "some")
+            raise DataError(f"{file} has {has} for validation and the packed '{shards.name}' has {lacks}")
+        foreign = {split: [record.path for record in part] for split, part in records.items()}
+    elif file.suffix.lower() == ".json":
+        samples = read_samples(file)
+        if (samples.shots, samples.seed) != (shots, seed):
+            raise DataUsageError(f"{file} holds other samples: give --shots {samples.shots} --seed {samples.seed}")
+        if samples.dataset not in (shards.name, parse_name(shards.name).base):
+            raise DataUsageError(f"{file} holds few-shot samples of '{samples.dataset}', not of '{shards.name}'")
+        foreign = {"train": list(samples.train), "val": list(samples.val)}
+    else:
         raise DataUsageError(
             f"{file}: few-shot samples are imported from CoOp's .pkl cache or from .json of procap data few-shot"
         )
-    named = COOP_NAME.fullmatch(file.name)
-    if named and (int(named[1]), int(named[2])) != (shots, seed):
-        raise DataUsageError(f"{file.name} is named for other samples: give --shots {named[1]} --seed {named[2]}")
-    return _import_coop(shards, file, shots, seed)
-
-
-def _import_coop(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamples:
-    cache = read_coop_cache(file)
-    if bool(cache["val"]) != ("val" in shards.manifest.splits):
-        has, lacks = ("images", "none") if cache["val"] else ("no images", "some")
-        raise DataError(f"{file} has {has} for validation and the packed '{shards.name}' has {lacks}")
-    matched = {}
-    for split, records in cache.items():
+    matched: dict[str, tuple[str, ...]] = {}
+    for split, foreign_paths in foreign.items():
         where = f"{file}, {split}"
-        labels = _labels_by_path(*list_split(shards, split))
-        paths = _match_paths([record.path for record in records], labels, where)
-        ours = [(labels[path], shards.classnames[labels[path]]) for path in paths]
-        pairs = list(zip(records, ours, strict=True))
-        _refuse_other(where, "label", [(one.path, str(one.label), str(label)) for one, (label, _) in pairs])
-        _refuse_other(where, "class name", [(one.path, one.classname, name) for one, (_, name) in pairs])
+        every, numbers = list_split(shards, split)
+        labels = dict(zip(every, numbers.tolist(), strict=True))
+        paths = _match_paths(foreign_paths, labels, where)
+        names = [shards.classnames[labels[path]] for path in paths]
+        coop = records.get(split, [])
+        _compare("label", [str(one.label) for one in coop], [str(labels[path]) for path in paths], coop, where)
+        _compare("class name", [one.classname for one in coop], names, coop, where)
         if split == "train":
             _check_counts(paths, labels, shots, shards, where)
         matched[split] = tuple(paths)
     return FewShotSamples(shards.name, shots, seed, "imported", matched["train"], matched["val"])
 
 
-def _import_json(shards: ShardSet, file: Path, shots: int, seed: int) -> FewShotSamples:
-    samples = read_samples(file)
-    if (samples.shots, samples.seed) != (shots, seed):
-        raise DataUsageError(f"{file} holds other samples: give --shots {samples.shots} --seed {samples.seed}")
-    if samples.dataset not in (shards.name, parse_name(shards.name).base):
-        raise DataUsageError(f"{file} holds few-shot samples of '{samples.dataset}', not of '{shards.name}'")
-    labels = _labels_by_path(*list_split(shards, "train"))
-    train = _match_paths(samples.train, labels, f"{file}, train")
-    val = _match_paths(samples.val, list_split(shards, "val")[0], f"{file}, val")
-    _check_counts(train, labels, shots, shards, f"{file}, train")
-    return FewShotSamples(shards.name, shots, seed, "imported", tuple(train), tuple(val))
-
-
-def _labels_by_path(paths: list[str], labels: NDArray[np.int64]) -> dict[str, int]:
-    return dict(zip(paths, labels.tolist(), strict=True))
-
-
 def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> list[str]:
     """Match each foreign path to the packed path that it ends in; all must be found, and none twice."""
     known = set(packed)
     deepest = max((path.count("/") for path in known), default=0) + 1
-    found = [match_ending(path, known, deepest) for path in foreign]
+    found: list[str | None] = []
+    for path in foreign:
+        # The longest ending, cut at folders.
+        parts = path.split("/")[-deepest:]
+        endings = ("/".join(parts[start:]) for start in range(len(parts)))
+        found.append(next((ending for ending in endings if ending in known), None))
     missing = [path for path, match in zip(foreign, found, strict=True) if match is None]
     if missing:
         raise DataError(
@@ -190,20 +180,16 @@ def _match_paths(foreign: Sequence[str], packed: Iterable[str], where: str) -> l
     return paths
 
 
-def match_ending(path: str, known: set[str], deepest: int) -> str | None:
-    """Find the longest ending of a path, cut at folders, that is in `known` (with at most `deepest` parts each)."""
-    parts = path.split("/")[-deepest:]
-    return next((end for start in range(len(parts)) if (end := "/".join(parts[start:])) in known), None)
-
-
-def _refuse_other(where: str, what: str, values: Sequence[tuple[str, str, str]]) -> None:
-    """Raise DataError if an image (path, theirs, ours) has another value of `what` than in the packed set."""
-    wrong = [f"{path!r} has {theirs!r}, here {ours!r}" for path, theirs, ours in values if theirs != ours]
+def _compare(what: str, theirs: list[str], ours: list[str], records: list[CoopRecord], where: str) -> None:
+    """Raise DataError if an image of CoOp's cache has another label or class name than in the packed set."""
+    wrong = [
+        f"{record.path!r} has {their!r}, the packed set {our!r}"
+        for record, their, our in zip(records, theirs, ours, strict=False)
+        if their != our
+    ]
     if wrong:
-        raise DataError(
-            f"{where}: {len(wrong)} of {len(values)} images have another {what} than in the packed set: "
-            f"{'; '.join(wrong[:SHOWN])}"
-        )
+        what = f"{len(wrong)} of {len(records)} images have another {what} than in the packed set"
+        raise DataError(f"{where}: {what}: {'; '.join(wrong[:SHOWN])}")
 
 
 def _check_counts(paths: Sequence[str], labels: Mapping[str, int], shots: int, shards: ShardSet, where: str) -> None:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ from shards.process_pool import map_in_order
 from shards.reader import open_dataset
 from shards.records import Source
 from shards.resolve import is_packed, resolve_dataset
-from shards.shard import ShardTask, note_file, pack_shard, read_note
+from shards.shard import ShardTask, pack_shard, read_finished
 from shards.sources import builtin_source
 
 Progress = Callable[[str, int, int], None]
@@ -78,8 +78,7 @@ def pack_source(
 
     Everything is written to a hidden folder beside the final one and renamed when it is complete. If a packing is
     stopped or meets a broken image, an older set of that name stays unchanged, and the next call reuses the finished
-    shards whose raw files have not changed. These are deleted when the set is complete, when something else is packed
-    under the name, or by `force`, which starts again from the beginning.
+    shards whose raw files have not changed. force: start again from the beginning.
 
     Raises DataError when an image is broken, an image is listed twice in a split, there is too little room, or the
     folder cannot be written.
@@ -113,7 +112,9 @@ def pack_source(
                 raise
             shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        raise DataError(f"'{source.name}' cannot be packed into {data_root}: {_reason(error, data_root)}") from error
+        room = f" ({_bytes(shutil.disk_usage(data_root).free)} free)" if error.errno == errno.ENOSPC else ""
+        reason = f"{error.strerror or error}{room}; choose another --data folder"
+        raise DataError(f"'{source.name}' cannot be packed into {data_root}: {reason}") from error
     return manifest
 
 
@@ -174,19 +175,52 @@ def _write(
     workers: int,
     on_progress: Progress | None,
 ) -> Manifest:
+    """Write a data set into `partial/set/`: shards, then the index of each split, text files and, last, the manifest.
+
+    Finished shards of a stopped packing of the same plan are reused.
+    """
+    images = sum(counts.values())
     # The size can be an estimate; that of resized images is not known in advance.
-    while (
-        source.resize is None and per_shard > 1 and per_shard * (source.size or 0) > SHARD_BYTES * sum(counts.values())
-    ):
+    size = source.size if source.resize is None else None
+    while per_shard > 1 and per_shard * (size or 0) > SHARD_BYTES * images:
         per_shard //= 2
-    plan = _plan(source, counts, per_shard)
-    if not _is_stopped_packing(partial, plan):
+    plan, plan_file = _plan(source, counts, per_shard), partial / "plan.json"
+    if not plan_file.is_file() or plan_file.read_bytes() != plan.encode():
         shutil.rmtree(partial, ignore_errors=True)
-    _refuse_full_disk(source, counts, partial)
-    complete = partial / "set"
-    complete.mkdir(parents=True, exist_ok=True)
-    write_file(partial / "plan.json", plan)
-    _pack_shards(source, counts, partial, per_shard, workers, on_progress)
+    for temporary in partial.rglob(".*.tmp"):
+        temporary.unlink(missing_ok=True)
+    packed = sum(tar.stat().st_size for tar in partial.glob("set/*/*.tar"))
+    missing, free = (size or 0) + OVERHEAD * images - packed, shutil.disk_usage(partial.parent).free
+    if size is not None and missing > free:
+        room = f"about {_bytes(missing)} {'more ' if packed else ''}are needed in {partial.parent}, {_bytes(free)} are"
+        raise DataError(f"'{source.name}' does not fit: {room} free; free some or choose another --data folder")
+    write_file(plan_file, plan)
+    ranges = [
+        (split, start, min(start + per_shard, count))
+        for split, count in counts.items()
+        for start in range(0, count, per_shard)
+    ]
+    tasks = (
+        ShardTask(
+            partial=partial,
+            dataset=source.name,
+            split=split,
+            number=start // per_shard,
+            start=start,
+            stop=stop,
+            part=source.part(split, start, stop),
+            classes=len(source.classnames),
+            resize=source.resize,
+        )
+        for split, start, stop in ranges
+    )
+    # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
+    processes = min(workers, len(ranges), images // per_shard)
+    done = dict.fromkeys(counts, 0)
+    for (split, start, stop), _ in zip(ranges, map_in_order(pack_shard, tasks, processes), strict=True):
+        done[split] += stop - start
+        if on_progress:
+            on_progress(split, done[split], counts[split])
     manifest = Manifest(
         dataset=source.name,
         source=source.origin,
@@ -198,15 +232,22 @@ def _write(
         splits={split: _finish_split(source, partial, split, count, per_shard) for split, count in counts.items()},
     )
     for file, text in convention_texts(manifest).items():
-        write_file(complete / file, text)
-    write_file(complete / FILE, manifest.to_json())
+        write_file(partial / "set" / file, text)
+    write_file(partial / "set" / FILE, manifest.to_json())
     return manifest
 
 
 def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
     """Describe everything that the bytes of shards depend on, except the raw files: only equal plans share shards."""
-    plan: dict[str, object] = {"schema": SCHEMA, "origin": source.origin, "variant": source.variant}
-    plan |= {"counts": dict(counts), "per_shard": per_shard, "classnames": source.classnames, "resize": source.resize}
+    plan = {
+        "schema": SCHEMA,
+        "origin": source.origin,
+        "variant": source.variant,
+        "counts": dict(counts),
+        "per_shard": per_shard,
+        "classnames": source.classnames,
+        "resize": source.resize,
+    }
     if source.resize:
         from PIL import __version__
 
@@ -214,71 +255,11 @@ def _plan(source: Source, counts: Mapping[str, int], per_shard: int) -> str:
     return json.dumps(plan)
 
 
-def _is_stopped_packing(partial: Path, plan: str) -> bool:
-    """Whether `partial` is a stopped packing of the same plan; also removes files that a killed process was writing."""
-    try:
-        same = (partial / "plan.json").read_text(encoding="utf-8") == plan
-    except (OSError, UnicodeDecodeError):
-        return False
-    for left in partial.rglob(".*.tmp"):
-        left.unlink(missing_ok=True)
-    return same
-
-
-def _refuse_full_disk(source: Source, counts: Mapping[str, int], partial: Path) -> None:
-    # The size of resized images is not known in advance.
-    if source.size is None or source.resize is not None:
-        return
-    need = source.size + OVERHEAD * sum(counts.values())
-    finished = [tar for tar in partial.glob("set/*/*.tar") if tar.stem.isdecimal()]
-    finished = [tar for tar in finished if note_file(partial, tar.parent.name, int(tar.stem)).exists()]
-    held = sum(tar.stat().st_size for tar in finished)
-    free = shutil.disk_usage(partial.parent).free
-    if need - held > free:
-        more = "more " if held else ""
-        room = f"about {_bytes(need - held)} {more}are needed in {partial.parent}, {_bytes(free)} are free"
-        raise DataError(f"'{source.name}' does not fit: {room}; free some or choose another --data folder")
-
-
-def _pack_shards(
-    source: Source,
-    counts: Mapping[str, int],
-    partial: Path,
-    per_shard: int,
-    workers: int,
-    on_progress: Progress | None,
-) -> None:
-    cuts = [(split, start) for split, count in counts.items() for start in range(0, count, per_shard)]
-
-    def tasks() -> Iterator[ShardTask]:
-        for split, start in cuts:
-            stop = min(start + per_shard, counts[split])
-            yield ShardTask(
-                partial=partial,
-                dataset=source.name,
-                split=split,
-                number=start // per_shard,
-                start=start,
-                stop=stop,
-                part=source.part(split, start, stop),
-                classes=len(source.classnames),
-                resize=source.resize,
-            )
-
-    # At most one process per `per_shard` images, because starting one takes as long as packing a few hundred images.
-    processes = min(workers, len(cuts), sum(counts.values()) // per_shard)
-    done = dict.fromkeys(counts, 0)
-    for (split, start), _ in zip(cuts, map_in_order(pack_shard, tasks(), processes), strict=True):
-        done[split] += min(per_shard, counts[split] - start)
-        if on_progress:
-            on_progress(split, done[split], counts[split])
-
-
 def _finish_split(source: Source, partial: Path, split: str, count: int, per_shard: int) -> SplitEntry:
     """Write the index, the paths and `nshards.txt` of a split from what its finished shards hold."""
     rows, shards, lines = np.empty(count, INDEX), [], []
     for number, start in enumerate(range(0, count, per_shard)):
-        finished = read_note(partial, split, number)
+        finished = read_finished(partial, split, number)
         own = rows[start : start + per_shard]
         own["shard"], own["size"], own["offset"], own["label"] = number, finished.size, finished.offset, finished.label
         lines.append("".join(f"{path}\n" for path in finished.path).encode())
@@ -311,15 +292,6 @@ def _refuse_repeated(dataset: str, split: str, paths: Paths) -> None:
         if paths[first] == paths[second]:
             where = f"as image {first + 1} and as image {second + 1}"
             raise DataError(f"'{dataset}' {split}: {paths[first]} is listed twice, {where}; list it once")
-
-
-def _reason(error: OSError, data_root: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = _bytes(shutil.disk_usage(data_root).free)
-        return f"no space left ({free} free); free some or choose another --data folder"
-    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return "the folder is not writable; choose another --data folder"
-    return f"{error.strerror or error}; choose another --data folder"
 
 
 def _bytes(number: float) -> str:

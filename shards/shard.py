@@ -56,13 +56,13 @@ class ShardTask:
         return self.partial / "set" / self.split / f"{self.number}.tar"
 
 
-def note_file(partial: Path, split: str, number: int) -> Path:
+def finished_file(partial: Path, split: str, number: int) -> Path:
     return partial / "finished" / split / f"{number}.json"
 
 
-def read_note(partial: Path, split: str, number: int) -> Finished:
-    """Read the content of a finished shard. Raises OSError or ValueError if there is no valid note."""
-    return Finished.model_validate_json(note_file(partial, split, number).read_bytes())
+def read_finished(partial: Path, split: str, number: int) -> Finished:
+    """Read the content of a finished shard. Raises OSError or ValueError if there is no valid file."""
+    return Finished.model_validate_json(finished_file(partial, split, number).read_bytes())
 
 
 def pack_shard(task: ShardTask) -> None:
@@ -74,12 +74,12 @@ def pack_shard(task: ShardTask) -> None:
     # A worker whose parent was killed can outlive it by a moment: each process writes files of its own name.
     with replace_at_end(task.tar) as temporary:
         finished = _write(task, stamp, temporary)
-    write_file(note_file(task.partial, task.split, task.number), finished.model_dump_json())
+    write_file(finished_file(task.partial, task.split, task.number), finished.model_dump_json())
 
 
 def _is_finished(task: ShardTask, stamp: str) -> bool:
     try:
-        finished = read_note(task.partial, task.split, task.number)
+        finished = read_finished(task.partial, task.split, task.number)
         if finished.stamp != stamp or task.tar.stat().st_size != finished.shard.size:
             return False
         # After a power failure the file can have the right size without its content, so hash it.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shards.dataset import Dataset
 from shards.records import Record, Source, png
 from shards.rng import stream_seed
+from shards.world.generate import VERSION, render, sample_seed
 
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DIGIT_COUNTS: Mapping[str, int] = MappingProxyType({"train": 898, "val": 359, "test": 540})
@@ -24,8 +25,6 @@ RENDER_BATCH = 64
 
 def builtin_source(dataset: Dataset) -> Source:
     """Make a source of a generated or bundled data set; `shards.raw` has those of the user's own folders."""
-    from shards.world.generate import VERSION
-
     generated = dataset.source == "world"
     return Source(
         dataset.name,
@@ -49,8 +48,6 @@ class WorldPart:
     stop: int
 
     def records(self) -> Iterator[Record]:
-        from shards.world.generate import render, sample_seed
-
         for start in range(self.start, self.stop, RENDER_BATCH):
             index = np.arange(start, min(start + RENDER_BATCH, self.stop))
             labels = index % len(self.classnames)
@@ -60,8 +57,6 @@ class WorldPart:
                 yield Record(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
 
     def stamp(self) -> str:
-        from shards.world.generate import VERSION
-
         return str(VERSION)
 
 
@@ -91,7 +86,7 @@ class DigitsPart:
 def split_digits(labels: NDArray[np.int64]) -> dict[str, list[int]]:
     """Return the positions of each split in scikit-learn's order: per class 50 % train, 20 % val, the rest test.
 
-    The rule of CoOp's folder data sets; the shuffle is a fixed stream of its own, the same for every run.
+    This is CoOp's rule for folders; the shuffle is the same for every run.
     """
     splits: dict[str, list[int]] = {"train": [], "val": [], "test": []}
     for label in range(len(DIGIT_NAMES)):

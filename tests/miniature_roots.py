@@ -163,10 +163,6 @@ def _flowers(mini: Mini) -> None:
     (mini.folder / "cat_to_name.json").write_text(json.dumps(names))
 
 
-def _food(mini: Mini) -> None:
-    _class_folders(mini, "{folder}/{number}.jpg")
-
-
 def _aircraft(mini: Mini) -> None:
     lists: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     # By image number, as in the real lists, which is no order of classes.
@@ -195,14 +191,6 @@ def scene_folder(name: str) -> str:
     """`indoor apse` lies in `a/apse/indoor`."""
     levels = list(reversed(name.split(" ")))
     return "/".join((levels[0][0], *levels))
-
-
-def _textures(mini: Mini) -> None:
-    _class_folders(mini, "{folder}/{folder}_{number:04d}.jpg")
-
-
-def _land(mini: Mini) -> None:
-    _class_folders(mini, "{folder}/{folder}_{number}.jpg")
 
 
 def _actions(mini: Mini) -> None:
@@ -258,11 +246,11 @@ WRITERS: dict[str, Callable[[Mini], None]] = {
     "oxford-pets": _pets,
     "stanford-cars": _cars,
     "oxford-flowers": _flowers,
-    "food101": _food,
+    "food101": lambda mini: _class_folders(mini, "{folder}/{number}.jpg"),
     "fgvc-aircraft": _aircraft,
     "sun397": _scenes,
-    "dtd": _textures,
-    "eurosat": _land,
+    "dtd": lambda mini: _class_folders(mini, "{folder}/{folder}_{number:04d}.jpg"),
+    "eurosat": lambda mini: _class_folders(mini, "{folder}/{folder}_{number}.jpg"),
     "ucf101": _actions,
     "imagenetv2": _v2,
     "imagenet-sketch": _sketch,

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from shards.catalogue import CATALOGUE, find
+from shards.catalogue import CATALOGUE, PUBLISHED, find
 from shards.errors import DataError, DataUsageError
 from shards.manifest import lines_digest
-from shards.published import PUBLISHED
 from shards.raw.classnames import (
     imagenet_classnames,
     imagenet_wnids,
     published_classnames,
     read_imagenet_classnames,
 )
+from shards.raw.locations import raw_layout
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -45,20 +45,6 @@ TABLE = [
     ("imagenet-r", "ImageNet-R", "imagenet-rendition", "imagenet-r", 200, (None, None, 30000)),
 ]
 
-# Base and novel classes and test images.
-HALVES = [
-    ("imagenet", (500, 500), (25000, 25000)),
-    ("caltech101", (50, 50), (1549, 916)),
-    ("oxford-pets", (19, 18), (1881, 1788)),
-    ("stanford-cars", (98, 98), (4002, 4039)),
-    ("oxford-flowers", (51, 51), (1053, 1410)),
-    ("food101", (51, 50), (15300, 15000)),
-    ("sun397", (199, 198), (9950, 9900)),
-    ("dtd", (24, 23), (864, 828)),
-    ("eurosat", (5, 5), (4200, 3900)),
-    ("ucf101", (51, 50), (1934, 1849)),
-]
-
 COOP_TEMPLATES = {
     "oxford-pets": "a photo of a {}, a type of pet.",
     "oxford-flowers": "a photo of a {}, a type of flower.",
@@ -67,36 +53,6 @@ COOP_TEMPLATES = {
     "dtd": "{} texture.",
     "eurosat": "a centered satellite photo of {}.",
     "ucf101": "a photo of a person doing {}.",
-}
-
-NAME_DIGESTS = {
-    "imagenet": "571ae1c583b4be7d",
-    "caltech101": "84f9ff49dce58ae6",
-    "oxford-pets": "8e35ab44db27d55a",
-    "stanford-cars": "2caca90b5c02b65f",
-    "oxford-flowers": "0d27092c2140383d",
-    "food101": "efe7060c0e6aa88c",
-    "fgvc-aircraft": "e1c9e72060e63d52",
-    "sun397": "583c0fad85d22c56",
-    "dtd": "681d23b9cd3c2ede",
-    "eurosat": "bcff3a8022b63397",
-    "ucf101": "d22e81fba7ebebf0",
-    "imagenetv2": "571ae1c583b4be7d",
-    "imagenet-sketch": "571ae1c583b4be7d",
-    "imagenet-a": "4b36c17b1b1bba6c",
-    "imagenet-r": "79cac199a9146841",
-}
-
-SPLIT_FILES = {
-    "caltech101": "split_zhou_Caltech101.json",
-    "oxford-pets": "split_zhou_OxfordPets.json",
-    "stanford-cars": "split_zhou_StanfordCars.json",
-    "oxford-flowers": "split_zhou_OxfordFlowers.json",
-    "food101": "split_zhou_Food101.json",
-    "sun397": "split_zhou_SUN397.json",
-    "dtd": "split_zhou_DescribableTextures.json",
-    "eurosat": "split_zhou_EuroSAT.json",
-    "ucf101": "split_zhou_UCF101.json",
 }
 
 # CoOp's registry name and class name, then the folder: whoever knows one of them finds the set.
@@ -118,31 +74,6 @@ SPELLINGS = {
     "imagenet-r": ["imagenet_r", "ImageNetR", "ImageNet-R", "imagenet-rendition"],
 }
 
-# The public shards whose test split is CoOp's, and those that are refused.
-PUBLIC = {
-    "imagenet": ("wds_imagenet1k", True),
-    "imagenetv2": ("wds_imagenetv2", True),
-    "imagenet-sketch": ("wds_imagenet_sketch", True),
-    "imagenet-a": ("wds_imagenet-a", True),
-    "imagenet-r": ("wds_imagenet-r", True),
-    "stanford-cars": ("wds_cars", True),
-    "fgvc-aircraft": ("wds_fgvc_aircraft", True),
-    "oxford-pets": ("wds_vtab-pets", True),
-    "food101": ("wds_food101", False),
-    "sun397": ("wds_sun397", False),
-    "caltech101": ("wds_vtab-caltech101", False),
-    "dtd": ("wds_vtab-dtd", False),
-    "eurosat": ("wds_vtab-eurosat", False),
-    "oxford-flowers": ("wds_vtab-flowers", False),
-    "ucf101": ("", False),
-}
-
-
-def sheet(name):
-    raw = SETS[name].raw
-    assert raw is not None
-    return raw
-
 
 def test_the_fifteen_sets_are_those_of_the_paper_in_its_order():
     assert [dataset.name for dataset in PUBLISHED] == [row[0] for row in TABLE]
@@ -156,17 +87,10 @@ def test_a_set_has_the_published_sizes_and_lies_where_coop_puts_it(name, title, 
     present = {split: count for split, count in zip(("train", "val", "test"), counts, strict=True) if count}
     assert dict(dataset.counts) == present
     assert dataset.test_only == (list(present) == ["test"])
-    assert (sheet(name).folders[0], sheet(name).images[0]) == (folder, images)
-    assert sheet(name).split_file == SPLIT_FILES.get(name, "")
-    assert bool(sheet(name).random_split) == bool(sheet(name).split_file)
-    assert len(set(sheet(name).folders)) == len(sheet(name).folders)
-    assert dataset.licence and "https://" in sheet(name).get
-
-
-@pytest.mark.parametrize(("name", "classes", "test"), HALVES)
-def test_halves_add_up_to_the_whole(name, classes, test):
-    assert sum(classes) == SETS[name].classes and classes[0] - classes[1] == SETS[name].classes % 2
-    assert sum(test) == SETS[name].counts["test"]
+    assert (raw_layout(SETS[name]).folders[0], raw_layout(SETS[name]).images[0]) == (folder, images)
+    assert bool(raw_layout(SETS[name]).random_split) == bool(raw_layout(SETS[name]).split_file)
+    assert len(set(raw_layout(SETS[name]).folders)) == len(raw_layout(SETS[name]).folders)
+    assert dataset.licence and "https://" in raw_layout(SETS[name]).get
 
 
 def test_sizes_and_descriptions_are_those_the_paper_prints():
@@ -211,7 +135,7 @@ def test_the_papers_prompts_are_those_it_prints():
 def test_class_names_are_the_published_ones_in_label_order(dataset):
     names = published_classnames(dataset)
     assert len(names) == dataset.classes
-    assert lines_digest(names) == NAME_DIGESTS[dataset.name] == sheet(dataset.name).classnames_digest
+    assert lines_digest(names) == raw_layout(dataset).classnames_digest
     assert all(name and name == name.strip() and "\n" not in name for name in names)
 
 
@@ -220,12 +144,12 @@ def test_wordnet_ids_are_the_published_ones():
     assert lines_digest(wnids) == "385e0240499426c0" and list(wnids) == sorted(set(wnids))
     assert lines_digest(f"{wnid} {name}" for wnid, name in zip(wnids, names, strict=True)) == "51b5b1d8b8005020"
     for name, digest in (("imagenet-a", "f6aa4b23244554d9"), ("imagenet-r", "e19a59d84e3746fa")):
-        indices = sheet(name).indices
+        indices = raw_layout(SETS[name]).indices
         assert len(indices) == 200 and lines_digest(wnids[index] for index in indices) == digest
         assert published_classnames(SETS[name]) == tuple(names[index] for index in indices)
         assert len(set(published_classnames(SETS[name]))) == 200
-    assert len(set(sheet("imagenet-a").indices) & set(sheet("imagenet-r").indices)) == 86
-    assert not any(sheet(name).indices for name in SETS if name not in ("imagenet-a", "imagenet-r"))
+    assert len(set(raw_layout(SETS["imagenet-a"]).indices) & set(raw_layout(SETS["imagenet-r"]).indices)) == 86
+    assert not any(raw_layout(SETS[name]).indices for name in SETS if name not in ("imagenet-a", "imagenet-r"))
 
 
 def test_names_that_trip_readers_up_are_kept_as_they_are():
@@ -249,16 +173,16 @@ def test_names_that_trip_readers_up_are_kept_as_they_are():
 
 @pytest.mark.parametrize("name", ["caltech101", "eurosat", "dtd", "food101"])
 def test_sorted_class_folders_with_their_renames_give_the_label_order(name):
-    renamed, names = sheet(name).renamed, published_classnames(SETS[name])
+    renamed, names = raw_layout(SETS[name]).renamed, published_classnames(SETS[name])
     assert set(renamed.values()) <= set(names)
     folders = {label: folder for folder, label in renamed.items()}
     raw = [folders.get(label, label) for label in names]
-    assert raw == sorted(raw) and not set(raw) & set(sheet(name).ignored)
+    assert raw == sorted(raw) and not set(raw) & set(raw_layout(SETS[name]).ignored)
 
 
-@pytest.mark.parametrize("name", SPLIT_FILES)
+@pytest.mark.parametrize("name", [name for name in SETS if SETS[name].raw and SETS[name].raw.split_file])
 def test_published_split_files_are_recognised(name):
-    file = SHARED / "splits" / SPLIT_FILES[name]
+    file = SHARED / "splits" / raw_layout(SETS[name]).split_file
     if not file.is_file():
         assert name in ("food101", "sun397") or not file.parent.is_dir(), f"{file} is not here"
         pytest.skip(f"{file} is not here")
@@ -268,7 +192,7 @@ def test_published_split_files_are_recognised(name):
         split: lines_digest(f"{path}\t{label}\t{classname}" for path, label, classname in records)
         for split, records in lists.items()
     }
-    assert digests == sheet(name).split_digests
+    assert digests == raw_layout(SETS[name]).split_digests
     names = published_classnames(SETS[name])
     for split in lists:
         assert {(label, classname) for _, label, classname in lists[split]} == set(enumerate(names))
@@ -276,7 +200,7 @@ def test_published_split_files_are_recognised(name):
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_a_set_is_found_by_the_names_of_coop_of_the_paper_and_of_its_folder(name):
-    for spelling in (*SPELLINGS[name], name, SETS[name].title, sheet(name).folders[0]):
+    for spelling in (*SPELLINGS[name], name, SETS[name].title, raw_layout(SETS[name]).folders[0]):
         for written in (spelling, spelling.upper(), spelling.replace("_", " "), spelling.replace("-", "_")):
             assert find(written) is SETS[name]
 
@@ -295,13 +219,6 @@ def test_no_spelling_means_two_sets_and_no_alias_says_nothing_new():
     assert [spelling for spelling, times in spellings.items() if times > 1] == []
     # Hints compare in lower case.
     assert all(alias == alias.lower() for dataset in PUBLISHED for alias in dataset.aliases)
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_shards_are_used_only_where_their_test_split_is_coops(name):
-    public = sheet(name).public
-    assert (public.repository, public.usable) == PUBLIC[name]
-    assert bool(public.reason) != public.usable
 
 
 def test_an_open_clip_without_the_list_or_with_another_is_refused(tmp_path, monkeypatch):
@@ -324,8 +241,8 @@ def test_an_open_clip_without_the_list_or_with_another_is_refused(tmp_path, monk
 
 def test_names_and_sizes_cost_no_heavy_import():
     program = (
-        "import sys, shards.catalogue, shards.published; from shards.raw.classnames import published_classnames\n"
-        "names = [published_classnames(dataset) for dataset in shards.published.PUBLISHED]\n"
+        "import sys; from shards.catalogue import PUBLISHED; from shards.raw.classnames import published_classnames\n"
+        "names = [published_classnames(dataset) for dataset in PUBLISHED]\n"
         "print(len(names), sorted({'torch', 'open_clip', 'PIL', 'timm', 'sklearn'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

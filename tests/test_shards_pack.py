@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import multiprocessing
 import os
 import shutil
@@ -36,15 +35,6 @@ SAME_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
-
-
-def test_packing_twice_gives_the_same_bytes(tmp_path):
-    pack_source(toy_source(), tmp_path / "a", per_shard=5)
-    time.sleep(1.1)  # a time of writing would show now
-    pack_source(toy_source(), tmp_path / "b", per_shard=5)
-    first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
-    assert first == second
-    assert len(first) == 2 + 1 + 3 * 3 + 5 + 5 + 4
 
 
 def test_a_family_of_the_world_packs_to_the_same_bytes_in_another_process(tmp_path):
@@ -255,7 +245,6 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
     ("path", "message"),
     [
         ("test/no_extension", "does not end as an image's does"),
-        ("test/model.pyd", "does not end as an image's does"),
         ("test/two\nlines.png", "holds a line break"),
         ("test/\udcff.png", "not UTF-8"),
         ("test/" + "long" * 20000 + ".png", "too long"),
@@ -273,12 +262,9 @@ def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, mes
     ("changes", "message"),
     [
         ({"classnames": ("a", "b\n", "c", "d", "e")}, r"class name 1 is 'b\\n'"),
-        ({"classnames": ("a", "b", "c", "d", " e")}, "class name 4 is ' e'"),
         ({"classnames": ("a", "b", "c", "d", "_")}, "class name 4 is '_'"),
         ({"classnames": ("a", "b", "c\u2028c", "d", "e")}, "class name 2"),
         ({"template": "a photo of a {}. "}, "the template is"),
-        ({"templates": ("a {}\n",)}, "the template is"),
-        ({"templates": ("a photo",)}, "must hold one {}"),
         ({"templates": ("a {nice} {}",)}, "must hold one {}"),
         ({"counts": {"test": 0}}, "has no images"),
         ({"name": "../toy"}, "is no name of a data set"),
@@ -390,12 +376,3 @@ def test_digit_scans_are_split_50_20_30_per_class_without_overlap(tmp_path):
                 grey = np.asarray(split.image(i))[..., 0]
                 assert np.array_equal(np.rint(grey / (255 / 16)), scans.images[position])
     assert len(seen) == len(scans.target)
-
-
-def test_manifest_says_what_is_on_disk(tmp_path):
-    pack_source(toy_source(), tmp_path, per_shard=5)
-    manifest = json.loads((tmp_path / "toy/manifest.json").read_text())
-    for name, split in manifest["splits"].items():
-        assert split["count"] == COUNTS[name] == sum(shard["count"] for shard in split["shards"])
-        for shard in split["shards"]:
-            assert (tmp_path / "toy" / shard["file"]).stat().st_size == shard["size"]

@@ -68,7 +68,7 @@ def test_published_shards_whose_classes_stand_in_another_order_are_refused(tmp_p
     assert public_source(small_pets, str(folder), tmp_path).counts == {"test": 111}
     names[3], names[4] = names[4], names[3]
     (folder / "classnames.txt").write_text("\n".join(names))
-    with pytest.raises(DataError, match=r"another order, the first is .* as class 3, here it is class 4"):
+    with pytest.raises(DataError, match=r"another order: class 3 is .*, which OxfordPets has as class 4"):
         public_source(small_pets, str(folder), tmp_path)
 
 

@@ -113,7 +113,7 @@ def test_lists_are_those_of_the_split_file_in_their_order_and_nothing_is_written
     assert lines_digest(source.classnames) == dataset.raw.classnames_digest
     report = check_raw(dataset, root, decode=False)
     assert report.ok and report.found and not report.fixes
-    assert [(split.expected, split.there) for split in report.splits] == [
+    assert [(split.expected, split.present) for split in report.splits] == [
         (count, count) for count in dataset.counts.values()
     ]
     assert tree(root) == before
@@ -223,7 +223,7 @@ def test_missing_images_are_counted_and_a_subset_packs_the_rest_with_the_same_la
         assert listed(source, split) == [tuple(row) for row in rows if row[0] not in gone]
     assert len(source.classnames) == 37
     report = check_raw(dataset, tmp_path, decode=False)
-    assert [split.expected - split.there for split in report.splits] == [59, 15, 73]
+    assert [split.expected - split.present for split in report.splits] == [59, 15, 73]
 
 
 @pytest.mark.slow

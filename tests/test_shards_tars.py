@@ -128,7 +128,6 @@ def test_image_members_are_known_by_extension(tmp_path, extension):
         ({"json": b'{"label": 2}'}, 2),
         ({"cls": b"2", "json": b'{"label": 2, "text": "x"}'}, 2),
         ({"cls": b"2", "json": b'{"label": "blue"}'}, 2),
-        ({"cls": b"2", "json": b"[1]"}, 2),
         ({"cls": b"2", "txt": b"a caption", "npy": b"numbers"}, 2),
     ],
 )
@@ -142,23 +141,18 @@ def test_labels_come_from_cls_or_json(tmp_path, members, label):
     "members, words",
     [
         ({"cls": b"red", "png": b"x"}, "label b'red'"),
-        ({"cls": b"-1", "png": b"x"}, "label b'-1'"),
-        ({"cls": b"1.0", "png": b"x"}, "label b'1.0'"),
         ({"cls": b"", "png": b"x"}, "label b''"),
         ({"cls": "²".encode(), "png": b"x"}, "label"),
         ({"cls": b"9" * 5000, "png": b"x"}, "label b'9999"),
         ({"cls": b"3", "png": b"x"}, "label 3, but labels go from 0 to 2"),
         ({"json": b'{"label": true}', "png": b"x"}, "label True"),
         ({"json": b'{"label": -1}', "png": b"x"}, "label -1"),
-        ({"json": b'{"label": 1e3}', "png": b"x"}, "label 1000.0"),
         ({"json": b'{"label": 99999999999999999999}', "png": b"x"}, "label 99999999999999999999"),
         ({"json": b'{"label":', "png": b"x"}, "a.json', which is no JSON"),
         ({"json": b"[" * 100_000, "png": b"x"}, "a.json', which is no JSON"),
         ({"cls": b"1", "json": b'{"label": 2}', "png": b"x"}, "two labels, 1 and 2"),
-        ({"cls": b"1", "cls.txt": b"2", "png": b"x"}, "two labels, 1 and 2"),
         ({"npy": b"1", "png": b"x"}, "sample 'a' without a label (only npy, png"),
         ({"cls": b"1"}, "sample 'a' without an image (only cls)"),
-        ({"cls": b"1", "txt": b"x"}, "sample 'a' without an image (only cls, txt)"),
         ({"cls": b"1", "png": b"x", "jpg": b"x"}, "two images of sample 'a'"),
         ({"cls": b"1", "png": b"x", "PNG": b"x"}, "'a.PNG' twice"),
         ({"pyd": b"1", "png": b"x"}, "a.pyd': pickled data can run commands"),
@@ -260,7 +254,6 @@ def pax(size: str) -> bytes:
     [
         header("a.png", 2**62) + bytes(1024),
         header("a.png", -512) + bytes(1024),
-        header("a.png", -(2**40)) + bytes(1024),
         b"".join(header(name, 1) + b"1".ljust(512, b"\0") for name in ("a.cls", "a.png", "b.cls", "b.png", "c.cls"))
         + header("c.png", -3584)
         + bytes(1024),
@@ -275,7 +268,7 @@ def pax(size: str) -> bytes:
         random.Random(0).randbytes(2048),
     ],
     ids=(
-        *("huge", "negative", "far back", "around", "huge pax", "huge name", "pax back", "pax huge", "nested"),
+        *("huge", "negative", "around", "huge pax", "huge name", "pax back", "pax huge", "nested"),
         *("compressed", "empty", "short", "noise"),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shards.world.generate import FAMILIES, Style, captions, render, sample_seed
+from shards.world.generate import FAMILIES, Style, caption, render, sample_seed
 
 FULL = [name for name, family in FAMILIES.items() if "train" in family.splits]
 STYLES: tuple[Style, ...] = ("own", "plain")
@@ -38,15 +38,6 @@ def test_every_class_gives_a_picture_with_something_in_it(family):
         assert (pictures.std(axis=(1, 2)).max(axis=-1) > 4).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_label_seed_and_style_each_change_the_picture(family):
-    label, seed = np.array([1]), np.array([7])
-    picture = render(family, label, seed)
-    assert not np.array_equal(picture, render(family, label, seed + 1))
-    assert not np.array_equal(picture, render(family, label + 1, seed))
-    assert not np.array_equal(picture, render(family, label, seed, "plain"))
-
-
 def test_no_two_splits_families_or_worlds_share_a_seed():
     seeds = [
         sample_seed(family, split, index, world)
@@ -66,15 +57,6 @@ def test_seeds_and_pixels_stay_what_they_were():
     picture = render("shapes", np.array([0]), np.array([sample_seed("shapes", "train", 0)]), "plain")[0]
     corners = picture[[0, 0, -1, -1], [0, -1, 0, -1]]
     assert np.abs(corners.astype(int) - np.array([10, 12, 12])).max() <= 1
-
-
-@pytest.mark.parametrize("family", FULL)
-def test_splits_hold_no_common_picture(family):
-    count = len(FAMILIES[family].classnames)
-    pictures = np.concatenate(
-        [render(family, *_some(family, count, split), "plain") for split in ("train", "val", "test")]
-    )
-    assert len(np.unique(pictures.reshape(len(pictures), -1), axis=0)) == len(pictures)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,30 +93,18 @@ def test_either_half_of_the_classes_uses_the_words_of_the_other_where_names_are_
         assert base != novel
 
 
-@pytest.mark.parametrize("family", FULL)
-def test_the_style_shift_is_the_same_for_every_picture_of_a_family(family):
-    """A prompt can learn only what is constant: between styles the mean colour moves one way for most classes."""
-    classes = len(FAMILIES[family].classnames)
-    labels = np.repeat(np.arange(classes), 6)
-    means = {style: render(family, labels, np.arange(len(labels)), style).mean(axis=(1, 2)) for style in STYLES}
-    moved = (means["own"] - means["plain"]).reshape(classes, 6, 3).mean(axis=1)
-    # Brightness has no fixed sign where grounds are light or dark; the spread that colours keep does.
-    contrast = {style: value.std(axis=0).mean() for style, value in means.items()}
-    assert np.abs(moved.mean(axis=0)).max() > 6 or contrast["own"] < 0.8 * contrast["plain"]
-
-
 def test_captions_name_the_class_and_repeat():
     for family in FULL:
         names = FAMILIES[family].classnames
         for label in (0, len(names) - 1):
-            text = captions(family, label, 11)
+            text = caption(family, label, 11)
             assert names[label] in text
-            assert text == captions(family, label, 11)
+            assert text == caption(family, label, 11)
 
 
 def test_a_caption_tells_the_colours_that_are_in_the_picture():
     """The caption's background is the plain picture's corner."""
-    greens = [seed for seed in range(200) if captions("shapes", 0, seed).endswith("green background.")]
+    greens = [seed for seed in range(200) if caption("shapes", 0, seed).endswith("green background.")]
     pictures = render("shapes", np.zeros(len(greens), int), np.array(greens), "plain")
     corner = pictures[:, 0, 0].astype(int)
     assert len(greens) > 4

@@ -116,14 +116,13 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
         folder = os.path.relpath(report.folder, root) if report.folder else "-"
         verdict = "ok" if report.ok else plural(len(report.problems), "problem") if report.found else "not found"
         for split in report.splits:
-            rows.append((dataset.name, folder, split.name, f"{split.there:,}", f"{split.expected:,}", verdict))
+            rows.append((dataset.name, folder, split.name, f"{split.present:,}", f"{split.expected:,}", verdict))
         if not report.splits:
             rows.append((dataset.name, folder, "-", "-", "-", verdict))
     show(columns(("data set", "folder", "split", "images there", "published", "verdict"), rows))
     for report in reports:
-        fixes = (f"fix: {fix}" for fix in report.fixes)
-        lines = [*report.problems, *fixes, *(f"note: {text}" for text in report.notes)]
-        if lines and (report.found or report.is_fixable or "all" not in given):
+        lines = [*report.problems, *(f"fix: {fix}" for fix in report.fixes)]
+        if lines and (report.found or "all" not in given):
             note(f"\n{report.dataset}\n  " + "\n  ".join(lines))
     absent = [report.dataset for report in reports if not report.found]
     broken = [report.dataset for report in reports if report.found and not report.ok]

@@ -77,7 +77,7 @@ def few_shot(
     if not source:
         rows = [(split, *(image[key] for key in IMAGE)) for split, listed in images.items() for image in listed]
         show("\n" + columns(("split", *IMAGE), rows))
-    elif samples.same_images(drawn):
+    elif samples.has_images_of(drawn):
         note("these are the images that CoOp's rule draws: training needs no --few-shot-samples to use them")
     else:
         shared = len({*samples.train} & {*drawn.train})
@@ -100,7 +100,7 @@ def few_shot(
             **images,
             "file": str(stored) if stored else None,
         }
-        show_json(document | ({"equals_rule": samples.same_images(drawn)} if source else {}))
+        show_json(document | ({"equals_rule": samples.has_images_of(drawn)} if source else {}))
     return 0
 
 

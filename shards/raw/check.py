@@ -12,7 +12,7 @@ from shards.process_pool import map_in_order
 from shards.raw.folders import RawProblem
 from shards.raw.lists import read_published
 from shards.raw.locations import find_folder, find_location
-from shards.raw.published import missing_images, published_differences, unverified_lists_note
+from shards.raw.published import existing_images, published_differences
 
 NAMED = 5
 CHUNK = 64
@@ -30,14 +30,14 @@ class RawSplit:
 
     name: str
     expected: int
-    there: int
+    present: int
 
 
 @dataclass(frozen=True)
 class RawReport:
     """One data set below a raw root; `ok` means that it can be packed as published.
 
-    folder: where it was found. fixes: one line for each kind of problem. notes: information that is no problem.
+    folder: where it was found. fixes: one line for each kind of problem.
     """
 
     dataset: str
@@ -45,7 +45,6 @@ class RawReport:
     splits: tuple[RawSplit, ...]
     problems: tuple[str, ...]
     fixes: tuple[str, ...]
-    notes: tuple[str, ...]
 
     @property
     def found(self) -> bool:
@@ -54,11 +53,6 @@ class RawReport:
     @property
     def ok(self) -> bool:
         return not self.problems
-
-    @property
-    def is_fixable(self) -> bool:
-        """Whether it was not found but a fix is known: an archive to unpack, or a folder to move."""
-        return not self.found and any(not fix.startswith("get ") for fix in self.fixes)
 
 
 def check_raw(
@@ -75,24 +69,14 @@ def check_raw(
     """
     problems: list[DataError] = []
     splits: list[RawSplit] = []
-    notes: list[str] = []
     try:
         location = find_location(dataset, raw_root)
-        if location.raw.layout == "imagenet":
-            hint = "to train on its few-shot samples, import them"
-            notes.append(f"files of a class are sorted by name; CoOp's come as the disk lists them: {hint}")
-        if caution := unverified_lists_note(dataset):
-            notes.append(caution)
         listing = read_published(location)
-        problems += [*listing.problems, *published_differences(dataset, listing)]
-        existing: dict[str, None] = {}
-        for split, images in listing.splits.items():
-            missing = listing.missing(split)
-            problems += [missing_images(dataset, listing, split, missing)] if missing else []
-            splits.append(RawSplit(split, dataset.counts.get(split, 0), len(images) - len(missing)))
-            absent = set(missing)
-            existing |= {path: None for path, _ in images if path not in absent}
-        broken = undecodable_images(listing.root, list(existing), workers, on_progress) if decode else []
+        existing, missing = existing_images(dataset, listing)
+        problems += [*listing.problems, *published_differences(dataset, listing), *missing]
+        splits += [RawSplit(split, dataset.counts.get(split, 0), len(images)) for split, images in existing.items()]
+        paths = list(dict.fromkeys(path for images in existing.values() for path, _ in images))
+        broken = find_undecodable(listing.root, paths, workers, on_progress) if decode else []
         if broken:
             count = "1 image" if len(broken) == 1 else f"{len(broken):,} images"
             named = ", ".join(f"{path}: {reason}" for path, reason in broken[:NAMED])
@@ -108,14 +92,13 @@ def check_raw(
         splits=tuple(splits),
         problems=tuple(getattr(problem, "what", str(problem)) for problem in problems),
         fixes=tuple(dict.fromkeys(problem.remedy for problem in raw_problems if problem.remedy)),
-        notes=tuple(notes),
     )
 
 
-def undecodable_images(
+def find_undecodable(
     root: Path, paths: Sequence[str], workers: int = 1, on_progress: Progress | None = None
 ) -> list[tuple[str, str]]:
-    """Find the unreadable images among `paths`, with reasons. Raises DataError when a worker is killed."""
+    """Find the images among `paths` that do not decode, with reasons."""
     tasks = [(root, tuple(paths[start : start + CHUNK])) for start in range(0, len(paths), CHUNK)]
     broken: list[tuple[str, str]] = []
     done = 0

@@ -16,7 +16,7 @@ from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 IMAGENET_DIGEST = "571ae1c583b4be7d"
 
 
@@ -36,7 +36,7 @@ def published_classnames(dataset: Dataset) -> tuple[str, ...]:
 @cache
 def imagenet_wnids() -> tuple[str, ...]:
     """Return the 1000 WordNet ids of ImageNet's classes in label order, which is sorted order."""
-    return tuple((HERE / "wnids.txt").read_text(encoding="utf-8").split())
+    return tuple((FOLDER / "wnids.txt").read_text(encoding="utf-8").split())
 
 
 @cache
@@ -71,7 +71,7 @@ def read_imagenet_classnames(source: Path) -> tuple[str, ...]:
 
 @cache
 def _own_names() -> dict[str, tuple[str, ...]]:
-    names = json.loads((HERE / "classnames.json").read_text(encoding="utf-8"))
+    names = json.loads((FOLDER / "classnames.json").read_text(encoding="utf-8"))
     return {dataset: tuple(of_dataset) for dataset, of_dataset in names.items()}
 
 

@@ -93,7 +93,7 @@ class Description(BaseModel):
     @classmethod
     def _check_templates(cls, given: str | tuple[str, ...]) -> str | tuple[str, ...]:
         for reason in unfit_texts((), (given,) if isinstance(given, str) else given):
-            raise ValueError(f"{reason}, as in: a photo of a {{}}.")
+            raise ValueError(reason)
         return given
 
     @property
@@ -151,5 +151,6 @@ def _first_mistake(error: ValidationError) -> str:
         return f"{key} is missing"
     message = first["msg"].removeprefix("Value error, ")
     given = f" = {value!r:.60}" if isinstance(value, str | int | float) or value is None else ""
-    quote = "; put it in quotes" if first["type"] == "string_type" and given and value is not None else ""
-    return f"{key}{given}: {message}{quote}" if key else message
+    # YAML reads words such as no and 7 as other types than text.
+    quotes = "; put it in quotes" if first["type"] == "string_type" else ""
+    return f"{key}{given}: {message}{quotes}" if key else message

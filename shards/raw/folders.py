@@ -102,7 +102,7 @@ class FolderPart:
                     raise DataError(f"{file} has more than {FILE_LIMIT // 10**6:,} MB: it is no image to be packed")
                 data = file.read_bytes()
             except OSError as error:
-                raise _unreadable(file, error) from error
+                raise _unreadable(error) from error
             yield Record(path, label, data)
 
     def stamp(self) -> str:
@@ -112,14 +112,13 @@ class FolderPart:
             try:
                 found = os.stat(self.root / path)
             except OSError as error:
-                raise _unreadable(self.root / path, error) from error
+                raise _unreadable(error) from error
             digest.update(f"{path}\t{found.st_size}\t{found.st_mtime_ns}\n".encode())
         return digest.hexdigest()[:16]
 
 
-def _unreadable(file: Path, error: OSError) -> DataError:
-    reason = error.strerror or error
-    return DataError(f"{file} cannot be read ({reason}): put it back, or pack what is there as a subset")
+def _unreadable(error: OSError) -> DataError:
+    return DataError(f"{error.filename} cannot be read ({error.strerror}): put it back, or pack a subset without it")
 
 
 def unsafe_path(path: str) -> str:
@@ -140,14 +139,11 @@ def list_folder(folder: Path) -> dict[str, str]:
     """
     try:
         with os.scandir(folder) as found:
-            return {entry.name: _kind(entry) for entry in sorted(found, key=lambda entry: entry.name) if _shown(entry)}
+            entries = [entry for entry in found if not entry.name.startswith(".")]
+            return {entry.name: _kind(entry) for entry in sorted(entries, key=lambda entry: entry.name)}
     except OSError as error:
         what = f"{folder} cannot be read ({error.strerror or error})"
         raise RawProblem(what, "make it a folder that you may read") from error
-
-
-def _shown(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(".")
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -194,18 +190,17 @@ def missing_files(root: Path, paths: Iterable[str]) -> list[str]:
     return missing
 
 
-def file_sizes(root: Path, paths: Iterable[str]) -> Iterator[int]:
-    """Yield the bytes of each file; 0 if it vanished, which reading it reports later."""
-    for path in paths:
-        try:
-            yield os.stat(root / path).st_size
-        except OSError:
-            yield 0
+def file_sizes(root: Path, paths: Iterable[str]) -> list[int]:
+    """List the bytes of each file. Raises DataError for a file that was deleted after it was listed."""
+    try:
+        return [os.stat(root / path).st_size for path in paths]
+    except OSError as error:
+        raise _unreadable(error) from error
 
 
 def total_size(root: Path, paths: Sequence[str]) -> int:
     """Sum the bytes of all files; for many files estimate it from an even sample of the list."""
-    sizes = list(file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)]))
+    sizes = file_sizes(root, paths[:: max(1, len(paths) // SIZE_SAMPLE)])
     return round(sum(sizes) / len(sizes) * len(paths)) if sizes else 0
 
 

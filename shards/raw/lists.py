@@ -38,7 +38,7 @@ def read_published(location: RawLocation) -> Listing:
     if layout == "variant-lists":
         return _read_variant_lists(location)
     prefixes = {"train": "train/", "test": "val/"} if layout == "imagenet" else {"test": ""}
-    found = {split: scan_known_folders(location, prefix) for split, prefix in prefixes.items()}
+    found = {split: scan_published_folders(location, prefix) for split, prefix in prefixes.items()}
     origin = {"imagenet": "ImageNet", "wnid-folders": "class", "numbered-folders": "numbered"}[layout]
     return Listing(
         location.images,
@@ -50,7 +50,7 @@ def read_published(location: RawLocation) -> Listing:
     )
 
 
-def scan_known_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[RawProblem]]:
+def scan_published_folders(location: RawLocation, prefix: str = "") -> tuple[Images, list[RawProblem]]:
     """List the images of the data set's class folders below `location.images / prefix`, and what is wrong there.
 
     Files beside the class folders are ignored, as in CoOp.
@@ -127,7 +127,7 @@ def parse_split_lists(document: dict[str, Any]) -> tuple[tuple[str, ...], dict[s
             if not name or name != name.strip() or not name.isprintable():
                 raise ValueError(f"{where}: class name {name[:80]!a} is empty, or has outer blanks or line breaks")
             if label < 0 or names.setdefault(label, name) != name:
-                raise ValueError(f"{where}: label {label} is {names.get(label, 'negative')!a}, here it is {name!a}")
+                raise ValueError(f"{where}: label {label} is negative, or {name!a} is its second name")
             listed.add(path)
             splits[split].append((path, label))
     absent = next((label for label in range(len(names)) if label not in names), None)
@@ -167,17 +167,9 @@ def read_labelled_images(location: RawLocation) -> Images:
 
 def read_official_list(location: RawLocation, part: str) -> Images:
     """Read the official training list (`part` "trainval") or test list of Pets, Cars, SUN397 or UCF101."""
-    train = part == "trainval"
-    name, read = {
-        "oxford-pets": (f"annotations/{part}.txt", _pets),
-        "stanford-cars": (
-            "devkit/cars_train_annos.mat" if train else "cars_test_annos_withlabels.mat",
-            _cars_train if train else _cars_test,
-        ),
-        "sun397": ("Training_01.txt" if train else "Testing_01.txt", _scenes),
-        "ucf101": (f"ucfTrainTestlist/{'train' if train else 'test'}list01.txt", _actions),
-    }[location.dataset.base]
-    file, names = location.require_list(name), published_classnames(location.dataset)
+    train_list, test_list, read = OFFICIAL_LISTS[location.dataset.base]
+    file = location.require_list(train_list if part == "trainval" else test_list)
+    names = published_classnames(location.dataset)
     images = _check_images(file, list(read(file, {name: label for label, name in enumerate(names)})), len(names))
     if read is _pets:
         for number, (path, label) in enumerate(images, 1):
@@ -195,16 +187,9 @@ def _pets(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
         yield f"{match[1]}.jpg", int(match[2]) - 1
 
 
-def _cars_train(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
-    return _cars(file, "cars_train")
-
-
-def _cars_test(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
-    return _cars(file, "cars_test")
-
-
-def _cars(file: Path, folder: str) -> Iterator[tuple[str, int]]:
-    """Read annotations with a file name and a class number from 1."""
+def _cars(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """Read annotations with a file name and a class number from 1; `cars_train*` is of the images in cars_train/."""
+    folder = "cars_train" if file.name.startswith("cars_train") else "cars_test"
     try:
         for row in _read_mat(file, "annotations").ravel():
             yield f"{folder}/{row['fname'].item()!s}", int(row["class"].item()) - 1
@@ -225,6 +210,15 @@ def _actions(file: Path, labels: dict[str, int]) -> Iterator[tuple[str, int]]:
         action, _, video = line.split()[0].partition("/")
         name = "_".join(re.findall("[A-Z][^A-Z]*", action))
         yield f"{name}/{video.removesuffix('.avi')}.jpg", _find_label(labels, name, file, number)
+
+
+OFFICIAL_LISTS = {
+    "oxford-pets": ("annotations/trainval.txt", "annotations/test.txt", _pets),
+    "stanford-cars": ("devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", _cars),
+    "sun397": ("Training_01.txt", "Testing_01.txt", _scenes),
+    "ucf101": ("ucfTrainTestlist/trainlist01.txt", "ucfTrainTestlist/testlist01.txt", _actions),
+}
+"""Of each data set its list for training and validation, its list for testing, and the reader of both."""
 
 
 def _find_label(labels: dict[str, int], name: str, file: Path, number: int) -> int:

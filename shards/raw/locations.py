@@ -1,4 +1,4 @@
-"""Find the raw files of a published data set below a raw root, and give a hint if they lie elsewhere."""
+"""Find the raw files of a published data set below a raw root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +26,6 @@ _FLAT: Mapping[str, re.Pattern[str]] = {
     "oxford-flowers": re.compile(r"image_[0-9]{5}\.jpg"),
     "fgvc-aircraft": re.compile(r"[0-9]{7}\.jpg"),
 }
-_ARCHIVE = re.compile(r"(?P<stem>.+?)\.(tar|tar\.gz|tgz|tar\.bz2|tar\.xz|zip|7z|rar)", re.IGNORECASE)
-
-# Limits of the search for misplaced images: levels below a folder, and folders of a level.
-_DEPTH = 5
-_FOLDERS_SEARCHED = 500
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ def find_folder(dataset: Dataset, raw_root: Path) -> Path | None:
 
 
 def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
-    """Find the images of a data set. Raises RawProblem with the place where they belong, and a hint if there is one."""
+    """Find the images of a data set. Raises RawProblem with the place where they belong."""
     raw, folder = raw_layout(dataset), find_folder(dataset, raw_root)
     if folder is not None:
         images = next((folder / images for images in raw.images if has_images(dataset, folder / images)), None)
@@ -92,7 +87,8 @@ def find_location(dataset: Dataset, raw_root: Path) -> RawLocation:
             raise RawProblem(what, f"name the folder above it: {shlex.quote(str(raw_root.resolve().parent))}")
     # Report a folder without read permission, which otherwise looks empty.
     list_folder(folder or raw_root)
-    raise RawProblem(what, _misplaced(dataset, raw_root, folder) or f"get {raw.get}")
+    place = (folder or raw_root / raw.folders[0]) / raw.images[0]
+    raise RawProblem(what, f"get {raw.get}; the images belong into {place}")
 
 
 def has_images(dataset: Dataset, folder: Path) -> bool:
@@ -117,35 +113,3 @@ def class_folders(dataset: Dataset) -> tuple[str, ...]:
         return tuple(wnids[index] for index in raw.indices) or wnids
     original = {new: old for old, new in raw.renamed.items()}
     return tuple(original.get(name, name) for name in published_classnames(dataset))
-
-
-def _misplaced(dataset: Dataset, raw_root: Path, folder: Path | None) -> str:
-    """Describe images that lie too deep or archives that were not unpacked; "" if there are none."""
-    raw = raw_layout(dataset)
-    home = folder or raw_root / raw.folders[0]
-    archives: list[Path] = []
-    for inner in _inner_folders(folder) if folder else ():
-        if has_images(dataset, inner):
-            if raw.layout == "numbered-folders" and inner.name not in (*raw.images, *raw.folders):
-                # All selections of ImageNetV2 have the same class numbers; only the folder's name distinguishes them.
-                return f"{inner} may be another selection of images than {raw.images[0]}: get {raw.get}"
-            return f"the images lie elsewhere: move what is in {inner} to {home / raw.images[0]}"
-        archives += [inner / name for name in list_folder(inner) if _ARCHIVE.fullmatch(name)]
-    if not archives:
-        parts = (part for images in raw.images for part in images.split("/"))
-        names = set(map(_squeeze, (dataset.name, *dataset.aliases, *raw.folders, *parts)))
-        found = ((name, _ARCHIVE.fullmatch(name)) for name in list_folder(raw_root))
-        archives = [raw_root / name for name, match in found if match and _squeeze(match["stem"]) in names]
-    return f"unpack {', '.join(map(str, archives))} into {home}" if archives else ""
-
-
-def _inner_folders(folder: Path) -> Iterator[Path]:
-    """Yield a folder and those below it, the nearest first, up to a limit that keeps it fast."""
-    level = [folder]
-    for _ in range(_DEPTH):
-        yield from level
-        level = [inner for outer in level for inner in sorted(outer.glob("*/"))][:_FOLDERS_SEARCHED]
-
-
-def _squeeze(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -8,10 +8,10 @@ the disk and in tables are untrusted; paths must stay inside the folder of the i
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import io
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,8 +60,7 @@ def own_source(file: Path, cache: Path | None = None) -> Source:
             return _shard_source(file, description, cache or file.parent)
         return _image_source(file, description)
     except DataError as error:
-        message = str(error)
-        raise DataError(message if message.startswith(str(file)) else f"{file}: {message}") from None
+        raise DataError(f"{file}: {error}") from None
 
 
 def _shard_source(file: Path, description: Description, cache: Path) -> Source:
@@ -72,7 +71,7 @@ def _shard_source(file: Path, description: Description, cache: Path) -> Source:
     assert not isinstance(description.classes, dict)
     source = tar_source(
         description.name,
-        location if is_url(location) else str(_beside(file, location)),
+        location if is_url(location) else str(_resolve(file, location)),
         splits=None if description.splits is None else dict(description.splits.items()),
         classnames=description.classes,
         template=description.template,
@@ -87,19 +86,19 @@ def _shard_source(file: Path, description: Description, cache: Path) -> Source:
 
 def _image_source(file: Path, description: Description) -> Source:
     if description.table is not None:
-        root, kind = _beside(file, description.images or "."), "table"
-        items = read_table(_beside(file, description.table))
+        root, kind = _resolve(file, description.images or "."), "table"
+        items = read_table(_resolve(file, description.table))
         if missing := missing_files(root, [item.path for item in items]):
             what = f"table: {len(missing):,} of {len(items):,} images are not in {root}"
             raise DataError(f"{what}: {first_few(missing)}")
     else:
-        root, kind = _beside(file, description.folder or ""), "folders"
+        root, kind = _resolve(file, description.folder or ""), "folders"
         items = scan_folders(root)
     names, labels = _number_classes(description, items)
     if kind == "folders":
         items.sort(key=lambda item: labels[item.label])
     listing = Listing(root, names, _assign_splits(description, items, names, labels), f"own {kind}", scanned=True)
-    sizes = list(file_sizes(root, listing.paths))
+    sizes = file_sizes(root, listing.paths)
     # A user's data has no version; the sizes detect most images that were replaced under the same name.
     sizes_digest = hashlib.sha256(" ".join(map(str, sizes)).encode()).hexdigest()[:16]
     return Source(
@@ -114,11 +113,8 @@ def _image_source(file: Path, description: Description) -> Source:
     )
 
 
-def _beside(file: Path, path: str) -> Path:
-    try:
-        return file.parent / Path(path).expanduser()
-    except RuntimeError:
-        raise DataError(f"{path}: there is no user of that name; write the whole path") from None
+def _resolve(file: Path, path: str) -> Path:
+    return file.parent / os.path.expanduser(path)
 
 
 def scan_folders(root: Path) -> list[Item]:
@@ -238,12 +234,10 @@ def _number_classes(description: Description, items: Sequence[Item]) -> tuple[tu
     else:
         names = {name if texts else number: name for number, name in enumerate(given)}
         if len(names) < len(given):
-            raise DataError(f"classes: {first_few(_repeated(given))} is there twice")
+            raise DataError(f"classes: {first_few(_repeated(given))} is listed twice")
     for label in found:
         if label not in names:
-            close = difflib.get_close_matches(str(label), map(str, names), n=1, cutoff=0.6) if texts else []
-            hint = f"; is it meant by {close[0]!r}?" if close else ""
-            raise DataError(f"classes: {label!r} has images and is not there{hint}")
+            raise DataError(f"classes: {label!r} has images and is not listed")
     if empty := [str(label) for label in names if label not in found]:
         raise DataError(f"classes: {first_few(empty)} has no images")
     # A list of names is an order of text labels; other text is sorted, and numbers are their own order.
@@ -279,10 +273,8 @@ def _assign_splits(
         if rule is not None:
             raise DataError("split: the data define their own splits: leave it out")
     elif rule is None:
-        example = (
-            "add split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}, or split: test where all images are for testing"
-        )
-        raise DataError(f"the data do not say what is for training: {example}")
+        example = "add split: {train: 0.5, val: 0.2, test: 0.3, seed: 1}, or split: test if all images are for testing"
+        raise DataError(f"the data do not define train and test: {example}")
     elif rule == "test":
         images["test"] = unassigned
     else:

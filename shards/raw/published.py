@@ -1,7 +1,6 @@
 """Read published data sets from raw folders of the user as sources for packing: exactly CoOp's lists, or an error.
 
-Three ways off that road, each by request and each under another name: a random split, a subset of the images,
-smaller images.
+A random split, a subset of the images, and smaller images are made on request, each under another name.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from shards.catalogue import derive_dataset
 from shards.dataset import Dataset
 from shards.errors import DataError
 from shards.manifest import lines_digest
-from shards.raw.folders import Listing, RawProblem, first_few, total_size
+from shards.raw.folders import Images, Listing, RawProblem, first_few, total_size
 from shards.raw.lists import read_published
 from shards.raw.locations import find_location, raw_layout
 from shards.raw.random_split import make_random_split
@@ -37,32 +36,25 @@ def raw_source(
     Raises DataError, in one line, when files or lists are missing, broken, or not the published ones.
     """
     target = derive_dataset(dataset, random_split=random_split, subset=subset, resize=resize)
-    published = sum(dataset.counts.values())
-    variant = target.variant
+    published, variant = sum(dataset.counts.values()), target.variant
     try:
         location = find_location(dataset, raw_root)
         listing = read_published(location) if random_split is None else make_random_split(location, random_split)
         differences = [] if random_split is not None else list(published_differences(dataset, listing))
-        for problem in (*listing.problems, *([] if subset else differences)):
+        splits, missing = existing_images(dataset, listing)
+        for problem in (*listing.problems, *([] if subset else [*differences, *missing])):
             raise problem
-        splits = {}
-        for split, images in listing.splits.items():
-            missing = listing.missing(split)
-            if missing and not subset:
-                raise missing_images(dataset, listing, split, missing)
-            absent = set(missing)
-            if existing := [image for image in images if image[0] not in absent]:
-                splits[split] = existing
+        splits = {split: images for split, images in splits.items() if images}
         if "test" not in splits:
             raise RawProblem(f"none of its test images is in {listing.root}", f"get {location.raw.get}")
     except RawProblem as problem:
         raise DataError(f"'{dataset.name}': {problem}") from problem
-    existing_listing = replace(listing, splits=splits)
-    count = len(existing_listing.paths)
+    existing = replace(listing, splits=splits)
+    count = len(existing.paths)
     if subset:
-        figures = f"subset: {count:,} of {published:,} images"
-        figures += ", by lists that are not the published ones" if differences and not listing.scanned else ""
-        variant = variant.replace("subset of the images", figures)
+        counts = f"subset: {count:,} of {published:,} images"
+        counts += ", by lists that are not the published ones" if differences and not listing.scanned else ""
+        variant = variant.replace("subset of the images", counts)
     elif variant and count != published:
         variant = f"{variant}, {count:,} of {published:,} images"
     return Source(
@@ -70,10 +62,10 @@ def raw_source(
         classnames=listing.classnames,
         template=target.template,
         templates=target.templates,
-        origin=f"{listing.origin}, lists {existing_listing.digest()}",
-        counts=existing_listing.counts,
-        part=existing_listing.part,
-        size=total_size(listing.root, existing_listing.paths),
+        origin=f"{listing.origin}, lists {existing.digest()}",
+        counts=existing.counts,
+        part=existing.part,
+        size=total_size(listing.root, existing.paths),
         variant=variant,
         resize=resize,
     )
@@ -120,9 +112,16 @@ def _has_published_lines(dataset: Dataset, listing: Listing) -> bool:
     return all(sizes[split] == {count // dataset.classes} for split, count in dataset.counts.items())
 
 
-def missing_images(dataset: Dataset, listing: Listing, split: str, missing: list[str]) -> RawProblem:
-    what = f"{split}: {len(missing):,} of {listing.counts[split]:,} images are missing: {first_few(missing)}"
-    return RawProblem(what, _get_the_rest(dataset))
+def existing_images(dataset: Dataset, listing: Listing) -> tuple[dict[str, Images], list[RawProblem]]:
+    """Return the listed images that are files, by split, and a problem for each split in which some are missing."""
+    splits, problems = {}, []
+    for split, images in listing.splits.items():
+        if missing := listing.missing(split):
+            what = f"{split}: {len(missing):,} of {len(images):,} images are missing: {first_few(missing)}"
+            problems.append(RawProblem(what, _get_the_rest(dataset)))
+        absent = set(missing)
+        splits[split] = [image for image in images if image[0] not in absent]
+    return splits, problems
 
 
 def _get_the_rest(dataset: Dataset) -> str:

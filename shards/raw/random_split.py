@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from shards.errors import DataError
 from shards.raw.classnames import published_classnames
 from shards.raw.folders import Images, Listing, RawProblem, missing_files
-from shards.raw.lists import read_labelled_images, read_official_list, scan_known_folders
+from shards.raw.lists import read_labelled_images, read_official_list, scan_published_folders
 from shards.raw.locations import RawLocation
 
 FRACTIONS = {"train": 0.5, "val": 0.2, "test": 0.3}
@@ -38,7 +38,7 @@ def make_random_split(location: RawLocation, seed: int) -> Listing:
         elif rule == "labels":
             splits = split_classes(_existing(location, read_labelled_images(location)), names, FRACTIONS, draw)
         else:
-            images, problems = scan_known_folders(location)
+            images, problems = scan_published_folders(location)
             splits = split_classes(images, names, FRACTIONS, draw)
     except RawProblem:
         raise

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from shards.catalogue import PUBLISHED
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError, NotFound
-from shards.published import PUBLISHED
 from shards.raw.classnames import published_classnames
 from shards.records import Record, Source
 from shards.remote import download, read_bytes
@@ -86,12 +86,12 @@ def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: 
     theirs = root.classnames()
     if theirs and len(theirs) != len(names):
         raise DataError(f"{other}: it names {len(theirs)} classes, {dataset.title} has {len(names)}")
-    # Spellings differ; sets of words are compared ("Audi TTS Coupe 2012" there is "2012 Audi TTS Coupe" here).
+    # Spellings differ; sets of words are compared ("Audi TTS Coupe 2012" and "2012 Audi TTS Coupe" are one class).
     words = [[sorted(re.findall(r"\w+", name.lower().replace("_", " "))) for name in each] for each in (theirs, names)]
     for number, key in enumerate(words[0]):
         if words[1][number] != key and key in words[1]:
-            here = f"{theirs[number]!r} as class {number}, here it is class {words[1].index(key)}"
-            raise DataError(f"{other}: its classes have another order, the first is {here}")
+            first = f"class {number} is {theirs[number]!r}, which {dataset.title} has as class {words[1].index(key)}"
+            raise DataError(f"{other}: its classes have another order: {first}")
     tars = root.scan({"test": "test"}, len(names))
     found, expected = sum(map(len, tars["test"])), dataset.counts["test"]
     if found != expected:
@@ -148,6 +148,7 @@ class TarRoot:
 
     @property
     def folder(self) -> Path | None:
+        """The local folder, None for a URL."""
         return local_path(self.location)
 
     def read(self, name: str) -> str:
@@ -176,16 +177,17 @@ class TarRoot:
         return {split: tuple(self._scan_split(split, names, classes)) for split, names in self._list(splits).items()}
 
     def _scan_split(self, split: str, names: Sequence[str], classes: int) -> Iterator[TarIndex]:
-        listed: tuple[set[bytes], set[bytes]] = set(), set()
+        keys: set[bytes] = set()
+        paths: set[bytes] = set()
         for name in names:
             file = self._local_file(name)
             try:
                 index = scan_tar(file, split)
-                for kind, column, before in zip(("sample", "image"), (index.keys, index.paths), listed, strict=True):
-                    for each in column.tolist():
-                        if each in before:
-                            raise TarProblem(f"has {kind} '{each.decode()}' for the second time in this split")
-                        before.add(each)
+                for kind, column, earlier in (("sample", index.keys, keys), ("image", index.paths, paths)):
+                    for text in column.tolist():
+                        if text in earlier:
+                            raise TarProblem(f"has {kind} '{text.decode()}' for the second time in this split")
+                        earlier.add(text)
                 wrong = np.flatnonzero(index.labels >= classes)
                 if len(wrong):
                     sample = f"sample '{index.keys[wrong[0]].decode()}' with label {index.labels[wrong[0]]}"

@@ -18,7 +18,6 @@ SIZE = 64
 
 # float32 throughout; numpy's stubs widen `float32 * float` to float64, numpy itself does not.
 Floats = NDArray[Any]
-Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 
@@ -57,7 +56,7 @@ class Draws:
         unit = (self.words(name, shape) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
         return np.float32(low) + unit * np.float32(high - low)
 
-    def pick(self, name: str, choices: int, shape: tuple[int, ...] = ()) -> Ints:
+    def integers(self, name: str, choices: int, shape: tuple[int, ...] = ()) -> NDArray[np.int64]:
         """Draw integers in [0, choices), [B, *shape]."""
         return (self.words(name, shape) >> np.uint64(11)).astype(np.int64) % choices
 

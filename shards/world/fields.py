@@ -1,6 +1,9 @@
-"""Signed distances of plane shapes, and the image operations that all painters share.
+"""Signed distance fields of plane shapes, and the image operations that all painters share.
 
-Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards; a distance is negative inside.
+A shape is a function of coordinates that gives the distance to its outline, negative inside; `cover` turns it into an
+anti-aliased mask.
+
+Shapes: B images, H = W = SIZE pixels. The canvas is [-1, 1] x [-1, 1], y downwards.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ import numpy as np
 from shards.world.draws import SIZE, Draws, Floats
 
 PIXEL = 2.0 / SIZE
+
+Picture = tuple[Floats, Floats]
+"""Images [B, 3, H, W] in [0, 1], and the mask [B, H, W] of the pixels that the class name describes."""
+
 PALETTE = {
     "red": (0.86, 0.10, 0.12), "orange": (0.97, 0.55, 0.08), "yellow": (0.97, 0.88, 0.12), "green": (0.12, 0.62, 0.20),
     "blue": (0.12, 0.30, 0.88), "purple": (0.50, 0.14, 0.66), "pink": (0.98, 0.56, 0.74), "black": (0.07, 0.07, 0.08),
@@ -23,6 +30,12 @@ def grid() -> tuple[Floats, Floats]:
     """Return the canvas coordinates (x, y) of the pixel centres, each [H, W]."""
     line = (np.arange(SIZE, dtype=np.float32) + 0.5) * PIXEL - 1
     return np.meshgrid(line, line)
+
+
+def rotate(x: Floats, y: Floats, turn: Floats, size: Floats | float = 1.0) -> tuple[Floats, Floats]:
+    """Return coordinates [B, H, W] in which an object is turned by `turn` [B] radians and scaled by `size`."""
+    c, s = spread(np.cos(turn) / size), spread(np.sin(turn) / size)
+    return x * c + y * s, y * c - x * s
 
 
 def spread(values: Floats) -> Floats:
@@ -54,7 +67,7 @@ def flat(colour: Floats) -> Floats:
 def colours(draw: Draws, name: str, choices: Sequence[str], jitter: float = 0.05) -> Floats:
     """Draw one palette colour per image with a small deviation, [B, 3]."""
     table = np.array([PALETTE[choice] for choice in choices], np.float32)
-    return nearby(draw, name, table[draw.pick(name, len(choices))], jitter)
+    return nearby(draw, name, table[draw.integers(name, len(choices))], jitter)
 
 
 def nearby(draw: Draws, name: str, colour: Floats | Sequence[float], jitter: float = 0.05) -> Floats:

@@ -1,6 +1,6 @@
 """Distort generated pictures: pose and background before painting, colour, light, blur and noise after it.
 
-There is one frozen `Look` per family and style, so the domain shift between two sets is a difference of numbers.
+There is one frozen `Look` per family, so the domain shift between two sets is a difference of numbers.
 
 Shapes: B images, H = W = SIZE pixels.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shards.world.draws import SIZE, Draws, Floats
-from shards.world.fields import ball, cover, grid, over, spread
+from shards.world.fields import ball, cover, grid, over, rotate, spread
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ OWN: Mapping[str, Look] = {
 }  # fmt: skip
 
 
-def frame(draw: Draws, look: Look) -> tuple[Floats, Floats, Floats]:
+def draw_pose(draw: Draws, look: Look) -> tuple[Floats, Floats, Floats]:
     """Draw the pose of the object; return its local coordinates (x, y) [B, H, W] and its size [B]."""
     x, y = grid()
     size = draw.uniform("size", *look.size)
@@ -93,8 +93,7 @@ def frame(draw: Draws, look: Look) -> tuple[Floats, Floats, Floats]:
     if look.wobble:
         x = x + look.wobble * 2 * (draw.clouds("wobble-x", 9) - 0.5)
         y = y + look.wobble * 2 * (draw.clouds("wobble-y", 9) - 0.5)
-    c, s = spread(np.cos(turn) / size), spread(np.sin(turn) / size)
-    return x * c + y * s, y * c - x * s, size
+    return *rotate(x, y, turn, size), size
 
 
 def backdrop(image: Floats, draw: Draws, look: Look) -> Floats:
@@ -103,18 +102,11 @@ def backdrop(image: Floats, draw: Draws, look: Look) -> Floats:
         tint = draw.uniform("backdrop-tint", -1, 1, (3,))[:, :, None, None]
         patches = draw.clouds("backdrop", 5) * 0.6 + draw.clouds("backdrop-fine", 11) * 0.4 - 0.5
         image = image + look.backdrop * (1 + 0.5 * tint) * patches[:, None]
-    return strew(image, draw, look.clutter)
-
-
-def strew(image: Floats, draw: Draws, count: int) -> Floats:
-    """Paint `count` small discs of random colours over the image."""
-    if not count:
-        return image
     x, y = grid()
-    places = draw.uniform("clutter", -1, 1, (count, 2))
-    sizes = draw.uniform("clutter-size", 0.05, 0.14, (count,))
-    paints = draw.uniform("clutter-colour", 0, 1, (count, 3))
-    for k in range(count):
+    places = draw.uniform("clutter", -1, 1, (look.clutter, 2))
+    sizes = draw.uniform("clutter-size", 0.05, 0.14, (look.clutter,))
+    paints = draw.uniform("clutter-colour", 0, 1, (look.clutter, 3))
+    for k in range(look.clutter):
         disc = ball(x - spread(places[:, k, 0]), y - spread(places[:, k, 1]), 0.0) - spread(sizes[:, k])
         image = over(image, paints[:, k], cover(disc))
     return image
@@ -123,11 +115,11 @@ def strew(image: Floats, draw: Draws, count: int) -> Floats:
 def _rotate_hue(image: Floats, degrees: float) -> Floats:
     """Rotate colours about the grey axis (Rodrigues); elementwise, so a batch cannot change the rounding."""
     angle = float(np.deg2rad(degrees))
-    keep, push, swirl = float(np.cos(angle)), (1 - float(np.cos(angle))) / 3, float(np.sin(angle) / 3**0.5)
+    cos, sin = float(np.cos(angle)), float(np.sin(angle) / 3**0.5)
     r, g, b = image[:, 0], image[:, 1], image[:, 2]
-    level = push * (r + g + b)
-    turned = (keep * r + swirl * (b - g), keep * g + swirl * (r - b), keep * b + swirl * (g - r))
-    return np.stack(turned, 1) + level[:, None]
+    level = (1 - cos) / 3 * (r + g + b)
+    rotated = (cos * r + sin * (b - g), cos * g + sin * (r - b), cos * b + sin * (g - r))
+    return np.stack(rotated, 1) + level[:, None]
 
 
 def _blur(image: Floats, sigma: float) -> Floats:
@@ -145,7 +137,7 @@ def _blur(image: Floats, sigma: float) -> Floats:
     return image
 
 
-def finish(image: Floats, draw: Draws, look: Look) -> Floats:
+def distort(image: Floats, draw: Draws, look: Look) -> Floats:
     """Apply the distortions that follow painting: hue, light, contrast, blur, scan lines, noise, in this order."""
     if look.hue:
         image = _rotate_hue(image, look.hue)

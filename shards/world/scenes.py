@@ -1,27 +1,39 @@
 """Paint shapes, coloured shapes, textures, flowers and characters, with one painter per family.
 
-A painter takes a class name, random draws and a `Look`, and returns a picture [B, 3, H, W] and the mask [B, H, W] of
-the pixels that the class name describes.
+A painter takes a class name, random draws for B images and a `Look`, and returns a `Picture`.
 
 Shapes: B images, H = W = SIZE pixels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
 from shards.world.draws import Draws, Floats
-from shards.world.fields import PALETTE, SHAPES, colours, cover, flat, grid, nearby, over, polygons, spread
-from shards.world.looks import Look, backdrop, frame
+from shards.world.fields import (
+    PALETTE,
+    SHAPES,
+    Picture,
+    colours,
+    cover,
+    flat,
+    grid,
+    nearby,
+    over,
+    polygons,
+    rotate,
+    spread,
+)
+from shards.world.looks import Look, backdrop, draw_pose
 from shards.world.textures import texture
-
-Picture = tuple[Floats, Floats]
+from shards.world.tiles import TILES
 
 FORMS = ("circle", "square", "triangle", "star", "cross")
 # Colours of object and background; the two of a pair always differ in brightness.
-PAIRS = (
+COLOUR_PAIRS = (
     ("black", "white"), ("blue", "white"), ("red", "white"), ("purple", "yellow"),
     ("green", "white"), ("brown", "white"), ("white", "black"), ("yellow", "blue"),
     ("orange", "black"), ("pink", "purple"), ("yellow", "green"), ("white", "red"),
@@ -37,15 +49,15 @@ DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 LETTERS = ("A", "E", "F", "H", "K", "M", "R", "T", "X", "Y")
 
 
-def pair(draw: Draws) -> tuple[Floats, Floats]:
+def _colour_pair(draw: Draws) -> tuple[Floats, Floats]:
     """Draw two colours that differ in brightness, each [B, 3]."""
-    which = draw.pick("pair", len(PAIRS))
-    first = np.array([PALETTE[a] for a, _ in PAIRS], np.float32)[which]
-    second = np.array([PALETTE[b] for _, b in PAIRS], np.float32)[which]
+    which = draw.integers("pair", len(COLOUR_PAIRS))
+    first = np.array([PALETTE[a] for a, _ in COLOUR_PAIRS], np.float32)[which]
+    second = np.array([PALETTE[b] for _, b in COLOUR_PAIRS], np.float32)[which]
     return nearby(draw, "first", first), nearby(draw, "second", second)
 
 
-def _object(distance: Floats, size: Floats, colour: Floats, ground: Floats, draw: Draws, look: Look) -> Picture:
+def _paint_object(distance: Floats, size: Floats, colour: Floats, ground: Floats, draw: Draws, look: Look) -> Picture:
     """Paint one object, given by its signed `distance` in local units, on its background, as `look` describes."""
     scale = spread(size)
     mask = cover(distance, scale)
@@ -63,7 +75,7 @@ def _object(distance: Floats, size: Floats, colour: Floats, ground: Floats, draw
     if look.surface:
         x, y = grid()
         names = ("diagonal stripes", "polka dots", "checkerboard", "zigzag")
-        chosen = draw.pick("surface", len(names))
+        chosen = draw.integers("surface", len(names))
         for k, name in enumerate(names):
             pattern = texture(name, np.repeat(x[None], len(draw), 0) * 4, np.repeat(y[None], len(draw), 0) * 4, draw)
             image = over(image, 1 - colour, pattern * mask * 0.55 * spread((chosen == k).astype(np.float32)))
@@ -78,37 +90,33 @@ def _object(distance: Floats, size: Floats, colour: Floats, ground: Floats, draw
 
 def paint_shape(kind: str, draw: Draws, look: Look) -> Picture:
     """Paint a shape of any colour on a light, grey or dark background."""
-    x, y, size = frame(draw, look)
-    colour, ground = pair(draw)
-    return _object(SHAPES[kind](x, y), size, colour, ground, draw, look)
+    x, y, size = draw_pose(draw, look)
+    colour, ground = _colour_pair(draw)
+    return _paint_object(SHAPES[kind](x, y), size, colour, ground, draw, look)
 
 
 def paint_coloured_shape(kind: str, draw: Draws, look: Look) -> Picture:
     """Paint "red circle": the first word is the colour."""
     hue, form = kind.split(" ")
-    x, y, size = frame(draw, look)
+    x, y, size = draw_pose(draw, look)
     level = draw.uniform("ground", 0.72, 0.98)[:, None]
     ground = np.clip(level + draw.uniform("ground-tint", -0.03, 0.03, (3,)), 0, 1)
-    return _object(SHAPES[form](x, y), size, colours(draw, "ink", [hue]), ground, draw, look)
+    return _paint_object(SHAPES[form](x, y), size, colours(draw, "ink", [hue]), ground, draw, look)
 
 
 def paint_texture(kind: str, draw: Draws, look: Look) -> Picture:
     """Paint a surface in two colours that fills the picture; one period is about a fifth of its side."""
-    x, y = grid()
-    turn = draw.uniform("turn", -look.turn, look.turn) * (np.pi / 180)
-    c, s = spread(np.cos(turn)), spread(np.sin(turn))
+    x, y = rotate(*grid(), draw.uniform("turn", -look.turn, look.turn) * (np.pi / 180))
     rate, phase = spread(draw.uniform("rate", 2.1, 2.9)), draw.uniform("phase", 0, 1, (2,))
-    u = (x * c + y * s) * rate + spread(phase[:, 0])
-    v = (y * c - x * s) * rate + spread(phase[:, 1])
-    mask = texture(kind, u, v, draw)
-    colour, ground = pair(draw)
+    mask = texture(kind, x * rate + spread(phase[:, 0]), y * rate + spread(phase[:, 1]), draw)
+    colour, ground = _colour_pair(draw)
     return over(flat(ground), colour, mask), mask
 
 
 def paint_flower(kind: str, draw: Draws, look: Look) -> Picture:
     """Paint "red flower with four round petals" on leaves."""
     hue, bloom = kind.split(" flower with ")
-    x, y, size = frame(draw, look)
+    x, y, size = draw_pose(draw, look)
     ground = nearby(draw, "leaf", (0.16, 0.42, 0.16), 0.06)
     image = backdrop(flat(ground), draw, look)
     radius, angle = np.sqrt(x * x + y * y), np.arctan2(y, x) + spread(draw.uniform("spin", 0, 2 * np.pi))
@@ -132,7 +140,7 @@ def paint_flower(kind: str, draw: Draws, look: Look) -> Picture:
 
 
 @cache
-def _glyph_table(character: str, font: str) -> Floats:
+def _glyph_distances(character: str, font: str) -> Floats:
     """Compute the signed distance of a character, centred and 1.3 tall, on a 96 x 96 grid over [-1.2, 1.2]^2."""
     import matplotlib
     from matplotlib.font_manager import FontProperties
@@ -150,7 +158,7 @@ def _glyph_table(character: str, font: str) -> Floats:
     return polygons(x, y, placed)
 
 
-def _sample(table: Floats, x: Floats, y: Floats) -> Floats:
+def _interpolate(table: Floats, x: Floats, y: Floats) -> Floats:
     """Interpolate per-image tables [B, 96, 96] bilinearly at canvas coordinates."""
     u, v = np.clip((x + 1.2) * (95 / 2.4), 0, 94.99), np.clip((y + 1.2) * (95 / 2.4), 0, 94.99)
     i, j = v.astype(np.int64), u.astype(np.int64)
@@ -169,11 +177,21 @@ def paint_glyph(kind: str, draw: Draws, look: Look) -> Picture:
     """Paint "digit three" or "letter A" in one of several fonts, thinned or thickened a little."""
     word = kind.split(" ")[1]
     character = str(DIGITS.index(word)) if word in DIGITS else word
-    x, y, size = frame(draw, look)
-    tables = np.stack([_glyph_table(character, font) for font in FONTS])
+    x, y, size = draw_pose(draw, look)
+    tables = np.stack([_glyph_distances(character, font) for font in FONTS])
     slant = spread(draw.uniform("slant", -0.15, 0.15))
     stretch = spread(draw.uniform("stretch", 0.9, 1.1))
-    distance = _sample(tables[draw.pick("font", len(FONTS))], (x + slant * y) * stretch, y)
+    distance = _interpolate(tables[draw.integers("font", len(FONTS))], (x + slant * y) * stretch, y)
     distance = distance - spread(draw.uniform("weight", -0.015, 0.06))
-    colour, ground = pair(draw)
-    return _object(distance, size, colour, ground, draw, look)
+    colour, ground = _colour_pair(draw)
+    return _paint_object(distance, size, colour, ground, draw, look)
+
+
+PAINTERS: dict[str, Callable[[str, Draws, Look], Picture]] = {
+    "shapes": paint_shape,
+    "coloured-shapes": paint_coloured_shape,
+    "textures": paint_texture,
+    "petals": paint_flower,
+    "tiles": lambda kind, draw, look: TILES[kind](draw),
+    "glyphs": paint_glyph,
+}

@@ -1,4 +1,6 @@
-"""Paint textures: a texture is a function of the plane that is positive at painted points.
+"""Paint textures: a texture is a function of coordinates (u, v) that is positive at painted points.
+
+One unit of u or v is one period of the pattern.
 
 Shapes: B images, H = W = SIZE pixels.
 """
@@ -36,22 +38,10 @@ def _checks(u: Floats, v: Floats, draw: Draws) -> Floats:
     return np.where(parity(u) == parity(v), edge, -edge)
 
 
-def _dots(u: Floats, v: Floats, draw: Draws) -> Floats:
-    return 0.3 - np.sqrt(cell(u) ** 2 + cell(v) ** 2)
-
-
 def _bricks(u: Floats, v: Floats, draw: Draws) -> Floats:
     row = v * 1.25
     along = cell(u * 0.6 + 0.5 * parity(row))
     return np.minimum(0.5 - np.abs(cell(row + 0.5)) - 0.09, (0.5 - np.abs(along) - 0.06) * 1.6)
-
-
-def _zigzag(u: Floats, v: Floats, draw: Draws) -> Floats:
-    return wave(v + 0.45 * wave(u)) * 0.25
-
-
-def _waves(u: Floats, v: Floats, draw: Draws) -> Floats:
-    return wave(v + 0.3 * np.sin(TAU * u * 0.45)) * 0.25
 
 
 def _honeycomb(u: Floats, v: Floats, draw: Draws) -> Floats:
@@ -85,10 +75,6 @@ def _sunburst(u: Floats, v: Floats, draw: Draws) -> Floats:
     return wave(np.arctan2(y, x) * (10 / TAU)) * (np.sqrt(x * x + y * y) * 0.16 + 0.02)
 
 
-def _clouds(u: Floats, v: Floats, draw: Draws) -> Floats:
-    return draw.clouds("big", 4) * 0.7 + draw.clouds("small", 9) * 0.3 - 0.5
-
-
 def _scales(u: Floats, v: Floats, draw: Draws) -> Floats:
     result = np.full(u.shape, -1.0, np.float32)
     row = np.floor(v * 1.6)
@@ -117,10 +103,6 @@ def _crosses(u: Floats, v: Floats, draw: Draws) -> Floats:
     return np.maximum(np.minimum(0.34 - x, 0.11 - y), np.minimum(0.11 - x, 0.34 - y))
 
 
-def _speckles(u: Floats, v: Floats, draw: Draws) -> Floats:
-    return draw.clouds("speckle", 30) * 0.85 + draw.clouds("grain", 16) * 0.15 - 0.62
-
-
 def _wood(u: Floats, v: Floats, draw: Draws) -> Floats:
     bend = draw.clouds("bend", 3)
     return wave(u * 0.9 + 1.6 * bend + 0.06 * v) * 0.25 + (draw.clouds("fibre", 20) - 0.5) * 0.16
@@ -138,7 +120,13 @@ def _weave(u: Floats, v: Floats, draw: Draws) -> Floats:
 
 
 def _cracks(u: Floats, v: Floats, draw: Draws) -> Floats:
-    first, second = _voronoi(u, v, draw, 11)
+    """Paint the borders of Voronoi cells: points whose nearest and second nearest seed are about equally far."""
+    seeds = draw.uniform("seeds", -3.0, 3.0, (11, 2))
+    first = second = np.full(u.shape, 99.0, np.float32)
+    for k in range(11):
+        radius = np.sqrt((u - spread(seeds[:, k, 0])) ** 2 + (v - spread(seeds[:, k, 1])) ** 2)
+        second = np.minimum(second, np.maximum(first, radius))
+        first = np.minimum(first, radius)
     return 0.09 - (second - first)
 
 
@@ -151,26 +139,15 @@ def _bubbles(u: Floats, v: Floats, draw: Draws) -> Floats:
     return best
 
 
-def _voronoi(u: Floats, v: Floats, draw: Draws, count: int) -> tuple[Floats, Floats]:
-    places = draw.uniform("seeds", -3.0, 3.0, (count, 2))
-    first = np.full(u.shape, 99.0, np.float32)
-    second = first.copy()
-    for k in range(count):
-        radius = np.sqrt((u - spread(places[:, k, 0])) ** 2 + (v - spread(places[:, k, 1])) ** 2)
-        second = np.minimum(second, np.maximum(first, radius))
-        first = np.minimum(first, radius)
-    return first, second
-
-
-# Units: one period of u or v is one cell; the canvas shows about five of them.
+# The canvas shows about five periods.
 TEXTURES: dict[str, Callable[[Floats, Floats, Draws], Floats]] = {
     "horizontal stripes": lambda u, v, draw: wave(v) * 0.25,
     "checkerboard": _checks,
-    "polka dots": _dots,
+    "polka dots": lambda u, v, draw: 0.3 - np.sqrt(cell(u) ** 2 + cell(v) ** 2),
     "bricks": _bricks,
-    "zigzag": _zigzag,
+    "zigzag": lambda u, v, draw: wave(v + 0.45 * wave(u)) * 0.25,
     "rings": _rings,
-    "clouds": _clouds,
+    "clouds": lambda u, v, draw: draw.clouds("big", 4) * 0.7 + draw.clouds("small", 9) * 0.3 - 0.5,
     "diagonal stripes": lambda u, v, draw: wave((u + v) * 0.7) * 0.25,
     "honeycomb": _honeycomb,
     "plaid": _plaid,
@@ -178,9 +155,9 @@ TEXTURES: dict[str, Callable[[Floats, Floats, Draws], Floats]] = {
     "wood grain": _wood,
     "vertical stripes": lambda u, v, draw: wave(u) * 0.25,
     "grid": lambda u, v, draw: 0.1 - np.minimum(np.abs(cell(u * 0.9)), np.abs(cell(v * 0.9))),
-    "speckles": _speckles,
+    "speckles": lambda u, v, draw: draw.clouds("speckle", 30) * 0.85 + draw.clouds("grain", 16) * 0.15 - 0.62,
     "scales": _scales,
-    "waves": _waves,
+    "waves": lambda u, v, draw: wave(v + 0.3 * np.sin(TAU * u * 0.45)) * 0.25,
     "spiral": _spiral,
     "marble": _marble,
     "lattice": _lattice,
@@ -192,5 +169,5 @@ TEXTURES: dict[str, Callable[[Floats, Floats, Draws], Floats]] = {
 
 
 def texture(name: str, u: Floats, v: Floats, draw: Draws) -> Floats:
-    """Compute the painted coverage [B, H, W] of the named texture; u and v count periods."""
+    """Compute the painted coverage [B, H, W] of the named texture."""
     return ink(TEXTURES[name](u, v, draw), PIXEL * 3.2)

@@ -1,5 +1,7 @@
 """Paint land seen from above, with one painter per class.
 
+Every painter draws its own pose, because roads and rivers cross the whole picture.
+
 Shapes: B images, H = W = SIZE pixels; the canvas is [-1, 1]^2.
 """
 
@@ -10,11 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from shards.world.draws import SIZE, Draws, Floats
-from shards.world.fields import cover, flat, grid, ink, nearby, over, spread
-from shards.world.looks import Look
+from shards.world.fields import Picture, cover, flat, grid, ink, nearby, over, rotate, spread
 from shards.world.textures import cell, wave
-
-Picture = tuple[Floats, Floats]
 
 GRASS, WOOD, SOIL = (0.42, 0.58, 0.30), (0.10, 0.30, 0.13), (0.62, 0.50, 0.32)
 WATER, SAND, ASPHALT = (0.13, 0.30, 0.52), (0.88, 0.76, 0.52), (0.42, 0.42, 0.44)
@@ -32,18 +31,13 @@ def _white(draw: Draws) -> Floats:
 
 def _turned(draw: Draws) -> tuple[Floats, Floats]:
     """Return coordinates in a random rotation: satellite pictures have no upright direction."""
-    x, y = grid()
-    turn = draw.uniform("turn", 0, 2 * np.pi)
-    c, s = spread(np.cos(turn)), spread(np.sin(turn))
-    return x * c + y * s, y * c - x * s
+    return rotate(*grid(), draw.uniform("turn", 0, 2 * np.pi))
 
 
 def _straight(draw: Draws) -> tuple[Floats, Floats]:
     """Return coordinates close to the axes, with a random quarter turn, so that streets stay recognisable."""
-    x, y = grid()
-    turn = draw.uniform("turn", -0.2, 0.2) + draw.pick("quarter", 2).astype(np.float32) * np.float32(np.pi / 2)
-    c, s = spread(np.cos(turn)), spread(np.sin(turn))
-    return x * c + y * s, y * c - x * s
+    turn = draw.uniform("turn", -0.2, 0.2) + draw.integers("quarter", 2).astype(np.float32) * np.float32(np.pi / 2)
+    return rotate(*grid(), turn)
 
 
 def _river(draw: Draws) -> Picture:
@@ -76,10 +70,6 @@ def _houses(draw: Draws) -> Picture:
     ridge = cover((np.abs(cell(v)) - 0.02) / 1.7) * roofs
     image = over(_ground(draw, GRASS), nearby(draw, "roof", ROOF, 0.08), roofs)
     return over(image, np.full((len(draw), 3), 0.3, np.float32), ridge), roofs
-
-
-def _road(x: Floats, y: Floats, width: float) -> tuple[Floats, Floats]:
-    return cover(np.abs(y) - width), cover(np.abs(y) - 0.022) * (cell(x * 3) > 0)
 
 
 def _highway(draw: Draws) -> Picture:
@@ -145,11 +135,10 @@ def _desert(draw: Draws) -> Picture:
 def _crossroads(draw: Draws) -> Picture:
     x, y = _straight(draw)
     x, y = x + spread(draw.uniform("x", -0.25, 0.25)), y + spread(draw.uniform("y", -0.25, 0.25))
-    along, marks = _road(x, y, 0.2)
-    across, more = _road(y, x, 0.2)
-    roads = np.maximum(along, across)
+    roads = np.maximum(cover(np.abs(y) - 0.2), cover(np.abs(x) - 0.2))
     image = over(_ground(draw, GRASS), nearby(draw, "road", ASPHALT), roads)
-    lines = np.where((np.abs(x) < 0.24) & (np.abs(y) < 0.24), 0, np.maximum(marks, more))
+    dashes = [cover(np.abs(b) - 0.022) * (cell(a * 3) > 0) for a, b in ((x, y), (y, x))]
+    lines = np.where((np.abs(x) < 0.24) & (np.abs(y) < 0.24), 0, np.maximum(*dashes))
     return over(image, _white(draw), lines), roads
 
 
@@ -176,8 +165,3 @@ TILES: dict[str, Callable[[Draws], Picture]] = {
     "harbor": _harbor,
     "stadium": _stadium,
 }
-
-
-def paint_tile(kind: str, draw: Draws, look: Look) -> Picture:
-    """Paint one kind of land; every painter draws its own pose, because roads and rivers cross the whole picture."""
-    return TILES[kind](draw)

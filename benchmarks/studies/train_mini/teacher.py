@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shards.rng import generator
-from shards.world.generate import FAMILIES, Style, captions, paint, sample_seed
+from shards.world.generate import FAMILIES, Style, caption, paint, sample_seed
 
 IMAGE = 48
 FAMILY_NAMES = tuple(name for name, family in FAMILIES.items() if "train" in family.splits)
@@ -58,7 +58,7 @@ def draw_pool(per_family: int, split: str, style: Style, seed: int, with_caption
             # Masks have half the resolution of the 48 x 48 pictures: 4 x 4 values per patch.
             small = shrink(np.repeat(coarse.astype(np.uint8)[..., None], 3, 3), 24)[..., 0]
             pairs = zip(labels.tolist(), seeds.tolist(), strict=True)
-            words = [captions(name, label, number) for label, number in pairs] if with_captions else []
+            words = [caption(name, label, number) for label, number in pairs] if with_captions else []
             parts.append((shrink(pictures), small, np.full(len(labels), index), labels, words))
     images, masks, family, label = (np.concatenate([part[k] for part in parts]) for k in range(4))
     return Pool(images, masks, family, label, [word for part in parts for word in part[4]])
