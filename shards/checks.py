@@ -71,7 +71,8 @@ def check_hashes(folder: Path, manifest: Manifest, split: str) -> None:
             if cache and cache.is_verified(shard):
                 continue
             if problem := hash_problem(folder, shard):
-                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {repack_hint(folder)}")
+                total = f"the split has {entry.count} images"
+                raise DataError(f"'{manifest.dataset}' {split}: {problem}; {total}; {repack_hint(folder)}")
             if cache:
                 cache.add(shard)
     finally:
