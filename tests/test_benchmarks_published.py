@@ -29,8 +29,8 @@ from benchmarks.results.published.tables import (
 )
 from benchmarks.studies.audit import audit, audit_table, by_method, check_average_hm, check_hm, check_mean
 from procap.methods import METHODS
-from shards import published as our_lists
 from shards.catalogue import CATALOGUE
+from shards.catalogue import PUBLISHED as PUBLISHED_SETS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "published"
@@ -131,7 +131,7 @@ def test_the_tables_are_the_papers_to_the_letter_and_are_installed(file):
 
 
 def test_names_of_data_sets_are_the_catalogues_and_lead_back():
-    assert dict(DATASETS) == {dataset.name: dataset.title for dataset in our_lists.PUBLISHED}
+    assert dict(DATASETS) == {dataset.name: dataset.title for dataset in PUBLISHED_SETS}
     for name, title in DATASETS.items():
         assert display_name(name) == title and name in CATALOGUE
     assert display_name(AVERAGE) == AVERAGE == "Average"
