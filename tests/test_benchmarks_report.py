@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from PIL import Image
 from report_pages import Node, Page, begin, every, put_entry, tables, words_of
 
 from benchmarks.cli import main
+from benchmarks.plots import style
 from benchmarks.qualitative.pictures import describe_pictures
 from benchmarks.report.describe import describe_recipes, list_facts
 from benchmarks.report.found import find_suites
@@ -30,6 +32,14 @@ from runner.results import Progress, RunFolder, write_json
 from runner.tracking.store import TrackingStore
 
 SERVER = "http://someone:secret@mlflow.example:5000"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def coarse_plots() -> Iterator[None]:
+    """Draw plots with few pixels, which takes less time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "DPI", 40)
+        yield
 
 
 @pytest.fixture(scope="module")

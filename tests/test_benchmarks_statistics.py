@@ -144,7 +144,7 @@ def test_a_method_against_itself_is_no_better():
 def test_equally_good_methods_seldom_look_different():
     """p is about uniform, and 95 % of the intervals contain 0."""
     p_values, covered = [], []
-    for repetition in range(60):
+    for repetition in range(30):
         sides: list[dict[tuple[str, str], np.ndarray]] = [{}, {}]
         for number, half in itertools.product(range(8), ("base", "novel")):
             # Answers of both methods are drawn with the same probabilities, so that all differences are by chance.
