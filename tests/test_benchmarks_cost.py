@@ -87,7 +87,6 @@ def test_only_what_is_left_of_a_run_is_estimated(runtime):
     found = [model.seconds(spec_of(one)) for one in (done, halfway, trained, new)]
     assert found[0] == 0.0 and found == sorted(found) and len({*found}) == 4
     assert model.seconds(spec_of(broken)) == model.seconds(spec_of(new))
-    assert model.longest_first([spec_of(trained), spec_of(new)]) == [spec_of(new), spec_of(trained)]
     assert CostModel(runtime, H200, force=True).seconds(spec_of(done)) == model.seconds(spec_of(new))
 
 
@@ -102,8 +101,8 @@ def test_finished_runs_of_this_machine_correct_the_estimate(runtime):
     model = CostModel(runtime, HERE)
     run = RunSpec(config=config(seed=4))
     assert model.seconds(run) == pytest.approx(3 * fresh, rel=0.01)
-    assert model.basis(config()) == "median of 2 finished maple runs"
-    assert model.basis(config("coop")) == "median of 2 finished runs of other methods"
+    assert model.ratio(config())[1] == "median of 2 finished maple runs"
+    assert model.ratio(config("coop"))[1] == "median of 2 finished runs of other methods"
     # One run that hung changes no median.
     for taken in (5 * fresh, 5 * fresh, 5 * fresh, 1e6):
         model.learn(run, taken)
@@ -113,8 +112,8 @@ def test_finished_runs_of_this_machine_correct_the_estimate(runtime):
 def test_what_nothing_is_known_of_is_unknown(runtime):
     own = config().model_copy(update={"method": "somebody's own"})
     model = CostModel(runtime, HERE)
-    assert model.seconds(spec_of(own)) == math.inf and model.basis(own).startswith("unknown")
-    assert model.basis(config()) == "assumed: 0.05 TFLOP/s"
+    assert model.seconds(spec_of(own)) == math.inf and model.ratio(own)[1].startswith("unknown")
+    assert model.ratio(config())[1] == "assumed: 0.05 TFLOP/s"
     elsewhere = config().model_copy(update={"dataset": "nowhere"})
     assert model.seconds(spec_of(elsewhere)) == math.inf
     model.learn(spec_of(own), 10.0)

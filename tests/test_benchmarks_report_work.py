@@ -10,6 +10,7 @@ from report_pages import Page, begin, put_entry, tables, words_of
 
 from benchmarks.report.found import find_suites, merge_unfinished
 from benchmarks.report.report import write_report
+from benchmarks.results.runtime import SCHEMA
 from runner.collection import Collection, write_collection
 from runner.results import RankUse, RunFolder, Use, write_json
 
@@ -43,7 +44,7 @@ def test_the_runtime_benchmark_and_pictures_are_in_every_sum(tmp_path: Path) -> 
     root, machine = tmp_path / "results", {"gpu": None, "cpu": {"name": "EPYC", "cores": 16}, "python": "3.12.1"}
     options, _ = begin(root, "runtime", datasets=("tiles",), methods=("procap",))
     row = {"dataset": "tiles", "method": "procap"}
-    measured = {"schema": 3, "backbone": {"name": options.profile.backbone}, "rows": [row], "seconds": 51.0}
+    measured = {"schema": SCHEMA, "backbone": {"name": options.profile.backbone}, "rows": [row], "seconds": 51.0}
     write_json(root / "runtime" / "x" / "runtime.json", {**measured, "environment": machine})
     _, entries = begin(root, "qualitative", datasets=("tiles",), methods=("procap",))
     put_entry(root, entries[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +16,7 @@ from benchmarks.cli import main
 from benchmarks.runtime.data import load_case_data, synthetic_case
 from benchmarks.runtime.flops import without_fused_kernels
 from benchmarks.runtime.measure import Summary, peak_bytes, time_in_turns
-from benchmarks.runtime.settings import Flags, make_settings, run_config
-from benchmarks.runtime.sizes import Size, measure_sizes
+from benchmarks.runtime.settings import make_settings, run_config
 from benchmarks.runtime.workload import (
     MODES,
     Evaluation,
@@ -36,15 +35,10 @@ CPU = torch.device("cpu")
 PLAIN, GRAPHS = Acceleration(), Acceleration(graphs=True)
 
 
-@pytest.fixture(scope="module")
-def mini():
-    return load_mini()
-
-
 @pytest.mark.parametrize("name", ["zeroshot", "coop", "cocoop", "maple", "procap"])
-def test_modes_give_the_same_logits(mini, name):
+def test_modes_give_the_same_logits(tiny_clip, name):
     logits = []
-    for mode, clip in models_by_mode(mini, PLAIN).items():
+    for mode, clip in models_by_mode(tiny_clip, PLAIN).items():
         method, images, _ = synthetic_case(clip, name, 5, 4)
         logits.append(make_classifier(method, mode)(images))
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
@@ -79,9 +73,6 @@ def test_the_highest_rate_is_that_of_the_lowest_time():
 class ReplayByRunning:
     """Replace CUDA graphs: replay a part by running it once more."""
 
-    refuses = False
-    count = 0
-
     def __init__(self, device: torch.device) -> None:
         pass
 
@@ -90,22 +81,18 @@ class ReplayByRunning:
         yield
 
     def capture(self, part: Part) -> Part:
-        if self.refuses:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        self.count += 1
         return part
 
 
 @pytest.fixture
 def graphs_on_cpu(monkeypatch):
-    monkeypatch.setattr("benchmarks.runtime.workload.CountingGraphs", ReplayByRunning)
+    """Graphs without a GPU; operations, whose count takes seconds, are not counted."""
+    monkeypatch.setattr("benchmarks.runtime.workload.CudaGraphs", ReplayByRunning)
+    monkeypatch.setattr("benchmarks.runtime.workload.count_flops", lambda *_: 0.0)
 
 
-def settings(**changes):
-    return replace(
-        make_settings(Flags(repeats=1, batch=2, test_batch=3), RuntimeConfig(Path("data"), Path("results")), CPU),
-        **changes,
-    )
+def settings():
+    return replace(make_settings(RuntimeConfig(Path("data"), Path("results")), CPU), batch=2, test_batch=3)
 
 
 def test_every_data_set_is_augmented_as_its_recipe_has_it(tmp_path):
@@ -132,21 +119,12 @@ def test_preparing_changes_no_weight_and_steps_are_those_of_the_mode(tiny_clip, 
     start = work.prepare(images, labels)
     for one, other in zip(before, copy_weights(work), strict=True):
         assert torch.equal(one, other)
-    assert work.recorded == (mode == "fast")
     assert start.peak > 0 and start.seconds >= start.once > 0
     plain, *_ = make_training(tiny_clip, PLAIN)
     for number in range(2):
         terms = [each(each.batch(images, labels, number)).clone() for each in (work, plain)]
         assert number or float(terms[0][-1]) == pytest.approx(start.loss, rel=1e-5)
         torch.testing.assert_close(*terms, rtol=1e-4, atol=1e-5)
-
-
-def test_steps_that_cannot_be_captured_run_eagerly_and_are_not_recorded(tiny_clip, graphs_on_cpu, monkeypatch):
-    monkeypatch.setattr(ReplayByRunning, "refuses", True)
-    work, images, labels = make_training(tiny_clip, GRAPHS)
-    work.prepare(images, labels)
-    assert not work.recorded
-    assert math.isfinite(float(work(work.batch(images, labels, 0))[-1]))
 
 
 def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
@@ -156,7 +134,6 @@ def test_recorded_evaluation_is_plain_evaluation(tiny_clip, graphs_on_cpu):
     for each in (plain, recorded):
         each.prepare(images, rest=1)
         each.update_classifier()
-    assert recorded.recorded and not plain.recorded
     for batch in (images, images[:1], images.flip(0)):
         assert torch.equal(plain(batch), recorded(batch))
 
@@ -173,9 +150,9 @@ def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_
     assert "PROCAP_FUSED" not in os.environ
 
 
-def test_only_the_fast_model_is_compiled():
+def test_only_the_fast_model_is_compiled(tiny_clip):
     """Reference mode then has weights of its own, equal ones; else both modes share them."""
-    clip = load_mini()
+    clip = copy.deepcopy(tiny_clip)
     shared, own = models_by_mode(clip, PLAIN), models_by_mode(clip, Acceleration(compile=True))
     assert shared["reference"].visual.proj is shared["fast"].visual.proj
     assert own["reference"].visual.proj is not own["fast"].visual.proj
@@ -184,27 +161,18 @@ def test_only_the_fast_model_is_compiled():
     assert ["before_attention" in vars(block) for block in blocks] == [False, True]
 
 
-@pytest.mark.parametrize("kind", ["train", "eval"])
-def test_sizes_are_measured_in_both_modes(tiny_clip, graphs_on_cpu, kind):
-    models = models_by_mode(tiny_clip, GRAPHS)
-    (one,) = measure_sizes(models, "procap", [Size(kind, 5, 2)], settings(accelerations=GRAPHS), 1, None)
-    assert one["recorded"] and one["backbone"] == "tiny"
-    assert one["counted"] == one["flops"]["reference"] / one["flops"]["fast"] > 1
-    assert all(one["seconds"][mode]["median"] > 0 and one["starts"][mode] > 0 for mode in MODES)
-
-
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["maple", "procap"])
-def test_recorded_steps_on_a_gpu_are_plain_steps(name):
+def test_recorded_steps_on_a_gpu_are_plain_steps(name, caplog):
     clip = load_mini().to("cuda")
     recorded, images, labels = make_training(clip, GRAPHS, name=name)
     plain, *_ = make_training(clip, PLAIN, name=name)
     for each in (recorded, plain):
         each.prepare(images, labels)
-    assert recorded.recorded
+    assert "not captured" not in caplog.text
     for number in range(3):
         terms = [each(each.batch(images, labels, number)).clone() for each in (recorded, plain)]
         torch.testing.assert_close(*terms, rtol=1e-4, atol=1e-5)
@@ -213,7 +181,7 @@ def test_recorded_steps_on_a_gpu_are_plain_steps(name):
 @pytest.mark.gpu
 def test_check_on_a_gpu_in_small(capsys, tmp_path):
     flags = ("--check", "--backbone", "mini", "--precision", "bf16", "--datasets", "photographs-3", "--budget", "20")
-    place = ("--epochs", "2", "--batch", "8", "--scaling", "10x8", "--tracking", "off", "--results", str(tmp_path))
+    place = ("--scaling", "10x8", "--tracking", "off", "--results", str(tmp_path))
     assert main(["bench", "runtime", *flags, *place]) in (0, 4)
-    out = capsys.readouterr().out
-    assert "All of fast mode was recorded." in out and "FAILED" not in out
+    printed = capsys.readouterr()
+    assert "FAILED" not in printed.out and "not captured" not in printed.err

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
 import typer
 
-from benchmarks.cli.flags import OutputFlags, RuntimeFlags, flat
+from benchmarks.cli.flags import Backbone, MethodNames, OutputFlags, RuntimeFlags, Weights, flat
 from benchmarks.cli.selection import runtime_config
 from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import show, show_json
-from benchmarks.runtime.settings import Flags, make_settings
+from benchmarks.runtime.settings import METHODS, SCALING, make_settings
 from runner.environment import library_defaults, resolve_device
 
 app = typer.Typer(**PLAIN)
@@ -16,17 +19,46 @@ app = typer.Typer(**PLAIN)
 TARGET_MISSED = 4
 
 
+@dataclass(frozen=True)
+class MeasureFlags:
+    """Flags that choose what is measured."""
+
+    methods: MethodNames = METHODS
+    datasets: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="data sets; photographs-102: made-up images, as many as 16-shot Flowers102"),
+    ] = ""
+    backbone: Backbone = ""
+    pretrained: Weights = ""
+    random: Annotated[bool, typer.Option("--random", help="random weights; no accuracy is shown then")] = False
+    precision: Annotated[str, typer.Option(metavar="fp32,bf16", help="one or both [default: fp32]")] = ""
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="measure what fits, extrapolate and limit the rest, and mark it; 0: no limit "
+            "[default: 150 for mini and 900 else on a CPU, no limit on a GPU]",
+        ),
+    ] = None
+    scaling: Annotated[
+        str, typer.Option(metavar="CLASSESxBATCHES|off", help=f"sizes, as in {SCALING}, the default with mini")
+    ] = ""
+    check: Annotated[
+        bool, typer.Option("--check", help="compare with the speed targets; chooses full size on a GPU")
+    ] = False
+
+
 @app.command(
     name="runtime",
     **examples(
         "procap bench runtime",
-        "procap bench runtime --backbone ViT-B/16 --random --steps 3",
+        "procap bench runtime --backbone ViT-B/16 --random --budget 600",
         "procap bench runtime --datasets oxford-flowers,ucf101 --backbone ViT-B/16 --precision fp32,bf16",
         "procap bench runtime --check",
     ),
 )
 @flat
-def bench_runtime(flags: Flags, runtime_flags: RuntimeFlags, output: OutputFlags) -> int:
+def bench_runtime(flags: MeasureFlags, runtime_flags: RuntimeFlags, output: OutputFlags) -> int:
     """Time training and inference of every method, as public code does it and as this program does.
 
     Seconds of ten epochs, images per second, memory, operations against the peak of this device, and accuracy, beside
@@ -41,7 +73,7 @@ def bench_runtime(flags: Flags, runtime_flags: RuntimeFlags, output: OutputFlags
     silence_profiler()
     device = resolve_device(runtime_flags.device)
     runtime = runtime_config(runtime_flags)
-    settings = make_settings(flags, runtime, device)
+    settings = make_settings(runtime, device, **asdict(flags))
     report = measure(settings, runtime, device, check=flags.check)
     show(write(report, settings, runtime))
     targets = list_targets(report) if flags.check else []

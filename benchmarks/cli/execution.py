@@ -10,7 +10,7 @@ from benchmarks.cli.flags import OutputFlags, RuntimeFlags
 from benchmarks.console.output import note, plural
 from benchmarks.console.packing import ensure_packed
 from benchmarks.suites.checks import check_training_images, check_weights
-from benchmarks.suites.cost import cost_model
+from benchmarks.suites.cost import CostModel, find_machine
 from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, check_nodes
@@ -71,7 +71,7 @@ def execute(
     backbones = [(config.backbone, config.pretrained) for config in configs]
     with connect_checked(launcher, paths, splits, backbones) as capacity:
         hosts = nodes() if capacity.ray else []
-        costs = cost_model(hosts, runtime, processes=launcher.processes)
+        costs = CostModel(runtime, find_machine(runtime.device, hosts), processes=launcher.processes)
         if capacity.ray:
             machines = f"on {plural(len(hosts), 'node')}" if launcher.kind == "ray" else "on this machine"
             note(f"{plural(capacity.max_concurrent, 'run')} at once {machines}, a run has {capacity.resources}")
@@ -85,7 +85,8 @@ def execute(
                 with folder.locked():
                     remote.delete_run(run.path)
                     folder.clear()
-        ordered = costs.longest_first(list(runs))
+        # Greedy packing of the longest first ends early.
+        ordered = sorted(runs, key=costs.seconds, reverse=True)
         trackers.started = True
         trace = note if output.verbose else None
         with RunProgress(ordered, costs, capacity.max_concurrent, trackers, trace=trace) as progress:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.console.output import note
 from benchmarks.results.runtime import SCHEMA, load_runtime_reports
-from benchmarks.runtime.settings import Settings, flags_of_options, make_settings
+from benchmarks.runtime.settings import PRECISIONS, Settings, flags_of_options, make_settings
 from procap.errors import UserError
 from runner.environment import environment, resolve_device
 
@@ -47,7 +47,7 @@ def measure_suite(suite: SuiteResults, runtime: RuntimeConfig, force: bool) -> N
 
     silence_profiler()
     device = resolve_device(runtime.device)
-    settings = make_settings(flags_of_options(suite.options), runtime, device)
+    settings = make_settings(runtime, device, **flags_of_options(suite.options))
     if not force and (folder := _find_measured(settings, runtime.results, device)):
         note(f"runtime: measured already, see {folder}")
         return
@@ -86,7 +86,7 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     load = os.getloadavg()[0]
     # Pack data sets before the time budget starts.
     made = runtime.results / "runtime" / "data"
-    datasets = [load_case_data(name, runtime.data, made) for name in dict.fromkeys(settings.datasets)]
+    datasets = [load_case_data(name, runtime.data, made) for name in settings.datasets]
     clock = Clock(settings.budget)
     peaks = {precision: matmul_peak(device, precision) for precision in settings.precisions}
     note(", ".join(f"matrix products at {rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in peaks.items()))
@@ -113,8 +113,8 @@ def measure(settings: Settings, runtime: RuntimeConfig, device: torch.device, *,
     try:
         report["scaling"] += _measure_scaling(settings, models, clock.left())
         if check and device.type == "cpu":
-            report["scaling"] += _measure_full_size(settings, bf16=report["device"]["bf16"])
-            report["matmul_peak"] = {name: matmul_peak(device, name) for name in ("fp32", "bf16")} | peaks
+            report["matmul_peak"] = {name: matmul_peak(device, name) for name in PRECISIONS} | peaks
+            report["scaling"] += _measure_full_size(settings, report["matmul_peak"])
     except UserError:
         raise
     except Exception as error:
@@ -145,35 +145,36 @@ def _measure_scaling(settings: Settings, models: Models, seconds: float | None) 
     return measure_sizes(models, method, sizes, settings, settings.repeats, seconds)
 
 
-def _measure_full_size(settings: Settings, *, bf16: bool) -> list[dict[str, Any]]:
-    """Measure the sizes that have targets at ViT-B/16 with random weights on a CPU."""
+def _measure_full_size(settings: Settings, peaks: dict[str, float]) -> list[dict[str, Any]]:
+    """Measure the sizes that have targets at ViT-B/16 with random weights on a CPU; in bf16 only where it can pay."""
     from benchmarks.runtime.sizes import Size, measure_sizes
-    from benchmarks.runtime.targets import CPU_RATIOS, FULL
+    from benchmarks.runtime.targets import BF16_GAIN, CPU_RATIOS, FULL
     from benchmarks.runtime.workload import models_by_mode
     from procap.weights.loading import load_clip
 
     sizes = [Size(kind, classes, batch) for kind, classes, batch, _ in CPU_RATIOS]  # type: ignore[arg-type]
-    if bf16:
-        sizes.insert(1, Size("train", 51, 4, "bf16"))
+    if peaks["bf16"] >= BF16_GAIN * peaks["fp32"]:
+        sizes.append(Size("train", 51, 4, "bf16"))
     note(f"single sizes of {FULL} with random weights: some minutes")
     models = models_by_mode(load_clip(FULL, "random"), settings.accelerations)
     return measure_sizes(models, "procap", sizes, settings, max(1, settings.repeats // 2), None)
 
 
 def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) -> str:
-    """Write and plot the measurements; returns the tables as Markdown."""
+    """Write and plot the measurements and log them to MLflow; returns the tables as Markdown."""
     from benchmarks.plots.style import save_plots
     from benchmarks.runtime.plots import plot_classes
     from benchmarks.runtime.targets import list_targets
+    from benchmarks.runtime.tracking import log_rows
     from benchmarks.tables.runtime import write_report
     from runner.remote_results import RemoteResults
 
     report["targets"] = [asdict(target) for target in list_targets(report)]
-    weights = [] if settings.pretrained is None else [Path(settings.pretrained).stem]
-    words = settings.backbone.replace("/", "-"), *weights, "+".join(settings.precisions)
     # Only the same measurement replaces another in its folder.
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:8]
-    folder = runtime.results / "runtime" / f"{'-'.join(words).lower()}-{report['device']['slug']}-{digest}"
+    weights = [] if settings.pretrained is None else [Path(settings.pretrained).stem]
+    words = settings.backbone, *weights, *settings.precisions, report["device"]["name"], digest
+    folder = runtime.results / "runtime" / re.sub(r"\W+", "-", "-".join(words).lower(), flags=re.ASCII)
     report["folder"] = str(folder)
     text = write_report(report, folder)
     try:
@@ -181,21 +182,13 @@ def write(report: dict[str, Any], settings: Settings, runtime: RuntimeConfig) ->
     except ImportError:
         note("plots are left out: matplotlib is not installed")
     note(f"written to {folder}: {', '.join(path.name for path in sorted(folder.glob('runtime*.*')))}")
+    log_rows(report, runtime)
     RemoteResults.of(runtime).push_all("runtime")
     return text
 
 
-def _describe_device(device: torch.device) -> dict[str, Any]:
+def _describe_device(device: torch.device) -> dict[str, str]:
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    flags = ""
-    with suppress(OSError):
-        flags = Path("/proc/cpuinfo").read_text()
-    slug = "".join(c if c.isalnum() else "-" for c in name.lower())
-    return {
-        "type": device.type,
-        "name": name,
-        "slug": slug,
-        "bf16": device.type == "cuda" or any(word in flags for word in ("avx512_bf16", "amx_bf16", "asimdbf16")),
-    }
+    return {"type": device.type, "name": name}

@@ -17,7 +17,7 @@ from benchmarks.results.runtime import METHOD_TITLES
 from benchmarks.runtime.data import CaseData
 from benchmarks.runtime.measure import Summary, timed
 from benchmarks.runtime.settings import Settings
-from benchmarks.runtime.workload import Evaluation, Models, ModeName, Training, accelerations_of
+from benchmarks.runtime.workload import Evaluation, Models, ModeName, Training
 from procap.recipe import learning_rate
 from runner.config import RunConfig
 from runner.meters import Meter
@@ -45,7 +45,6 @@ class Case:
 
     def __init__(self, config: RunConfig, data: CaseData, models: Models, mode: ModeName, settings: Settings) -> None:
         self.config, self.data, self.mode, self.settings = config, data, mode, settings
-        accelerations = accelerations_of(mode, settings.accelerations)
         self.method = make_method(config, models[mode], data.space)
         self.device = self.method.clip.device
         self.trains = config.recipe.epochs > 0
@@ -54,10 +53,10 @@ class Case:
         self.pass_seconds: list[float] = []
         self.last_loss: float | None = None
         self.images = self.correct = self.steps = self.steps_done = 0
-        self.evaluation = Evaluation(self.method, config, mode, accelerations)
+        self.evaluation = Evaluation(self.method, config, mode, settings.accelerations)
         self.training: Training | None = None
         if self.trains:
-            self.training = Training(self.method, config, mode, accelerations, self.meter)
+            self.training = Training(self.method, config, mode, settings.accelerations, self.meter)
             self.stream = self._stream()
             self.steps = config.recipe.epochs * self.stream.steps_per_epoch
             self._losses = AsyncLosses(self.device)
@@ -128,7 +127,6 @@ class Case:
             "title": METHOD_TITLES.get(self.config.method, self.config.method),
             "mode": self.mode,
             "precision": self.config.precision,
-            "recorded": {"train": self.training and self.training.recorded, "eval": self.evaluation.recorded},
             "classes": len(self.data.fewshot.classnames),
             "train_images": len(self.data.fewshot.train),
             "batch": self.settings.batch,

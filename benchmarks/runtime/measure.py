@@ -14,6 +14,8 @@ from torch.utils.benchmark import Timer
 
 PEAK_SIZES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
 PEAK_SECONDS = 0.4
+REPEATS = {"cpu": 1, "cuda": 10}
+"""How often to run a workload between two synchronizations, by the type of device."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -79,11 +81,6 @@ def time_in_turns(
                     workloads[turn]()
             seconds[turn].append(timing.seconds / repeats)
     return seconds
-
-
-def repeats_on(device: torch.device) -> int:
-    """Return how often to run a workload between two synchronizations."""
-    return 10 if device.type == "cuda" else 1
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:

@@ -14,9 +14,9 @@ from torch import Tensor
 from benchmarks.console.output import note
 from benchmarks.runtime.case import Case
 from benchmarks.runtime.data import CaseData
-from benchmarks.runtime.measure import repeats_on, time_in_turns
+from benchmarks.runtime.measure import REPEATS, time_in_turns
 from benchmarks.runtime.settings import Settings, run_config
-from benchmarks.runtime.workload import Models
+from benchmarks.runtime.workload import MODES, Models
 from runner.setup import train_augment
 from shards.loader import TrainStream, evaluation_batches
 from shards.transforms import eval_transform
@@ -52,10 +52,10 @@ def run_cases(
     ends: shares of the clock's budget at which training and evaluation have to end.
     """
     cases = [
-        Case(run_config(method, precision, settings, dataset=data.name, data=data.root), data, models, mode, settings)  # type: ignore[arg-type]
+        Case(run_config(method, precision, settings, dataset=data.name, data=data.root), data, models, mode, settings)
         for precision in settings.precisions
         for method in settings.methods
-        for mode in settings.modes
+        for mode in MODES
     ]
     _train([case for case in cases if case.trains], settings, clock, ends[0])
     encoder = _evaluate(cases, settings, clock, ends[1])
@@ -76,8 +76,8 @@ def _train(cases: Sequence[Case], settings: Settings, clock: Clock, end: float) 
     # Take one step of each training to measure its cost; every row then has a number even if time runs out.
     for case in cases:
         case.train_round(1)
-    left, total = clock.left(end), cases[0].steps
-    goal = min(total, settings.steps or total)
+    left = clock.left(end)
+    goal = total = cases[0].steps
     if left is not None:
         goal = max(1, min(goal, int(SAFE_SHARE * left / sum(case.rounds[-1].seconds for case in cases))))
     rounds = max(MIN_ROUNDS, -(-goal // cases[0].stream.steps_per_epoch))
@@ -112,7 +112,7 @@ def _evaluate(cases: Sequence[Case], settings: Settings, clock: Clock, end: floa
     clip = cases[0].method.clip
     transform = eval_transform(clip.geometry.image_size, clip.image_mean, clip.image_std)
     images = next(evaluation_batches(test, transform, batch, limit=batch))[0].to(device)
-    repeats, rounds, once = repeats_on(device), settings.repeats, 0.0
+    repeats, rounds, once = REPEATS[device.type], settings.repeats, 0.0
     for case in cases:
         once += case.evaluation.prepare(images, len(test) % batch).once
     if (left := clock.left(end)) is not None:

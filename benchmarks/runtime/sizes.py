@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.console.output import note
 from benchmarks.runtime.data import synthetic_case
-from benchmarks.runtime.measure import Summary, repeats_on, time_in_turns
+from benchmarks.runtime.measure import REPEATS, Summary, time_in_turns
 from benchmarks.runtime.settings import Settings, run_config
-from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Training, accelerations_of
+from benchmarks.runtime.workload import MODES, Evaluation, Kind, Models, ModeName, Preparation, Training
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,22 @@ def _measure_size(
 ) -> dict[str, Any]:
     """Measure one size; runs fewer rounds if they would take more than half of `left` seconds."""
     device = models["fast"].device
-    works, runs = zip(*(_prepare(models, method, size, settings, mode) for mode in MODES), strict=True)
-    prepared = dict(zip(MODES, (work.preparation for work in works), strict=True))
-    repeats = repeats_on(device)
+    prepared, runs = zip(*(_prepare(models, method, size, settings, mode) for mode in MODES), strict=True)
+    once = sum(one.once for one in prepared)
+    repeats = REPEATS[device.type]
     if left is not None:
-        rounds = max(1, min(rounds, int(left / 2 / (repeats * sum(one.once for one in prepared.values())))))
+        rounds = max(1, min(rounds, int(left / 2 / (repeats * once))))
     seconds = dict(zip(MODES, time_in_turns(runs, rounds, device, repeats), strict=True))
     ratio = statistics.median(slow / quick for slow, quick in zip(*seconds.values(), strict=True))
-    counted = prepared["reference"].flops / prepared["fast"].flops
+    counted = prepared[0].flops / prepared[1].flops
     return {
         "point": asdict(size),
         "method": method,
         "backbone": models["fast"].name,
         "seconds": {mode: asdict(Summary.of(values)) for mode, values in seconds.items()},
-        "flops": {mode: one.flops for mode, one in prepared.items()},
-        "peaks": {mode: one.peak for mode, one in prepared.items()},
-        "starts": {mode: one.seconds for mode, one in prepared.items()},
-        "recorded": works[MODES.index("fast")].recorded,
+        "flops": {mode: one.flops for mode, one in zip(MODES, prepared, strict=True)},
+        "peaks": {mode: one.peak for mode, one in zip(MODES, prepared, strict=True)},
+        "starts": {mode: one.seconds for mode, one in zip(MODES, prepared, strict=True)},
         "ratio": ratio,
         "counted": counted,
         "reached": ratio / counted,
@@ -78,17 +77,14 @@ def _measure_size(
 
 def _prepare(
     models: Models, name: str, size: Size, settings: Settings, mode: ModeName
-) -> tuple[Any, Callable[[], object]]:
-    """Prepare the work of one mode, and the call to time, which always has the same images."""
+) -> tuple[Preparation, Callable[[], object]]:
+    """Prepare the work of one mode; returns its preparation and the call to time, which always has the same images."""
     config = run_config(name, size.precision, settings, batch=size.batch)
-    accelerations = accelerations_of(mode, settings.accelerations)
     method, images, labels = synthetic_case(models[mode], name, size.classes, size.batch)
     if size.kind == "eval":
-        evaluation = Evaluation(method, config, mode, accelerations)
-        evaluation.prepare(images)
-        return evaluation, partial(evaluation, images)
-    training = Training(method, config, mode, accelerations)
+        evaluation = Evaluation(method, config, mode, settings.accelerations)
+        return evaluation.prepare(images), partial(evaluation, images)
+    training = Training(method, config, mode, settings.accelerations)
     # With a learning rate of zero the optimizer still does all its work, but the weights never change.
     training.engine.set_rate(0.0)
-    training.prepare(images, labels)
-    return training, lambda: training(training.batch(images, labels, 0))
+    return training.prepare(images, labels), lambda: training(training.batch(images, labels, 0))

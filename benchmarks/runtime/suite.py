@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from benchmarks.results.variant import SuiteOptions, Variant
 from benchmarks.runtime.benchmark import measure_suite
-from benchmarks.runtime.settings import Flags, flags_of_options
+from benchmarks.runtime.settings import flags_of_options
 from benchmarks.suites.suite import Suite
 from benchmarks.tables.runtime import runtime_tables
 
@@ -25,13 +25,9 @@ def no_runs(options: SuiteOptions, method: str) -> list[Variant]:
     return []
 
 
-def changed_flags(options: SuiteOptions) -> list[str]:
+def runtime_flags(options: SuiteOptions) -> list[str]:
     """Return the flags of `procap bench runtime`, which has no runs and flags of its own."""
-    words: list[str] = []
-    for name, value in vars(flags_of_options(options)).items():
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        words += [f"--{name}", text] if value != getattr(Flags(), name) else []
-    return words
+    return [word for name, value in flags_of_options(options).items() for word in (f"--{name}", str(value))]
 
 
 SUITE = Suite(
@@ -45,5 +41,5 @@ SUITE = Suite(
     tables=runtime_tables,
     finish=measure_suite,
     published="runtime",
-    flags=changed_flags,
+    flags=runtime_flags,
 )

@@ -27,10 +27,10 @@ from procap.exact_optimizations import NO_OPTIMIZATIONS
 from procap.methods.method import Method
 from runner.acceleration import Acceleration, set_compile_cache
 from runner.config import RunConfig
-from runner.cuda_graphs import CudaGraphs, GraphedFunction, Part
+from runner.cuda_graphs import CudaGraphs, GraphedFunction
 from runner.engine import Batch, Engine, autocast
 from runner.meters import Meter
-from runner.step import PHASES, TrainStep
+from runner.step import TrainStep
 from runner.threads import fitting_threads
 from shards.rng import generator
 from shards.transfer import upload
@@ -68,11 +68,6 @@ def models_by_mode(clip: CLIP, accelerations: Acceleration) -> Models:
     return {"reference": plain.with_optimizations(NO_OPTIMIZATIONS), "fast": clip}
 
 
-def accelerations_of(mode: ModeName, accelerations: Acceleration) -> Acceleration:
-    """Return the accelerations of a mode; reference mode has none."""
-    return accelerations if mode == "fast" else Acceleration()
-
-
 def make_engine(method: Method, config: RunConfig, mode: ModeName) -> Engine:
     """Make the engine of a training; reference mode uses torch's default implementation of the optimizer."""
     engine = Engine(method, config)
@@ -101,27 +96,17 @@ def make_classifier(method: Method, mode: ModeName) -> Classify:
     return classify
 
 
-class CountingGraphs(CudaGraphs):
-    """Count captured graphs: a part that cannot be captured runs eagerly, and the report shows that."""
-
-    count = 0
-
-    def capture(self, part: Part) -> Part:
-        replay = super().capture(part)
-        self.count += 1
-        return replay
-
-
 class _Workload:
-    """Base of training and evaluation: device, mode, accelerations."""
+    """Base of training and evaluation: device, mode, accelerations, of which reference mode has none."""
 
     def __init__(self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration) -> None:
         self.method, self.config, self.mode = method, config, mode
         self.device = method.clip.device
         self.preparation: Preparation | None = None
-        self._graphs = CountingGraphs(self.device) if accelerations.graphs else None
+        on = accelerations if mode == "fast" else Acceleration()
+        self._graphs = CudaGraphs(self.device) if on.graphs else None
         # On a CPU without compiling, measuring the peak memory is enough warm-up.
-        self._warm_ups = 2 if self.device.type == "cuda" or accelerations.compile else 0
+        self._warm_ups = 2 if self.device.type == "cuda" or on.compile else 0
 
     @contextmanager
     def _in_mode(self, images: int, kind: Kind) -> Iterator[None]:
@@ -142,11 +127,6 @@ class Training(_Workload):
         super().__init__(method, config, mode, accelerations)
         self.engine = make_engine(method, config, mode)
         self._step = TrainStep(self.engine, meter or Meter(self.device, 0), self._graphs)
-
-    @property
-    def recorded(self) -> bool:
-        """Whether steps are replays of CUDA graphs."""
-        return self._graphs is not None and self._graphs.count == len(PHASES)
 
     def batch(self, images: Tensor, labels: Tensor, number: int) -> Batch:
         """Make a batch of images [B, 3, S, S] and labels [B] on the device, with the noise of step `number`."""
@@ -189,11 +169,6 @@ class Evaluation(_Workload):
     def __init__(self, method: Method, config: RunConfig, mode: ModeName, accelerations: Acceleration) -> None:
         super().__init__(method, config, mode, accelerations)
         self._classify: Classify | None = None
-
-    @property
-    def recorded(self) -> bool:
-        """Whether batches like the first are replays of a CUDA graph."""
-        return self._graphs is not None and self._graphs.count > 0
 
     def update_classifier(self) -> None:
         """Compute prompts and class features. A captured graph keeps those computed in `prepare`."""

@@ -71,10 +71,13 @@ class Machine:
         return peak * GPU_SHARE * (FP32_SHARE if precision == "fp32" else 1.0)
 
 
-def find_machine(device: str = "auto") -> Machine:
-    """Find this machine's first GPU, or else its processor, without importing torch."""
+def find_machine(device: str = "auto", nodes: Sequence[Node] = ()) -> Machine:
+    """Find the first GPU of `nodes` or of this machine, or else its processor, without importing torch."""
     from runner.environment import cpu_name
 
+    for node in nodes:
+        if node.gpus:
+            return Machine(node.accelerator, "cuda")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() not in ("", "-1")
     if visible and not device.startswith("cpu"):
         # An error means that the driver or the library is missing; then there is no usable GPU.
@@ -109,8 +112,9 @@ class CostModel:
         self.runtime, self.machine, self.processes, self.force = runtime, machine, processes, force
         self._ratios: dict[tuple[str, str], list[float]] = {}
         self._first: dict[str, float] = {}
-        newest = sorted(find_runs(runtime.results), key=_age)[:MAX_FINISHED_RUNS]
-        for folder in newest:
+        finished = [folder for folder in find_runs(runtime.results) if folder.train_file.exists()]
+        finished.sort(key=lambda folder: folder.train_file.stat().st_mtime, reverse=True)
+        for folder in finished[:MAX_FINISHED_RUNS]:
             # Skip unreadable runs here; the command that needs such a run reports the error.
             with suppress(UserError, DataError, KeyError, TypeError):
                 self._learn_from(folder)
@@ -120,23 +124,15 @@ class CostModel:
         if run.path not in self._first:
             self._first[run.path] = self._work_left(run)
         work = self._first[run.path]
-        return self._ratio(run.config)[0] * work if work else 0.0
+        return self.ratio(run.config)[0] * work if work else 0.0
 
     def learn(self, run: RunSpec, taken: float) -> None:
         """Improve later estimates by a run that took `taken` seconds for all that was left of it."""
         self.seconds(run)
-        self._add(run.config, self._first[run.path], taken)
+        self._add_ratio(run.config, self._first[run.path], taken)
 
     def remaining(self, left: Iterable[float], at_once: int) -> float:
         return makespan(left, max(1, at_once))
-
-    def longest_first(self, runs: Sequence[RunSpec]) -> list[RunSpec]:
-        """Sort runs so that greedy packing ends early."""
-        return sorted(runs, key=self.seconds, reverse=True)
-
-    def basis(self, config: RunConfig) -> str:
-        """Describe what the estimate of a run rests on."""
-        return self._ratio(config)[1]
 
     def work(self, config: RunConfig, targets: Iterable[Target], *, trained: float = 0.0) -> float:
         """Estimate seconds of a run and its evaluations without correction; `trained`: share of the training done.
@@ -184,7 +180,7 @@ class CostModel:
         except DataError:
             return math.inf
 
-    def _ratio(self, config: RunConfig) -> tuple[float, str]:
+    def ratio(self, config: RunConfig) -> tuple[float, str]:
         """Return the median of measured over estimated seconds of similar runs, and what it rests on."""
         if own := self._ratios.get((config.method, config.backbone)):
             return statistics.median(own), f"median of {len(own)} finished {config.method} runs"
@@ -195,10 +191,6 @@ class CostModel:
         if others := list(itertools.chain(*lists)):
             return statistics.median(others), f"median of {len(others)} finished runs of other methods"
         return 1.0, f"assumed: {self.machine.pace(config.precision) / 1e12:.3g} TFLOP/s"
-
-    def _add(self, config: RunConfig, work: float, taken: float) -> None:
-        if 0 < work < math.inf and taken > 0:
-            self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
 
     def _learn_from(self, folder: RunFolder) -> None:
         training, config = folder.train(), folder.config()
@@ -211,7 +203,11 @@ class CostModel:
         work = self.work(config, [Target.recorded(one.target) for one in evaluations])
         # Recorded seconds do not include the start, but the estimate does.
         taken = training.seconds + sum(one.seconds for one in evaluations) + START_SECONDS[self.machine.device]
-        self._add(config, work, taken)
+        self._add_ratio(config, work, taken)
+
+    def _add_ratio(self, config: RunConfig, work: float, taken: float) -> None:
+        if 0 < work < math.inf and taken > 0:
+            self._ratios.setdefault((config.method, config.backbone), []).append(taken / work)
 
     def _split(self, dataset: str, classes: str, split: str) -> tuple[int, float, float]:
         """Return classes, images, and seconds that one core takes to decode an image."""
@@ -224,13 +220,6 @@ class CostModel:
         return chosen, found.counts.get(split, 0) * chosen / found.classes, DECODE_SECONDS[kind]
 
 
-def cost_model(nodes: Sequence[Node], runtime: RuntimeConfig, *, processes: int = 1) -> CostModel:
-    """Make the cost model of runs on `nodes`, or without nodes on this machine."""
-    gpu = next((node.accelerator for node in nodes if node.gpus), None)
-    machine = find_machine(runtime.device) if gpu is None else Machine(gpu, "cuda")
-    return CostModel(runtime, machine, processes=processes)
-
-
 def describe_forecast(model: CostModel, runs: Sequence[RunSpec], *, price: float | None = None) -> list[str]:
     """Describe wall time, GPU-hours and cost of `runs` on clusters of 1 to 512 GPUs, packed greedily.
 
@@ -238,7 +227,7 @@ def describe_forecast(model: CostModel, runs: Sequence[RunSpec], *, price: float
     """
     seconds = sorted((model.seconds(run) for run in runs), reverse=True)
     unit = "GPU" if model.machine.device == "cuda" else "machine"
-    bases = dict.fromkeys(model.basis(run.config) for run in runs)
+    bases = dict.fromkeys(model.ratio(run.config)[1] for run in runs)
     start = START_SECONDS[model.machine.device]
     lines = [f"On {model.machine.name} ({'; '.join(bases)}), a run starts in {start:g} s:"]
     if not math.isfinite(sum(seconds)):
@@ -260,9 +249,3 @@ def makespan(seconds: Iterable[float], slots: int) -> float:
     for one in seconds:
         heapq.heapreplace(free, free[0] + one)
     return max(free)
-
-
-def _age(folder: RunFolder) -> float:
-    with suppress(OSError):
-        return -folder.train_file.stat().st_mtime
-    return math.inf

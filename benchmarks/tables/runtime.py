@@ -54,8 +54,6 @@ SIZE_COLUMNS = (
 PHASES = ("load", "start", "data", "forward", "backward", "optimizer", "evaluation")
 TITLE, LABELS = "Training time and speed of inference", ("Data set", "Method", "Mode")
 RATIO, RATIO_TITLE = ("procap", "maple"), "ProCAP / MaPLe-style"
-PUBLISHED_SETTINGS = {"epochs": 10, "batch": 32, "test_batch": 100}
-"""The paper's settings, by the names of a measurement's settings."""
 
 Measurement = dict[str, Any]
 """A `runtime.json`, see `benchmarks.runtime`."""
@@ -163,15 +161,8 @@ def published_ratios(dataset: str) -> tuple[float, float] | None:
 
 def why_unlike(report: Measurement) -> str:
     """Explain why the measurement differs from the work that the paper measured; empty if it does not."""
-    if (backbone := report["backbone"]["name"]) != BACKBONE:
-        return f"the backbone is {backbone}, not {BACKBONE}"
-    settings = report["settings"]
-    others = (
-        f"{name.replace('_', ' ')} is {settings[name]}, not {value}"
-        for name, value in PUBLISHED_SETTINGS.items()
-        if settings[name] != value
-    )
-    return ", ".join(others)
+    backbone = report["backbone"]["name"]
+    return "" if backbone == BACKBONE else f"the backbone is {backbone}, not {BACKBONE}"
 
 
 def is_extrapolated(rows: Sequence[dict[str, Any]]) -> bool:

@@ -71,17 +71,13 @@ def describe_case(row: dict[str, Any]) -> str:
 
 
 def _describe_accelerations(settings: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Describe the accelerations of fast mode, which of them failed, and the seconds of its starts."""
+    """Describe the accelerations of fast mode, and the seconds of its starts."""
     on = [name for name, chosen in settings["accelerations"].items() if chosen]
-    fast = [row for row in rows if row["mode"] == "fast"]
     text = f"Accelerations of fast mode: {', '.join(on) or 'none'} (`--accelerate`); of reference mode: none."
-    if "graphs" in on:
-        eager = [f"{describe_case(row)} ({work})" for row in fast for work, done in row["recorded"].items()
-                 if done is False]  # fmt: skip
-        text += f" NOT RECORDED, run eagerly: {'; '.join(eager)}." if eager else " All of fast mode was recorded."
     starts = [
         f"{describe_case(row)} {' + '.join(f'{one:.1f}' for one in row['start_seconds'].values() if one)}"
-        for row in fast
+        for row in rows
+        if row["mode"] == "fast"
     ]
     return text + (f" Seconds of start, training + evaluation: {'; '.join(starts)}." if starts else "")
 
