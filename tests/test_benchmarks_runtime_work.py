@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.cli import main
 from benchmarks.runtime.data import load_case_data, synthetic_case
-from benchmarks.runtime.flops import without_fused_kernels
+from benchmarks.runtime.flops import count_flops, without_fused_kernels
 from benchmarks.runtime.measure import Summary, peak_bytes, time_in_turns
 from benchmarks.runtime.settings import make_settings, run_config
 from benchmarks.runtime.workload import (
@@ -52,6 +52,11 @@ def test_peak_memory_counts_tensors_alive_at_once():
         return second * 2
 
     assert peak_bytes(work, CPU) == pytest.approx(2_000_000, rel=1e-3)
+
+
+def test_operations_are_counted_without_computing():
+    a, b = torch.ones(4, 8), torch.ones(8, 2)
+    assert count_flops(lambda: a @ b) == count_flops(lambda: a @ b, compute=True) == 2 * 4 * 8 * 2
 
 
 def test_workloads_take_turns_and_start_in_turns():
@@ -150,6 +155,7 @@ def test_reference_mode_has_torchs_own_optimizer_and_eager_cross_attention(tiny_
     assert "PROCAP_FUSED" not in os.environ
 
 
+@pytest.mark.slow
 def test_only_the_fast_model_is_compiled(tiny_clip):
     """Reference mode then has weights of its own, equal ones; else both modes share them."""
     clip = copy.deepcopy(tiny_clip)
