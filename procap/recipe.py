@@ -16,16 +16,20 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(gt=0, description="peak learning rate")
     weight_decay: float = Field(default=5e-4, ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1, description="SGD only; no dampening, no Nesterov")
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="AdamW only")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam and AdamW only")
+    eps: float = Field(default=1e-8, gt=0, description="Adam and AdamW only")
     epochs: int = Field(ge=0)
     batch_size: int = Field(ge=1, description="global batch: images per optimizer step over all processes")
     warmup: Literal["none", "constant", "linear"] = "constant"
     warmup_epochs: int = Field(default=1, ge=0)
     warmup_lr: float = Field(default=1e-5, ge=0, description="constant warm-up's rate, linear warm-up's first epoch")
+    average: tuple[float, float] | None = Field(
+        default=None, description="mean and deviation, in epochs, of a Gaussian average of the weights over epochs"
+    )
     grad_clip: float | None = Field(default=None, gt=0, description="largest norm of the gradient, or no limit")
     crop_scale: tuple[float, float] = Field(default=(0.08, 1.0), description="RandomResizedCrop's range of area")
     flip: bool = Field(default=True, description="random horizontal flip")

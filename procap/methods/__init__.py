@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from procap.errors import UsageError, unknown_name
+from procap.errors import UsageError, UserError, unknown_name
 
 if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
+    from torch import Tensor
 
     from procap.clip import CLIP
     from procap.methods.method import Method
@@ -27,7 +28,12 @@ METHODS: dict[str, str] = {
     "zeroshot": "procap.methods.zeroshot:ZeroShot",
     "coop": "procap.methods.coop:CoOp",
     "cocoop": "procap.methods.cocoop:CoCoOp",
+    "kgcoop": "procap.methods.kgcoop:KgCoOp",
+    "vpt": "procap.methods.vpt:VPT",
+    "ivlp": "procap.methods.ivlp:IVLP",
     "maple": "procap.methods.maple:MaPLe",
+    "promptsrc": "procap.methods.promptsrc:PromptSRC",
+    "tcp": "procap.methods.tcp:TCP",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""
@@ -109,3 +115,23 @@ def build_method(
     """
     filled = method_options(name, options)
     return method_class(name)(clip, space, filled, seed_generator).to(clip.device)
+
+
+def load_public(method: Method, tensors: Mapping[str, Tensor]) -> None:
+    """Set the parameters of `method` to `tensors`, which have the names of the method's public code.
+
+    Raises UserError naming the first tensors that are missing, unknown or of another shape.
+    """
+    import torch
+
+    from procap.clip import describe_differences
+
+    parameters = dict(method.named_parameters())
+    public = {theirs: parameters[ours] for ours, theirs in method.public_names().items()}
+    if not public:
+        raise UserError(f"{type(method).__name__} has no public code whose tensors could be loaded")
+    if problems := describe_differences(public, tensors):
+        raise UserError(f"not a checkpoint of {type(method).__name__}: " + "; ".join(problems))
+    with torch.no_grad():
+        for name, parameter in public.items():
+            parameter.copy_(tensors[name])

@@ -16,24 +16,19 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from procap.clip import CLIP
-from procap.errors import UsageError
 from procap.initialisation import linear, normal
 from procap.methods.method import STRICT, Method, Noise, check_task
 from procap.methods.prompts import (
-    PLACEHOLDER,
     ClassPrompts,
     check_depth,
     deep_plans,
-    phrase_tokens,
+    phrase_context,
+    phrase_prefix,
     tokenize_classes,
-    words_of,
 )
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
-
-PHRASE_LIMIT = 4
-"""With more context tokens than this the public code ignores its phrase and starts at random."""
 
 
 class MaPLeOptions(BaseModel):
@@ -60,7 +55,7 @@ class MaPLe(Method):
         check_depth(clip, options.depth)
         super().__init__(clip, space, options, generator)
         text, vision = clip.geometry.text_width, clip.geometry.vision_width
-        self.context = nn.Parameter(self._initial_context(generator))
+        self.context = nn.Parameter(phrase_context(clip, options.ctx_init, options.n_ctx, generator))
         self.projection = linear(text, vision, generator)
         shape = (options.n_ctx, text)
         self.deep_context = nn.ParameterList(normal(shape, generator) for _ in range(options.depth - 1))
@@ -85,29 +80,10 @@ class MaPLe(Method):
         check_task(task)
         return {"depth": 3} if task in ("cross-dataset", "domain-generalization") else {}
 
-    def _phrase(self) -> str:
-        """Return the words before every class name; learned tokens replace their first n_ctx tokens."""
-        words = words_of(self.options.ctx_init)
-        if words and self.options.n_ctx <= PHRASE_LIMIT:
-            return " ".join(words)
-        return " ".join([PLACEHOLDER] * self.options.n_ctx)
-
-    def _initial_context(self, generator: torch.Generator) -> Tensor:
-        n_ctx, words = self.options.n_ctx, words_of(self.options.ctx_init)
-        if not words or n_ctx > PHRASE_LIMIT:
-            return normal((n_ctx, self.clip.geometry.text_width), generator)
-        tokens = phrase_tokens(self.clip, self._phrase())
-        if len(tokens) < n_ctx:
-            raise UsageError(
-                f"ctx_init '{self.options.ctx_init}' has {len(tokens)} tokens, fewer than n_ctx = {n_ctx}: "
-                "give a longer phrase, or an empty one for a random start"
-            )
-        return tokens[:n_ctx].clone()
-
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] context <rest of the phrase> <class name> . [EOS]"; the data set's template is not used."""
-        names = space.names()
-        return ClassPrompts(tokenize_classes(self.clip, names, [f"{self._phrase()} {name}." for name in names]))
+        prefix = phrase_prefix(self.options.ctx_init, self.options.n_ctx)
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(f"{prefix} {{}}.")))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         deep = list(self.deep_context)
@@ -117,6 +93,14 @@ class MaPLe(Method):
             vision = [round_to_half(tokens) for tokens in vision]
             deep = [round_to_half(tokens) for tokens in deep]
         return deep_plans(self.clip, vision, [self.context, *deep])
+
+    def public_names(self) -> dict[str, str]:
+        names = {f"projection.{part}": f"prompt_learner.proj.{part}" for part in ("weight", "bias")}
+        for i in range(len(self.deep_context)):
+            names[f"deep_context.{i}"] = f"prompt_learner.compound_prompts_text.{i}"
+            for part in ("weight", "bias"):
+                names[f"deep_projection.{i}.{part}"] = f"prompt_learner.compound_prompt_projections.{i}.{part}"
+        return {"context": "prompt_learner.ctx"} | names
 
 
 def round_to_half(tokens: Tensor) -> Tensor:

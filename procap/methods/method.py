@@ -9,6 +9,7 @@ Shapes: B images, C classes, E joint embedding.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 import torch
@@ -46,6 +47,7 @@ class Method(nn.Module):
     summary: ClassVar[str]
     class_ids: Tensor
     class_slots: Tensor | None
+    class_reference: Tensor | None
 
     def __init__(self, clip: CLIP, space: LabelSpace, options: BaseModel, generator: torch.Generator) -> None:
         """Initialise the parameters from `generator` (on the CPU) alone.
@@ -61,6 +63,8 @@ class Method(nn.Module):
         self._prompts = self.class_prompts(space)
         self.register_buffer("class_ids", self._prompts.ids, persistent=False)
         self.register_buffer("class_slots", self._prompts.slots, persistent=False)
+        self.register_buffer("class_reference", self._prompts.reference, persistent=False)
+        self._constants: dict[str, Tensor] = {}
 
     @property
     def clip(self) -> CLIP:
@@ -70,14 +74,22 @@ class Method(nn.Module):
         """Return the same method, sharing its parameters, over `clip`, such as the model under other optimizations."""
         twin = copy.copy(self)
         twin._held = (clip,)
+        twin._constants = {}
         return twin
 
     @property
     def prompts(self) -> ClassPrompts:
         """The tokenized prompts of the classes trained on, laid out once for all steps."""
         if self._prompts.ids is not self.class_ids:
-            self._prompts = ClassPrompts(self.class_ids, self.class_slots)
+            self._prompts = ClassPrompts(self.class_ids, self.class_slots, self.class_reference)
         return self._prompts
+
+    def constant(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor that training needs and that never changes; it is computed at the first use."""
+        if name not in self._constants:
+            with torch.inference_mode(False):
+                self._constants[name] = compute()
+        return self._constants[name]
 
     @classmethod
     def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
@@ -131,6 +143,10 @@ class Method(nn.Module):
         """
         image, text = self.features(images, noise)
         return {"ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels)}
+
+    def public_names(self) -> dict[str, str]:
+        """Map the name of each parameter to its name in the public code of the method; empty without public code."""
+        return {}
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         """Make a snapshot for inference on the classes of `space` (default: those trained on); needs no retraining.

@@ -45,10 +45,14 @@ class ContextOptions(BaseModel):
 
 @dataclass(frozen=True)
 class ClassPrompts:
-    """One tokenized prompt per class, ids [C, T], and the rows [C, P] of its learned tokens (None: 1..P)."""
+    """One tokenized prompt per class, ids [C, T], and the rows [C, P] of its learned tokens (None: 1..P).
+
+    reference: frozen features [C, E] of the classes, for methods whose prompts are made from them.
+    """
 
     ids: Tensor
     slots: Tensor | None = None
+    reference: Tensor | None = None
 
     @cached_property
     def tokenized(self) -> PromptSet:
@@ -92,8 +96,10 @@ def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> 
     of their own; from block K on the rows are not replaced any more.
     """
     behind = clip.visual.num_tokens
-    image_plan = [TokenOp(INPUT, "append", vision[0])]
-    image_plan += [TokenOp(layer, "replace", vision[layer], start=behind) for layer in range(1, len(vision))]
+    image_plan = [
+        TokenOp(layer, "replace", tokens, start=behind) if layer else TokenOp(INPUT, "append", tokens)
+        for layer, tokens in enumerate(vision)
+    ]
     text_plan = [TokenOp(layer or INPUT, "replace", tokens, start=1) for layer, tokens in enumerate(text)]
     return tuple(image_plan), tuple(text_plan)
 
@@ -125,6 +131,34 @@ def initial_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Genera
     if len(tokens) != n_ctx:
         raise UsageError(f"ctx_init '{phrase}' is {len(tokens)} tokens, not {n_ctx}: use words of one token each")
     return tokens
+
+
+PHRASE_LIMIT = 4
+"""With more context tokens than this the public code of MaPLe and its kin ignores the phrase and starts at random."""
+
+
+def phrase_prefix(phrase: str, n_ctx: int) -> str:
+    """Return the words before every class name of MaPLe's prompts; learned tokens replace their first n_ctx tokens."""
+    words = words_of(phrase)
+    if words and n_ctx <= PHRASE_LIMIT:
+        return " ".join(words)
+    return " ".join([PLACEHOLDER] * n_ctx)
+
+
+def phrase_context(clip: CLIP, phrase: str, n_ctx: int, generator: torch.Generator) -> Tensor:
+    """Return MaPLe's initial context [P, Dt]: the first tokens of `phrase`, or N(0, 0.02^2) if it is not used.
+
+    Raises UsageError for a phrase of fewer than n_ctx tokens.
+    """
+    if not words_of(phrase) or n_ctx > PHRASE_LIMIT:
+        return normal((n_ctx, clip.geometry.text_width), generator)
+    tokens = phrase_tokens(clip, phrase_prefix(phrase, n_ctx))
+    if len(tokens) < n_ctx:
+        raise UsageError(
+            f"ctx_init '{phrase}' has {len(tokens)} tokens, fewer than n_ctx = {n_ctx}: "
+            "give a longer phrase, or an empty one for a random start"
+        )
+    return tokens[:n_ctx].clone()
 
 
 def words_of(phrase: str) -> list[str]:

@@ -1,0 +1,61 @@
+"""VPT: learned tokens in the vision tower only; the text side is CLIP's own.
+
+Source: Jia et al. 2022, "Visual Prompt Tuning" (deep variant), as MaPLe's public code runs it on CLIP.
+Learns 73,728 parameters on ViT-B/16 with 8 tokens at depth 12.
+
+Shapes: P prompt tokens, K prompted layers, Dv vision width.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, Field
+from torch import nn
+
+from procap.clip import CLIP
+from procap.initialisation import normal
+from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, tokenize_classes
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+
+class VPTOptions(BaseModel):
+    model_config = STRICT
+
+    n_ctx: int = Field(8, ge=1, description="vision tokens per layer")
+    depth: int = Field(12, ge=1, description="prompted layers, the input counted")
+    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
+
+
+class VPT(Method):
+    """Deep visual prompt tuning under fixed class features."""
+
+    Options = VPTOptions
+    summary: ClassVar[str] = "VPT (Jia et al. 2022): deep prompts in the vision tower only"
+    options: VPTOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: VPTOptions, generator: torch.Generator) -> None:
+        check_depth(clip, options.depth)
+        super().__init__(clip, space, options, generator)
+        shape = (options.n_ctx, clip.geometry.vision_width)
+        self.tokens = nn.ParameterList(normal(shape, generator) for _ in range(options.depth))
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.0025, batch 4, 5 epochs; 50 for few-shot learning, where no public recipe exists."""
+        check_task(task)
+        return Recipe(optimizer="sgd", lr=0.0025, epochs=50 if task == "few-shot" else 5, batch_size=4)
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(self.options.template)))
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        return deep_plans(self.clip, list(self.tokens), ())
+
+    def public_names(self) -> dict[str, str]:
+        deep = {f"tokens.{i}": f"image_encoder.transformer.resblocks.{i}.VPT_shallow" for i in range(len(self.tokens))}
+        return deep | {"tokens.0": "image_encoder.VPT"}
