@@ -109,7 +109,9 @@ class TCP(Method):
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy, and kg_weight times one minus the mean cosine of all classes to the reference."""
         image, text = self.features(images, noise)
-        near = F.cosine_similarity(text.float(), self.prompts.reference, eps=1e-7).mean()
+        reference = self.prompts.reference
+        assert reference is not None
+        near = F.cosine_similarity(text.float(), reference, eps=1e-7).mean()
         return {
             "ce": F.cross_entropy(cosine_logits(image, text, self.scale()), labels),
             "kg": self.options.kg_weight * (1 - near),
