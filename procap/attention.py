@@ -166,12 +166,14 @@ class Block(nn.Module):
         live: slice | None = None,
         read: RowMap | None = None,
         folded: bool = False,
+        adapter: nn.Module | None = None,
     ) -> Tensor:
         """Compute the block's output [N, L, D], or [N, Q, D] for the rows that `read` selects.
 
         pattern: the attention of the rows that are computed.
         live: the only rows of `x` that depend on something learned; None: all may.
         folded: compute the MLP in fewer passes (`MLP.folded`).
+        adapter: a row-wise module whose output on `ln_1(x)` is added to the block's.
         """
         if read is None:
             qkv = on_live_rows(self.before_attention, x, live)
@@ -180,7 +182,8 @@ class Block(nn.Module):
             kv = on_live_rows(lambda rows: self.attn.keys_values(self.ln_1(rows)), x, live)
             x = read(x)
             q = self.attn.queries(self.ln_1(x))
-        return self.after_attention(x, pattern.apply(q, kv, self.attn.heads), folded)
+        out = self.after_attention(x, pattern.apply(q, kv, self.attn.heads), folded)
+        return out if adapter is None else out + adapter(self.ln_1(x))
 
     def before_attention(self, x: Tensor) -> Tensor:
         """Compute queries, keys and values [N, L, 3 D] of states [N, L, D]; row-wise, as is `after_attention`."""

@@ -5,7 +5,6 @@ Shapes: B images, C classes, E joint embedding.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,16 +42,20 @@ class Classifier:
     def __init__(self, clip: CLIP, image_plan: Plan, class_features: Tensor, scale: Tensor) -> None:
         """`class_features` [C, E] of any length (stored normalised); `scale` multiplies the cosine (CLIP: 100)."""
         self.clip = clip
-        self.image_plan = tuple(replace(op, tokens=op.tokens.detach().clone()) for op in image_plan)
+        self.image_plan = image_plan.snapshot()
         self.class_features = unit(class_features.detach())
         self.scale = scale.detach().float().clone()
         self.num_classes = class_features.shape[0]
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.inference_mode():
-            return self.logits(self.clip.encode_image(images, self.image_plan))
+            return self.logits(self.encode(images))
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Compute image features [B, E] of images [B, 3, H, W]."""
+        return self.clip.encode_image(images, self.image_plan)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Compute logits [B, C] of image features [B, E] that `clip.encode_image(images, image_plan)` returned."""
+        """Compute logits [B, C] of image features [B, E] that `encode` returned."""
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * unit(features) @ self.class_features.t()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from procap.exact_optimizations import ExactOptimizations
 from procap.geometry import Geometry
 from procap.packing import PromptSet
-from procap.plan import Plan
+from procap.plan import NO_CHANGE, Plan
 from procap.towers import TextTower, VisionTower
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -83,11 +83,17 @@ class CLIP(nn.Module):
         twin.optimizations = optimizations
         return twin
 
-    def encode_image(self, images: Tensor, plan: Plan = ()) -> Tensor:
+    def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode images [B, 3, H, W] to features [B, E], not normalised."""
         return self.visual(images, plan, self.optimizations).features
 
-    def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = ()) -> Tensor:
+    def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Encode images to features [B, E] and the final states [B, P, D] of the rows of operation `plan.read`."""
+        output = self.visual(images, plan, self.optimizations)
+        assert output.read is not None
+        return output.features, output.read
+
+    def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.
 
         prompts: pass a `PromptSet` to encode the same prompts repeatedly: it is laid out once instead of at every call.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from procap.clip import CLIP
-from procap.plan import Plan
+from procap.plan import NO_CHANGE, Plan
 
 SIGN_RULE = (
     "the map of the tower without prompts is turned so that the class token lies on the positive side of the patches' "
@@ -30,7 +30,7 @@ class EigenCAM(NamedTuple):
     share: Tensor
 
 
-def image_maps(clip: CLIP, images: Tensor, plan: Plan = ()) -> EigenCAM:
+def image_maps(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> EigenCAM:
     """Compute EigenCAM of images [B, 3, H, W] under the prompts of `plan`, with the sign chosen by `SIGN_RULE`.
 
     If each map took its sign from its own class token, two nearly equal maps could be shown with opposite signs.
@@ -40,7 +40,7 @@ def image_maps(clip: CLIP, images: Tensor, plan: Plan = ()) -> EigenCAM:
         return eigencam(*last_tokens(clip, images, plan), plain.maps) if plan else plain
 
 
-def last_tokens(clip: CLIP, images: Tensor, plan: Plan = ()) -> tuple[Tensor, Tensor]:
+def last_tokens(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> tuple[Tensor, Tensor]:
     """Return the last block's output: patch tokens [B, N, D], row by row from the top left, and class token [B, D].
 
     Tokens that `plan` appends or inserts are left out.
@@ -48,7 +48,7 @@ def last_tokens(clip: CLIP, images: Tensor, plan: Plan = ()) -> tuple[Tensor, Te
     output = clip.visual(images, plan, clip.optimizations, keep_states=True)
     assert output.tokens is not None
     kept = torch.ones(output.tokens.shape[1], dtype=torch.bool)
-    for op, rows in zip(plan, output.rows, strict=True):
+    for op, rows in zip(plan.tokens, output.rows, strict=True):
         if op.mode != "replace":
             kept[rows] = False
     # Inserted prompts do not reorder the tower's own rows: the class token comes first, then the patches.

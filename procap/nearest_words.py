@@ -98,7 +98,7 @@ def first_text_tokens(method: Method) -> Tensor | None:
     with torch.no_grad():
         prompts = method.prompts
         _, plan = method.plans(prompts)
-    first = [op.tokens for op in plan if op.layer == INPUT]
+    first = [op.tokens for op in plan.tokens if op.layer == INPUT]
     if len(first) != 1:
         return None
     [tokens] = first

@@ -73,7 +73,7 @@ class PackedSequence:
     def apply(self, plan: Plan, layer: int) -> PackedSequence:
         """Apply the operations of `plan` at `layer`, in the order of the plan."""
         sequence = self
-        for index, op in enumerate(plan):
+        for index, op in enumerate(plan.tokens):
             if op.layer == layer:
                 sequence = sequence._apply(op, self.layout.placements[index])
         return sequence
@@ -86,7 +86,7 @@ class PackedSequence:
         """Return which rows attend to which in block `layer`."""
         return self.layout.patterns[layer]
 
-    def reading(self) -> tuple[AttentionPattern, RowMap]:
+    def reading(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
         """Return the attention pattern of the end rows, and a function that selects these rows [S, G x Q, D]."""
         return self.layout.ends_pattern, lambda x: x.index_select(1, self.layout.ends)
 
@@ -136,7 +136,7 @@ class PromptSet:
 
     def layout(self, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool) -> Layout | None:
         """Return how the prompts are packed under `plan`, or None for a plan that packing does not cover."""
-        form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan)
+        form = tuple((op.layer, op.mode, op.start, op.tokens.dim(), op.tokens.shape[-2]) for op in plan.tokens)
         key = (form, layers, context, trim, pack, prefix)
         if key not in self._layouts:
             # The layout is reused in training, where tensors created in inference mode cannot be used.
@@ -148,8 +148,8 @@ class PromptSet:
 def _lay_out(
     prompts: PromptSet, plan: Plan, layers: int, context: int, trim: bool, pack: bool, prefix: bool
 ) -> Layout | None:
-    ordered = sorted(enumerate(plan), key=lambda item: item[1].layer)
-    inserts = [op for op in plan if op.mode == "insert"]
+    ordered = sorted(enumerate(plan.tokens), key=lambda item: item[1].layer)
+    inserts = [op for op in plan.tokens if op.mode == "insert"]
     added = sum(op.tokens.shape[-2] for op in inserts if op.layer == INPUT)
     longest, columns = max(prompts.lengths), prompts.ids.shape[1]
     columns = prompts.columns if trim or pack else min(columns, context - added)

@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from procap.packing import PromptSet
-from procap.plan import Plan, for_prompts
+from procap.plan import Plan
 
 SHARED_FROM = 32
 """With fewer classes every process encodes all of them, which saves a message.
@@ -68,4 +68,4 @@ class ClassShares:
 
     def select(self, prompts: PromptSet, plan: Plan) -> tuple[PromptSet, Plan]:
         """Return this process's prompts and the plan for them."""
-        return prompts.part(*self.mine), for_prompts(plan, *self.mine)
+        return prompts.part(*self.mine), plan.for_prompts(*self.mine)

@@ -1,7 +1,7 @@
-"""Token operations as data: what a prompt method changes in a frozen tower.
+"""Plans: what a method changes in a frozen tower, as data.
 
-A plan is a tuple of `TokenOp`. The tower does all bookkeeping (sequence length, causal order, position of the
-end-of-text token) and contains no method by name. An empty plan is the vanilla encoder.
+The tower does all bookkeeping (sequence length, causal order, position of the end-of-text token) and contains no method
+by name. An empty plan is the vanilla encoder.
 
 Shapes: N rows in the tower's batch (images, or class prompts), P prompt tokens, S token sets, L sequence length,
 D tower width.
@@ -9,14 +9,19 @@ D tower width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from procap.attention import CAUSAL, FULL, AttentionPattern, RowMap
+
+BLOCKS = "transformer.resblocks."
+"""The first part of the names of a block's weights in a tower's state dict; the block's number follows."""
 
 INPUT = -1
 """The layer number of an operation that acts on the input embeddings.
@@ -42,14 +47,76 @@ class TokenOp:
     start: int = 0
 
 
-Plan = tuple[TokenOp, ...]
+@dataclass(frozen=True)
+class Plan:
+    """What a method changes in a frozen tower.
+
+    tokens: token operations; those of one layer act in this order.
+    adapters: by block (0-based), a row-wise module beside the block, on its input x [N, L, D]: the block's output
+        becomes block(x) + adapter(ln_1(x)). Attention and MLP of the block do not see what the adapter adds.
+    weights: tensors, learned or not, that replace the tower's own, by their names in the tower's state dict: those of
+        blocks, of the LayerNorm after them and of the projection.
+    read: index in `tokens` of an operation that inserts rows, which the vision tower reads out besides the feature.
+    """
+
+    tokens: tuple[TokenOp, ...] = ()
+    adapters: Mapping[int, nn.Module] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    read: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.adapters or self.weights)
+
+    @property
+    def num_sets(self) -> int:
+        """How many token sets the prompts are encoded under; 0: no operation has a dimension of sets."""
+        return max((len(op.tokens) for op in self.tokens if op.tokens.dim() == 4), default=0)
+
+    @property
+    def learns(self) -> bool:
+        """Whether a gradient flows to anything in the plan."""
+        tensors = [*(op.tokens for op in self.tokens), *self.weights.values()]
+        tensors += [parameter for adapter in self.adapters.values() for parameter in adapter.parameters()]
+        return any(tensor.requires_grad for tensor in tensors)
+
+    def changes_block(self, layer: int) -> bool:
+        """Whether block `layer` has an adapter or other weights than the tower's own."""
+        return layer in self.adapters or any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
+
+    def first_change(self, layers: int) -> int:
+        """Return the first layer that the plan changes: `INPUT`, a block, or `layers` if no block is changed."""
+        changed = [op.layer for op in self.tokens]
+        changed += [layer for layer in range(layers) if self.changes_block(layer)]
+        return min(changed, default=layers)
+
+    def for_prompts(self, start: int, stop: int) -> Plan:
+        """Restrict the plan to the rows start..stop-1 of the tower's batch."""
+        return self.with_tokens(
+            op.tokens[start:stop] if op.tokens.dim() == 3 and len(op.tokens) > 1 else op.tokens for op in self.tokens
+        )
+
+    def for_set(self, number: int) -> Plan:
+        """Restrict the plan to one of its token sets."""
+        return self.with_tokens(op.tokens[number, 0] if op.tokens.dim() == 4 else op.tokens for op in self.tokens)
+
+    def with_tokens(self, tokens: Iterable[Tensor]) -> Plan:
+        """Return the same plan with other tensors in its operations."""
+        return replace(
+            self, tokens=tuple(replace(op, tokens=each) for op, each in zip(self.tokens, tokens, strict=True))
+        )
+
+    def snapshot(self) -> Plan:
+        """Return a copy for inference that training does not change."""
+        return Plan(
+            tuple(replace(op, tokens=op.tokens.detach().clone()) for op in self.tokens),
+            {layer: copy.deepcopy(adapter).requires_grad_(False) for layer, adapter in self.adapters.items()},
+            {name: weight.detach().clone() for name, weight in self.weights.items()},
+            self.read,
+        )
 
 
-def for_prompts(plan: Plan, start: int, stop: int) -> Plan:
-    """Restrict `plan` to the rows start..stop-1 of the tower's batch."""
-    return tuple(
-        replace(op, tokens=op.tokens[start:stop]) if op.tokens.dim() == 3 and len(op.tokens) > 1 else op for op in plan
-    )
+NO_CHANGE = Plan()
+"""The empty plan: CLIP's own encoder."""
 
 
 def apply_op(x: Tensor, op: TokenOp) -> Tensor:
@@ -105,7 +172,7 @@ class TokenSequence:
     def apply(self, plan: Plan, layer: int) -> TokenSequence:
         """Apply the operations of `plan` at `layer`, in the order of the plan."""
         sequence = self
-        for index, op in enumerate(plan):
+        for index, op in enumerate(plan.tokens):
             if op.layer == layer:
                 sequence = sequence._apply(index, op)
         return sequence
@@ -118,12 +185,18 @@ class TokenSequence:
         """Return which rows attend to which in block `layer`."""
         return CAUSAL if self.causal else FULL
 
-    def reading(self) -> tuple[AttentionPattern, RowMap]:
-        """Return the attention pattern of the row that is read out, and a function that selects this row."""
+    def reading(self, index: int | None = None) -> tuple[AttentionPattern, RowMap]:
+        """Return the attention pattern of the row that is read out, and a function that selects this row.
+
+        index: an operation whose rows are selected behind it, in a sequence without causal order.
+        """
         row = self.read_out
         if isinstance(row, int):
             if self.causal:
                 raise ValueError("a causal sequence is read out at one row per prompt")
+            if index is not None:
+                also = self.rows[index]
+                return FULL, lambda x: torch.cat([x[:, row : row + 1], x[:, also]], dim=1)
             return FULL, lambda x: x[:, row : row + 1]
         earlier = torch.arange(self.x.shape[1], device=row.device) <= row[:, None]
         mask = torch.zeros_like(earlier, dtype=torch.float32).masked_fill(~earlier, float("-inf"))
@@ -147,8 +220,20 @@ class TokenSequence:
         return replace(self, x=x, read_out=self.read_out + grown * (self.read_out >= start), rows=rows, live=live)
 
 
-def check_layers(plan: Plan, layers: int) -> None:
-    """Raise ValueError for an operation at a layer that a tower of `layers` blocks does not have."""
-    for op in plan:
-        if not INPUT <= op.layer < layers:
-            raise ValueError(f"a token operation at layer {op.layer}: the tower has blocks 0 to {layers - 1}")
+def call_with(module: nn.Module, name: str, weights: Mapping[str, Tensor], *arguments: Any) -> Any:
+    """Call `module`, the part `name` of a tower, with those of `weights` that belong to it in place of its own."""
+    own = {key.removeprefix(f"{name}."): weight for key, weight in weights.items() if key.startswith(f"{name}.")}
+    return functional_call(module, own, arguments) if own else module(*arguments)
+
+
+def check_plan(plan: Plan, layers: int, after: Sequence[str]) -> None:
+    """Raise ValueError for a change that a tower of `layers` blocks does not have.
+
+    after: names of what follows the blocks, whose weights a plan may replace as well.
+    """
+    for name in plan.weights:
+        if not name.startswith((BLOCKS, *after)):
+            raise ValueError(f"a plan replaces {name}: it can replace weights of blocks, {' and '.join(after)} only")
+    for layer in [*(op.layer for op in plan.tokens), *plan.adapters]:
+        if not INPUT <= layer < layers:
+            raise ValueError(f"a plan changes layer {layer}: the tower has blocks 0 to {layers - 1}")

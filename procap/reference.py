@@ -9,46 +9,62 @@ Shapes: B images, C prompts, N either, T token ids, L sequence, D width, H heads
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from procap.attention import Block
 from procap.clip import CLIP
 from procap.packing import PromptSet
-from procap.plan import INPUT, Plan
+from procap.plan import BLOCKS, INPUT, NO_CHANGE, Plan
 
 if TYPE_CHECKING:
     from procap.methods.method import Method
     from procap.text import LabelSpace
+    from procap.towers import Transformer
 
 
-def encode_image(clip: CLIP, images: Tensor, plan: Plan = ()) -> Tensor:
+def encode_image(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
     """Encode images [B, 3, H, W] to features [B, E], not normalised (Dosovitskiy et al. 2021; Radford et al. 2021)."""
+    rows, weights = _final_image_rows(clip, images, plan)
+    cls = next(state for label, state in rows if label == 0)
+    return _layer_norm(cls, weights, "ln_post") @ weights["proj"]
+
+
+def read_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> Tensor:
+    """Return the final states [B, P, D] of the rows that operation `plan.read` has inserted, after `ln_post`."""
+    assert plan.read is not None
+    rows, weights = _final_image_rows(clip, images, plan)
+    inserted = [state for label, state in rows if label == _label(plan.read)]
+    return _layer_norm(torch.stack(inserted, dim=1), weights, "ln_post")
+
+
+def _final_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> tuple[list[Row], Weights]:
     tower, patch = clip.visual, clip.geometry.patch_size
+    weights = dict(tower.named_parameters()) | dict(plan.weights)
     patches = F.unfold(images, kernel_size=patch, stride=patch).transpose(1, 2) @ tower.conv1.weight.flatten(1).T
     states = [tower.class_embedding.expand(len(images), -1), *patches.unbind(dim=1)]
     rows = [(index, state + tower.positional_embedding[index]) for index, state in enumerate(states)]
     rows = _splice(rows, plan, INPUT)
-    rows = [(label, _layer_norm(state, tower.ln_pre)) for label, state in rows]
-    rows = _transformer(rows, tower.transformer.resblocks, clip.geometry.vision_heads, plan, causal=False)
-    cls = next(state for label, state in rows if label == 0)
-    return _layer_norm(cls, tower.ln_post) @ tower.proj
+    rows = [(label, _layer_norm(state, weights, "ln_pre")) for label, state in rows]
+    return _transformer(rows, tower.transformer, weights, clip.geometry.vision_heads, plan, causal=False), weights
 
 
-def encode_text(clip: CLIP, ids: Tensor, plan: Plan = ()) -> Tensor:
+def encode_text(clip: CLIP, ids: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
     """Encode token ids [C, T], padded to the whole context, to features [C, E], not normalised."""
     tower, context = clip.text, clip.geometry.context_length
+    weights = dict(tower.named_parameters()) | dict(plan.weights)
     ids = F.pad(ids, (0, context - ids.shape[1]))
     rows = list(enumerate(tower.token_embedding.weight[ids].unbind(dim=1)))
     rows = _splice(rows, plan, INPUT)[:context]
     rows = [(label, state + tower.positional_embedding[index]) for index, (label, state) in enumerate(rows)]
-    rows = _transformer(rows, tower.transformer.resblocks, clip.geometry.text_heads, plan, causal=True)
+    rows = _transformer(rows, tower.transformer, weights, clip.geometry.text_heads, plan, causal=True)
     by_label = dict(rows)
     ends = torch.stack([by_label[int(end)][prompt] for prompt, end in enumerate(ids.argmax(dim=1))])
-    return _layer_norm(ends, tower.ln_final) @ tower.text_projection
+    return _layer_norm(ends, weights, "ln_final") @ weights["text_projection"]
 
 
 def reference_logits(method: Method, images: Tensor, space: LabelSpace | None = None) -> Tensor:
@@ -61,6 +77,10 @@ def with_plain_encoders(method: Method) -> Method:
     return method.with_clip(cast(CLIP, PlainCLIP(method.clip)))
 
 
+EPSILON = 1e-5
+"""Of every LayerNorm of CLIP."""
+
+
 class PlainCLIP:
     """A CLIP whose encoders are the two of this file; all other attributes are those of the wrapped model."""
 
@@ -70,34 +90,39 @@ class PlainCLIP:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._clip, name)
 
-    def encode_image(self, images: Tensor, plan: Plan = ()) -> Tensor:
+    def encode_image(self, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
         return encode_image(self._clip, images, plan)
 
-    def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = ()) -> Tensor:
+    def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        return encode_image(self._clip, images, plan), read_image_rows(self._clip, images, plan)
+
+    def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode the whole context, one token set after another."""
         ids = prompts if isinstance(prompts, Tensor) else prompts.ids
-        sets = [op for op in plan if op.tokens.dim() == 4]
-        if not sets:
+        if not plan.num_sets:
             return encode_text(self._clip, ids, plan)
-        each = (
-            tuple(replace(op, tokens=op.tokens[number, 0]) if op.tokens.dim() == 4 else op for op in plan)
-            for number in range(len(sets[0].tokens))
-        )
-        return torch.stack([encode_text(self._clip, ids, one) for one in each])
+        return torch.stack([encode_text(self._clip, ids, plan.for_set(number)) for number in range(plan.num_sets)])
 
 
 Row = tuple[int, Tensor]
-"""A row's index in the sequence before any operation (-1 for an added row), and its states [N, D]."""
+"""A row's index in the sequence before any operation, or `_label` of the operation that added it; its states [N, D]."""
+
+Weights = Mapping[str, Tensor]
+"""The weights of a tower by name, with those that the plan replaces."""
+
+
+def _label(operation: int) -> int:
+    return -1 - operation
 
 
 def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:
     rows = list(rows)
     batch = len(rows[0][1])
-    for op in plan:
+    for index, op in enumerate(plan.tokens):
         if op.layer != layer:
             continue
         tokens = op.tokens if op.tokens.dim() == 3 else op.tokens.expand(batch, *op.tokens.shape)
-        new = [(-1, token) for token in tokens.unbind(dim=1)]
+        new = [(_label(index), token) for token in tokens.unbind(dim=1)]
         if op.mode == "replace":
             over = slice(op.start, op.start + len(new))
             rows[over] = [(place, token) for (place, _), (_, token) in zip(rows[over], new, strict=True)]
@@ -108,19 +133,25 @@ def _splice(rows: list[Row], plan: Plan, layer: int) -> list[Row]:
     return rows
 
 
-def _transformer(rows: list[Row], blocks: nn.ModuleList, heads: int, plan: Plan, causal: bool) -> list[Row]:
-    for layer, block in enumerate(blocks):
+def _transformer(
+    rows: list[Row], transformer: Transformer, weights: Weights, heads: int, plan: Plan, causal: bool
+) -> list[Row]:
+    for layer, block in enumerate(transformer.resblocks):
         rows = _splice(rows, plan, layer)
-        x = torch.stack([state for _, state in rows], dim=1)
-        x = x + _attention(_layer_norm(x, cast(nn.LayerNorm, block.ln_1)), cast(nn.Module, block.attn), heads, causal)
-        x = x + cast(nn.Module, block.mlp)(_layer_norm(x, cast(nn.LayerNorm, block.ln_2)))
+        start = torch.stack([state for _, state in rows], dim=1)
+        name = f"{BLOCKS}{layer}."
+        x = start + _attention(_layer_norm(start, weights, f"{name}ln_1"), weights, f"{name}attn.", heads, causal)
+        hidden = _linear(_layer_norm(x, weights, f"{name}ln_2"), weights, f"{name}mlp.c_fc")
+        x = x + _linear(cast(Block, block).mlp.gelu(hidden), weights, f"{name}mlp.c_proj")
+        if layer in plan.adapters:
+            x = x + plan.adapters[layer](_layer_norm(start, weights, f"{name}ln_1"))
         rows = [(label, state) for (label, _), state in zip(rows, x.unbind(dim=1), strict=True)]
     return rows
 
 
-def _attention(x: Tensor, attention: nn.Module, heads: int, causal: bool) -> Tensor:
-    weights = attention.get_parameter("in_proj_weight").chunk(3)
-    biases = attention.get_parameter("in_proj_bias").chunk(3)
+def _attention(x: Tensor, all_weights: Weights, name: str, heads: int, causal: bool) -> Tensor:
+    weights = all_weights[f"{name}in_proj_weight"].chunk(3)
+    biases = all_weights[f"{name}in_proj_bias"].chunk(3)
     q, k, v = (
         (x @ weight.T + bias).unflatten(-1, (heads, -1)).transpose(1, 2)
         for weight, bias in zip(weights, biases, strict=True)
@@ -130,10 +161,14 @@ def _attention(x: Tensor, attention: nn.Module, heads: int, causal: bool) -> Ten
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
     mixed = (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
-    return mixed @ attention.get_parameter("out_proj.weight").T + attention.get_parameter("out_proj.bias")
+    return _linear(mixed, all_weights, f"{name}out_proj")
 
 
-def _layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+def _linear(x: Tensor, weights: Weights, name: str) -> Tensor:
+    return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def _layer_norm(x: Tensor, weights: Weights, name: str) -> Tensor:
     centred = x - x.mean(dim=-1, keepdim=True)
     variance = centred.square().mean(dim=-1, keepdim=True)
-    return centred / (variance + norm.eps).sqrt() * norm.weight + norm.bias
+    return centred / (variance + EPSILON).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]

@@ -1,4 +1,4 @@
-"""The two frozen towers, which methods change only through a plan of token operations (`procap.plan`).
+"""The two frozen towers, which methods change only through a plan (`procap.plan`).
 
 State-dict names are those of open_clip's CustomTextCLIP. With an empty plan the towers are CLIP's own encoders (Radford
 et al. 2021, section 2.4).
@@ -22,7 +22,7 @@ from procap.errors import UserError
 from procap.exact_optimizations import ExactOptimizations
 from procap.geometry import Geometry
 from procap.packing import Layout, PackedSequence, PromptSet
-from procap.plan import INPUT, Plan, TokenSequence, check_layers
+from procap.plan import INPUT, NO_CHANGE, Plan, TokenSequence, call_with, check_plan
 
 EXACT = ExactOptimizations()
 """All shortcuts, the default of both towers."""
@@ -38,11 +38,13 @@ class TowerOutput(NamedTuple):
     features: [N, E], not normalised; of text under S token sets [S, C, E].
     tokens: final states [N, L, D] of every row, before the tower's last LayerNorm; None unless asked for.
     rows: for each operation of the plan, the slice of L where its tokens ended up; empty unless asked for.
+    read: of images, the rows [N, P, D] of the operation `plan.read`, after the tower's last LayerNorm, else None.
     """
 
     features: Tensor
-    tokens: Tensor | None
-    rows: tuple[slice, ...]
+    tokens: Tensor | None = None
+    rows: tuple[slice, ...] = ()
+    read: Tensor | None = None
 
 
 class Transformer(nn.Module):
@@ -52,24 +54,26 @@ class Transformer(nn.Module):
         super().__init__()
         self.resblocks = nn.ModuleList(Block(width, heads, mlp_width, quick_gelu) for _ in range(layers))
 
-    def forward(self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations) -> AnySequence:
-        """Run every block, with the operations of `plan` before the block they name.
+    def forward(
+        self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations, start: int = 0
+    ) -> AnySequence:
+        """Run the blocks from `start` on, with the changes that `plan` makes to each.
 
         Gives the states of every row; with `optimizations.last_rows` only of those that are read out.
         """
         last = len(self.resblocks) - 1
-        for layer, block in enumerate(self.resblocks):
+        for layer in range(start, last + 1):
+            block, adapter = self.resblocks[layer], plan.adapters.get(layer)
             sequence = sequence.apply(plan, layer)
-            live = sequence.live if optimizations.frozen_rows else None
+            live = sequence.live if optimizations.frozen_rows and not plan.changes_block(layer) else None
             # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
             if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
                 live = None
+            pattern, read = sequence.pattern(layer), None
             if layer == last and optimizations.last_rows:
-                pattern, read = sequence.reading()
-                return sequence.with_states(block(sequence.x, pattern, live, read, optimizations.folded))
-            sequence = sequence.with_states(
-                block(sequence.x, sequence.pattern(layer), live, folded=optimizations.folded)
-            )
+                pattern, read = sequence.reading(plan.read)
+            x = block(sequence.x, pattern, live, read, optimizations.folded, adapter)
+            sequence = sequence.with_states(x)
         return sequence
 
 
@@ -89,13 +93,17 @@ class VisionTower(nn.Module):
         self.proj = nn.Parameter(torch.empty(width, g.embed_dim))
 
     def forward(
-        self, images: Tensor, plan: Plan = (), optimizations: ExactOptimizations = EXACT, keep_states: bool = False
+        self,
+        images: Tensor,
+        plan: Plan = NO_CHANGE,
+        optimizations: ExactOptimizations = EXACT,
+        keep_states: bool = False,
     ) -> TowerOutput:
         """Encode `images` with the tokens of `plan`; operations at INPUT act after the positional embedding.
 
         keep_states: give the final states of every row as well, which costs the whole last block.
         """
-        check_layers(plan, len(self.transformer.resblocks))
+        check_plan(plan, len(self.transformer.resblocks), ("ln_post", "proj"))
         if keep_states:
             optimizations = replace(optimizations, last_rows=False)
         patches = self.embed(images, optimizations.folded)
@@ -104,14 +112,16 @@ class VisionTower(nn.Module):
         sequence = TokenSequence(x, read_out=0, causal=False).apply(plan, INPUT)
         live = sequence.live if optimizations.frozen_rows else None
         sequence = sequence.with_states(on_live_rows(self.ln_pre, sequence.x, live), live)
-        sequence = self.transformer(sequence, plan, optimizations)
+        sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations)
         cls = sequence.x[:, 0] if optimizations.last_rows else sequence.x[:, sequence.read_out]
-        features = project(self.ln_post(cls), self.proj)
-        return (
-            TowerOutput(features, sequence.x, sequence.in_plan_order())
-            if keep_states
-            else TowerOutput(features, None, ())
-        )
+        cls, read = call_with(self.ln_post, "ln_post", plan.weights, cls), None
+        features = project(cls, plan.weights.get("proj", self.proj))
+        if plan.read is not None:
+            rows = sequence.x[:, 1:] if optimizations.last_rows else sequence.x[:, sequence.rows[plan.read]]
+            read = call_with(self.ln_post, "ln_post", plan.weights, rows)
+        if keep_states:
+            return TowerOutput(features, sequence.x, sequence.in_plan_order(), read)
+        return TowerOutput(features, read=read)
 
     def embed(self, images: Tensor, folded: bool = True) -> Tensor:
         """Embed the patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
@@ -143,7 +153,7 @@ class TextTower(nn.Module):
     def forward(
         self,
         prompts: Tensor | PromptSet,
-        plan: Plan = (),
+        plan: Plan = NO_CHANGE,
         optimizations: ExactOptimizations = EXACT,
         keep_states: bool = False,
     ) -> TowerOutput:
@@ -154,13 +164,15 @@ class TextTower(nn.Module):
         keep_states: give the final states of every row as well, padded and at full cost.
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
-        check_layers(plan, len(self.transformer.resblocks))
+        check_plan(plan, len(self.transformer.resblocks), ("ln_final", "text_projection"))
+        if plan.read is not None:
+            raise ValueError("only the image tower reads out the rows of an operation")
         if not isinstance(prompts, PromptSet):
             prompts = PromptSet(prompts)
         if keep_states:
             sequence = self._padded(prompts, plan, replace(optimizations, last_rows=False))
-            return TowerOutput(self._read(sequence), sequence.x, sequence.in_plan_order())
-        return TowerOutput(self._in_chunks(prompts, plan, optimizations), None, ())
+            return TowerOutput(self._read(sequence, plan), sequence.x, sequence.in_plan_order())
+        return TowerOutput(self._in_chunks(prompts, plan, optimizations))
 
     def rows(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations = EXACT) -> int:
         """Count the rows that blocks compute for one token set, without regard to chunks."""
@@ -177,18 +189,18 @@ class TextTower(nn.Module):
 
     def _in_chunks(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
         """Encode in chunks of at most `chunk_rows` rows: [C, E], or [S, C, E] if the plan holds token sets."""
-        sets = max((len(op.tokens) for op in plan if op.tokens.dim() == 4), default=0)
+        sets = plan.num_sets
         limit, rows = optimizations.chunk_rows, self.rows(prompts, plan, optimizations)
         if limit is None or rows * max(sets, 1) <= limit:
             return self._encode(prompts, plan, optimizations)
         parts = min(len(prompts), -(-rows // limit))
         cuts = [len(prompts) * part // parts for part in range(parts + 1)]
         sets_at_once = max(1, limit * parts // rows)
-        recompute = torch.is_grad_enabled() and any(op.tokens.requires_grad for op in plan)
+        recompute = torch.is_grad_enabled() and plan.learns
 
         def encode(first: int, start: int, stop: int) -> Tensor:
             chosen = slice(first, first + sets_at_once)
-            some = tuple(replace(op, tokens=_part_of(op.tokens, chosen, slice(start, stop))) for op in plan)
+            some = plan.with_tokens(_part_of(op.tokens, chosen, slice(start, stop)) for op in plan.tokens)
             return self._encode(prompts.part(start, stop), some, optimizations)
 
         features = []
@@ -203,33 +215,38 @@ class TextTower(nn.Module):
         return torch.cat(features) if sets else features[0]
 
     def _encode(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> Tensor:
-        sets = max((len(op.tokens) for op in plan if op.tokens.dim() == 4), default=0)
+        sets = plan.num_sets
         layout = self._layout(prompts, plan, optimizations)
         if layout is None:
             if not sets:
-                return self._read(self._padded(prompts, plan, optimizations))
-            each = [tuple(replace(op, tokens=_one_set(op.tokens, s)) for op in plan) for s in range(sets)]
-            return torch.stack([self._read(self._padded(prompts, one, optimizations)) for one in each])
+                return self._read(self._padded(prompts, plan, optimizations), plan)
+            each = [self._padded(prompts, plan.for_set(number), optimizations) for number in range(sets)]
+            return torch.stack([self._read(sequence, plan) for sequence in each])
         x = self.token_embedding(layout.ids).expand(max(sets, 1), -1, -1)
         sequence = PackedSequence(x, layout).apply(plan, INPUT)
         sequence = sequence.with_states(sequence.x + self.positional_embedding[layout.positions], sequence.live)
-        x = self.transformer(sequence, plan, optimizations).x
+        x = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations).x
         ends = x if optimizations.last_rows else x.index_select(1, layout.ends)
-        features = project(self.ln_final(ends.index_select(1, layout.slots)), self.text_projection)
+        features = self._project(ends.index_select(1, layout.slots), plan)
         return features if sets else features[0]
 
     def _padded(self, prompts: PromptSet, plan: Plan, optimizations: ExactOptimizations) -> TokenSequence:
         ids = prompts.ids[:, : prompts.columns] if optimizations.trim or optimizations.pack else prompts.ids
         sequence = TokenSequence(self.token_embedding(ids), read_out=ids.argmax(dim=-1), causal=True).apply(plan, INPUT)
         x = self._fit(sequence) + self.positional_embedding[: sequence.x.shape[1]]
-        return self.transformer(sequence.with_states(x, sequence.live), plan, optimizations)
+        sequence = sequence.with_states(x, sequence.live)
+        return call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations)
 
-    def _read(self, sequence: TokenSequence) -> Tensor:
+    def _project(self, ends: Tensor, plan: Plan) -> Tensor:
+        ends = call_with(self.ln_final, "ln_final", plan.weights, ends)
+        return project(ends, plan.weights.get("text_projection", self.text_projection))
+
+    def _read(self, sequence: TokenSequence, plan: Plan) -> Tensor:
         if sequence.x.shape[1] == 1:
             ends = sequence.x[:, 0]
         else:
             ends = sequence.x[torch.arange(len(sequence.x), device=sequence.x.device), sequence.read_out]
-        return project(self.ln_final(ends), self.text_projection)
+        return self._project(ends, plan)
 
     def _fit(self, sequence: TokenSequence) -> Tensor:
         context = self.positional_embedding.shape[0]
@@ -247,10 +264,6 @@ class TextTower(nn.Module):
 def _part_of(tokens: Tensor, sets: slice, prompts: slice) -> Tensor:
     """Select an operation's tokens for some of the sets and prompts."""
     return tokens[sets] if tokens.dim() == 4 else tokens[prompts] if tokens.dim() == 3 else tokens
-
-
-def _one_set(tokens: Tensor, number: int) -> Tensor:
-    return tokens[number, 0] if tokens.dim() == 4 else tokens
 
 
 def project(states: Tensor, projection: Tensor) -> Tensor:

@@ -34,6 +34,9 @@ METHODS: dict[str, str] = {
     "maple": "procap.methods.maple:MaPLe",
     "promptsrc": "procap.methods.promptsrc:PromptSRC",
     "tcp": "procap.methods.tcp:TCP",
+    "mma": "procap.methods.mma:MMA",
+    "mmrl": "procap.methods.mmrl:MMRL",
+    "mmlop": "procap.methods.mmlop:MMLoP",
     "procap": "procap.methods.procap:ProCAP",
 }
 """The built-in methods: module and class of each, imported on first use."""

@@ -22,7 +22,7 @@ from procap.methods.method import Method, Noise, check_task
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, tokenize_classes
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
-from procap.plan import INPUT, Plan, TokenOp
+from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -55,7 +55,7 @@ class CoCoOp(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Build the plans with the unshifted context; `conditional_logits` adds each image's shift."""
-        return (), (TokenOp(INPUT, "replace", self.context, start=1),)
+        return NO_CHANGE, Plan((TokenOp(INPUT, "replace", self.context, start=1),))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         image = self.clip.encode_image(images)
@@ -73,7 +73,7 @@ class CoCoOpClassifier(Classifier):
 
     def __init__(self, method: CoCoOp, prompts: PromptSet) -> None:
         self.clip = method.clip
-        self.image_plan = ()
+        self.image_plan = NO_CHANGE
         self.scale = method.scale().detach().float().clone()
         self.num_classes = len(prompts)
         self.prompts = prompts
@@ -90,6 +90,6 @@ def conditional_logits(
     """Compute logits [B, C] of image features [B, E] against `prompts` under each image's own context."""
     image = unit(image)
     shifted = context + meta_net(image)[:, None]
-    text = unit(clip.encode_text(prompts, (TokenOp(INPUT, "replace", shifted[:, None], start=1),)))
+    text = unit(clip.encode_text(prompts, Plan((TokenOp(INPUT, "replace", shifted[:, None], start=1),))))
     with torch.autocast(image.device.type, enabled=False):
         return scale.float() * torch.einsum("be,bce->bc", image, text)

@@ -26,7 +26,7 @@ from procap.methods.prompts import (
     initial_context,
     tokenize_classes,
 )
-from procap.plan import Plan
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
 
@@ -94,7 +94,7 @@ class CoOp(Method):
         return ClassPrompts(move_names(ids, lengths, n_ctx, before), slots)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return (), (context_op(self.clip, prompts, self.context),)
+        return NO_CHANGE, Plan((context_op(self.clip, prompts, self.context),))
 
 
 def move_names(ids: Tensor, lengths: Tensor, n_ctx: int, before: int) -> Tensor:

@@ -26,7 +26,7 @@ from procap.methods.prompts import (
     initial_context,
     tokenize_classes,
 )
-from procap.plan import Plan
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
@@ -63,7 +63,7 @@ class KgCoOp(Method):
         return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(f"{free} {{}}.")))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return (), (context_op(self.clip, prompts, self.context),)
+        return NO_CHANGE, Plan((context_op(self.clip, prompts, self.context),))
 
     def reference(self) -> Tensor:
         """Compute the frozen class features [C, E] of the reference template, normalised."""

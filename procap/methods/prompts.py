@@ -101,7 +101,7 @@ def deep_plans(clip: CLIP, vision: Sequence[Tensor], text: Sequence[Tensor]) -> 
         for layer, tokens in enumerate(vision)
     ]
     text_plan = [TokenOp(layer or INPUT, "replace", tokens, start=1) for layer, tokens in enumerate(text)]
-    return tuple(image_plan), tuple(text_plan)
+    return Plan(tuple(image_plan)), Plan(tuple(text_plan))
 
 
 def check_depth(clip: CLIP, depth: int) -> None:

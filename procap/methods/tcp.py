@@ -29,7 +29,7 @@ from procap.methods.prompts import (
     initial_context,
     tokenize_classes,
 )
-from procap.plan import Plan, TokenOp
+from procap.plan import NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
@@ -101,10 +101,8 @@ class TCP(Method):
         assert prompts.reference is not None
         width = self.clip.geometry.text_width
         tokens = self.meta_net(prompts.reference).unflatten(-1, (self.options.n_ctx, width))
-        return (), (
-            context_op(self.clip, prompts, self.context),
-            TokenOp(self.options.block, "replace", tokens, start=1),
-        )
+        context = context_op(self.clip, prompts, self.context)
+        return NO_CHANGE, Plan((context, TokenOp(self.options.block, "replace", tokens, start=1)))
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy, and kg_weight times one minus the mean cosine of all classes to the reference."""

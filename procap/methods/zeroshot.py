@@ -15,7 +15,7 @@ from torch import Tensor
 from procap.classifier import Classifier
 from procap.methods.method import STRICT, Method, Noise, check_task
 from procap.methods.prompts import ClassPrompts, tokenize_classes
-from procap.plan import Plan
+from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
 from procap.text import LabelSpace
@@ -58,7 +58,7 @@ class ZeroShot(Method):
         return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts()))
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
-        return (), ()
+        return NO_CHANGE, NO_CHANGE
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy for display; it has no gradient."""
@@ -69,4 +69,4 @@ class ZeroShot(Method):
         if self.options.templates == "single":
             return super().classifier(space)
         own = () if space.dataset.lower() == "imagenet" else (space.template,)
-        return Classifier(self.clip, (), text_bank(self.clip, space, (*ENSEMBLE, *own)), self.scale())
+        return Classifier(self.clip, NO_CHANGE, text_bank(self.clip, space, (*ENSEMBLE, *own)), self.scale())

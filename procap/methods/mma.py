@@ -1,0 +1,136 @@
+"""MMA: small adapters beside the upper blocks of both towers, which meet in a layer that both share.
+
+Source: Yang et al. 2024, "MMA: Multi-Modal Adapter for Vision-Language Models", section 3.2, and its public code.
+Learns 674,560 parameters on ViT-B/16.
+
+Shapes: N sequences, L rows, D width, A adapter width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.clip import CLIP
+from procap.errors import UsageError
+from procap.initialisation import normal
+from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.prompts import ClassPrompts, tokenize_classes
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.text import LabelSpace
+
+
+class ScaleGradient(torch.autograd.Function):
+    """The identity, whose backward pass multiplies the gradient by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class Adapter(nn.Module):
+    """Compute scale * up(relu(shared(relu(down(x))))) of rows [N, L, D].
+
+    Its parameters get the gradient of an adapter with scale 1, and the rows the true gradient, as in the public code.
+    """
+
+    def __init__(self, down: nn.Module, shared: nn.Module, up: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.down, self.shared, self.up, self.scale = down, shared, up, scale
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.down(ScaleGradient.apply(rows, self.scale)).relu()
+        out = self.up(self.shared(hidden).relu()) * self.scale
+        return ScaleGradient.apply(out, 1 / self.scale)
+
+
+class MMAOptions(BaseModel):
+    model_config = STRICT
+
+    width: int = Field(32, ge=1, description="width of the adapters")
+    scale: float = Field(0.001, gt=0, description="factor of what the adapters add")
+    first_block: int = Field(4, ge=0, description="first block (0-based) with an adapter")
+    last_block: int | None = Field(None, ge=0, description="last block with an adapter; none: the tower's last")
+    template: str = Field("a photo of a {}.", description="prompt of every class, on every data set")
+
+
+class MMA(Method):
+    """Multi-modal adapters."""
+
+    Options = MMAOptions
+    summary: ClassVar[str] = "MMA (Yang et al. 2024): adapters beside the upper blocks of both towers"
+    options: MMAOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: MMAOptions, generator: torch.Generator) -> None:
+        layers = min(clip.geometry.text_layers, clip.geometry.vision_layers)
+        last = layers - 1 if options.last_block is None else options.last_block
+        if not options.first_block <= last < layers:
+            raise UsageError(
+                f"adapters at blocks {options.first_block} to {last}, but the towers of {clip.name} have blocks 0 to "
+                f"{layers - 1}: give first_block and last_block among these"
+            )
+        super().__init__(clip, space, options, generator)
+        self.blocks = range(options.first_block, last + 1)
+        a, text, vision = options.width, clip.geometry.text_width, clip.geometry.vision_width
+        self.text_down, self.text_up = self._layers(text, a, generator), self._layers(a, text, generator)
+        self.vision_down, self.vision_up = self._layers(vision, a, generator), self._layers(a, vision, generator)
+        self.shared = self._layers(a, a, generator)
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.0015 without warm-up, 5 epochs, batch 16; 128 on ImageNet.
+
+        The public code has no few-shot configuration; that of base-to-novel is used.
+        """
+        check_task(task)
+        batch = 128 if dataset.lower() == "imagenet" else 16
+        return Recipe(optimizer="sgd", lr=0.0015, epochs=5, batch_size=batch, warmup="none")
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(self.options.template)))
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        return self._plan(self.vision_down, self.vision_up), self._plan(self.text_down, self.text_up)
+
+    def _plan(self, down: nn.ModuleList, up: nn.ModuleList) -> Plan:
+        return Plan(
+            adapters={
+                block: Adapter(down[i], self.shared[i], up[i], self.options.scale)
+                for i, block in enumerate(self.blocks)
+            }
+        )
+
+    def _layers(self, inputs: int, outputs: int, generator: torch.Generator) -> nn.ModuleList:
+        """Build a layer per block with Kaiming's normal initialisation for the fan-out, and zero biases."""
+        layers = nn.ModuleList()
+        for _ in self.blocks:
+            layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+            layer.weight.data.copy_(normal((outputs, inputs), generator, std=(2 / outputs) ** 0.5))
+            nn.init.zeros_(layer.bias)
+            layers.append(layer)
+        return layers
+
+    def public_names(self) -> dict[str, str]:
+        names = {
+            "text_down": "text_adapter.{}.down.0",
+            "text_up": "text_adapter.{}.up",
+            "vision_down": "visual_adapter.{}.down.0",
+            "vision_up": "visual_adapter.{}.up",
+            "shared": "shared_adapter.{}.0",
+        }
+        # The public code counts blocks from 1.
+        return {
+            f"{ours}.{index}.{part}": f"adapter_learner.{theirs.format(block + 1)}.{part}"
+            for ours, theirs in names.items()
+            for index, block in enumerate(self.blocks)
+            for part in ("weight", "bias")
+        }

@@ -1,0 +1,124 @@
+"""MMLoP: low-rank prompts of both towers with a shared factor, and a correction of the class features' common drift.
+
+Source: the paper's text alone (arXiv 2602.21397, "MMLoP", sections on the method and details); no public code exists.
+Where it is silent, PromptSRC's code decides, from which it takes its prompts, teachers and weights.
+Learns 11,556 parameters on ViT-B/16 with 4 tokens of rank 1 at depth 9.
+
+Shapes: B images, C classes, P prompt tokens, r rank, Dt text width, Dv vision width, E joint embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, Field
+from torch import Tensor, nn
+
+from procap.classifier import Classifier, cosine_logits, unit
+from procap.clip import CLIP
+from procap.initialisation import normal
+from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_depth, deep_plans, tokenize_classes
+from procap.methods.promptsrc import teacher_templates
+from procap.parallel import gather_batch
+from procap.plan import Plan
+from procap.recipe import Recipe
+from procap.teacher import image_features, text_bank
+from procap.text import LabelSpace
+
+
+class MMLoPOptions(BaseModel):
+    model_config = STRICT
+
+    n_ctx: int = Field(4, ge=1, description="prompt tokens per layer and tower")
+    rank: int = Field(1, ge=1, description="rank of the prompts of a layer")
+    depth: int = Field(9, ge=1, description="prompted layers of both towers, the input counted")
+    init_std: float = Field(0.05, gt=0, description="standard deviation of every factor at the start")
+    shared_factor: bool = Field(True, description="one token-side factor per layer for both towers, or one each")
+    drift_correction: bool = Field(True, description="move the class features so that their mean is the frozen one")
+    text_weight: float = Field(25.0, ge=0, description="weight of the L1 distance of the class features")
+    image_weight: float = Field(10.0, ge=0, description="weight of the L1 distance of the image features")
+    logit_weight: float = Field(1.0, ge=0, description="weight of the symmetric KL divergence of the predictions")
+
+
+class MMLoP(Method):
+    """Multi-modal low-rank prompts."""
+
+    Options = MMLoPOptions
+    summary: ClassVar[str] = "MMLoP (2026), after the paper's text: low-rank prompts, drift correction"
+    options: MMLoPOptions
+
+    def __init__(self, clip: CLIP, space: LabelSpace, options: MMLoPOptions, generator: torch.Generator) -> None:
+        check_depth(clip, options.depth)
+        super().__init__(clip, space, options, generator)
+        o, g = options, clip.geometry
+
+        def factors(rows: int, columns: int) -> nn.ParameterList:
+            return nn.ParameterList(normal((rows, columns), generator, o.init_std) for _ in range(o.depth))
+
+        self.rows = factors(o.n_ctx, o.rank)
+        self.vision_rows = None if o.shared_factor else factors(o.n_ctx, o.rank)
+        self.vision, self.text = factors(o.rank, g.vision_width), factors(o.rank, g.text_width)
+
+    @classmethod
+    def recipe(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> Recipe:
+        """Return SGD 0.0025, 30 epochs (few-shot and domain generalisation 50); batch 4 and warm-up are PromptSRC's."""
+        check_task(task)
+        epochs = 50 if task in ("few-shot", "domain-generalization") else 30
+        return Recipe(optimizer="sgd", lr=0.0025, epochs=epochs, batch_size=4)
+
+    @classmethod
+    def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
+        """Return depth 3 when transferring from ImageNet, else no options."""
+        check_task(task)
+        return {"depth": 3} if task in ("cross-dataset", "domain-generalization") else {}
+
+    def class_prompts(self, space: LabelSpace) -> ClassPrompts:
+        """Tokenize "[SOS] tokens <class name> . [EOS]", and encode the text teacher of every class."""
+        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
+        ids = tokenize_classes(self.clip, space.names(), space.prompts(f"{free} {{}}."))
+        return ClassPrompts(ids, reference=text_bank(self.clip, space, teacher_templates(), average="average-first"))
+
+    def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
+        vision_rows = self.rows if self.vision_rows is None else self.vision_rows
+        vision = [rows @ columns for rows, columns in zip(vision_rows, self.vision, strict=True)]
+        text = [rows @ columns for rows, columns in zip(self.rows, self.text, strict=True)]
+        return deep_plans(self.clip, vision, text)
+
+    def corrected(self, text: Tensor, prompts: ClassPrompts) -> Tensor:
+        """Return class features [C, E] of length one, whose drift from the frozen ones has mean zero if switched on.
+
+        With g the frozen and p the prompted features, g + (p - g) - mean(p - g) is p - mean(p) + mean(g).
+        """
+        assert prompts.reference is not None
+        text = unit(text)
+        if self.options.drift_correction:
+            text = unit(text - text.mean(dim=0) + prompts.reference.mean(dim=0))
+        return text
+
+    def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
+        """Compute the cross-entropy and the distances to the frozen CLIP, with a symmetric KL divergence over B x C."""
+        o, scale = self.options, self.scale()
+        image, text = self.features(images, noise)
+        reference = self.prompts.reference
+        assert reference is not None
+        text = self.corrected(text, self.prompts)
+        teacher_image = gather_batch(self.group, image_features(self.clip, images))
+        logits, teacher_logits = cosine_logits(image, text, scale), cosine_logits(teacher_image, reference, scale)
+        log_p, log_q = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
+        kl = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
+        return {
+            "ce": F.cross_entropy(logits, labels),
+            "text": o.text_weight * F.l1_loss(text, reference),
+            "image": o.image_weight * F.l1_loss(unit(image), teacher_image),
+            "kl": o.logit_weight * kl / logits.numel(),
+        }
+
+    def classifier(self, space: LabelSpace | None = None) -> Classifier:
+        prompts = self.class_prompts(space or self.space)
+        with torch.no_grad():
+            image_plan, text_plan = self.plans(prompts)
+            text = self.corrected(self.clip.encode_text(prompts.tokenized, text_plan), prompts)
+            return Classifier(self.clip, image_plan, text, self.scale())
