@@ -91,11 +91,11 @@ def test_frozen_and_in_evaluation_mode_whatever_is_asked(tiny_clip):
 
 
 def test_prompts_get_gradients_through_frozen_towers_and_weights_get_none(tiny_clip):
-    from procap.plan import INPUT, TokenOp
+    from procap.plan import INPUT, Plan, TokenOp
 
     tokens = torch.zeros(2, 64, requires_grad=True)
     ids = tiny_clip.tokenize(["X X cat.", "X X dog."])
-    tiny_clip.encode_text(ids, (TokenOp(INPUT, "replace", tokens, start=1),)).sum().backward()
+    tiny_clip.encode_text(ids, Plan((TokenOp(INPUT, "replace", tokens, start=1),))).sum().backward()
     assert tokens.grad is not None and tokens.grad.abs().max() > 0
     assert all(p.grad is None for p in tiny_clip.parameters())
 

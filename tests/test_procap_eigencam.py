@@ -33,7 +33,7 @@ def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
 def deep(clip: CLIP, count: int) -> Plan:
     """Prompts of `count` tokens in `DEPTH` layers, in MaPLe's and ProCAP's slots; none for 0."""
     if not count:
-        return ()
+        return Plan()
     vision = [drawn(count, 128, seed=layer) for layer in range(DEPTH)]
     return deep_plans(clip, vision, [drawn(count, 64)] * DEPTH)[0]
 
@@ -91,11 +91,13 @@ def test_maps_with_prompts_never_oppose_those_without(clip):
 
 def insertions(count: int) -> Plan:
     """Tokens before the class token, between it and the patches, among the patches, and behind them, layer by layer."""
-    return (
-        TokenOp(INPUT, "insert", drawn(count, 128, seed=1), start=0),
-        TokenOp(1, "insert", drawn(count, 128, seed=2), start=count + 1),
-        TokenOp(2, "append", drawn(count, 128, seed=3)),
-        TokenOp(3, "insert", drawn(count, 128, seed=4), start=2 * count + 4),
+    return Plan(
+        (
+            TokenOp(INPUT, "insert", drawn(count, 128, seed=1), start=0),
+            TokenOp(1, "insert", drawn(count, 128, seed=2), start=count + 1),
+            TokenOp(2, "append", drawn(count, 128, seed=3)),
+            TokenOp(3, "insert", drawn(count, 128, seed=4), start=2 * count + 4),
+        )
     )
 
 
@@ -109,7 +111,7 @@ def test_tokens_are_what_the_last_block_gives_without_prompts(clip, count, optim
     rows = {
         "slots": (deep(clip, count), [0, *range(1, 1 + PATCHES)]),
         "everywhere": (
-            insertions(count) if count else (),
+            insertions(count) if count else Plan(),
             [count, *range(2 * count + 1, 2 * count + 4), *range(3 * count + 4, 3 * count + 1 + PATCHES)],
         ),
     }

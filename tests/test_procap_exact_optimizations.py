@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -25,7 +26,7 @@ from procap.exact_optimizations import NO_OPTIMIZATIONS, ExactOptimizations
 from procap.geometry import Geometry
 from procap.methods import build_method
 from procap.packing import PromptSet
-from procap.plan import INPUT, Plan, TokenOp
+from procap.plan import BLOCKS, INPUT, Plan, TokenOp
 
 TOLERANCE = 1e-4
 """Relative to the largest entry, in float32: the order of sums differs, nothing else."""
@@ -77,21 +78,50 @@ def assert_near(ours: Tensor, truth: Tensor, what: object) -> None:
 
 
 def assert_exact(clip: CLIP, optimizations: ExactOptimizations, batch: Tensor, plan: Plan, text: bool) -> None:
-    tokens = [op.tokens for op in plan if op.tokens.requires_grad]
+    learned = [op.tokens for op in plan.tokens] + list(plan.weights.values())
+    learned += [parameter for adapter in plan.adapters.values() for parameter in adapter.parameters()]
+    learned = [tensor for tensor in learned if tensor.requires_grad]
     plain_clip = reference.PlainCLIP(clip)
     saving = clip.with_optimizations(optimizations)
     plain = plain_clip.encode_text(batch, plan) if text else plain_clip.encode_image(batch, plan)
     fast = saving.encode_text(batch, plan) if text else saving.encode_image(batch, plan)
     assert_near(fast, plain, optimizations)
-    for ours, truth in zip(gradients(fast, tokens), gradients(plain, tokens), strict=True):
+    if plan.read is not None:
+        rows, plain_rows = (model.encode_image_rows(batch, plan)[1] for model in (saving, plain_clip))
+        assert_near(rows, plain_rows, optimizations)
+        fast, plain = torch.cat([fast.flatten(), rows.flatten()]), torch.cat([plain.flatten(), plain_rows.flatten()])
+    for ours, truth in zip(gradients(fast, learned), gradients(plain, learned), strict=True):
         assert_near(ours, truth, optimizations)
+
+
+def changed(tokens: Sequence[TokenOp], tower: nn.Module, adapted: set[int], replaced: set[str], read: bool) -> Plan:
+    """Make a plan of token operations, adapters beside some blocks, and learned copies of some weights."""
+    draw, width = seeded(8), tower.get_parameter("positional_embedding").shape[1]
+    adapters: dict[int, nn.Module] = {}
+    for layer in adapted:
+        adapters[layer] = nn.Linear(width, width)
+        for parameter in adapters[layer].parameters():
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=draw)
+    weights = {}
+    for name in sorted(replaced):
+        own = tower.get_parameter(name).detach()
+        weights[name] = (own + 0.05 * torch.randn(own.shape, generator=draw)).requires_grad_()
+    inserted = [index for index, op in enumerate(tokens) if op.mode != "replace"]
+    return Plan(tuple(tokens), adapters, weights, inserted[-1] if read and inserted else None)
+
+
+def replaceable(layers: int, after: Sequence[str]) -> st.SearchStrategy[set[str]]:
+    """Names of weights of a tower that a plan may replace."""
+    parts = ("ln_1.weight", "attn.in_proj_weight", "attn.out_proj.bias", "ln_2.bias", "mlp.c_fc.weight")
+    names = [f"{BLOCKS}{layer}.{part}" for layer in range(layers) for part in parts]
+    return st.sets(st.sampled_from([*names, *after]), max_size=3)
 
 
 # --- towers under any plan --------------------------------------------------------------------------------------------
 
 
 @st.composite
-def text_cases(draw: Any) -> tuple[str, list[str], list[tuple[int, str, int, int, str, bool]], ExactOptimizations]:
+def text_cases(draw: Any) -> tuple[Any, ...]:
     """A geometry, class names, operations that no end token can be overwritten by, and some optimizations."""
     name = draw(st.sampled_from(list(GEOMETRIES)))
     words = draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=7))
@@ -105,13 +135,15 @@ def text_cases(draw: Any) -> tuple[str, list[str], list[tuple[int, str, int, int
         ops.append((layer, mode, count, start, draw(st.sampled_from(["all", "row", "set"])), draw(st.booleans())))
         # Six rows hold the start token, four placeholders and a word; rows put behind the prompts are not addressed.
         length += count if mode == "insert" else 0
-    return name, words, ops, draw(st.sampled_from(EVERY_CHOICE))
+    adapted = draw(st.sets(st.integers(0, layers - 1), max_size=2))
+    replaced = draw(replaceable(layers, ("ln_final.weight", "text_projection")))
+    return name, words, ops, adapted, replaced, draw(st.sampled_from(EVERY_CHOICE))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(case=text_cases())
 def test_text_tower_is_exact_under_any_plan(models, case):
-    name, words, ops, optimizations = case
+    name, words, ops, adapted, replaced, optimizations = case
     clip, draw = models[name], seeded(len(words))
     prompts = [f"X X X X {word}." for word in words]
     ids = clip.tokenize(prompts)
@@ -120,7 +152,7 @@ def test_text_tower_is_exact_under_any_plan(models, case):
         shape = {"all": (), "row": (len(words),), "set": (2, 1)}[form]
         tokens = torch.randn(*shape, count, clip.geometry.text_width, generator=draw).requires_grad_(learned)
         plan.append(TokenOp(layer, mode, tokens, start))
-    assert_exact(clip, optimizations, ids, tuple(plan), text=True)
+    assert_exact(clip, optimizations, ids, changed(plan, clip.text, adapted, replaced, read=False), text=True)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -137,7 +169,10 @@ def test_vision_tower_is_exact_under_any_plan(models, data):
         plan.append(TokenOp(layer, mode, tokens.requires_grad_(data.draw(st.booleans())), start))
         length += 0 if mode == "replace" else count
     images = torch.randn(2, 3, g.image_size, g.image_size, generator=draw)
-    assert_exact(clip, data.draw(st.sampled_from(EVERY_CHOICE)), images, tuple(plan), text=False)
+    adapted = data.draw(st.sets(st.integers(0, g.vision_layers - 1), max_size=2))
+    replaced = data.draw(replaceable(g.vision_layers, ("ln_post.bias", "proj")))
+    changes = changed(plan, clip.visual, adapted, replaced, read=data.draw(st.booleans()))
+    assert_exact(clip, data.draw(st.sampled_from(EVERY_CHOICE)), images, changes, text=False)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -147,7 +182,7 @@ def test_deep_prompts_are_exact_under_every_switch(models, name, choice):
     clip, draw = models[name], seeded(1)
     g = clip.geometry
     deep = [torch.randn(4, g.text_width, generator=draw).requires_grad_() for _ in range(g.text_layers)]
-    plan = tuple(TokenOp(layer or INPUT, "replace", tokens, 1) for layer, tokens in enumerate(deep))
+    plan = Plan(tuple(TokenOp(layer or INPUT, "replace", tokens, 1) for layer, tokens in enumerate(deep)))
     ids = clip.tokenize([f"X X X X {word}." for word in WORDS])
     assert_exact(clip, CHOICES[choice], ids, plan, text=True)
 
@@ -225,7 +260,9 @@ def text_work(clip: CLIP, ids: Tensor, optimizations: ExactOptimizations, learne
     tokens = torch.zeros(2, width, requires_grad=learned)
     prompts = PromptSet(ids)
     with Work() as forward:
-        features = clip.with_optimizations(optimizations).encode_text(prompts, (TokenOp(INPUT, "replace", tokens, 1),))
+        features = clip.with_optimizations(optimizations).encode_text(
+            prompts, Plan((TokenOp(INPUT, "replace", tokens, 1),))
+        )
     with Work() as backward:
         if learned:
             features.sum().backward()
@@ -258,7 +295,7 @@ def test_each_optimization_leaves_the_rows_it_documents(counted):
 def test_blocks_below_the_first_prompt_have_no_backward_work(counted):
     clip, ids, lengths = counted
     tokens = torch.zeros(2, 32, requires_grad=True)
-    features = clip.encode_text(ids, (TokenOp(2, "replace", tokens, 1),))
+    features = clip.encode_text(ids, Plan((TokenOp(2, "replace", tokens, 1),)))
     with Work() as backward:
         features.sum().backward()
     # One block is left, the last: keys and values of the 2 learned rows, queries of none of them.
@@ -271,7 +308,7 @@ def test_blocks_below_the_first_prompt_have_no_backward_work(counted):
 def test_the_vision_tower_computes_what_is_read(counted, learned):
     clip, _, _ = counted
     rows, batch, width, depth = clip.visual.num_tokens + 2, 5, 64, 3
-    plan = (TokenOp(INPUT, "append", torch.zeros(2, width, requires_grad=learned)),)
+    plan = Plan((TokenOp(INPUT, "append", torch.zeros(2, width, requires_grad=learned)),))
     images, found = torch.zeros(batch, 3, 32, 32), {}
     for choice in ("none", "last_rows alone", "all"):
         with Work() as forward:
@@ -349,7 +386,7 @@ def test_chunks_bound_what_is_kept_for_the_backward_pass(models):
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
             saving = clip.with_optimizations(ExactOptimizations(chunk_rows=rows))
-            saving.encode_text(ids, (TokenOp(INPUT, "replace", tokens, 1),))
+            saving.encode_text(ids, Plan((TokenOp(INPUT, "replace", tokens, 1),)))
         kept[rows] = total[0]
     assert kept[64] < kept[None] / 20
 
@@ -398,7 +435,7 @@ def test_no_step_waits_for_the_device(tiny_clip, tiny_space, name, options, choi
 
 def test_prompts_laid_out_in_inference_train_afterwards(tiny_clip):
     prompts, tokens = PromptSet(tiny_clip.tokenize(["X X cat.", "X X red circle."])), torch.zeros(2, 64)
-    plan = (TokenOp(INPUT, "replace", tokens.requires_grad_(), 1),)
+    plan = Plan((TokenOp(INPUT, "replace", tokens.requires_grad_(), 1),))
     with torch.inference_mode():
         tiny_clip.encode_text(prompts, plan)
     tiny_clip.encode_text(prompts, plan).sum().backward()
@@ -410,6 +447,6 @@ def test_prompts_beyond_the_context_are_refused_under_every_choice(models):
     ids = clip.tokenize(["cat", "word " * 20])
     for optimizations in CHOICES.values():
         over = clip.with_optimizations(optimizations)
-        assert over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(10, 32), 1),)).shape == (2, 16)
+        assert over.encode_text(ids, Plan((TokenOp(INPUT, "insert", torch.zeros(10, 32), 1),))).shape == (2, 16)
         with pytest.raises(UserError, match="a prompt needs 33 tokens, CLIP reads 32"):
-            over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(11, 32), 1),))
+            over.encode_text(ids, Plan((TokenOp(INPUT, "insert", torch.zeros(11, 32), 1),)))

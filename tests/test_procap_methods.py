@@ -15,7 +15,7 @@ from procap.methods import METHODS, build_method, method_class, method_options, 
 from procap.methods.zeroshot import ENSEMBLE
 from procap.text import LabelSpace
 
-TRAINED = ("coop", "cocoop", "maple", "procap")
+TRAINED = tuple(name for name in METHODS if name != "zeroshot")
 
 
 def seeded(seed=0):
@@ -92,6 +92,16 @@ def base16():
         ("coop", {"n_ctx": 16, "ctx_init": ""}, 8_192),
         ("coop", {"csc": True, "ctx_init": ""}, 5 * 2_048),
         ("cocoop", {}, 35_360),
+        ("kgcoop", {}, 2_048),
+        ("vpt", {}, 73_728),
+        ("ivlp", {}, 30_720),
+        ("ivlp", {"n_ctx": 4, "vision_tokens": 0, "vision_depth": 0}, 24_576),
+        ("promptsrc", {}, 46_080),
+        ("tcp", {}, 331_904),
+        ("mma", {}, 674_560),
+        ("mmrl", {}, 4_992_256),
+        ("mmrl", {"width": 2048}, 18_762_496),
+        ("mmlop", {}, 11_556),
         ("maple", {}, 3_555_072),
         ("maple", {"depth": 3}, 1_185_024),
         ("procap", {}, 22_497_025),
@@ -110,6 +120,14 @@ VARIANTS = [
     ("coop", {"class_position": "middle"}),
     ("coop", {"csc": True, "ctx_init": "", "n_ctx": 3}),
     ("cocoop", {}),
+    ("kgcoop", {}),
+    ("vpt", {"n_ctx": 3, "depth": 5}),
+    ("ivlp", {"depth": 3, "vision_tokens": 1}),
+    ("promptsrc", {}),
+    ("tcp", {}),
+    ("mma", {"scale": 0.5}),
+    ("mmrl", {"width": 16}),
+    ("mmlop", {"rank": 2}),
     ("maple", {}),
     ("maple", {"fp16_rounding": True, "depth": 12}),
     ("procap", {"zero_output": False}),
@@ -299,8 +317,11 @@ def test_maples_deep_projections_start_as_one_layer_and_learn_apart(tiny_clip, s
 def test_fp16_rounding_touches_vision_and_deep_text_only(tiny_clip, space):
     plain, rounded = (build("maple", tiny_clip, space, fp16_rounding=flag) for flag in (False, True))
     exact, half = plain.plans(None), rounded.plans(None)
-    assert torch.equal(exact[1][0].tokens, half[1][0].tokens)
-    for one, other in (*zip(exact[0], half[0], strict=True), *zip(exact[1][1:], half[1][1:], strict=True)):
+    assert torch.equal(exact[1].tokens[0].tokens, half[1].tokens[0].tokens)
+    for one, other in (
+        *zip(exact[0].tokens, half[0].tokens, strict=True),
+        *zip(exact[1].tokens[1:], half[1].tokens[1:], strict=True),
+    ):
         assert torch.equal(other.tokens, one.tokens.half().float()) and not torch.equal(other.tokens, one.tokens)
 
 

@@ -40,14 +40,14 @@ def draw_plan(chance: random.Random, width: int, rows: int, length: int, modes: 
         tokens = torch.randn(shape, generator=torch.Generator().manual_seed(chance.randrange(2**31)))
         ops.append(TokenOp(layer, mode, tokens.requires_grad_(), start))
         length += 0 if mode == "replace" else count
-    return tuple(ops)
+    return Plan(tuple(ops))
 
 
 def gradients(features: Tensor, plan: Plan) -> tuple[Tensor, ...]:
     weight = torch.linspace(-1, 1, features.numel()).view_as(features)
-    tokens = [op.tokens for op in plan]
+    tokens = [op.tokens for op in plan.tokens]
     found = torch.autograd.grad((features * weight).sum(), tokens, allow_unused=True, retain_graph=True)
-    return tuple(torch.zeros_like(op.tokens) if g is None else g for op, g in zip(plan, found, strict=True))
+    return tuple(torch.zeros_like(op.tokens) if g is None else g for op, g in zip(plan.tokens, found, strict=True))
 
 
 def assert_equal_with_gradients(fast: Tensor, plain: Tensor, plan: Plan) -> None:
@@ -78,11 +78,13 @@ def test_text_tower_equals_reference_with_and_without_optimizations(clip, seed):
 def test_rows_name_where_tokens_ended_up(clip):
     """Tokens inserted before the last block can be found among the inputs of that block, whatever was shifted since."""
     images = torch.randn(1, 3, 24, 24, generator=torch.Generator().manual_seed(6))
-    plan = (
-        TokenOp(1, "insert", torch.zeros(2, 96), 4),
-        TokenOp(INPUT, "append", torch.zeros(3, 96)),
-        TokenOp(2, "replace", torch.zeros(2, 96), 4),
-        TokenOp(3, "insert", torch.zeros(1, 96), 0),
+    plan = Plan(
+        (
+            TokenOp(1, "insert", torch.zeros(2, 96), 4),
+            TokenOp(INPUT, "append", torch.zeros(3, 96)),
+            TokenOp(2, "replace", torch.zeros(2, 96), 4),
+            TokenOp(3, "insert", torch.zeros(1, 96), 0),
+        )
     )
     out = clip.visual(images, plan, keep_states=True)
     n = clip.visual.num_tokens
@@ -93,11 +95,11 @@ def test_rows_name_where_tokens_ended_up(clip):
 def test_read_out_row_follows_tokens_put_before_it(clip):
     """The feature is the class token's or the end token's state, also when rows come before it at the last block."""
     images = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(7))
-    out = clip.visual(images, (TokenOp(LAYERS - 1, "insert", torch.ones(3, 96), 0),), keep_states=True)
+    out = clip.visual(images, Plan((TokenOp(LAYERS - 1, "insert", torch.ones(3, 96), 0),)), keep_states=True)
     expected = clip.visual.ln_post(out.tokens[:, 3]) @ clip.visual.proj
     torch.testing.assert_close(out.features, expected)
     ids = clip.tokenize(["cat", "photo of a small cat"])
-    text = clip.text(ids, (TokenOp(LAYERS - 1, "insert", torch.ones(2, 64), 1),), keep_states=True)
+    text = clip.text(ids, Plan((TokenOp(LAYERS - 1, "insert", torch.ones(2, 64), 1),)), keep_states=True)
     ends = torch.stack([text.tokens[0, 2 + 2], text.tokens[1, 6 + 2]])
     torch.testing.assert_close(text.features, clip.text.ln_final(ends) @ clip.text.text_projection)
 
@@ -105,12 +107,12 @@ def test_read_out_row_follows_tokens_put_before_it(clip):
 def test_prompts_beyond_the_context_are_refused_and_padding_is_not(clip):
     ids = clip.tokenize(["cat", "word " * 70])
     room = 77 - (int(ids.argmax(dim=1).max()) + 1)
-    fits = (TokenOp(INPUT, "insert", torch.zeros(room, 64), 1),)
+    fits = Plan((TokenOp(INPUT, "insert", torch.zeros(room, 64), 1),))
     for optimizations in (ExactOptimizations(), NO_OPTIMIZATIONS):
         over = clip.with_optimizations(optimizations)
         assert over.encode_text(ids, fits).shape == (2, 40)
         with pytest.raises(UserError, match="a prompt needs 78 tokens, CLIP reads 77"):
-            over.encode_text(ids, (TokenOp(INPUT, "insert", torch.zeros(room + 1, 64), 1),))
+            over.encode_text(ids, Plan((TokenOp(INPUT, "insert", torch.zeros(room + 1, 64), 1),)))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_prompts_beyond_the_context_are_refused_and_padding_is_not(clip):
 )
 def test_operations_that_do_not_fit_are_refused(clip, op):
     with pytest.raises(ValueError, match=r"does not fit|the tower has blocks"):
-        clip.encode_image(torch.zeros(1, 3, 24, 24), (op,))
+        clip.encode_image(torch.zeros(1, 3, 24, 24), Plan((op,)))
 
 
 def test_reference_training_gives_the_same_loss_and_gradients(tiny_clip, tiny_space):

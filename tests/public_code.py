@@ -1,0 +1,99 @@
+"""Inputs of the figures in tests/public_code/, which were measured on the public code of each method in float32.
+
+Every array follows from numpy's PCG64, so any machine makes the same inputs: a small CLIP (widths as in ViT-B/16, four
+blocks of each tower or more, 32-pixel images), five images, and the values of a method's parameters. The figures of a
+method are logits, loss terms, and of every gradient the first 64 elements and the norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from procap.clip import CLIP
+from procap.geometry import Geometry
+
+FIGURES = Path(__file__).with_name("public_code")
+CLASSNAMES = (
+    "annual_crop", "River", "sea or lake", "black-and-white colobus", "Boeing 737-800", "pasture",
+    "a very long class name that keeps going", "dog", "mille-feuille",
+)  # fmt: skip
+LABELS = torch.tensor([0, 3, 8, 3, 6])
+HEAD = 64
+"""Elements of a gradient that are compared one by one."""
+
+VISION, TEXT, EMBED = 768, 512, 512
+
+
+def images(count: int = 5, seed: int = 11) -> Tensor:
+    return torch.from_numpy(draws(seed).standard_normal((count, 3, 32, 32), dtype=np.float32))
+
+
+def draws(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def walk(shapes: Mapping[str, Iterable[int]], std: Callable[[str], float], seed: int = 13) -> dict[str, Tensor]:
+    """Draw the tensors in the order of their sorted names from one generator, as N(0, std(name)^2)."""
+    source = draws(seed)
+    return {
+        name: torch.from_numpy(source.standard_normal(tuple(shapes[name]), dtype=np.float32) * np.float32(std(name)))
+        for name in sorted(shapes)
+    }
+
+
+@cache
+def small_clip(layers: int = 4) -> CLIP:
+    """Build the CLIP of the figures."""
+    source = draws(7)
+
+    def normal(*shape: int, std: float) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = source.standard_normal(shape, dtype=np.float32) * np.float32(std)
+        return values
+
+    def norm(width: int, name: str) -> dict[str, NDArray[np.float32]]:
+        return {f"{name}.weight": 1 + normal(width, std=0.1), f"{name}.bias": normal(width, std=0.1)}
+
+    def blocks(width: int, tower: str) -> dict[str, NDArray[np.float32]]:
+        state = {}
+        for layer in range(layers):
+            name = f"{tower}.transformer.resblocks.{layer}."
+            state[f"{name}attn.in_proj_weight"] = normal(3 * width, width, std=width**-0.5)
+            state[f"{name}attn.in_proj_bias"] = normal(3 * width, std=0.02)
+            state[f"{name}attn.out_proj.weight"] = normal(width, width, std=width**-0.5)
+            state[f"{name}attn.out_proj.bias"] = normal(width, std=0.02)
+            state |= norm(width, f"{name}ln_1")
+            state[f"{name}mlp.c_fc.weight"] = normal(4 * width, width, std=width**-0.5)
+            state[f"{name}mlp.c_fc.bias"] = normal(4 * width, std=0.02)
+            state[f"{name}mlp.c_proj.weight"] = normal(width, 4 * width, std=(4 * width) ** -0.5)
+            state[f"{name}mlp.c_proj.bias"] = normal(width, std=0.02)
+            state |= norm(width, f"{name}ln_2")
+        return state
+
+    state = {
+        "visual.class_embedding": normal(VISION, std=0.1),
+        "visual.positional_embedding": normal(17, VISION, std=0.1),
+        "visual.proj": normal(VISION, EMBED, std=VISION**-0.5),
+        "visual.conv1.weight": normal(VISION, 3, 8, 8, std=0.05),
+    }
+    state |= norm(VISION, "visual.ln_pre") | norm(VISION, "visual.ln_post")
+    state |= blocks(VISION, "visual") | blocks(TEXT, "text")
+    state["text.positional_embedding"] = normal(77, TEXT, std=0.05)
+    state["text.text_projection"] = normal(TEXT, EMBED, std=TEXT**-0.5)
+    state["logit_scale"] = np.log(np.float32(100.0)).reshape(())
+    state["text.token_embedding.weight"] = normal(49408, TEXT, std=0.2)
+    state |= norm(TEXT, "text.ln_final")
+    geometry = Geometry(32, 8, VISION, layers, 12, TEXT, layers, 8, 77, 49408, EMBED, quick_gelu=True)
+    return CLIP.from_state({name: torch.from_numpy(np.asarray(array)) for name, array in state.items()}, geometry)
+
+
+def condense(gradient: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Keep the first elements of a gradient and, behind them, its norm."""
+    flat = gradient.ravel()
+    return np.append(flat[:HEAD], np.linalg.norm(flat.astype(np.float64))).astype(np.float32)
