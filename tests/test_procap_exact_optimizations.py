@@ -197,6 +197,13 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("coop", {"csc": True, "ctx_init": ""}),
     ("cocoop", {}),
     ("maple", {}),
+    ("kgcoop", {}),
+    ("vpt", {}),
+    ("promptsrc", {}),
+    ("tcp", {}),
+    ("mma", {"scale": 0.5}),
+    ("mmrl", {"width": 16}),
+    ("mmlop", {}),
     ("procap", {"zero_output": False}),
     ("procap", {"zero_output": False, "deep_tokens": "independent", "class_prompt": "template", "n_ctx": 2}),
 ]

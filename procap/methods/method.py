@@ -74,7 +74,6 @@ class Method(nn.Module):
         """Return the same method, sharing its parameters, over `clip`, such as the model under other optimizations."""
         twin = copy.copy(self)
         twin._held = (clip,)
-        twin._constants = {}
         return twin
 
     @property
@@ -83,6 +82,10 @@ class Method(nn.Module):
         if self._prompts.ids is not self.class_ids:
             self._prompts = ClassPrompts(self.class_ids, self.class_slots, self.class_reference)
         return self._prompts
+
+    def prompts_of(self, space: LabelSpace | None) -> ClassPrompts:
+        """Return the tokenized prompts of `space` (default: the classes trained on)."""
+        return self.prompts if space is None or space == self.space else self.class_prompts(space)
 
     def constant(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         """Return a tensor that training needs and that never changes; it is computed at the first use."""
@@ -153,7 +156,7 @@ class Method(nn.Module):
 
         Raises UserError naming a class whose prompt is too long.
         """
-        prompts = self.class_prompts(space or self.space)
+        prompts = self.prompts_of(space)
         with torch.no_grad():
             image_plan, text_plan = self.plans(prompts)
             text = self.clip.encode_text(prompts.tokenized, text_plan)

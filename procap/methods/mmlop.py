@@ -117,7 +117,7 @@ class MMLoP(Method):
         }
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
-        prompts = self.class_prompts(space or self.space)
+        prompts = self.prompts_of(space)
         with torch.no_grad():
             image_plan, text_plan = self.plans(prompts)
             text = self.corrected(self.clip.encode_text(prompts.tokenized, text_plan), prompts)

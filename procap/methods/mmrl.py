@@ -93,7 +93,7 @@ class MMRL(Method):
             lr=0.001,
             epochs=epochs,
             batch_size=batch,
-            warmup_epochs=0 if epochs == 1 else 1,
+            warmup="none" if epochs == 1 else "constant",
             crop_scale=(0.5, 1.0),
             test_batch_size=250,
         )
@@ -148,12 +148,11 @@ class MMRL(Method):
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
         """Make a classifier of both branches for what was trained on, and of the class branch for everything else."""
-        space = space or self.space
-        prompts = self.class_prompts(space)
+        prompts = self.prompts_of(space)
         with torch.no_grad():
             image_plan, text_plan = self.plans(prompts)
             text = self.clip.encode_text(prompts.tokenized, text_plan)
-            if (space.dataset, space.classnames) == (self.space.dataset, self.space.classnames):
+            if prompts is self.prompts:
                 return FusedClassifier(self.clip, image_plan, text, self.scale(), self.projection, self.options.alpha)
             return Classifier(self.clip, replace(image_plan, read=None), text, self.scale())
 
