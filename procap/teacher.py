@@ -1,6 +1,6 @@
-"""The frozen teacher: vanilla CLIP's text features over templates.
+"""The frozen teacher: vanilla CLIP's text features over templates, and its image features.
 
-Shapes: C classes, M templates, E joint embedding.
+Shapes: B images, C classes, M templates, E joint embedding.
 """
 
 from __future__ import annotations
@@ -44,3 +44,9 @@ def text_bank(
             features = torch.cat([clip.encode_text(part) for part in ids.split(PROMPTS_AT_ONCE)]).float()
             total += F.normalize(features, dim=-1) if average == "normalise-first" else features
     return F.normalize(total, dim=-1)
+
+
+@torch.no_grad()
+def image_features(clip: CLIP, images: Tensor) -> Tensor:
+    """Compute vanilla image features [B, E] of images [B, 3, H, W], normalised, float32, without gradient."""
+    return F.normalize(clip.encode_image(images).float(), dim=-1)

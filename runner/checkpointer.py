@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from runner.checkpoint import CheckpointCard, StateFiles, TrainState
 from runner.distributed.collectives import ProcessGroup
 from runner.engine import Engine
+from runner.epoch_average import PREFIX, EpochAverage
 from runner.meters import Meter
 from runner.remote_results import CheckpointUploader
 from runner.results import Progress, RunFolder, RunStatus, write_json
@@ -30,6 +31,7 @@ class Checkpointer:
     uploader: CheckpointUploader
     environment: dict[str, Any]
     group: ProcessGroup
+    average: EpochAverage | None = None
 
     def __post_init__(self) -> None:
         self.config = self.card.config
@@ -51,6 +53,9 @@ class Checkpointer:
         data = self.group.broadcast_object(newest and newest[0])
         if data:
             self.state, tensors = self.files.unpack(data)
+            if self.average:
+                self.average.load(tensors)
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
             self.engine.load(tensors, newest[1] if newest else self.folder.state)
             self.state.resumed += 1
             self._saved_at = self._position
@@ -71,7 +76,7 @@ class Checkpointer:
         with self.meter.phase("checkpoint", rated=False):
             self.meter.settle()
             self.state.meter = self.meter.state()
-            tensors = self.engine.tensors()
+            tensors = self.engine.tensors() | (self.average.tensors() if self.average else {})
             if self.group.ranks.first:
                 self.files.save(self.state, tensors)
         self.write_progress(status)

@@ -53,11 +53,13 @@ def make_optimizer(method: Method, recipe: Recipe) -> torch.optim.Optimizer:
     lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
     # `fused`: one kernel for all parameters. ProCAP has hundreds of small ones; a loop over them takes as long as a
     # forward pass.
-    if recipe.optimizer == "adamw":
-        betas = recipe.betas
+    if recipe.optimizer in ("adam", "adamw"):
+        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
         # torch warns about eager steps of a capturable optimizer; warm-up steps are always eager.
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")
-        return torch.optim.AdamW(method.parameters(), lr, betas, weight_decay=decay, fused=True, capturable=on_gpu)
+        return kind(
+            method.parameters(), lr, recipe.betas, recipe.eps, weight_decay=decay, fused=True, capturable=on_gpu
+        )
     return torch.optim.SGD(method.parameters(), lr, momentum=recipe.momentum, weight_decay=decay, fused=True)
 
 

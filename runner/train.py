@@ -18,6 +18,7 @@ from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import FlagSync
 from runner.engine import Batch
 from runner.environment import environment, resolve_device
+from runner.epoch_average import EpochAverage
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import CheckpointUploader, RemoteResults, synchronized_run
@@ -142,13 +143,19 @@ def _train(
     state, validator = TrainState(), None
     if setup.engine is not None:
         uploader = CheckpointUploader(store, config.path)
-        checkpointer = Checkpointer(setup.card, setup.engine, folder, setup.steps, meter, uploader, facts, group)
+        recipe = config.recipe
+        average = EpochAverage(setup.method, recipe.epochs, *recipe.average) if recipe.average else None
+        checkpointer = Checkpointer(
+            setup.card, setup.engine, folder, setup.steps, meter, uploader, facts, group, average
+        )
         epochs = min(until or config.recipe.epochs, config.recipe.epochs)
         with closing(setup.engine), fitting_threads(setup.method.clip, config.recipe.batch_size // group.size):
             validator = Validator(callbacks, setup.method, checkpointer, runtime, stop)
             state = _fit(config, runtime, setup, checkpointer, monitor, stop, validator, epochs)
             if state.epoch < config.recipe.epochs:
                 return checkpointer.finish("paused")
+        if average:
+            average.apply()
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()
     ranks = group.all_gather_object(_rank_use(meter, monitor, group, is_ddp=runtime.engine == "ddp"))
@@ -226,6 +233,10 @@ def _fit(
                     checkpointer.save()
             count_all_steps()
             meter.settle()
+            if average := checkpointer.average:
+                average.add(epoch)
+                if epoch == recipe.epochs - 1:
+                    average.apply()
             state.close_epoch(lr, meter.step_seconds)
             validator.validate()
             if group.broadcast_object(first and checkpointer.is_due(runtime.checkpoint_seconds, epoch_end=True)):

@@ -28,6 +28,7 @@ from runner.train import train
 
 CPU = torch.device("cpu")
 TRAINED = ["coop", "cocoop", "maple", "procap"]
+GRADIENTS = [*TRAINED, "kgcoop", "vpt", "promptsrc", "tcp", "mma", "mmrl", "mmlop"]
 CLASSES = [SHARED_FROM - 1, SHARED_FROM + 1]
 # AdamW turns a gradient that is nearly zero into a whole step of either sign, which rounding decides.
 SGD = {"optimizer": "sgd", "lr": 0.01, "warmup": "none"}
@@ -129,7 +130,7 @@ def gradients(name: str, classes: int, group: ProcessGroup) -> list[torch.Tensor
 
 def write_gradients(folder: str) -> None:
     with init_process_group(ranks_from_environment(), CPU) as group:
-        for name, classes in product(TRAINED, CLASSES):
+        for name, classes in product(GRADIENTS, CLASSES):
             torch.save(gradients(name, classes, group), Path(folder) / f"{name}-{classes}-{group.rank}.pt")
 
 
@@ -143,7 +144,7 @@ def of_two_ranks(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("classes", CLASSES)
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_every_process_has_the_gradients_of_the_global_batch(name, classes, of_two_ranks):
     """With classes encoded by all ranks and with classes divided among them, 33 by 2."""
     whole = gradients(name, classes, ProcessGroup())

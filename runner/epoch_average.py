@@ -1,0 +1,52 @@
+"""Average a method's weights over epochs with Gaussian weights.
+
+Source: Khattak et al. 2023, "Self-regulating Prompts" (PromptSRC), section 3.2.2. The public code averages the frozen
+weights as well; here only what is learned is averaged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+PREFIX = "average/"
+"""The first part of the names of the sums in a saved state."""
+
+
+def gaussian_weights(epochs: int, mean: float, std: float) -> list[float]:
+    """Return the weights of epochs 1 to `epochs`: normal densities, scaled to sum to 1."""
+    densities = [math.exp(-(((epoch - mean) / std) ** 2) / 2) for epoch in range(1, epochs + 1)]
+    return [density / sum(densities) for density in densities]
+
+
+class EpochAverage:
+    """The weighted sum of the parameters of `method` at the ends of epochs."""
+
+    def __init__(self, method: nn.Module, epochs: int, mean: float, std: float) -> None:
+        self._parameters = dict(method.named_parameters())
+        self._weights = gaussian_weights(epochs, mean, std)
+        self._sums = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}
+
+    @torch.no_grad()
+    def add(self, epoch: int) -> None:
+        """Add the parameters at the end of `epoch` (0-based)."""
+        for name, parameter in self._parameters.items():
+            self._sums[name] += self._weights[epoch] * parameter
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Set the parameters to the sums, after the last epoch."""
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self._sums[name])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sums, on the CPU, under the names that a saved state has."""
+        return {f"{PREFIX}{name}": total.cpu() for name, total in self._sums.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the sums to those of a saved state."""
+        for name, total in self._sums.items():
+            total.copy_(tensors[f"{PREFIX}{name}"])
