@@ -45,6 +45,12 @@ METHOD_KEYS: Mapping[str, str] = MappingProxyType(
         "CoCoOp": "cocoop",
         "MaPLe": "maple",
         "MaPLe-style": "maple",
+        "KgCoOp": "kgcoop",
+        "PromptSRC": "promptsrc",
+        "TCP": "tcp",
+        "MMA": "mma",
+        "MMRL": "mmrl",
+        "MMLoP": "mmlop",
         "ProCAP": "procap",
         "ProCAP (Full)": "procap",
     }
