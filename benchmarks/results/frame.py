@@ -22,7 +22,15 @@ TITLES: Mapping[str, str] = {
     "zeroshot": "CLIP (zero-shot)",
     "coop": "CoOp",
     "cocoop": "CoCoOp",
+    "kgcoop": "KgCoOp",
+    "vpt": "VPT",
+    "ivlp": "IVLP",
     "maple": "MaPLe",
+    "promptsrc": "PromptSRC",
+    "tcp": "TCP",
+    "mma": "MMA",
+    "mmrl": "MMRL",
+    "mmlop": "MMLoP (after its text)",
     "procap": "ProCAP",
 }
 """Methods as tables print them; a plug-in is printed under its own name."""

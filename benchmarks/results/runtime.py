@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results.frame import TITLES
+
 SCHEMA = 3
 """Version of the report's format; reports of another version are ignored and measured again."""
-METHOD_TITLES = {
-    "zeroshot": "zero-shot CLIP",
-    "maple": "MaPLe-style",
-    "procap": "ProCAP",
-    "coop": "CoOp",
-    "cocoop": "CoCoOp",
-}
+METHOD_TITLES = {**TITLES, "zeroshot": "zero-shot CLIP", "maple": "MaPLe-style"}
 
 
 def load_runtime_reports(results: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
