@@ -122,7 +122,8 @@ def _check_raw(given: list[str], packing: PackFlags, decode: bool, workers: int,
     show(columns(("data set", "folder", "split", "images there", "published", "verdict"), rows))
     for report in reports:
         lines = [*report.problems, *(f"fix: {fix}" for fix in report.fixes)]
-        if lines and (report.found or "all" not in given):
+        is_other_root = any(fix.startswith("name the folder") for fix in report.fixes)
+        if lines and (report.found or is_other_root or "all" not in given):
             note(f"\n{report.dataset}\n  " + "\n  ".join(lines))
     absent = [report.dataset for report in reports if not report.found]
     broken = [report.dataset for report in reports if report.found and not report.ok]
