@@ -8,6 +8,8 @@ from html import escape
 from benchmarks.results.metrics import Metric
 from benchmarks.tables.table import ARROWS, MINUS, Cell, Mark, Table, format_cell, list_notes
 
+SHORT = 24
+"""Characters up to which a text cell is not wrapped."""
 MARKED: dict[Mark | None, str] = {"best": "<strong>{}</strong>", "second": "<u>{}</u>", None: "{}"}
 
 
@@ -18,7 +20,7 @@ def to_html(table: Table, labelled_by: str = "") -> str:
     follow as a list.
 
     Classes: `sortable` on tables of more than two rows, `group` on a row that is a heading of those below it, `average`
-    and `published` on rows, `text` on cells. `data-sort` is the unrounded number of a cell. Each
+    and `published` on rows, `text` and `short` on cells. `data-sort` is the unrounded number of a cell. Each
     group is a `<tbody>`, whose rows can be sorted within the group.
     """
     table = table.without_details()
@@ -68,7 +70,8 @@ def _render_cell(table: Table, cell: Cell, place: int, mark: Mark | None) -> str
     text = MINUS.sub("−", text)
     if isinstance(cell, Metric):
         return f'<td data-sort="{float(cell.mean)!r}">{text}</span></td>'
-    return f"<td{_classes('text' * table.has_text(place))}>{text}</td>"
+    classes = _classes("text", "short" * (len(cell or "") <= SHORT)) if table.has_text(place) else ""
+    return f"<td{classes}>{text}</td>"
 
 
 def _classes(*names: str) -> str:
