@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from cluster.run import RunSpec
+from cluster.run import Record, RunSpec
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
 from runner.collection import COLLECTION_NAME
-from runner.config import plan_run
+from runner.config import RuntimeConfig, plan_run
 from runner.results import read_document, write_json
 from shards.locks import LockHeld, file_lock
 
@@ -44,11 +44,7 @@ METRICS: Mapping[Metric, str] = {
 }
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SweepSettings(_Record):
+class SweepSettings(Record):
     """`sweep.json`: what is searched, how, and how far."""
 
     schema_version: Literal[2] = Field(default=2, validation_alias="schema", serialization_alias="schema")
@@ -97,7 +93,7 @@ class SweepSettings(_Record):
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
 
-class Configuration(_Record):
+class Configuration(Record):
     """Values of the varied fields, and the outcome of the runs with these values.
 
     A configuration stopped by ASHA keeps its checkpoints; one that is "running" while no sweep runs is unfinished.
@@ -126,10 +122,8 @@ class Configuration(_Record):
     @property
     def by_seed(self) -> dict[str, float]:
         """The score of each seed, a mean over data sets."""
-        seeds: dict[str, list[float]] = {}
-        for run, score in self.scores.items():
-            seeds.setdefault(seed_of(run), []).append(score)
-        return {seed: fmean(scores) for seed, scores in seeds.items()}
+        seeds = dict.fromkeys(map(seed_of, self.scores))
+        return {seed: fmean(score for run, score in self.scores.items() if seed_of(run) == seed) for seed in seeds}
 
     @property
     def spread(self) -> float | None:
@@ -138,7 +132,7 @@ class Configuration(_Record):
         return stdev(scores) if len(scores) > 1 else None
 
 
-class Configurations(_Record):
+class Configurations(Record):
     """`configurations.json`."""
 
     schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")
@@ -179,8 +173,7 @@ class SweepFolder:
         if differing:
             shown = "; ".join(f"{name} was {old[name]}, is now {new[name]}" for name in differing)
             raise UsageError(
-                f"the sweep '{settings.name}' searched for something else: {shown}; give this one another --name, or "
-                f"take the settings of {self.path / 'sweep.json'}"
+                f"the sweep '{settings.name}' searched for something else: {shown}; give this one another --name"
             )
 
     @contextmanager
@@ -190,10 +183,9 @@ class SweepFolder:
             with file_lock(self.path / ".lock", timeout=0):
                 yield
         except LockHeld as error:
-            raise UserError(
-                f"the sweep '{self.path.name}' is being carried out by another process ({error.owner}); wait for it, "
-                "stop it, or give this one another --name"
-            ) from None
+            reason = f"is being carried out by another process ({error.owner})"
+            advice = "wait for it, stop it, or give this one another --name"
+            raise UserError(f"the sweep '{self.path.name}' {reason}; {advice}") from None
 
 
 def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> list[RunSpec]:
@@ -201,14 +193,8 @@ def make_runs(settings: SweepSettings, values: Values, data: Path | None) -> lis
 
     Raises UsageError or DataUsageError for invalid values.
     """
-    run: dict[str, Any] = {
-        "shots": settings.shots,
-        "backbone": settings.backbone,
-        "pretrained": settings.pretrained,
-        "precision": settings.precision,
-        "recipe": settings.recipe,
-        "method": settings.methods[0],
-    }
+    run: dict[str, Any] = settings.model_dump(include={"shots", "backbone", "pretrained", "precision", "recipe"})
+    run["method"] = settings.methods[0]
     overrides, options = dict(settings.overrides), dict[str, Any]()
     for field, value in values.items():
         group, dot, name = field.partition(".")
@@ -271,15 +257,10 @@ def longest(settings: SweepSettings, data: Path | None) -> int:
 
 def values_of_trial(settings: SweepSettings, config: Mapping[str, Any]) -> Values:
     """Return the values of the varied fields as plain Python, without the seed, rounded as `round_value` does."""
-    values = {}
-    for field, domain in settings.domains.items():
-        value = config[field]
-        # Tune's samplers return numpy scalars.
-        values[field] = round_value(domain, value.item() if hasattr(value, "item") else value)
-    return values
+    return {field: round_value(domain, config[field]) for field, domain in settings.domains.items()}
 
 
-def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], data: Path | None) -> list[RunSpec]:
+def runs_of_trial(settings: SweepSettings, config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
     """Build the runs of a trial: those of its seed, or of all seeds."""
-    runs = make_runs(settings, values_of_trial(settings, config), data)
+    runs = make_runs(settings, values_of_trial(settings, config), runtime.data)
     return [run for run in runs if SEED not in config or run.config.seed == config[SEED]]

@@ -14,10 +14,10 @@ from dataclasses import replace
 from queue import Empty
 from typing import Any
 
-from cluster.executor import ReportTo, RunExecutor, attempt
+from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Resources
-from cluster.run import Halving, Report, RunSpec
+from cluster.run import Halving, Report
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
@@ -43,13 +43,14 @@ class Rank:
 
     def execute(
         self,
-        runs: Sequence[RunSpec],
+        config: Mapping[str, Any],
+        runs_of: RunsOf,
         paths: StoragePaths,
         environment: Mapping[str, str],
         queue: Any,
         halving: Halving | None,
     ) -> Report:
-        """Execute the runs as the rank set by `environment`; rank 0 puts its reports into `queue`."""
+        """Execute the trial as the rank set by `environment`; rank 0 puts its reports into `queue`."""
         library_defaults()
         os.environ.update(environment)
 
@@ -62,19 +63,21 @@ class Rank:
             self._port.close()
             with init_process_group(ranks, device, runtime.timeout) as group:
                 runtime = replace(runtime, device=str(device))
-                return RunExecutor(runs, runtime, lambda report: queue.put(report), group, halving).execute()
+                runs = runs_of(config, runtime)
+                return RunExecutor(runs, runtime, queue.put, group, halving).execute()
 
         return attempt(execute)
 
 
 def execute_in_group(
-    runs: Sequence[RunSpec],
+    config: Mapping[str, Any],
+    runs_of: RunsOf,
     paths: StoragePaths,
     resources: Resources,
     report_to: ReportTo,
-    halving: Halving | None = None,
+    halving: Halving | None,
 ) -> Report:
-    """Execute runs with `resources.processes` processes; raises RayError if one of them was lost."""
+    """Execute a trial with `resources.processes` processes; raises RayError if one of them was lost."""
     import ray
     from ray.util import get_current_placement_group
     from ray.util.queue import Queue
@@ -97,7 +100,9 @@ def execute_in_group(
         found = ray.get([actor.locate.remote() for actor in actors], timeout=START_SECONDS)
         environments = rank_environments(found)
         order = sorted(range(len(actors)), key=lambda index: int(environments[index]["RANK"]))
-        refs = [actors[index].execute.remote(runs, paths, environments[index], queue, halving) for index in order]
+        refs = [
+            actors[index].execute.remote(config, runs_of, paths, environments[index], queue, halving) for index in order
+        ]
         pending = refs
         while pending:
             ended, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_SECONDS)

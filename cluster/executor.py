@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 from cluster.run import Halving, Report, RunSpec, score, score_at
 from procap.errors import UserError
@@ -26,6 +27,8 @@ REPORT_SECONDS = 5.0
 HELD_SECONDS = 2.0
 
 ReportTo = Callable[[Report], None]
+RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
+"""The runs of a trial's configuration, called on the machine that executes them."""
 
 
 class RunExecutor:
@@ -134,13 +137,13 @@ class RunExecutor:
         return Report.model_validate({"seconds": time.monotonic() - self._began, "host": platform.node(), **fields})
 
 
-def attempt(work: Callable[[], Report], *, lost: tuple[type[Exception], ...] = (Interrupted,)) -> Report:
-    """Call `work`; exceptions other than `lost` become a failed report, as they would occur again after a restart."""
+def attempt(work: Callable[[], Report]) -> Report:
+    """Call `work`; an exception becomes a failed report, as it would occur again after a restart."""
     began = time.monotonic()
     why = trace = ""
     try:
         return work()
-    except lost:
+    except Interrupted:
         raise
     # Errors of the user or the environment are reported in one line, all others as internal errors with a traceback.
     except (UserError, DataError, OSError) as error:

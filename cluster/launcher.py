@@ -38,11 +38,9 @@ RUN_BYTES = 3 * 2**30
 
 @dataclass(frozen=True)
 class Launcher:
-    """The flags of a launch.
+    """The flags of a launch; None chooses by the available hardware.
 
-    kind: "local" is this machine, "ray" a cluster. address: see `ray_address`. processes: train one run together, each
-    with `cpus` and `gpus`; None chooses by the available hardware. max_concurrent: runs at a time, None for as many as
-    fit. autoscale: nodes are started on demand.
+    processes: train one run together, each with `cpus` and `gpus`. autoscale: nodes are started on demand.
     """
 
     kind: str = "local"
@@ -73,7 +71,6 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
     """Connect to the launcher's machines for the duration of the block.
 
     always_ray: start Ray on this machine even if only one run at a time fits, as Ray Tune's searchers need it.
-    Raises UserError if the cluster does not answer, UsageError if no run fits or the device is missing.
     """
     if ranks_from_environment().size > 1:
         raise UsageError("start this command without torchrun: --processes says how many train one run together")
@@ -86,12 +83,10 @@ def connect(launcher: Launcher, paths: StoragePaths, *, always_ray: bool = False
         with connected("auto" if address == LOCAL else address):
             cluster = nodes()
             if launcher.autoscale and launcher.gpus is None and device != "cpu" and not any(n.gpus for n in cluster):
-                raise UsageError(
-                    "--autoscale, and no node with a GPU is up yet to show what a run gets: add --gpus 1 or --gpus 0"
-                )
+                raise UsageError("--autoscale, and no node has a GPU yet: add --gpus 1 or --gpus 0")
             resources = default_resources(cluster, launcher.processes, launcher.cpus, launcher.gpus)
             if not resources.cpus and not resources.gpus:
-                raise UsageError("--cpus 0 without a GPU: a run has to ask for something; --cpus 0.5 would work")
+                raise UsageError("--cpus 0 without a GPU: a run has to ask for something")
             # With an autoscaler the number of nodes has no known limit; Tune needs some number.
             fits = limit or 1000 if launcher.autoscale else count_runs(cluster, resources)
             yield Capacity(resources, min(fits, limit or fits), ray=True, autoscale=launcher.autoscale)
@@ -132,18 +127,14 @@ def launch(runs: Sequence[RunSpec], paths: StoragePaths, capacity: Capacity, lis
 
 
 def local_capacity(launcher: Launcher, device: str) -> Capacity:
-    """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray.
-
-    A process gets a whole GPU unless --gpus is less. Raises UsageError if a process needs more GPUs than there are.
-    """
+    """Compute how many runs fit on this machine by its cores, memory and GPUs, without Ray."""
     fit = min(available_cores(), available_memory() // RUN_BYTES)
     count = 0 if device == "cpu" else _count_gpus()
-    available = "with --device cpu a run uses none" if device == "cpu" else f"torch sees {count} on this machine"
     if device.startswith("cuda:"):
-        count, available = min(count, 1), f"--device {device} is one"
+        count = min(count, 1)
     gpus = float(min(count, 1)) if launcher.gpus is None else launcher.gpus
     if gpus > count:
-        raise UsageError(f"--gpus {gpus:g}: {available}; {f'at most {count} would work' if count else 'leave it out'}")
+        raise UsageError(f"--gpus {gpus:g}: on this machine there are {count} with --device {device}")
     if gpus:
         fit = min(fit, count_on_gpus(count, gpus))
     resources = Resources(launcher.processes, launcher.cpus or 1.0, gpus)

@@ -14,7 +14,6 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +42,27 @@ def probe_node(request: dict[str, Any]) -> tuple[Facts, list[str]]:
     facts = {"python": platform.python_version(), "torch": _version("torch"), "procap": _version("procap-bench")}
     problems: list[str] = []
 
-    def check(what: str, compute: Callable[[], str]) -> None:
+    def check(what: str, compute: Callable[..., str], *arguments: Any) -> None:
         try:
-            if fact := compute():
+            if fact := compute(*arguments):
                 facts[what] = fact
         except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
-            kind = "" if type(error).__module__.split(".")[0] in PACKAGES or where else f"{type(error).__name__}: "
-            problems.append(f"{what}: {kind}{where}{' '.join(reason.split())[:400]}")
+            kind = "" if type(error).__module__.split(".")[0] in PACKAGES else f"{type(error).__name__}: "
+            problems.append(f"{what}: {kind}{' '.join(str(error).split())[:400]}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check("program", _digest_program)
         for file in request["files"]:
-            check(f"weights {file}", partial(_digest_samples, Path(file)))
+            check(f"weights {file}", _digest_samples, Path(file))
         if "program" in facts:
             for dataset, splits in request["datasets"].items():
-                check(f"data {dataset}", partial(_digest_dataset, request["data"], dataset, splits))
+                check(f"data {dataset}", _digest_dataset, request["data"], dataset, splits)
             for backbone in request["backbones"]:
-                check("weights", partial(_check_weights, *backbone))
-            check("results", partial(_check_results, request["results"], request["nonce"], request["name"]))
+                check("weights", _check_weights, *backbone)
+            check("results", _check_results, request["results"], request["nonce"], request["name"])
         if request["gpus"]:
-            check("GPUs", partial(_check_gpus, request["gpus"]))
+            check("GPUs", _check_gpus, request["gpus"])
     return facts, problems
 
 
@@ -78,21 +75,13 @@ def _version(package: str) -> str:
 
 
 def _digest_program() -> str:
-    """Compute a digest of this program's Python files."""
-    roots = {}
+    """Compute a digest of the names and contents of this program's Python files."""
+    digest = hashlib.sha256()
     for package in PACKAGES:
         found = importlib.util.find_spec(package)
-        folders = found.submodule_search_locations if found else None
-        if not folders:
+        if found is None or not found.submodule_search_locations:
             raise Unusable(f"the package {package} of this program is not installed")
-        roots[package] = Path(next(iter(folders)))
-    return digest_of_source(roots)
-
-
-def digest_of_source(packages: dict[str, Path]) -> str:
-    """Compute a digest of the names and contents of the Python files of packages, given their folders."""
-    digest = hashlib.sha256()
-    for package, root in packages.items():
+        root = Path(next(iter(found.submodule_search_locations)))
         for file in sorted(root.rglob("*.py")):
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{package}/{file.relative_to(root).as_posix()} {content}\n".encode())
@@ -175,10 +164,6 @@ def _check_gpus(expected: float) -> str:
     if torch.version.cuda is None:
         raise Unusable("torch was built without CUDA")
     pynvml.nvmlInit()
-    try:
-        count = int(pynvml.nvmlDeviceGetCount())
-    finally:
-        pynvml.nvmlShutdown()
-    if count < expected:
+    if (count := pynvml.nvmlDeviceGetCount()) < expected:
         raise Unusable(f"{count} on this machine, and Ray was started with {expected:g}")
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -28,14 +28,14 @@ def check_nodes(
     *,
     autoscale: bool = False,
 ) -> None:
-    """Probe all nodes that can execute a run, at once; Ray is connected already.
+    """Probe all nodes that can execute a run, at once. Built-in data sets are packed here first.
 
-    Built-in data sets are packed here first. Dead nodes and those without CPUs and GPUs are left out.
     datasets: each with the splits that are read of it. backbones: name and weights of each.
     autoscale: there may be no node yet; those that start later are not checked.
-    Raises UserError that names each unusable node with every reason, a node that has not answered after `timeout`
-    seconds among them; DataError and UserError for what is wrong on this machine.
+    Raises UserError that names each unusable node with every reason; DataError for the data of this machine.
     """
+    import ray
+
     from shards.home import data_root
     from shards.pack import pack_missing
     from shards.remote import RemoteFolder
@@ -52,6 +52,9 @@ def check_nodes(
         if problems:
             raise UserError(f"this machine: {'; '.join(problems)}")
         unusable = _probe_all(found, request, here, timeout, needs_gpus)
+        if ray.get_runtime_context().runtime_env.get("working_dir"):
+            # Nodes of one machine share the folder of a submitted job and each replaces it at its first process.
+            os.chdir(os.environ["PWD"])
     finally:
         with suppress(Exception):
             RemoteFolder(request["results"]).delete(f".preflight-{request['nonce']}")
@@ -66,16 +69,19 @@ def make_request(
     paths: StoragePaths, datasets: Mapping[str, Collection[str]], backbones: Iterable[tuple[str, str | None]]
 ) -> dict[str, Any]:
     """Make the request of `probe_node`, see there."""
-    pairs = list(dict.fromkeys(backbones))
-    has_tag = [
-        name != "mini" and tag != "random" and not _is_file(name) and not (tag and _is_file(tag)) for name, tag in pairs
-    ]
+    files: list[str] = []
+    tagged: list[tuple[str, str | None]] = []
+    for backbone, weights in dict.fromkeys(backbones):
+        own = [name for name in (backbone, weights) if name and ("/" in name or Path(name).is_file())]
+        files += own
+        if not own and backbone != "mini" and weights != "random":
+            tagged.append((backbone, weights))
     return {
         "data": paths.data,
         "results": paths.results,
         "datasets": {name: sorted(splits) for name, splits in datasets.items()},
-        "files": list(dict.fromkeys(name for pair in pairs for name in pair if name and _is_file(name))),
-        "backbones": list(itertools.compress(pairs, has_tag)),
+        "files": list(dict.fromkeys(files)),
+        "backbones": tagged,
         "gpus": 0,
         "nonce": uuid.uuid4().hex,
     }
@@ -112,8 +118,7 @@ def _probe_all(
             problems[tasks[task]] = find_problems(facts, own_problems, here)
         # Ray raises many different classes for a task that never ran or did not end.
         except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            reason = f"{type(error).__name__}: {lines[-1][:200] if lines else ''}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[-200:]}"
             problems[tasks[task]] = [f"the check did not run there ({reason})"]
     for task in late:
         with suppress(Exception):
@@ -131,15 +136,7 @@ def find_problems(facts: Facts, problems: Iterable[str], here: Facts) -> list[st
             continue
         if what in VERSIONS:
             found.append(f"{what} {value}, here {here[what]}")
-        elif what == "program":
-            found.append(
-                "other files of the program than here; install the same version there, or use `procap submit`, which "
-                "sends it"
-            )
         else:
-            found.append(f"{what}: other content than here")
+            remedy = "; install the same version, or use `procap submit`, which sends it" if what == "program" else ""
+            found.append(f"{what}: other content than here{remedy}")
     return found
-
-
-def _is_file(name: str) -> bool:
-    return "/" in name or Path(name).is_file()

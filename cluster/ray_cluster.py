@@ -23,7 +23,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_CPUS = 16
 """Default limit of CPUs per process with a GPU; they decode images, and more do not make training faster."""
 CONNECT_SECONDS = 5.0
-UNPACK_SECONDS = 60.0
 START_ATTEMPTS = 3
 """Attempts to start a local Ray: its raylet waits only 15 seconds for its agents, too few on a busy machine."""
 ACCELERATOR = "accelerator_type:"
@@ -57,10 +56,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many runs execute at a time, with `resources` each; without Ray one run in this process.
-
-    autoscale: nodes are started on demand.
-    """
+    """How many runs execute at a time, with `resources` each; without Ray one run in this process."""
 
     resources: Resources
     max_concurrent: int
@@ -77,10 +73,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster and its total resources.
-
-    name: as given to `ray start`, else the host's. accelerator: Ray's name of its GPUs, "" without any.
-    """
+    """A machine of the cluster and its total resources. accelerator: Ray's name of its GPUs, "" without any."""
 
     name: str
     address: str
@@ -131,18 +124,15 @@ def connected(address: str, cpus: int | None = None, gpu: str | None = None) -> 
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
-    options: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if local else {}
     try:
         # Shows a single GPU to Ray's processes only; this process has listed its GPUs already.
         with environment_variable(VISIBLE, gpu):
-            _init(address, options)
+            _init(address, {"num_cpus": cpus, "include_dashboard": False} if local else {})
     finally:
         if threading.current_thread() is threading.main_thread():
             # Ray installs its own SIGTERM handler, which prints C++ frames and exits with code 15; restore ours.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
     try:
-        if not local:
-            _wait_for_working_dir()
         yield
     finally:
         ray.shutdown()
@@ -152,45 +142,18 @@ def _init(address: str, options: dict[str, Any]) -> None:
     """Call `ray.init`. Raises UserError if Ray rejects it, or a local cluster does not start in `START_ATTEMPTS`."""
     import ray
 
-    reason = ""
-    for _ in range(START_ATTEMPTS):
+    for attempt in range(1, START_ATTEMPTS + 1):
         try:
-            ray.init(
-                address=address,
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **options,
-            )
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
             return
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise _unreachable(address, str(error)) from None
+        except UserError:
+            # A signal.
+            raise
         except Exception as error:
             # Ray raises a plain Exception if a local node starts too late.
-            if address != LOCAL:
-                raise
-            reason = str(error)
+            if type(error) is not Exception or address != LOCAL or attempt == START_ATTEMPTS:
+                raise _unreachable(address, str(error)) from None
             ray.shutdown()
-    raise _unreachable(address, reason)
-
-
-def _wait_for_working_dir() -> None:
-    """Wait until every node has unpacked the working_dir of a submitted job, before any file is read.
-
-    Nodes of one machine share it, and each replaces this process's working folder when it starts its first process.
-    """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    if not ray.get_runtime_context().runtime_env.get("working_dir"):
-        return
-    folder = os.environ.get("PWD") or os.getcwd()
-    nothing = ray.remote(num_cpus=0, max_retries=0)(lambda: None)
-    strategies = [NodeAffinitySchedulingStrategy(node_id=node.identifier, soft=False) for node in nodes()]
-    tasks: list[Any] = [nothing.options(scheduling_strategy=strategy).remote() for strategy in strategies]
-    # Nodes that do not answer are named later, by the preflight check.
-    ray.wait(tasks, num_returns=len(tasks), timeout=UNPACK_SECONDS)
-    os.chdir(folder)
 
 
 def _check_listening(address: str) -> None:
@@ -208,14 +171,11 @@ def _check_listening(address: str) -> None:
 def _unreachable(address: str, reason: str) -> UserError:
     reason = " ".join(reason.split())[:200]
     if address == LOCAL:
-        return UserError(
-            f"Ray did not start on this machine ({reason}); see /tmp/ray/session_latest/logs; "
-            "one run at a time needs no Ray: --max-concurrent 1, without --processes"
-        )
+        return UserError(f"Ray did not start on this machine ({reason}); see /tmp/ray/session_latest/logs")
     where = "on this machine" if address == "auto" else f"at {address}"
     return UserError(
-        f"no Ray cluster {where} could be reached ({reason}); start one with `ray start --head`, name one with "
-        "--address, or leave out --launcher ray"
+        f"no Ray cluster {where} could be reached ({reason}); start one with `ray start --head`, or name one with "
+        "--address"
     )
 
 
@@ -224,22 +184,12 @@ def nodes() -> list[Node]:
     import ray
 
     found = []
-    for node in ray.nodes():
-        if not node["Alive"]:
-            continue
-        resources, address, host = node["Resources"], node["NodeManagerAddress"], node["NodeManagerHostname"]
-        accelerators = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
-        name = node.get("NodeName") or address
-        found.append(
-            Node(
-                name=host if name == address else name,
-                address=address,
-                identifier=node["NodeID"],
-                cpus=float(resources.get("CPU", 0)),
-                gpus=float(resources.get("GPU", 0)),
-                accelerator=next(iter(accelerators), ""),
-            )
-        )
+    for node in (node for node in ray.nodes() if node["Alive"]):
+        resources, address, name = node["Resources"], node["NodeManagerAddress"], node["NodeName"]
+        accelerators = [key.removeprefix(ACCELERATOR) for key in resources if key.startswith(ACCELERATOR)]
+        name = node["NodeManagerHostname"] if name == address else name
+        cpus, gpus = float(resources.get("CPU", 0)), float(resources.get("GPU", 0))
+        found.append(Node(name, address, node["NodeID"], cpus, gpus, next(iter(accelerators), "")))
     return found
 
 
@@ -281,9 +231,8 @@ def count_runs(cluster: Sequence[Node], resources: Resources) -> int:
     if count < resources.processes:
         largest = max(cluster, key=lambda node: (node.gpus, node.cpus))
         raise UsageError(
-            f"a run that asks for {resources} does not fit: {len(cluster)} node{'s' * (len(cluster) > 1)}, the largest "
-            f"{largest.name} with {largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {count} such "
-            f"process{'es' * (count != 1)}; ask for less, or for a cluster whose nodes are started on demand add "
-            "--autoscale"
+            f"a run that asks for {resources} does not fit: all nodes, the largest {largest.name} with "
+            f"{largest.cpus:g} CPUs and {largest.gpus:g} GPUs, hold {count} such processes; if nodes are started on "
+            "demand, add --autoscale"
         )
     return count // resources.processes

@@ -15,11 +15,13 @@ from runner.results import RunFolder, harmonic_mean
 SCORE = "score"
 
 
-class _Message(BaseModel):
+class Record(BaseModel):
+    """A document that cannot be changed and has no other fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RunSpec(_Message):
+class RunSpec(Record):
     """A training and the targets to evaluate it on, `dataset:classes:split` each."""
 
     config: RunConfig
@@ -31,7 +33,7 @@ class RunSpec(_Message):
         return self.config.path
 
 
-class Report(_Message):
+class Report(Record):
     """Progress of a trial and, with `state` "done" or "failed", its outcome."""
 
     state: Literal["running", "waiting", "done", "failed"] = "running"

@@ -41,13 +41,17 @@ def parse_param(text: str, methods: Sequence[str]) -> tuple[str, Domain]:
         raise UsageError(f"--param {text}: write it as --param lr=loguniform(1e-5,1e-2) or --param n_ctx=2,4,8")
     field = resolve_field(name, methods)
     call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", given, re.DOTALL)
-    if call:
-        return field, _parse_distribution(field, call[1], _parse_values(field, call[2]))
-    values = _parse_values(field, given)
-    if not all(map(_is_finite, values)):
-        raise UsageError(f"{field}: every number must be finite")
-    # 1 and 1.0 are one value.
-    return field, [value for number, value in enumerate(values) if value not in values[:number]]
+    values = _parse_values(field, call[2] if call else given)
+    if call is None:
+        # 1 and 1.0 are one value.
+        return field, [value for number, value in enumerate(values) if value not in values[:number]]
+    if call[1] not in DISTRIBUTIONS:
+        raise unknown_name("distribution", call[1], list(DISTRIBUTIONS))
+    kind, (rule, is_valid) = call[1], DISTRIBUTIONS[call[1]]
+    numbers = [number for number in values if type(number) in (int, float) and math.isfinite(number)]
+    if len(numbers) != len(values) or len(numbers) != rule.count(",") + 1 or not is_valid(*numbers):
+        raise UsageError(f"{field}: {kind}({', '.join(map(str, values))}) is not {kind}({rule}")
+    return field, {kind: [int(number) if kind == "randint" else float(number) for number in numbers]}
 
 
 def resolve_field(name: str, methods: Sequence[str]) -> str:
@@ -97,35 +101,17 @@ def value_between(domain: dict[str, list[float]]) -> Any:
     ((kind, (low, high, *_)),) = domain.items()
     if kind == "quniform":
         return low
-    if kind == "randint":
-        return int(low + high) // 2
-    return math.sqrt(low * high) if kind == "loguniform" else (low + high) / 2
+    return int(low + high) // 2 if kind == "randint" else (low + high) / 2
 
 
 def round_value(domain: Domain, value: Any) -> Any:
-    """Round a drawn number to `DIGITS` significant digits inside its bounds; other values are unchanged."""
+    """Round a drawn number to `DIGITS` significant digits inside its bounds; other values only become plain Python."""
+    # Tune's samplers return numpy scalars.
+    value = value.item() if hasattr(value, "item") else value
     if isinstance(domain, list) or not isinstance(value, float) or "quniform" in domain:
         return value
     ((low, high),) = domain.values()
     return min(max(float(f"{value:.{DIGITS}g}"), low), high)
-
-
-def _parse_distribution(field: str, kind: str, arguments: Sequence[Any]) -> Domain:
-    if kind not in DISTRIBUTIONS:
-        raise unknown_name("distribution", kind, list(DISTRIBUTIONS))
-    rule, is_valid = DISTRIBUTIONS[kind]
-    numbers = [number for number in arguments if type(number) in (int, float) and math.isfinite(number)]
-    if len(numbers) != len(arguments) or len(numbers) != rule.count(",") + 1 or not is_valid(*numbers):
-        raise UsageError(f"{field}: {kind}({', '.join(map(str, arguments))}) is not {kind}({rule}")
-    return {kind: [int(number) if kind == "randint" else float(number) for number in numbers]}
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_finite, value))
-    if isinstance(value, str):
-        return value.lower().lstrip("+-") not in ("inf", "infinity", "nan")
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _parse_values(field: str, text: str) -> list[Any]:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 STOPPED_EXIT = 143
 """Exit code of a stopped job, for which Ray keeps none: 128 + SIGTERM."""
-STARTUP_SECONDS = 60.0
-"""How long a head node that has just started may refuse jobs."""
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 600.0
 """How long an unreachable cluster is polled for the log of a job."""
@@ -129,18 +127,6 @@ def connect(url: str) -> JobSubmissionClient:
     # Ray prefers this variable to its argument.
     with translate_errors(url), environment_variable("RAY_API_SERVER_ADDRESS", url):
         return JobSubmissionClient(url)
-
-
-def submit(client: JobSubmissionClient, request: Mapping[str, Any]) -> str:
-    """Pack the working folder and submit the job; waits for a head node that has just started. Returns the job's ID."""
-    deadline = time.monotonic() + STARTUP_SECONDS
-    while True:
-        try:
-            return str(client.submit_job(**request))
-        except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > deadline:
-                raise
-        time.sleep(POLL_SECONDS)
 
 
 def follow(client: JobSubmissionClient, name: str, write: Callable[[str], None]) -> JobDetails:

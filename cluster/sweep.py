@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -35,8 +35,6 @@ from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from shards.errors import DataError
 from shards.rng import stream_seed
-
-logger = logging.getLogger(__name__)
 
 NO_RESULTS = "its results are not here: is the folder of results the same for all nodes?"
 
@@ -72,7 +70,7 @@ class Sweep:
         """Execute what is left until it is done or the time is up. Ray is connected already."""
         settings = self.settings
         seconds = None if settings.hours is None else 3600 * settings.hours
-        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+        self._deadline = time.monotonic() + (math.inf if seconds is None else seconds)
         space, tune_config = self._make_search(capacity.max_concurrent)
         halving = None
         if settings.scheduler == "asha":
@@ -86,10 +84,7 @@ class Sweep:
                 max_t=longest(settings, self.runtime.data),
                 **halving._asdict(),
             )
-
-        def runs_of(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
-            return runs_of_trial(settings, config, runtime.data)
-
+        runs_of = partial(runs_of_trial, settings)
         run_trials(space, runs_of, paths, capacity, self, halving=halving, time_budget_s=seconds, **tune_config)
 
     def _make_search(self, max_concurrent: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,7 +161,7 @@ class Sweep:
         before, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
         error = report.why if report.state == "failed" else ""
         try:
-            scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime.data), report)
+            scores = self._collect_scores(runs_of_trial(self.settings, config, self.runtime), report)
         except (UserError, DataError) as unreadable:
             error = error or str(unreadable)
         paths = [path for path in before.runs if SEED not in config or seed_of(path) == str(config[SEED])]
@@ -192,8 +187,7 @@ class Sweep:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
         found: dict[str, float] = {}
         for run in runs:
-            with _logging_errors():
-                self._store.pull_run(run.path, weights=False)
+            self._store.pull_run(run.path, weights=False)
             score = final_score(run, self.runtime)
             if score is None and report.state == "running" and report.epoch:
                 score = score_at(run, report.epoch - 1, self.runtime)
@@ -204,19 +198,9 @@ class Sweep:
     def _settle(self, key: str, **changes: Any) -> None:
         """Write the outcome of a configuration once all its runs have ended."""
         self._update(key, **changes)
-        with _logging_errors():
-            self._store.push_all(f"{SWEEPS}/{self.settings.name}")
+        self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")
         self._on_event("settled", self.configurations[key], Report())
 
     def _update(self, key: str, **changes: Any) -> None:
         self.configurations[key] = self.configurations[key].model_copy(update=changes)
         self.folder.save(self.configurations.values())
-
-
-@contextmanager
-def _logging_errors() -> Iterator[None]:
-    """Log a failed update: it must not end the sweep, and the end sends everything again."""
-    try:
-        yield
-    except (UserError, DataError) as error:
-        logger.warning("%s; the sweep goes on", error)

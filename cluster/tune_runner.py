@@ -11,28 +11,23 @@ import os
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.executor import ReportTo, RunExecutor, attempt
+from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
-from cluster.run import Halving, Report, RunSpec
+from cluster.run import Halving, Report
 from procap.errors import UserError
-from runner.config import RuntimeConfig
 from runner.environment import library_defaults
-from runner.stop_signals import Interrupted
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """Attempts of a trial that loses its processes; wrong data or settings fail at once."""
-CHECK_SECONDS = 10.0
 STALL_SECONDS = 600.0
 """How long to wait for lost nodes on a cluster without an autoscaler."""
-RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
-"""The runs of a trial's configuration, called on the machine that executes them."""
 
 
 class TrialListener(Protocol):
@@ -117,22 +112,16 @@ def execute_trial(
 ) -> Report:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
-    lost: tuple[type[Exception], ...] = (Interrupted,)
     if resources.processes > 1:
-        from ray.exceptions import RayError
+        from cluster.distributed_trial import execute_in_group
 
-        lost = (Interrupted, RayError)
+        return execute_in_group(config, runs_of, paths, resources, report_to, halving)
 
     def execute() -> Report:
         runtime = paths.local_runtime()
-        runs = runs_of(config, runtime)
-        if resources.processes == 1:
-            return RunExecutor(runs, runtime, report_to, halving=halving).execute()
-        from cluster.distributed_trial import execute_in_group
+        return RunExecutor(runs_of(config, runtime), runtime, report_to, halving=halving).execute()
 
-        return execute_in_group(runs, paths, resources, report_to, halving)
-
-    return attempt(execute, lost=lost)
+    return attempt(execute)
 
 
 def explain_failure(errors: str) -> str:
@@ -149,15 +138,10 @@ class StallDetector:
     def __init__(self, resources: Resources, autoscale: bool) -> None:
         """autoscale: nodes are started on demand, so that waiting is not an error."""
         self._resources, self._autoscale = resources, autoscale
-        self._checked = time.monotonic()
         self._since: float | None = None
 
     def check(self, trials: Iterable[Any]) -> None:
         """Warn once while nothing runs for lack of resources. Raises UserError after `STALL_SECONDS`."""
-        now = time.monotonic()
-        if now - self._checked < CHECK_SECONDS:
-            return
-        self._checked = now
         running = any(trial.status == "RUNNING" for trial in trials)
         cluster = [] if running else nodes()
         if running or count_processes(cluster, self._resources) >= self._resources.processes:
@@ -165,13 +149,11 @@ class StallDetector:
             return
         what = f"a run that asks for {self._resources} does not fit on the nodes of the cluster now: {len(cluster)}"
         if self._since is None:
-            self._since = now
+            self._since = time.monotonic()
             logger.warning("waiting: %s", what)
-        elif not self._autoscale and now - self._since >= STALL_SECONDS:
-            raise UserError(
-                f"{what}, for {STALL_SECONDS / 60:g} minutes already; start nodes and repeat the command to go on "
-                "from the states that are kept, or ask for less"
-            )
+        elif not self._autoscale and time.monotonic() - self._since >= STALL_SECONDS:
+            minutes = f"{STALL_SECONDS / 60:g} minutes"
+            raise UserError(f"{what}, for {minutes} already; start nodes and repeat the command to go on")
 
 
 def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:

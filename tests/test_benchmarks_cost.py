@@ -14,7 +14,7 @@ from made_results import put_config, put_run, put_score
 from benchmarks.cli import main
 from benchmarks.runtime.flops import bilinear, count_evaluation, count_step
 from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
-from cluster.progress import RunProgress
+from benchmarks.suites.progress import RunProgress
 from cluster.run import Report, RunSpec
 from procap.weights.mini import load_mini
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run

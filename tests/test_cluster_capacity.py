@@ -25,7 +25,7 @@ def test_one_gpu_by_its_number_holds_what_one_gpu_holds(monkeypatch: pytest.Monk
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     assert [count_local_runs(device=device) for device in ("cuda", "cuda:1")] == [4, 1]
     assert count_local_runs(device="cuda:1", gpus=0.5) == 2
-    with pytest.raises(UsageError, match="--gpus 2: --device cuda:1 is one; at most 1 would work"):
+    with pytest.raises(UsageError, match="--gpus 2: on this machine there are 1 with --device cuda:1"):
         count_local_runs(device="cuda:1", gpus=2)
 
 
@@ -58,10 +58,9 @@ def test_parts_of_a_gpu_fit_as_often_as_ray_places_them_here_and_on_nodes(monkey
 @pytest.mark.parametrize(
     ("available", "gpus", "device", "message"),
     [
-        (0, 1, "auto", "--gpus 1: torch sees 0 on this machine; leave it out"),
-        (0, 0.5, "auto", "--gpus 0.5: torch sees 0 on"),
-        (1, 2, "cuda", "--gpus 2: torch sees 1 on this machine; at most 1 would work"),
-        (4, 1, "cpu", "--gpus 1: with --device cpu a run uses none; leave it out"),
+        (0, 0.5, "auto", "--gpus 0.5: on this machine there are 0 with --device auto"),
+        (1, 2, "cuda", "--gpus 2: on this machine there are 1 with --device cuda"),
+        (4, 1, "cpu", "--gpus 1: on this machine there are 0 with --device cpu"),
     ],
 )
 def test_more_gpus_than_there_are_here_are_refused(

@@ -173,7 +173,7 @@ def test_a_node_that_cannot_be_used_is_named_before_the_first_run(cluster: Site,
     for hidden, environment, named in (
         ([results], {}, "is not the same storage as here"),
         ([data], {}, "no shards of 'toy'"),
-        ([], {"PYTHONPATH": str(other)}, "other files of the program than here"),
+        ([], {"PYTHONPATH": str(other)}, "program: other content than here"),
     ):
         if hidden and not cluster.nodes.hosts:
             continue

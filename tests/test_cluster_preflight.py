@@ -89,7 +89,7 @@ def test_a_node_like_the_driver_has_no_problems(wants):
 def test_other_versions_and_other_code_are_named(wants):
     pair = Pair(wants)
     assert pair.reasons({"torch": "1.0"}) == [f"torch 1.0, here {pair.here['torch']}"]
-    assert pair.reasons({"program": "f" * 16})[0].startswith("other files of the program than here")
+    assert pair.reasons({"program": "f" * 16})[0].startswith("program: other content than here; install")
 
 
 def test_a_results_folder_that_is_not_shared_is_named(wants, tmp_path):
@@ -106,7 +106,7 @@ def test_a_results_folder_that_a_node_cannot_write_to_is_named(wants):
     file.mkdir()
     (file / "x").touch()
     [reason] = pair.reasons()
-    assert reason.startswith(f"results: {file}")
+    assert reason.startswith("results: ") and str(file) in reason
 
 
 def test_a_full_disk_is_named_before_the_first_run(wants, monkeypatch):
@@ -145,11 +145,12 @@ def test_weights_in_a_file_are_the_same_bytes(wants, tmp_path):
     file.write_bytes(file.read_bytes()[:-1] + b"\0\0")
     assert pair.reasons() == [f"weights {file}: other content than here"]
     file.unlink()
-    assert pair.reasons() == [f"weights {file}: {file}: No such file or directory"]
+    [reason] = pair.reasons()
+    assert reason.startswith(f"weights {file}: ") and "No such file or directory" in reason
 
 
 def test_fewer_gpus_than_ray_was_started_with_are_named(wants, monkeypatch):
-    nvml = SimpleNamespace(nvmlInit=int, nvmlShutdown=int, nvmlDeviceGetCount=lambda: 1)
+    nvml = SimpleNamespace(nvmlInit=int, nvmlDeviceGetCount=lambda: 1)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     assert Pair(wants).reasons(gpus=2.0) == ["GPUs: 1 on this machine, and Ray was started with 2"]
@@ -164,7 +165,7 @@ def test_a_node_without_this_program_can_be_probed(wants):
     reasons = find_problems(*json.loads(done.stdout), pair.here)
     assert any("torch is not installed" in reason for reason in reasons)
     assert any("the package procap of this program is not installed" in reason for reason in reasons)
-    assert any(reason == "weights /nowhere/clip.pt: /nowhere/clip.pt: No such file or directory" for reason in reasons)
+    assert any("weights /nowhere/clip.pt: " in reason and "No such file or directory" in reason for reason in reasons)
 
 
 def test_weights_with_a_tag_are_checked_on_the_nodes_only(wants, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -93,35 +94,77 @@ def stray(results: Path) -> list[Path]:
     return [path for path in results.rglob("*") if path.name.endswith(".tmp") or path.name == "state"]
 
 
-RUNS = [run("zeroshot"), run("coop")]
+LONG = run("maple", epochs=2)
 BROKEN = run(seed=3)
+RUNS = [LONG, run("zeroshot"), run("coop")]
 
 
 @pytest.fixture(scope="module")
 def executed(nodes: Nodes, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recorder]:
-    """Two runs and a broken one on two nodes with three CPUs."""
-    results, recorder = tmp_path_factory.mktemp("there"), Recorder()
-    paths = make_paths(data, results)
-    with connect(Launcher(kind="ray", address=nodes.address), paths) as found:
+    """Three runs and a broken one, two at once; the process of the first is killed after its first checkpoint."""
+    from ray.tune.search import grid_search
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    results, saved = tmp_path_factory.mktemp("there"), tmp_path_factory.mktemp("saved") / "folder"
+    recorder, done = Recorder(), threading.Event()
+    tasks = [*map(spec, RUNS), spec(BROKEN, ["shapes-sketch:all:train"])]
+
+    def waits_once(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
+        """On the node: the first process of the first run stops after its first checkpoint, until it is killed."""
+        from runner.checkpointer import Checkpointer
+
+        save = Checkpointer.save
+
+        def save_and_wait(checkpointer: Checkpointer, *status: Any) -> None:
+            save(checkpointer, *status)
+            saved.write_text(os.getcwd())
+            time.sleep(600)
+
+        if config["number"] == 0 and not saved.exists():
+            Checkpointer.save = save_and_wait  # type: ignore[method-assign]
+        return [tasks[config["number"]]]
+
+    def kill() -> None:
+        """Kill the process of the first run after its first checkpoint."""
+        while not saved.exists():
+            assert not done.wait(0.02), "no state was saved before the end"
+        holder = re.search(r"pid (\d+)", (results / LONG.path / ".lock").read_text())
+        assert holder, "no process to kill"
+        os.kill(int(holder[1]), signal.SIGKILL)
+
+    paths = make_paths(data, results, checkpoint_seconds=0.0)
+    space, generator = {"number": grid_search(list(range(len(tasks))))}, BasicVariantGenerator(max_concurrent=2)
+    with connect(Launcher(kind="ray", address=nodes.address), paths) as found, ThreadPoolExecutor(1) as killer:
         assert found == Capacity(Resources(1, 1.0, 0.0), 3, ray=True)
-        launch([spec(BROKEN, ["shapes-sketch:all:train"]), *map(spec, RUNS)], paths, found, recorder)
+        killed = killer.submit(kill)
+        try:
+            run_trials(space, waits_once, paths, found, recorder, search_alg=generator)
+        finally:
+            done.set()
+    killed.result()
+    # Runs execute in the folder of their node: relative names, as in $PROCAP_HOME, keep their meaning.
+    assert saved.read_text() == os.getcwd()
     return results, recorder
 
 
-def test_runs_on_nodes_equal_local_ones(executed: tuple[Path, Recorder], data: Path, tmp_path: Path) -> None:
+def test_runs_on_nodes_have_the_bits_of_local_ones_also_after_a_killed_process(
+    executed: tuple[Path, Recorder], data: Path, tmp_path: Path
+) -> None:
     results, recorder = executed
     here = Recorder()
-    launch([spec(one) for one in RUNS], make_paths(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
+    launch(list(map(spec, RUNS)), make_paths(data, tmp_path), Capacity(Resources(), 1, ray=False), here)
     assert all(report.state == "done" for report in here.ends.values()), here.ends
-    assert sorted(recorder.began) == list(range(3))
+    assert sorted(recorder.began) == [0, 0, 1, 2, 3]
     assert [facts(results, one) for one in RUNS] == [facts(tmp_path, one) for one in RUNS]
+    training = RunFolder(results / LONG.path).train()
+    assert training is not None and training.resumed == 1
 
 
 def test_a_run_that_fails_stops_no_other(executed: tuple[Path, Recorder]) -> None:
     results, recorder = executed
-    assert recorder.ends[0].state == "failed" and "train" in recorder.ends[0].why
-    assert "Traceback" not in recorder.ends[0].why
-    assert [recorder.ends[number].state for number in (1, 2)] == ["done"] * 2
+    assert recorder.ends[3].state == "failed" and "train" in recorder.ends[3].why
+    assert "Traceback" not in recorder.ends[3].why
+    assert [recorder.ends[number].state for number in range(3)] == ["done"] * 3
     assert not stray(results)
 
 
@@ -154,54 +197,6 @@ def test_a_group_waits_for_a_run_that_another_process_holds(nodes: Nodes, data: 
         group.join()
     assert f"pid {os.getpid()} on" in next(report.why for _, report in recorder.reports if report.state == "waiting")
     assert recorder.began == [0] and recorder.ends[0].state == "done"
-
-
-def test_a_run_whose_process_is_killed_ends_with_the_same_bits(nodes: Nodes, data: Path, tmp_path: Path) -> None:
-    """It works in the folder where its node was started: relative names, as in $PROCAP_HOME, keep their meaning."""
-    long = run("maple", epochs=2)
-    task = spec(long, targets=TARGETS[:1])
-    reference, results, saved = tmp_path / "reference", tmp_path / "there", tmp_path / "saved"
-    paths = make_paths(data, results, checkpoint_seconds=0.0)
-    recorder, done = Recorder(), threading.Event()
-
-    def waits_once(config: Mapping[str, Any], runtime: RuntimeConfig) -> list[RunSpec]:
-        """On the node: the first process stops after its first checkpoint, until it is killed."""
-        from runner.checkpointer import Checkpointer
-
-        save = Checkpointer.save
-
-        def save_and_wait(checkpointer: Checkpointer, *status: Any) -> None:
-            save(checkpointer, *status)
-            saved.write_text(os.getcwd())
-            time.sleep(600)
-
-        if not saved.exists():
-            Checkpointer.save = save_and_wait  # type: ignore[method-assign]
-        return [task]
-
-    def kill() -> str:
-        """Kill the run's process after its first checkpoint."""
-        while not saved.exists():
-            if done.wait(0.02):
-                return "no state was saved before the end"
-        lock = (results / long.path / ".lock").read_text()
-        if (holder := re.search(r"pid (\d+)", lock)) is None:
-            return f"no process to kill in {lock!r}"
-        os.kill(int(holder[1]), 9)
-        return "killed"
-
-    with connect(Launcher(kind="ray", address=nodes.address), paths) as found, ThreadPoolExecutor(1) as killer:
-        killed = killer.submit(kill)
-        try:
-            run_trials({"number": 0}, waits_once, paths, found, recorder)
-        finally:
-            done.set()
-    assert killed.result() == "killed" and saved.read_text() == os.getcwd()
-    assert recorder.began == [0, 0] and recorder.ends[0].state == "done"
-    launch([task], make_paths(data, reference), Capacity(Resources(), 1, ray=False), Recorder())
-    assert facts(results, long) == facts(reference, long)
-    training = RunFolder(results / long.path).train()
-    assert training is not None and training.resumed == 1
 
 
 def test_test_images_that_are_not_there_are_found_before_the_training(data: Path, tmp_path: Path) -> None:
@@ -266,7 +261,6 @@ def test_file_names_are_absolute_for_runs_in_another_folder(data: Path, tmp_path
 def test_runs_wait_for_lost_nodes_for_a_limited_time(
     nodes: Nodes, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cluster.tune_runner.CHECK_SECONDS", 0.0)
     monkeypatch.setattr("cluster.tune_runner.STALL_SECONDS", 0.0)
     paths, recorder, share = make_paths(data, tmp_path), Recorder(), Resources(1, 3.0)
     with connect(Launcher(kind="ray", address=nodes.address), paths):
@@ -274,9 +268,9 @@ def test_runs_wait_for_lost_nodes_for_a_limited_time(
             UserError, match=r"3 CPUs does not fit on the nodes of the cluster now: 2, .* repeat the command to go on"
         ):
             launch([spec(run())], paths, Capacity(share, 1, ray=True), recorder)
-        patience = StallDetector(share, autoscale=True)
+        autoscaled = StallDetector(share, autoscale=True)
         for _ in range(3):
-            patience.check([])
+            autoscaled.check([])
     assert not recorder.began
     assert [record.message.partition(":")[0] for record in caplog.records] == ["waiting"] * 2
 

@@ -100,10 +100,11 @@ def bench(
     output: OutputFlags,
 ) -> int:
     """Run the suite of that name, or all; returns 3 when some runs failed and 1 when all did."""
-    from benchmarks.cli.execution import CollectionTrackers, execute
+    from benchmarks.cli.execution import execute
     from benchmarks.suites.checks import check_engine
     from benchmarks.suites.outputs import make_outputs
     from benchmarks.suites.planning import is_done, merge_runs
+    from benchmarks.suites.progress import CollectionTrackers
     from runner.collection import status_after
     from runner.environment import library_defaults
     from runner.remote_results import RemoteResults
@@ -140,9 +141,9 @@ def bench(
         remote.pull_all()
         missing = {run.path: MISSING for run in runs if not is_done(run, runtime)}
         trackers.started = True
-        # Includes runs that an earlier, killed attempt finished without recording them.
-        trackers.update(run.path for run in runs)
         for plan, tracker in zip(plans, trackers.trackers, strict=True):
+            # Includes runs that an earlier, killed attempt finished without recording them.
+            tracker.update(tracker.collection.runs)
             made = make_outputs(plan.suite, plan.options, runtime, force=mode.force, verbose=output.verbose)
             outputs.append(made)
             unreadable |= made.unreadable

@@ -11,38 +11,15 @@ from benchmarks.console.output import note, plural
 from benchmarks.console.packing import ensure_packed
 from benchmarks.suites.checks import check_training_images, check_weights
 from benchmarks.suites.cost import CostModel, find_machine
+from benchmarks.suites.progress import CollectionTrackers, RunProgress
 from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
 from cluster.preflight import TRAINING_SPLITS, check_nodes
-from cluster.progress import RunProgress
 from cluster.ray_cluster import Capacity, nodes
 from cluster.run import RunSpec
-from runner.collection import Status
 from runner.config import RuntimeConfig, Target
 from runner.remote_results import RemoteResults
 from runner.results import RunFolder
-from runner.tracking.background import CollectionTracker
-
-
-class CollectionTrackers:
-    """The trackers of several collections, each updated with its own runs.
-
-    started: whether a run was started; if not, because a check failed, the trackers stay unchanged.
-    """
-
-    def __init__(self, trackers: Sequence[CollectionTracker]) -> None:
-        self.trackers = trackers
-        self.started = False
-
-    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
-        paths = list(runs)
-        for tracker in self.trackers:
-            if own := {*tracker.collection.runs}.intersection(paths):
-                tracker.update([path for path in paths if path in own], metrics)
-
-    def close(self, status: Status) -> None:
-        for tracker in self.trackers:
-            tracker.close(status)
 
 
 def execute(

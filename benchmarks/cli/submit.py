@@ -59,7 +59,6 @@ def submit(
     """
     from cluster.address import dashboard_url
     from cluster.submit import check_command, connect, job_environment, make_request, translate_errors
-    from cluster.submit import submit as submit_job
 
     words = words[1:] if words[0] == "procap" else words
     if words[:1] == ["submit"]:
@@ -76,7 +75,7 @@ def submit(
         return 0
     client = connect(url)
     with translate_errors(url):
-        job = submit_job(client, request)
+        job = client.submit_job(**request)
     note(f"job {job} sent to {url}")
     if not no_wait:
         return _follow(client, job, url, output)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from benchmarks.cli.flags import EngineFlags, RecipeFlags, RuntimeFlags, SelectionFlags, SweepFlags, command_line
 from benchmarks.cli.selection import recipe_changes
@@ -17,15 +17,18 @@ from benchmarks.console.parse import (
     parse_options,
     parse_shot_count,
 )
-from cluster.configuration import METRICS, SweepSettings
+from cluster.configuration import SweepSettings
 from cluster.space import Domain, Values, parse_param
 from cluster.submit import has_secret
-from procap.errors import UsageError, unknown_name
+from procap.errors import UsageError
 from runner.config import explain_validation_error
 from shards.urls import redact
 
 MOST_LISTED = 100_000
 """Largest number of configurations in a grid."""
+OPTIONAL = ("metric", "direction", "search_seed", "scheduler", "grace_period", "reduction_factor", "trials", "hours",
+            "classes", "backbone", "pretrained", "precision", "recipe")  # fmt: skip
+"""Settings that are left to the defaults of `SweepSettings` unless their flag is given."""
 
 
 def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFlags, data: Path) -> SweepSettings:
@@ -39,63 +42,39 @@ def make_settings(flags: SweepFlags, selection: SelectionFlags, recipe: RecipeFl
     if varied and selection.methods:
         raise UsageError("--methods and --param method contradict each other: give one of them")
     methods = parse_methods(varied[0] if varied else selection.methods)
-    space = _make_space([text for name, text in params if name != "method"], methods)
+    space: dict[str, Domain] = {}
+    for text in (text for name, text in params if name != "method"):
+        field, domain = parse_param(text, methods)
+        if field in space:
+            raise UsageError(f"--param {text.partition('=')[0]} is given twice, as {field}: list all its values in one")
+        space[field] = domain
     datasets = _choose_datasets(space, selection.datasets, data)
     _refuse_fixed(space, selection, recipe, methods)
     if isinstance(shots := space.get("shots"), list):
         counts = [parse_shot_count(value) if isinstance(value, str) else value for value in shots]
         space["shots"] = list(dict.fromkeys(counts))
-    metric = flags.metric or "val"
-    if "test" in metric:
-        raise UsageError(f"--metric {metric}: a sweep never chooses by test images; use {' or '.join(METRICS)}")
     listed = all(isinstance(domain, list) for domain in space.values())
     shot_count = parse_shot_count(selection.shots or "16")
     names = [methods, datasets, [field.rpartition(".")[2] for field in space]]
-    fields: dict[str, Any] = {
+    given = {**asdict(flags), **asdict(selection), "recipe": recipe.recipe}
+    fields: dict[str, Any] = {name: given[name] for name in OPTIONAL if given[name] not in (None, "")} | {
         "name": flags.name or "-".join("-".join(part) for part in names if part)[:100],
         "space": space,
         "methods": methods,
         "datasets": datasets,
         "seeds": parse_integers(selection.seeds, "--seeds") or [1],
-        "metric": metric,
-        "direction": flags.direction or "max",
         "search": flags.search or ("grid" if listed else "random"),
-        "search_seed": flags.search_seed or 0,
-        "classes": selection.classes or "base",
         "shots": shot_count,
-        "backbone": selection.backbone or "mini",
-        "pretrained": selection.pretrained or None,
-        "precision": selection.precision or "fp32",
-        "recipe": recipe.recipe or "published",
         "overrides": recipe_changes(recipe),
         "options": parse_options(recipe.option or (), methods),
         "few_shot_samples": samples_digest(recipe.few_shot_samples, list(datasets), shot_count),
-        "scheduler": flags.scheduler or "none",
-        "trials": flags.trials,
-        "hours": flags.hours,
     }
-    fields |= {name: value for name in ("grace_period", "reduction_factor") if (value := getattr(flags, name))}
-    for name in ("metric", "direction", "search", "classes", "scheduler"):
-        choices = get_args(SweepSettings.model_fields[name].annotation)
-        if fields[name] not in choices:
-            hint = "; for classes that are held out use --metric held-out" if name == "classes" else ""
-            raise UsageError(f"{unknown_name(name, fields[name], choices)}{hint}")
     try:
         settings = SweepSettings.model_validate(fields)
     except ValidationError as error:
         raise explain_validation_error(error, SweepSettings, "sweep") from error
     _check(settings, flags)
     return settings
-
-
-def _make_space(params: Sequence[str], methods: Sequence[str]) -> dict[str, Domain]:
-    space: dict[str, Domain] = {}
-    for text in params:
-        field, domain = parse_param(text, methods)
-        if field in space:
-            raise UsageError(f"--param {text.partition('=')[0]} is given twice, as {field}: list all its values in one")
-        space[field] = domain
-    return space
 
 
 def _choose_datasets(space: dict[str, Domain], selected: str, data: Path) -> list[str]:
@@ -135,21 +114,14 @@ def _check(settings: SweepSettings, flags: SweepFlags) -> None:
     """Raise UsageError for settings that contradict each other."""
     asha, search = settings.scheduler == "asha", settings.search
     distributions = [field for field, domain in settings.domains.items() if not isinstance(domain, list)]
-    refusals = [
-        (
-            search == "grid" and distributions,
-            f"needs lists, and {', '.join(distributions)} has none: use random or tpe",
-        ),
-        (search == "grid" and settings.trials, "tries every combination: leave out --trials, or use random or tpe"),
-        (
-            search != "grid" and not (settings.trials or settings.hours),
-            "never ends by itself: give --trials or --hours",
-        ),
-        (search != "grid" and not settings.domains, "has nothing to choose: give --param 'lr=loguniform(1e-5,1e-2)'"),
-    ]
-    for is_refused, reason in refusals:
-        if is_refused:
-            raise UsageError(f"--search {search} {reason}")
+    if search == "grid" and distributions:
+        raise UsageError(f"--search grid needs lists, and {distributions[0]} has none: use random or tpe")
+    if search == "grid" and settings.trials:
+        raise UsageError("--search grid tries every combination: leave out --trials, or use random or tpe")
+    if search != "grid" and not (settings.trials or settings.hours):
+        raise UsageError(f"--search {search} never ends by itself: give --trials or --hours")
+    if search != "grid" and not settings.domains:
+        raise UsageError(f"--search {search} has nothing to choose: give --param 'lr=loguniform(1e-5,1e-2)'")
     if search == "grid" and (settings.size or 0) > MOST_LISTED:
         raise UsageError(f"a grid of {settings.size:,} configurations: use --search random or tpe")
     if not asha and (flags.grace_period or flags.reduction_factor):
@@ -157,13 +129,11 @@ def _check(settings: SweepSettings, flags: SweepFlags) -> None:
     if asha and "recipe.epochs" in settings.space:
         raise UsageError("--scheduler asha compares runs at the same epoch: epochs cannot be varied with it")
     if settings.metric == "held-out" and settings.classes != "base":
-        raise UsageError(
-            f"--metric held-out trains on half of the base classes: leave out --classes {settings.classes}"
-        )
+        raise UsageError("--metric held-out trains on half of the base classes: leave out --classes")
     if settings.varies_data and settings.one_trial:
         raise UsageError(
-            f"{'--search tpe' if search == 'tpe' else '--scheduler asha'} compares configurations, and scores on "
-            "different data sets do not compare: --datasets averages over them, or give each a sweep of its own"
+            "tpe and asha compare configurations, and scores on different data sets do not compare: --datasets "
+            "averages over them"
         )
 
 
@@ -179,43 +149,35 @@ def make_commands(settings: SweepSettings, values: Values, place: RuntimeFlags, 
         if name:
             (changes if group == "recipe" else options)[name] = value
     flags = {name: changes.pop(name) for name in ("epochs", "batch_size", "lr") if name in changes}
-    shots = values.get("shots", settings.shots)
     datasets = [values["dataset"]] if "dataset" in values else settings.datasets
-    pretrained = values.get("pretrained", settings.pretrained)
-    chosen = {name: values.get(name, getattr(settings, name)) for name in ("backbone", "precision", "recipe")}
+    fields = ("backbone", "pretrained", "precision", "recipe")
+    chosen = {name: values.get(name, getattr(settings, name)) for name in fields}
     selection = SelectionFlags(
         methods=method,
         datasets=",".join(map(str, datasets)),
         seeds=",".join(map(str, settings.seeds)),
-        shots="" if shots == 16 else str(shots or "full"),
-        classes="" if settings.classes == "base" else settings.classes,
-        backbone="" if chosen["backbone"] == "mini" else chosen["backbone"],
-        pretrained=pretrained or "",
-        precision="" if chosen["precision"] == "fp32" else chosen["precision"],
+        shots=str(values.get("shots", settings.shots) or "full"),
+        classes=settings.classes,
+        backbone=chosen["backbone"],
+        pretrained=chosen["pretrained"] or "",
+        precision=chosen["precision"],
     )
     training = RecipeFlags(
-        recipe="" if chosen["recipe"] == "published" else chosen["recipe"],
+        recipe=chosen["recipe"],
         option=[f"{name}={_format_option(value)}" for name, value in options.items()] or None,
         recipe_field=[f"{name}={_format_option(value)}" for name, value in changes.items()] or None,
         few_shot_samples=settings.few_shot_samples,
         **flags,
     )
-    place = replace(
-        place,
-        data=_without_password(place.data),
-        results=_without_password(place.results),
-        tracking=_without_password(place.tracking),
-    )
+    # The commands are also written to a file that others read: no password in URLs.
+    given = {name: getattr(place, name) for name in ("data", "results", "tracking")}
+    urls: dict[str, Any] = {name: redact(url) if has_secret(url) else url for name, url in given.items()}
+    place = replace(place, **urls)
     tested = replace(place, timeout=RuntimeFlags().timeout)
     return [
         f"procap train {command_line(selection, training, place, parallel)}".rstrip(),
         f"procap eval {command_line(selection, training, tested)}".rstrip(),
     ]
-
-
-def _without_password(text: str) -> str:
-    """Remove the password from a URL, as the commands are also written to a file that others read."""
-    return redact(text) if has_secret(text) else text
 
 
 def _format_option(value: Any) -> str:

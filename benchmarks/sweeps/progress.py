@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.suites.progress import format_lost
 from benchmarks.sweeps.table import count_states, find_best, format_configuration
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
-from cluster.progress import format_lost
 from cluster.run import Report
 from cluster.sweep import Sweep
 from runner.collection import Collection, Status

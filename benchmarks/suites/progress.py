@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from benchmarks.suites.cost import CostModel
 from cluster.run import Report, RunSpec
+from runner.collection import Status
 from runner.progress import ProgressDisplay, format_duration
+from runner.tracking.background import CollectionTracker
 
 
-class Forecast(Protocol):
-    """Estimates how long runs take; finished runs improve the estimates."""
+class CollectionTrackers:
+    """The trackers of several collections, each updated with its own runs.
 
-    def seconds(self, run: RunSpec) -> float: ...
+    started: whether a run was started; if not, because a check failed, the trackers stay unchanged.
+    """
 
-    def learn(self, run: RunSpec, taken: float) -> None: ...
+    def __init__(self, trackers: Sequence[CollectionTracker]) -> None:
+        self.trackers = trackers
+        self.started = False
 
-    def remaining(self, left: Iterable[float], at_once: int) -> float:
-        """Return the seconds until all runs have ended, given the seconds `left` of each in their order."""
-        ...
+    def update(self, run: str) -> None:
+        for tracker in self.trackers:
+            if run in tracker.collection.runs:
+                tracker.update([run])
 
-
-class Tracker(Protocol):
-    """The tracker of one collection of runs, or of several."""
-
-    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None: ...
+    def close(self, status: Status) -> None:
+        for tracker in self.trackers:
+            tracker.close(status)
 
 
 class RunProgress:
@@ -38,16 +43,16 @@ class RunProgress:
     def __init__(
         self,
         runs: Sequence[RunSpec],
-        forecast: Forecast,
+        costs: CostModel,
         max_concurrent: int = 1,
-        tracker: Tracker | None = None,
+        trackers: CollectionTrackers | None = None,
         *,
         trace: Callable[[str], None] | None = None,
         quiet: bool = False,
     ) -> None:
         """trace: called with the traceback of an internal error."""
         self.runs, self.done, self.failed = runs, list[int](), dict[int, str]()
-        self._forecast, self._max_concurrent, self._tracker, self._trace = forecast, max_concurrent, tracker, trace
+        self._costs, self._max_concurrent, self._trackers, self._trace = costs, max_concurrent, trackers, trace
         self._running: dict[int, float] = {}
         self._waiting: set[int] = set()
         self._interrupted: set[int] = set()
@@ -86,9 +91,9 @@ class RunProgress:
         if report.state == "done":
             how = f"in {report.seconds:.1f} s on {report.host}"
             self.done.append(number)
-            # An interrupted run only reports the seconds of its last attempt, which would mislead the forecast.
+            # An interrupted run only reports the seconds of its last attempt, which would mislead the estimates.
             if number not in self._interrupted:
-                self._forecast.learn(run, report.seconds)
+                self._costs.learn(run, report.seconds)
         elif report.state == "failed":
             how = f"failed: {report.why}"
             self.failed[number] = report.why
@@ -99,13 +104,13 @@ class RunProgress:
 
     def _show(self, changed: int | None = None) -> None:
         """Update the display, and the tracker with a changed run."""
-        if self._tracker is not None and changed is not None:
-            self._tracker.update([self.runs[changed].path])
+        if self._trackers is not None and changed is not None:
+            self._trackers.update(self.runs[changed].path)
         now, left = time.monotonic(), []
         for number, run in enumerate(self.runs):
             if number not in self.done and number not in self.failed:
-                left.append(max(0.0, self._forecast.seconds(run) - (now - self._running.get(number, now))))
-        remaining = self._forecast.remaining(left, self._max_concurrent)
+                left.append(max(0.0, self._costs.seconds(run) - (now - self._running.get(number, now))))
+        remaining = self._costs.remaining(left, self._max_concurrent)
         facts = {"running": f"{len(self._running)}"}
         facts["left"] = f"about {format_duration(remaining)}" if math.isfinite(remaining) else "unknown"
         if self.failed:
