@@ -167,12 +167,12 @@ def test_layer_i_gets_level_i_plus_one(tiny_clip, space):
     method = trained(tiny_clip, space, depth=5)
     vision, text = method.refine(*method.tokens(None))
     image_plan, text_plan = method.plans(None)
-    assert [op.layer for op in image_plan] == [op.layer for op in text_plan] == [-1, 1, 2, 3, 4]
-    assert [(op.mode, op.start) for op in text_plan] == [("replace", 1)] * 5
-    assert image_plan[0].mode == "append"
-    assert [(op.mode, op.start) for op in image_plan[1:]] == [("replace", tiny_clip.visual.num_tokens)] * 4
+    assert [op.layer for op in image_plan.tokens] == [op.layer for op in text_plan.tokens] == [-1, 1, 2, 3, 4]
+    assert [(op.mode, op.start) for op in text_plan.tokens] == [("replace", 1)] * 5
+    assert image_plan.tokens[0].mode == "append"
+    assert [(op.mode, op.start) for op in image_plan.tokens[1:]] == [("replace", tiny_clip.visual.num_tokens)] * 4
     for plan, levels in ((image_plan, vision), (text_plan, text)):
-        assert all(torch.equal(op.tokens, tokens) for op, tokens in zip(plan, levels, strict=True))
+        assert all(torch.equal(op.tokens, tokens) for op, tokens in zip(plan.tokens, levels, strict=True))
 
 
 # --- class prompts ----------------------------------------------------------------------------------------------------
@@ -212,10 +212,8 @@ def test_terms_are_the_papers_sum(tiny_clip, space):
         )
         image_plan, text_plan = method.plans(None)
         vision, text = stack_by_hand(method, v[0], t[0])
-        image_plan = [type(op)(op.layer, op.mode, x, op.start) for op, x in zip(image_plan, vision, strict=True)]
-        text_plan = [type(op)(op.layer, op.mode, x, op.start) for op, x in zip(text_plan, text, strict=True)]
-        image = encode_image(tiny_clip, images, tuple(image_plan))
-        classes = encode_text(tiny_clip, method.class_prompts(space).ids, tuple(text_plan))
+        image = encode_image(tiny_clip, images, image_plan.with_tokens(vision))
+        classes = encode_text(tiny_clip, method.class_prompts(space).ids, text_plan.with_tokens(text))
         ce = F.cross_entropy(tiny_clip.logit_scale.exp() * normed(image) @ normed(classes).T, labels)
         z, c = normed(method.image_head(image)), normed(method.text_head(classes))
         gaussians = [
@@ -277,5 +275,5 @@ def test_with_everything_off_plain_tokens_enter_every_layer(tiny_clip, space, de
     assert list(method.loss(pictures(), torch.tensor([0, 1, 2]), method.draw(seeded()))) == ["ce"]
     image_plan, text_plan = method.plans(None)
     for layer in range(4):
-        assert torch.equal(image_plan[layer].tokens, method.vision_mu[min(layer, sets - 1)])
-        assert torch.equal(text_plan[layer].tokens, method.text_mu[min(layer, sets - 1)])
+        assert torch.equal(image_plan.tokens[layer].tokens, method.vision_mu[min(layer, sets - 1)])
+        assert torch.equal(text_plan.tokens[layer].tokens, method.text_mu[min(layer, sets - 1)])

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from procap.classifier import Classifier
 from procap.clip import CLIP
+from procap.plan import Plan
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.evaluate import Predictions, evaluate
 from runner.features import FeatureStore, reads_plain_features
@@ -148,7 +149,7 @@ def test_the_classifier_decides_and_a_plug_in_that_looks_at_images_itself_is_lef
             return super().logits(2 * features)
 
     class_features, scale = torch.eye(5, tiny_geometry.embed_dim), torch.tensor(100.0)
-    plain, looks, adapts = (kind(tiny_clip, (), class_features, scale) for kind in (Classifier, Looks, Adapts))
+    plain, looks, adapts = (kind(tiny_clip, Plan(), class_features, scale) for kind in (Classifier, Looks, Adapts))
     assert reads_plain_features(plain, tiny_clip) and reads_plain_features(adapts, tiny_clip)
     assert not reads_plain_features(looks, tiny_clip)
     assert not reads_plain_features(plain, CLIP.random(tiny_geometry, seed=0))
