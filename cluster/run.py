@@ -16,7 +16,7 @@ SCORE = "score"
 
 
 class Record(BaseModel):
-    """A document that cannot be changed and has no other fields."""
+    """A document that cannot be changed and refuses unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,6 +47,7 @@ class Report(Record):
 
     def to_result(self) -> dict[str, Any]:
         """Convert to a result of Ray Tune, whose searchers and schedulers read "epoch" and "score"."""
+        # Ray Tune needs a number in every result.
         score = math.nan if self.score is None else self.score
         return {"report": self.model_dump(mode="json"), "epoch": self.epoch, SCORE: score}
 

@@ -88,10 +88,10 @@ class CLIP(nn.Module):
         return self.visual(images, plan, self.optimizations).features
 
     def encode_image_rows(self, images: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Encode images to features [B, E] and the final states [B, P, D] of the rows of operation `plan.read`."""
+        """Encode images to features [B, E] and the final states [B, P, D] of the rows of operation `plan.read_op`."""
         output = self.visual(images, plan, self.optimizations)
-        assert output.read is not None
-        return output.features, output.read
+        assert output.op_states is not None
+        return output.features, output.op_states
 
     def encode_text(self, prompts: Tensor | PromptSet, plan: Plan = NO_CHANGE) -> Tensor:
         """Encode token ids [C, T] to features [C, E], not normalised; [S, C, E] under a plan with S token sets.

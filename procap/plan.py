@@ -3,7 +3,7 @@
 The tower does all bookkeeping (sequence length, causal order, position of the end-of-text token) and contains no method
 by name. An empty plan is the vanilla encoder.
 
-Shapes: N rows in the tower's batch (images, or class prompts), P prompt tokens, S token sets, L sequence length,
+Shapes: N items of the tower's batch (images, or class prompts), P prompt tokens, S token sets, L sequence length,
 D tower width.
 """
 
@@ -34,7 +34,7 @@ For text it acts before the positional embedding is added; for vision after it w
 class TokenOp:
     """Put `tokens` into the sequence that enters block `layer` (0-based), or into the input (`layer=INPUT`).
 
-    tokens: [P, D], the same for every row of the batch; [N, P, D], one set per row; or, for text, [S, 1, P, D]: the
+    tokens: [P, D], the same for every item of the batch; [N, P, D], one set per item; or, for text, [S, 1, P, D]: the
         prompts are encoded under S sets at once, each the same for every row.
     mode: "replace" overwrites rows start..start+P-1; "insert" puts them before row `start` and shifts the rest;
         "append" puts them behind the last row (`start` is then ignored).
@@ -52,17 +52,17 @@ class Plan:
     """What a method changes in a frozen tower.
 
     tokens: token operations; those of one layer act in this order.
-    adapters: by block (0-based), a row-wise module beside the block, on its input x [N, L, D]: the block's output
-        becomes block(x) + adapter(ln_1(x)). Attention and MLP of the block do not see what the adapter adds.
+    adapters: by block (0-based), a row-wise module beside the block, on `ln_1` of its input x [N, L, D]: the block's
+        output becomes block(x) + adapter(ln_1(x)). Attention and MLP of the block do not see what the adapter adds.
     weights: tensors, learned or not, that replace the tower's own, by their names in the tower's state dict: those of
         blocks, of the LayerNorm after them and of the projection.
-    read: index in `tokens` of an operation that inserts rows, which the vision tower reads out besides the feature.
+    read_op: index in `tokens` of an operation that inserts rows, which the vision tower reads out besides the feature.
     """
 
     tokens: tuple[TokenOp, ...] = ()
     adapters: Mapping[int, nn.Module] = field(default_factory=dict)
     weights: Mapping[str, Tensor] = field(default_factory=dict)
-    read: int | None = None
+    read_op: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self.tokens or self.adapters or self.weights)
@@ -90,10 +90,8 @@ class Plan:
         return min(changed, default=layers)
 
     def for_prompts(self, start: int, stop: int) -> Plan:
-        """Restrict the plan to the rows start..stop-1 of the tower's batch."""
-        return self.with_tokens(
-            op.tokens[start:stop] if op.tokens.dim() == 3 and len(op.tokens) > 1 else op.tokens for op in self.tokens
-        )
+        """Restrict the plan to the images or prompts start..stop-1 of the tower's batch."""
+        return self.with_tokens(op.tokens[start:stop] if op.tokens.dim() == 3 else op.tokens for op in self.tokens)
 
     def for_set(self, number: int) -> Plan:
         """Restrict the plan to one of its token sets."""
@@ -111,7 +109,7 @@ class Plan:
             tuple(replace(op, tokens=op.tokens.detach().clone()) for op in self.tokens),
             {layer: copy.deepcopy(adapter).requires_grad_(False) for layer, adapter in self.adapters.items()},
             {name: weight.detach().clone() for name, weight in self.weights.items()},
-            self.read,
+            self.read_op,
         )
 
 

@@ -35,10 +35,10 @@ def encode_image(clip: CLIP, images: Tensor, plan: Plan = NO_CHANGE) -> Tensor:
 
 
 def read_image_rows(clip: CLIP, images: Tensor, plan: Plan) -> Tensor:
-    """Return the final states [B, P, D] of the rows that operation `plan.read` has inserted, after `ln_post`."""
-    assert plan.read is not None
+    """Return the final states [B, P, D] of the rows that operation `plan.read_op` has inserted, after `ln_post`."""
+    assert plan.read_op is not None
     rows, weights = _final_image_rows(clip, images, plan)
-    inserted = [state for label, state in rows if label == _label(plan.read)]
+    inserted = [state for label, state in rows if label == _label(plan.read_op)]
     return _layer_norm(torch.stack(inserted, dim=1), weights, "ln_post")
 
 

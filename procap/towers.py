@@ -38,13 +38,13 @@ class TowerOutput(NamedTuple):
     features: [N, E], not normalised; of text under S token sets [S, C, E].
     tokens: final states [N, L, D] of every row, before the tower's last LayerNorm; None unless asked for.
     rows: for each operation of the plan, the slice of L where its tokens ended up; empty unless asked for.
-    read: of images, the rows [N, P, D] of the operation `plan.read`, after the tower's last LayerNorm, else None.
+    op_states: of images, the rows [N, P, D] of the operation `plan.read_op`, after `ln_post`; else None.
     """
 
     features: Tensor
     tokens: Tensor | None = None
     rows: tuple[slice, ...] = ()
-    read: Tensor | None = None
+    op_states: Tensor | None = None
 
 
 class Transformer(nn.Module):
@@ -69,10 +69,11 @@ class Transformer(nn.Module):
             # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
             if live is not None and 2 * (live.stop - live.start) > sequence.x.shape[1]:
                 live = None
-            pattern, read = sequence.pattern(layer), None
+            pattern, select = sequence.pattern(layer), None
             if layer == last and optimizations.last_rows:
-                pattern, read = sequence.reading(plan.read)
-            x = block(sequence.x, pattern, live, read, optimizations.folded, adapter)
+                pattern, select = sequence.reading(plan.read_op)
+            x = block(sequence.x, pattern, live, select, optimizations.folded, adapter)
+            # Attention has mixed the rows, so from here on all of them may depend on something learned.
             sequence = sequence.with_states(x)
         return sequence
 
@@ -114,14 +115,14 @@ class VisionTower(nn.Module):
         sequence = sequence.with_states(on_live_rows(self.ln_pre, sequence.x, live), live)
         sequence = call_with(self.transformer, "transformer", plan.weights, sequence, plan, optimizations)
         cls = sequence.x[:, 0] if optimizations.last_rows else sequence.x[:, sequence.read_out]
-        cls, read = call_with(self.ln_post, "ln_post", plan.weights, cls), None
+        cls, op_states = call_with(self.ln_post, "ln_post", plan.weights, cls), None
         features = project(cls, plan.weights.get("proj", self.proj))
-        if plan.read is not None:
-            rows = sequence.x[:, 1:] if optimizations.last_rows else sequence.x[:, sequence.rows[plan.read]]
-            read = call_with(self.ln_post, "ln_post", plan.weights, rows)
+        if plan.read_op is not None:
+            rows = sequence.x[:, 1:] if optimizations.last_rows else sequence.x[:, sequence.rows[plan.read_op]]
+            op_states = call_with(self.ln_post, "ln_post", plan.weights, rows)
         if keep_states:
-            return TowerOutput(features, sequence.x, sequence.in_plan_order(), read)
-        return TowerOutput(features, read=read)
+            return TowerOutput(features, sequence.x, sequence.in_plan_order(), op_states)
+        return TowerOutput(features, op_states=op_states)
 
     def embed(self, images: Tensor, folded: bool = True) -> Tensor:
         """Embed the patches of images [B, 3, H, W] as rows [B, L, D]: a convolution whose windows do not overlap.
@@ -165,7 +166,7 @@ class TextTower(nn.Module):
         Raises UserError when a prompt with its inserted tokens is longer than the context.
         """
         check_plan(plan, len(self.transformer.resblocks), ("ln_final", "text_projection"))
-        if plan.read is not None:
+        if plan.read_op is not None:
             raise ValueError("only the image tower reads out the rows of an operation")
         if not isinstance(prompts, PromptSet):
             prompts = PromptSet(prompts)
@@ -193,6 +194,7 @@ class TextTower(nn.Module):
         limit, rows = optimizations.chunk_rows, self.rows(prompts, plan, optimizations)
         if limit is None or rows * max(sets, 1) <= limit:
             return self._encode(prompts, plan, optimizations)
+        # Prompts are divided first; if a part has fewer rows than the limit, several token sets share a chunk.
         parts = min(len(prompts), -(-rows // limit))
         cuts = [len(prompts) * part // parts for part in range(parts + 1)]
         sets_at_once = max(1, limit * parts // rows)

@@ -86,7 +86,7 @@ def assert_exact(clip: CLIP, optimizations: ExactOptimizations, batch: Tensor, p
     plain = plain_clip.encode_text(batch, plan) if text else plain_clip.encode_image(batch, plan)
     fast = saving.encode_text(batch, plan) if text else saving.encode_image(batch, plan)
     assert_near(fast, plain, optimizations)
-    if plan.read is not None:
+    if plan.read_op is not None:
         rows, plain_rows = (model.encode_image_rows(batch, plan)[1] for model in (saving, plain_clip))
         assert_near(rows, plain_rows, optimizations)
         fast, plain = torch.cat([fast.flatten(), rows.flatten()]), torch.cat([plain.flatten(), plain_rows.flatten()])

@@ -97,9 +97,9 @@ def _group(name: str, packing: PackFlags) -> list[DatasetToPack]:
 
     drawn = [_drawn(dataset) for dataset in CATALOGUE.values() if dataset.source != "folder"]
     root = packing.raw_root()
-    if name == "world" and packing.changes:
-        raise UsageError("'world' is drawn as it is: random splits, subsets and sizes are for raw folders")
     if name == "world" or (name == "all" and root is None):
+        if packing.changes:
+            raise UsageError(f"'{name}' is drawn as it is: random splits, subsets and sizes are for raw folders")
         return drawn
     if root is None:
         raise UsageError("'paper' is packed from raw folders: name the folder that holds them with --raw")
@@ -128,6 +128,7 @@ def _one(name: str, packing: PackFlags, data_root: Path) -> DatasetToPack:
         return _public(dataset, packing)
     if dataset.source == "folder":
         return _folder(find(name), packing)
+    # Raises UsageError for changes to a drawn data set.
     derive_dataset(dataset, packing.random_split, packing.subset, packing.resize)
     return _drawn(dataset)
 

@@ -20,7 +20,7 @@ def compile_blocks(clip: CLIP, backend: str = "inductor") -> None:
 
     Compiling happens at first use; torch keeps the result on disk.
     """
-    # pylint: the name of this setting in torch is private, the setting is documented.
+    # The setting is documented, although its module has a private name.
     torch._dynamo.config.recompile_limit = max(MOST_PROGRAMS, torch._dynamo.config.recompile_limit)
     for tower in (clip.visual, clip.text):
         for block in tower.transformer.resblocks:

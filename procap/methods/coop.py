@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
-from procap.methods.method import Method, Noise, check_task
+from procap.methods.method import TRANSFER_TASKS, Method, Noise, check_task
 from procap.methods.prompts import (
     PLACEHOLDER,
     ClassPrompts,
@@ -67,7 +67,7 @@ class CoOp(Method):
         epochs = 200
         if task == "few-shot":
             epochs = 50 if shots == 1 else 100 if 1 < shots < 8 else 200
-        if dataset.lower() == "imagenet" or task in ("cross-dataset", "domain-generalization"):
+        if dataset.lower() == "imagenet" or task in TRANSFER_TASKS:
             epochs = 50
         return Recipe(optimizer="sgd", lr=0.002, epochs=epochs, batch_size=32)
 

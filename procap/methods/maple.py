@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from procap.clip import CLIP
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
 from procap.methods.prompts import (
     ClassPrompts,
     check_depth,
@@ -70,7 +70,7 @@ class MaPLe(Method):
         The public code has no few-shot configuration; 0.0035 for 50 epochs is that of SkipTuning's re-implementation.
         """
         check_task(task)
-        if task in ("cross-dataset", "domain-generalization"):
+        if task in TRANSFER_TASKS:
             return Recipe(optimizer="sgd", lr=0.0026, epochs=2, batch_size=4)
         return Recipe(optimizer="sgd", lr=0.0035, epochs=50 if task == "few-shot" else 5, batch_size=4)
 
@@ -78,7 +78,7 @@ class MaPLe(Method):
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return depth 3 when transferring from ImageNet, else no options."""
         check_task(task)
-        return {"depth": 3} if task in ("cross-dataset", "domain-generalization") else {}
+        return {"depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] context <rest of the phrase> <class name> . [EOS]"; the data set's template is not used."""

@@ -30,6 +30,9 @@ from procap.text import LabelSpace
 TASKS = ("base-to-novel", "cross-dataset", "domain-generalization", "few-shot")
 """The tasks that published recipes distinguish."""
 
+TRANSFER_TASKS = ("cross-dataset", "domain-generalization")
+"""Tasks that train on ImageNet and test on other data sets."""
+
 Noise = tuple[Tensor, ...]
 """All random tensors of one training step, drawn before it; () for a deterministic method."""
 

@@ -40,7 +40,8 @@ class ScaleGradient(torch.autograd.Function):
 class Adapter(nn.Module):
     """Compute scale * up(relu(shared(relu(down(x))))) of rows [N, L, D].
 
-    Its parameters get the gradient of an adapter with scale 1, and the rows the true gradient, as in the public code.
+    As in the public code, the parameters get the gradient of an adapter with scale 1, because the gradient is divided
+    by `scale` behind them; before them it is multiplied by `scale` again, so that the rows get the true gradient.
     """
 
     def __init__(self, down: nn.Module, shared: nn.Module, up: nn.Module, scale: float) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.initialisation import normal
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
 from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_depth, deep_plans, tokenize_classes
 from procap.methods.promptsrc import teacher_templates
 from procap.parallel import gather_batch
@@ -73,7 +73,7 @@ class MMLoP(Method):
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return depth 3 when transferring from ImageNet, else no options."""
         check_task(task)
-        return {"depth": 3} if task in ("cross-dataset", "domain-generalization") else {}
+        return {"depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] tokens <class name> . [EOS]", and encode the text teacher of every class."""

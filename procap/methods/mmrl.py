@@ -1,4 +1,4 @@
-"""MMRL: tokens of a shared space enter the upper blocks of both towers; images are also read out at these tokens.
+"""MMRL: learned tokens, projected to each tower, enter its upper blocks; images are also read out at these tokens.
 
 Source: Guo and Gu 2025, "MMRL: Multi-Modal Representation Learning for Vision-Language Models", section 3, and its
 public code. Learns 4,992,256 parameters on ViT-B/16 (18,762,496 with the width of 2,048 for EuroSAT).
@@ -21,7 +21,7 @@ from procap.classifier import Classifier, cosine_logits
 from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import linear, normal
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
 from procap.methods.prompts import ClassPrompts, tokenize_classes
 from procap.parallel import gather_batch
 from procap.plan import Plan, TokenOp
@@ -49,7 +49,7 @@ class MMRLOptions(BaseModel):
     model_config = STRICT
 
     n_tokens: int = Field(5, ge=1, description="representation tokens")
-    width: int = Field(512, ge=1, description="width of the shared space")
+    width: int = Field(512, ge=1, description="width of the tokens, before they are projected to each tower")
     first_block: int = Field(5, ge=0, description="first block (0-based) that gets tokens; all later ones do as well")
     alpha: float = Field(0.7, ge=0, le=1, description="weight of the class branch, out of 1")
     reg_weight: float = Field(0.5, ge=0, description="weight of both distances to the frozen features (lambda)")
@@ -82,7 +82,7 @@ class MMRL(Method):
         """Return AdamW 0.001, batch 4, 10 epochs; batch 32 for few-shot (50), ImageNet (5) and transfer (1 epoch)."""
         check_task(task)
         epochs, batch = 10, 4
-        if task in ("cross-dataset", "domain-generalization"):
+        if task in TRANSFER_TASKS:
             epochs, batch = 1, 32
         elif dataset.lower() == "imagenet":
             epochs, batch = 5, 32
@@ -100,9 +100,9 @@ class MMRL(Method):
 
     @classmethod
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
-        """Return the data set's weight of the distances, and a width of 2,048 on EuroSAT; for transfer 0.2 and 512."""
+        """Return the data set's weight of the distances, and a width of 2,048 on EuroSAT; 0.2 for transfer."""
         check_task(task)
-        if task in ("cross-dataset", "domain-generalization"):
+        if task in TRANSFER_TASKS:
             return {"reg_weight": 0.2}
         options: dict[str, object] = {"reg_weight": REGULARISATION.get(dataset.lower(), 0.5)}
         return options | {"width": 2048} if dataset.lower() == "eurosat" else options
@@ -113,7 +113,7 @@ class MMRL(Method):
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Insert the tokens behind the class token and the start token at `first_block`, then replace them."""
-        return replace(self._plan(self.to_vision), read=0), self._plan(self.to_text)
+        return replace(self._plan(self.to_vision), read_op=0), self._plan(self.to_text)
 
     def _plan(self, projections: nn.ModuleList) -> Plan:
         first = self.options.first_block
@@ -125,7 +125,7 @@ class MMRL(Method):
     def scale(self) -> Tensor:
         return torch.tensor(self.options.scale, device=self.clip.device)
 
-    def reference(self) -> Tensor:
+    def frozen_text(self) -> Tensor:
         """Compute the frozen class features [C, E] of the data set's template, normalised."""
         return text_bank(self.clip, self.space, [self.space.template])
 
@@ -138,12 +138,12 @@ class MMRL(Method):
         represented = gather_batch(self.group, represent(rows, self.projection))
         text = self._encode_classes(prompts.tokenized, text_plan)
         frozen = gather_batch(self.group, image_features(self.clip, images))
-        reference = self.constant("reference", self.reference)
+        frozen_text = self.constant("frozen_text", self.frozen_text)
         return {
             "ce": o.alpha * F.cross_entropy(cosine_logits(image, text, scale), labels),
             "ce_rep": (1 - o.alpha) * F.cross_entropy(cosine_logits(represented, text, scale), labels),
             "reg_image": o.reg_weight * (1 - F.cosine_similarity(image.float(), frozen).mean()),
-            "reg_text": o.reg_weight * (1 - F.cosine_similarity(text.float(), reference).mean()),
+            "reg_text": o.reg_weight * (1 - F.cosine_similarity(text.float(), frozen_text).mean()),
         }
 
     def classifier(self, space: LabelSpace | None = None) -> Classifier:
@@ -154,7 +154,7 @@ class MMRL(Method):
             text = self.clip.encode_text(prompts.tokenized, text_plan)
             if prompts is self.prompts:
                 return FusedClassifier(self.clip, image_plan, text, self.scale(), self.projection, self.options.alpha)
-            return Classifier(self.clip, replace(image_plan, read=None), text, self.scale())
+            return Classifier(self.clip, replace(image_plan, read_op=None), text, self.scale())
 
     def public_names(self) -> dict[str, str]:
         learner = "representation_learner.compound_rep_tokens"
@@ -182,6 +182,7 @@ class FusedClassifier(Classifier):
         return torch.stack([features, represent(rows, self.projection)], dim=1)
 
     def logits(self, features: Tensor) -> Tensor:
+        # `super()` without arguments does not work in a generator.
         classes, represented = (super(FusedClassifier, self).logits(branch) for branch in features.unbind(dim=1))
         return self.alpha * classes + (1 - self.alpha) * represented
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.ivlp import DeepPrompts
-from procap.methods.method import STRICT, Method, Noise, check_task
+from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
 from procap.methods.prompts import ClassPrompts, phrase_context, phrase_prefix, tokenize_classes
 from procap.parallel import gather_batch
 from procap.plan import Plan
@@ -81,7 +81,7 @@ class PromptSRC(Method):
     def task_options(cls, task: str = "base-to-novel", shots: int = 16, dataset: str = "") -> dict[str, object]:
         """Return depth 3 when transferring from ImageNet, else no options."""
         check_task(task)
-        return {"depth": 3, "vision_depth": 3} if task in ("cross-dataset", "domain-generalization") else {}
+        return {"depth": 3, "vision_depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] context <rest of the phrase> <class name> . [EOS]"; the data set's template is not used."""

@@ -91,7 +91,7 @@ class TrackingStore:
                     socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
             except (OSError, ValueError) as error:
                 raise TrackingError(f"cannot reach {self.address}: {format_error(error)}") from error
-        assert self._connection
+        _ = self._connection  # Connects.
         return self
 
     def search(self, where: str) -> Iterator[Run]:

@@ -93,7 +93,7 @@ def pad_to(ids: list[Tensor]) -> Tensor:
 def step_loss(
     student: Student, teacher: Teacher, pool: Pool, prompts: Prompts, recipe: Recipe, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """Compute the loss of a batch from three families: classes of the family, captions of the batch, dense targets."""
+    """Compute the loss of a batch of several families: classes of a family, captions of the batch, dense targets."""
     chosen = torch.randperm(len(FAMILY_NAMES), generator=rng)[:FAMILIES_PER_STEP].tolist()
     share = math.ceil(recipe.batch / FAMILIES_PER_STEP)
     rows = torch.cat(
@@ -107,7 +107,7 @@ def step_loss(
     texts = encode_text(student.clip, pad_to(parts)).split([len(part) for part in parts])
     scale = student.clip.logit_scale.clamp(max=math.log(100)).exp()
     labels = torch.from_numpy(pool.label[rows.numpy()])
-    pairs = zip(features.split(share), texts, labels.split(share), strict=False)
+    pairs = zip(features.split(share), texts[:-1], labels.split(share), strict=True)
     by_class = [functional.cross_entropy(scale * mine @ classes.T, label) for mine, classes, label in pairs]
     by_caption = functional.cross_entropy(scale * features[few] @ texts[-1].T, caption_at)
     return {"class": torch.stack(by_class).mean(), "caption": by_caption, "dense": dense}
