@@ -56,7 +56,7 @@ class Plan:
         output becomes block(x) + adapter(ln_1(x)). Attention and MLP of the block do not see what the adapter adds.
     weights: tensors, learned or not, that replace the tower's own, by their names in the tower's state dict: those of
         blocks, of the LayerNorm after them and of the projection.
-    read_op: index in `tokens` of an operation that inserts rows, which the vision tower reads out besides the feature.
+    read_op: index in `tokens` of an operation that inserts rows, whose final states the vision tower returns as well.
     """
 
     tokens: tuple[TokenOp, ...] = ()
@@ -82,12 +82,6 @@ class Plan:
     def changes_block(self, layer: int) -> bool:
         """Whether block `layer` has an adapter or other weights than the tower's own."""
         return layer in self.adapters or any(name.startswith(f"{BLOCKS}{layer}.") for name in self.weights)
-
-    def first_change(self, layers: int) -> int:
-        """Return the first layer that the plan changes: `INPUT`, a block, or `layers` if no block is changed."""
-        changed = [op.layer for op in self.tokens]
-        changed += [layer for layer in range(layers) if self.changes_block(layer)]
-        return min(changed, default=layers)
 
     def for_prompts(self, start: int, stop: int) -> Plan:
         """Restrict the plan to the images or prompts start..stop-1 of the tower's batch."""

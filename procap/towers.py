@@ -54,16 +54,13 @@ class Transformer(nn.Module):
         super().__init__()
         self.resblocks = nn.ModuleList(Block(width, heads, mlp_width, quick_gelu) for _ in range(layers))
 
-    def forward(
-        self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations, start: int = 0
-    ) -> AnySequence:
-        """Run the blocks from `start` on, with the changes that `plan` makes to each.
+    def forward(self, sequence: AnySequence, plan: Plan, optimizations: ExactOptimizations) -> AnySequence:
+        """Run every block, with the changes that `plan` makes to it.
 
         Gives the states of every row; with `optimizations.last_rows` only of those that are read out.
         """
         last = len(self.resblocks) - 1
-        for layer in range(start, last + 1):
-            block, adapter = self.resblocks[layer], plan.adapters.get(layer)
+        for layer, block in enumerate(self.resblocks):
             sequence = sequence.apply(plan, layer)
             live = sequence.live if optimizations.frozen_rows and not plan.changes_block(layer) else None
             # `live` includes the rows between two operations; if it covers most rows, splitting saves nothing.
@@ -72,7 +69,7 @@ class Transformer(nn.Module):
             pattern, select = sequence.pattern(layer), None
             if layer == last and optimizations.last_rows:
                 pattern, select = sequence.reading(plan.read_op)
-            x = block(sequence.x, pattern, live, select, optimizations.folded, adapter)
+            x = block(sequence.x, pattern, live, select, optimizations.folded, plan.adapters.get(layer))
             # Attention has mixed the rows, so from here on all of them may depend on something learned.
             sequence = sequence.with_states(x)
         return sequence

@@ -155,6 +155,7 @@ def _train(
             if state.epoch < config.recipe.epochs:
                 return checkpointer.finish("paused")
         if average:
+            # Again, because a run that resumes after its last epoch has restored the sums but perhaps other weights.
             average.apply()
     check_finite(setup.method.state_dict(), f"after step {state.step}")
     meter.settle()

@@ -34,7 +34,7 @@ def test_without_failures_runs_end_as_greedy_packing_does(seconds: list[float], 
 def test_a_failing_gpu_takes_what_the_renewal_formula_expects():
     conditions = Conditions(per_node=1, mtbf_hours=1.0, checkpoint=600.0, notice=30.0, replace=300.0)
     rate, segment, segments, start = 1 / 3600.0, 600.0, 12, 40.0
-    # A segment from a cold start, begun anew after every failure and replacement; and one that goes on from the last.
+    # A segment from a cold start, begun again after every failure and replacement; and one that goes on from the last.
     cold = (math.exp(rate * (start + segment)) - 1) * (1 / rate + conditions.replace)
     warm = (1 - math.exp(-rate * segment)) * (1 / rate + conditions.replace + cold)
     expected = cold + (segments - 1) * warm

@@ -62,8 +62,8 @@ def test_every_layout_is_packed_byte_by_byte_and_every_image_of_it_can_be_read(n
             assert packed.read(i) == file.read_bytes()
             assert decode(packed.read(i)).mode == "RGB"
     images = [file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg")]
-    besides = [file for file in images if file.parent.name in ("BACKGROUND_Google", "Faces_easy")]
-    assert sum(map(len, listed(source).values())) == len(images) - len(besides)
+    left_out = [file for file in images if file.parent.name in ("BACKGROUND_Google", "Faces_easy")]
+    assert sum(map(len, listed(source).values())) == len(images) - len(left_out)
 
 
 def glob_escape(path: str) -> str:

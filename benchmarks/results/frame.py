@@ -188,7 +188,7 @@ def images_per_second(frame: pd.DataFrame, column: str = "fps") -> float | None:
 
 
 def describe_settings(config: RunConfig) -> dict[str, str]:
-    """Collect the settings that distinguish a run, besides method, data set and seed; unused settings are left out.
+    """Collect the settings that distinguish a run, other than method, data set and seed; unused settings are left out.
 
     A dotted name is a field of the recipe or an option of the method. Colour jitter and rotation depend on the data set
     and are left out.

@@ -19,7 +19,7 @@ from procap.classifier import Classifier, unit
 from procap.clip import CLIP
 from procap.initialisation import linear
 from procap.methods.method import Method, Noise, check_task
-from procap.methods.prompts import PLACEHOLDER, ClassPrompts, ContextOptions, initial_context, tokenize_classes
+from procap.methods.prompts import ClassPrompts, ContextOptions, context_prompts, initial_context
 from procap.packing import PromptSet
 from procap.parallel import gather_batch
 from procap.plan import INPUT, NO_CHANGE, Plan, TokenOp
@@ -48,10 +48,7 @@ class CoCoOp(Method):
         return Recipe(optimizer="sgd", lr=0.002, epochs=10, batch_size=1)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize "[SOS] context <class name> . [EOS]" for every class."""
-        names = space.names()
-        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
-        return ClassPrompts(tokenize_classes(self.clip, names, [f"{free} {name}." for name in names]))
+        return context_prompts(self.clip, space, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         """Build the plans with the unshifted context; `conditional_logits` adds each image's shift."""

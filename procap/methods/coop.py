@@ -18,14 +18,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import normal
 from procap.methods.method import TRANSFER_TASKS, Method, Noise, check_task
-from procap.methods.prompts import (
-    PLACEHOLDER,
-    ClassPrompts,
-    ContextOptions,
-    context_op,
-    initial_context,
-    tokenize_classes,
-)
+from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -82,13 +75,12 @@ class CoOp(Method):
         if self.options.csc and space.classnames != self.space.classnames:
             raise UsageError("coop with csc = true has learned one context per class: it knows no other class names")
         n_ctx = self.options.n_ctx
-        names = space.names()
-        free = " ".join([PLACEHOLDER] * n_ctx)
-        ids = tokenize_classes(self.clip, names, [f"{free} {name}." for name in names])
+        prompts = context_prompts(self.clip, space, n_ctx)
+        ids = prompts.ids
         if self.options.class_position == "end":
-            return ClassPrompts(ids)
+            return prompts
         before = n_ctx // 2 if self.options.class_position == "middle" else 0
-        lengths = self.clip.tokenize(names).argmax(dim=1, keepdim=True) - 1
+        lengths = self.clip.tokenize(space.names()).argmax(dim=1, keepdim=True) - 1
         slot = torch.arange(n_ctx, device=ids.device)
         slots = 1 + slot + torch.where(slot < before, 0, lengths)
         return ClassPrompts(move_names(ids, lengths, n_ctx, before), slots)

@@ -18,14 +18,7 @@ from torch import Tensor, nn
 from procap.clip import CLIP
 from procap.initialisation import normal
 from procap.methods.method import STRICT, Method, Noise, check_task
-from procap.methods.prompts import (
-    ClassPrompts,
-    check_depth,
-    deep_plans,
-    phrase_context,
-    phrase_prefix,
-    tokenize_classes,
-)
+from procap.methods.prompts import ClassPrompts, check_depth, deep_plans, phrase_context, phrase_prompts
 from procap.plan import Plan
 from procap.recipe import Recipe
 from procap.text import LabelSpace
@@ -96,9 +89,7 @@ class IVLP(Method):
         return Recipe(optimizer="sgd", lr=0.0035, epochs=50 if task == "few-shot" else 5, batch_size=4)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize "[SOS] context <rest of the phrase> <class name> . [EOS]"; the data set's template is not used."""
-        prefix = phrase_prefix(self.options.ctx_init, self.options.n_ctx)
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(f"{prefix} {{}}.")))
+        return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return self.tokens.plans(self.clip)

@@ -18,14 +18,7 @@ from torch import Tensor, nn
 from procap.classifier import cosine_logits
 from procap.clip import CLIP
 from procap.methods.method import Method, Noise, check_task
-from procap.methods.prompts import (
-    PLACEHOLDER,
-    ClassPrompts,
-    ContextOptions,
-    context_op,
-    initial_context,
-    tokenize_classes,
-)
+from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
 from procap.plan import NO_CHANGE, Plan
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -58,9 +51,7 @@ class KgCoOp(Method):
         return Recipe(optimizer="sgd", lr=0.002, epochs=100, batch_size=128)
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize "[SOS] context <class name> . [EOS]"; the data set's template is not used."""
-        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(f"{free} {{}}.")))
+        return context_prompts(self.clip, space, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return NO_CHANGE, Plan((context_op(self.clip, prompts, self.context),))

@@ -20,7 +20,7 @@ from procap.classifier import Classifier, cosine_logits, unit
 from procap.clip import CLIP
 from procap.initialisation import normal
 from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
-from procap.methods.prompts import PLACEHOLDER, ClassPrompts, check_depth, deep_plans, tokenize_classes
+from procap.methods.prompts import ClassPrompts, check_depth, context_prompts, deep_plans
 from procap.methods.promptsrc import teacher_templates
 from procap.parallel import gather_batch
 from procap.plan import Plan
@@ -76,10 +76,15 @@ class MMLoP(Method):
         return {"depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize "[SOS] tokens <class name> . [EOS]", and encode the text teacher of every class."""
-        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
-        ids = tokenize_classes(self.clip, space.names(), space.prompts(f"{free} {{}}."))
-        return ClassPrompts(ids, reference=text_bank(self.clip, space, teacher_templates(), average="average-first"))
+        return context_prompts(self.clip, space, self.options.n_ctx)
+
+    def teacher(self, space: LabelSpace) -> Tensor:
+        """Return the text teacher [C, E] of the classes of `space`; that of the classes trained on is kept."""
+
+        def compute() -> Tensor:
+            return text_bank(self.clip, space, teacher_templates(), average="average-first")
+
+        return self.constant("teacher", compute) if space == self.space else compute()
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         vision_rows = self.rows if self.vision_rows is None else self.vision_rows
@@ -87,31 +92,29 @@ class MMLoP(Method):
         text = [rows @ columns for rows, columns in zip(self.rows, self.text, strict=True)]
         return deep_plans(self.clip, vision, text)
 
-    def corrected(self, text: Tensor, prompts: ClassPrompts) -> Tensor:
+    def correct_drift(self, text: Tensor, teacher: Tensor) -> Tensor:
         """Return class features [C, E] of length one, whose drift from the frozen ones has mean zero if switched on.
 
         With g the frozen and p the prompted features, g + (p - g) - mean(p - g) is p - mean(p) + mean(g).
         """
-        assert prompts.reference is not None
         text = unit(text)
         if self.options.drift_correction:
-            text = unit(text - text.mean(dim=0) + prompts.reference.mean(dim=0))
+            text = unit(text - text.mean(dim=0) + teacher.mean(dim=0))
         return text
 
     def loss(self, images: Tensor, labels: Tensor, noise: Noise) -> dict[str, Tensor]:
         """Compute the cross-entropy and the distances to the frozen CLIP, with a symmetric KL divergence over B x C."""
         o, scale = self.options, self.scale()
         image, text = self.features(images, noise)
-        reference = self.prompts.reference
-        assert reference is not None
-        text = self.corrected(text, self.prompts)
+        teacher = self.teacher(self.space)
+        text = self.correct_drift(text, teacher)
         teacher_image = gather_batch(self.group, image_features(self.clip, images))
-        logits, teacher_logits = cosine_logits(image, text, scale), cosine_logits(teacher_image, reference, scale)
+        logits, teacher_logits = cosine_logits(image, text, scale), cosine_logits(teacher_image, teacher, scale)
         log_p, log_q = logits.log_softmax(-1), teacher_logits.log_softmax(-1)
         kl = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum() / 2
         return {
             "ce": F.cross_entropy(logits, labels),
-            "text": o.text_weight * F.l1_loss(text, reference),
+            "text": o.text_weight * F.l1_loss(text, teacher),
             "image": o.image_weight * F.l1_loss(unit(image), teacher_image),
             "kl": o.logit_weight * kl / logits.numel(),
         }
@@ -120,5 +123,7 @@ class MMLoP(Method):
         prompts = self.prompts_of(space)
         with torch.no_grad():
             image_plan, text_plan = self.plans(prompts)
-            text = self.corrected(self.clip.encode_text(prompts.tokenized, text_plan), prompts)
+            text = self.correct_drift(
+                self.clip.encode_text(prompts.tokenized, text_plan), self.teacher(space or self.space)
+            )
             return Classifier(self.clip, image_plan, text, self.scale())

@@ -19,6 +19,7 @@ from procap.errors import UsageError, UserError
 from procap.initialisation import normal
 from procap.packing import PromptSet
 from procap.plan import INPUT, Plan, TokenOp
+from procap.text import LabelSpace
 
 PLACEHOLDER = "X"
 """A word of exactly one token, which reserves the row of a learned token."""
@@ -77,6 +78,18 @@ def tokenize_classes(clip: CLIP, names: Sequence[str], texts: Sequence[str]) -> 
             except UserError as error:
                 raise UserError(f"class '{name}': {error}") from error
         raise
+
+
+def context_prompts(clip: CLIP, space: LabelSpace, n_ctx: int, words: str = "{}.") -> ClassPrompts:
+    """Tokenize "[SOS] context <words with the class name> [EOS]"; the context is `n_ctx` placeholders of one token."""
+    free = " ".join([PLACEHOLDER] * n_ctx)
+    return ClassPrompts(tokenize_classes(clip, space.names(), space.prompts(f"{free} {words}")))
+
+
+def phrase_prompts(clip: CLIP, space: LabelSpace, phrase: str, n_ctx: int) -> ClassPrompts:
+    """Tokenize MaPLe's "[SOS] phrase <class name> . [EOS]", whose first n_ctx tokens learned ones replace."""
+    prefix = phrase_prefix(phrase, n_ctx)
+    return ClassPrompts(tokenize_classes(clip, space.names(), space.prompts(f"{prefix} {{}}.")))
 
 
 def context_op(clip: CLIP, prompts: ClassPrompts, context: Tensor) -> TokenOp:

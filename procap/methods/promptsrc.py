@@ -20,7 +20,7 @@ from procap.classifier import cosine_logits, unit
 from procap.clip import CLIP
 from procap.methods.ivlp import DeepPrompts
 from procap.methods.method import STRICT, TRANSFER_TASKS, Method, Noise, check_task
-from procap.methods.prompts import ClassPrompts, phrase_context, phrase_prefix, tokenize_classes
+from procap.methods.prompts import ClassPrompts, phrase_context, phrase_prompts
 from procap.parallel import gather_batch
 from procap.plan import Plan
 from procap.recipe import Recipe
@@ -84,9 +84,7 @@ class PromptSRC(Method):
         return {"depth": 3, "vision_depth": 3} if task in TRANSFER_TASKS else {}
 
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
-        """Tokenize "[SOS] context <rest of the phrase> <class name> . [EOS]"; the data set's template is not used."""
-        prefix = phrase_prefix(self.options.ctx_init, self.options.n_ctx)
-        return ClassPrompts(tokenize_classes(self.clip, space.names(), space.prompts(f"{prefix} {{}}.")))
+        return phrase_prompts(self.clip, space, self.options.ctx_init, self.options.n_ctx)
 
     def plans(self, prompts: ClassPrompts, noise: Noise | None = None) -> tuple[Plan, Plan]:
         return self.tokens.plans(self.clip)

@@ -21,14 +21,7 @@ from procap.clip import CLIP
 from procap.errors import UsageError
 from procap.initialisation import linear
 from procap.methods.method import Method, Noise, check_task
-from procap.methods.prompts import (
-    PLACEHOLDER,
-    ClassPrompts,
-    ContextOptions,
-    context_op,
-    initial_context,
-    tokenize_classes,
-)
+from procap.methods.prompts import ClassPrompts, ContextOptions, context_op, context_prompts, initial_context
 from procap.plan import NO_CHANGE, Plan, TokenOp
 from procap.recipe import Recipe
 from procap.teacher import text_bank
@@ -92,8 +85,7 @@ class TCP(Method):
     def class_prompts(self, space: LabelSpace) -> ClassPrompts:
         """Tokenize "[SOS] context <words of the data set> [EOS]" and encode the reference of every class."""
         words = PROMPTS.get(space.dataset, "{}.")
-        free = " ".join([PLACEHOLDER] * self.options.n_ctx)
-        ids = tokenize_classes(self.clip, space.names(), space.prompts(f"{free} {words}"))
+        ids = context_prompts(self.clip, space, self.options.n_ctx, words).ids
         template = REFERENCE_TEMPLATES.get(space.dataset, space.template)
         return ClassPrompts(ids, reference=text_bank(self.clip, space, [template]))
 
