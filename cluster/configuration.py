@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cluster.run import Record, RunSpec
+from cluster.run import RunSpec
 from cluster.space import Domain, Values, round_value, value_between
 from procap.errors import UsageError, UserError
-from runner.collection import COLLECTION_NAME
-from runner.config import RuntimeConfig, plan_run
+from runner.config import FrozenModel, RuntimeConfig, plan_run
 from runner.results import read_document, write_json
+from runner.run_collection import COLLECTION_NAME
 from shards.locks import LockHeld, file_lock
 
 SWEEPS = "sweeps"
@@ -44,7 +44,7 @@ METRICS: Mapping[Metric, str] = {
 }
 
 
-class SweepSettings(Record):
+class SweepSettings(FrozenModel):
     """`sweep.json`: what is searched, how, and how far."""
 
     schema_version: Literal[2] = Field(default=2, validation_alias="schema", serialization_alias="schema")
@@ -93,7 +93,7 @@ class SweepSettings(Record):
         return math.prod(map(len, self.domains.values())) if self.search == "grid" else self.trials
 
 
-class Configuration(Record):
+class Configuration(FrozenModel):
     """Values of the varied fields, and the outcome of the runs with these values.
 
     A configuration stopped by ASHA keeps its checkpoints; one that is "running" while no sweep runs is unfinished.
@@ -132,7 +132,7 @@ class Configuration(Record):
         return stdev(scores) if len(scores) > 1 else None
 
 
-class Configurations(Record):
+class Configurations(FrozenModel):
     """`configurations.json`."""
 
     schema_version: Literal[1] = Field(default=1, validation_alias="schema", serialization_alias="schema")

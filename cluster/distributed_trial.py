@@ -17,7 +17,7 @@ from typing import Any
 from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Resources
-from cluster.run import Halving, Report
+from cluster.run import Halving, TrialReport
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.environment import library_defaults, own_device, resolve_device
@@ -49,12 +49,12 @@ class Rank:
         environment: Mapping[str, str],
         queue: Any,
         halving: Halving | None,
-    ) -> Report:
+    ) -> TrialReport:
         """Execute the trial as the rank set by `environment`; rank 0 puts its reports into `queue`."""
         library_defaults()
         os.environ.update(environment)
 
-        def execute() -> Report:
+        def execute() -> TrialReport:
             runtime, ranks = paths.local_runtime(), ranks_from_environment()
             device = resolve_device(runtime.device)
             # Ray sets CUDA_VISIBLE_DEVICES, so an actor's only GPU is always number 0.
@@ -76,7 +76,7 @@ def execute_in_group(
     resources: Resources,
     report_to: ReportTo,
     halving: Halving | None,
-) -> Report:
+) -> TrialReport:
     """Execute a trial with `resources.processes` processes; raises RayError if one of them was lost."""
     import ray
     from ray.util import get_current_placement_group
@@ -110,7 +110,7 @@ def execute_in_group(
             # Raises for a lost process: the others would wait for it until their timeout.
             ray.get(ended)
         # Wait for all ranks: one may report a failure that only follows from another lost process, which raises here.
-        reports: list[Report] = ray.get(refs)
+        reports: list[TrialReport] = ray.get(refs)
     finally:
         for actor in actors:
             ray.kill(actor)

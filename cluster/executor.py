@@ -10,7 +10,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from cluster.run import Halving, Report, RunSpec, score, score_at
+from cluster.run import Halving, RunSpec, TrialReport, score, score_at
 from procap.errors import UserError
 from runner.config import RuntimeConfig, Target
 from runner.distributed.collectives import ProcessGroup
@@ -26,7 +26,7 @@ from shards.reader import open_dataset
 REPORT_SECONDS = 5.0
 HELD_SECONDS = 2.0
 
-ReportTo = Callable[[Report], None]
+ReportTo = Callable[[TrialReport], None]
 RunsOf = Callable[[Mapping[str, Any], RuntimeConfig], Sequence[RunSpec]]
 """The runs of a trial's configuration, called on the machine that executes them."""
 
@@ -50,7 +50,7 @@ class RunExecutor:
         # In the past, so that the first report is sent at once.
         self._reported = -REPORT_SECONDS
 
-    def execute(self) -> Report:
+    def execute(self) -> TrialReport:
         """Execute what is not finished yet; returns the final report without sending it."""
         targets = {run.path: [Target.recorded(target) for target in run.targets] for run in self.runs}
         if self.group.ranks.local_rank == 0:
@@ -127,17 +127,19 @@ class RunExecutor:
         results = [evaluate(run.config, target, self.runtime, trained=trained, group=self.group) for target in targets]
         return score([result.accuracy for result in results])
 
-    def _send(self, report: Report) -> None:
+    def _send(self, report: TrialReport) -> None:
         """Report at most once in `REPORT_SECONDS`, as the driver receives reports of many trials."""
         if self.group.ranks.first and time.monotonic() - self._reported >= REPORT_SECONDS:
             self._reported = time.monotonic()
             self._report_to(report)
 
-    def _report(self, **fields: object) -> Report:
-        return Report.model_validate({"seconds": time.monotonic() - self._began, "host": platform.node(), **fields})
+    def _report(self, **fields: object) -> TrialReport:
+        return TrialReport.model_validate(
+            {"seconds": time.monotonic() - self._began, "host": platform.node(), **fields}
+        )
 
 
-def attempt(work: Callable[[], Report]) -> Report:
+def attempt(work: Callable[[], TrialReport]) -> TrialReport:
     """Call `work`; an exception becomes a failed report, as it would occur again after a restart."""
     began = time.monotonic()
     why = trace = ""
@@ -151,4 +153,4 @@ def attempt(work: Callable[[], Report]) -> Report:
     except Exception as error:
         why = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
         trace = traceback.format_exc()
-    return Report(state="failed", why=why, trace=trace, seconds=time.monotonic() - began, host=platform.node())
+    return TrialReport(state="failed", why=why, trace=trace, seconds=time.monotonic() - began, host=platform.node())

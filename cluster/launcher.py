@@ -28,8 +28,7 @@ from procap.errors import UsageError, unknown_name
 from runner.acceleration import Acceleration
 from runner.config import RuntimeConfig
 from runner.distributed.ranks import ranks_from_environment
-from runner.environment import resolve_device
-from runner.limits import available_cores, available_memory
+from runner.environment import available_cores, available_memory, resolve_device
 
 KINDS = ("local", "ray")
 RUN_BYTES = 3 * 2**30

@@ -7,21 +7,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from runner.config import RunConfig, RuntimeConfig, Target
+from runner.config import FrozenModel, RunConfig, RuntimeConfig, Target
 from runner.results import RunFolder, harmonic_mean
 
 SCORE = "score"
 
 
-class Record(BaseModel):
-    """A document that cannot be changed and refuses unknown fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RunSpec(Record):
+class RunSpec(FrozenModel):
     """A training and the targets to evaluate it on, `dataset:classes:split` each."""
 
     config: RunConfig
@@ -33,7 +27,7 @@ class RunSpec(Record):
         return self.config.path
 
 
-class Report(Record):
+class TrialReport(FrozenModel):
     """Progress of a trial and, with `state` "done" or "failed", its outcome."""
 
     state: Literal["running", "waiting", "done", "failed"] = "running"
@@ -52,7 +46,7 @@ class Report(Record):
         return {"report": self.model_dump(mode="json"), "epoch": self.epoch, SCORE: score}
 
     @classmethod
-    def of_result(cls, result: Mapping[str, Any]) -> Report:
+    def of_result(cls, result: Mapping[str, Any]) -> TrialReport:
         """Convert back from `to_result`; other keys, which Ray Tune adds, are ignored."""
         return cls.model_validate(result["report"]) if "report" in result else cls()
 

@@ -27,7 +27,7 @@ from cluster.configuration import (
 )
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity
-from cluster.run import SCORE, Halving, Report, RunSpec, final_score, score_at
+from cluster.run import SCORE, Halving, RunSpec, TrialReport, final_score, score_at
 from cluster.space import to_tune
 from cluster.tune_runner import run_trials
 from procap.errors import UserError
@@ -47,7 +47,7 @@ class Sweep:
         settings: SweepSettings,
         runtime: RuntimeConfig,
         folder: SweepFolder,
-        on_event: Callable[[str, Configuration, Report], None] = lambda event, configuration, report: None,
+        on_event: Callable[[str, Configuration, TrialReport], None] = lambda event, configuration, report: None,
     ) -> None:
         """on_event: called with "started", "reported", "lost" (a trial is restarted), "ended", or "settled"."""
         self.settings, self.runtime, self.folder, self._on_event = settings, runtime, folder, on_event
@@ -148,15 +148,15 @@ class Sweep:
                 epochs=max((run.config.recipe.epochs for run in runs), default=0),
             )
             self.folder.save(self.configurations.values())
-        self._on_event(event, self.configurations[key], Report())
+        self._on_event(event, self.configurations[key], TrialReport())
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         key = self._running[trial]
         if report.score is not None and report.epoch:
             self._update(key, curve={**self.configurations[key].curve, report.epoch: report.score})
         self._on_event("reported", self.configurations[key], report)
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         key = self._running.pop(trial)
         before, scores, failures = self.configurations[key], dict[str, float](), dict[str, str]()
         error = report.why if report.state == "failed" else ""
@@ -183,7 +183,7 @@ class Sweep:
         elif before.state == "running" and all(path in scores for path in before.runs):
             self._settle(key, state="finished", score=fmean(scores.values()))
 
-    def _collect_scores(self, runs: Sequence[RunSpec], report: Report) -> dict[str, float]:
+    def _collect_scores(self, runs: Sequence[RunSpec], report: TrialReport) -> dict[str, float]:
         """Collect the scores of a trial's runs; if it was stopped, at the last epoch that all runs have finished."""
         found: dict[str, float] = {}
         for run in runs:
@@ -199,7 +199,7 @@ class Sweep:
         """Write the outcome of a configuration once all its runs have ended."""
         self._update(key, **changes)
         self._store.try_push_all(f"{SWEEPS}/{self.settings.name}")
-        self._on_event("settled", self.configurations[key], Report())
+        self._on_event("settled", self.configurations[key], TrialReport())
 
     def _update(self, key: str, **changes: Any) -> None:
         self.configurations[key] = self.configurations[key].model_copy(update=changes)

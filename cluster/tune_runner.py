@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from cluster.executor import ReportTo, RunExecutor, RunsOf, attempt
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources, count_processes, nodes, require_own_node
-from cluster.run import Halving, Report
+from cluster.run import Halving, TrialReport
 from procap.errors import UserError
 from runner.environment import library_defaults
 
@@ -35,10 +35,10 @@ class TrialListener(Protocol):
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None: ...
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None: ...
+    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None: ...
 
     # The last report's state is "done", "failed", or another one if Tune stopped the trial before its end.
-    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None: ...
+    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None: ...
 
 
 def run_trials(
@@ -69,7 +69,7 @@ def run_trials(
     paths = paths.with_device(capacity.device(paths.runtime.device))
 
     def trial(config: dict[str, Any]) -> None:
-        def report_to(report: Report) -> None:
+        def report_to(report: TrialReport) -> None:
             tune.report(report.to_result())
 
         report_to(execute_trial(config, runs_of, paths, resources, report_to, halving))
@@ -109,7 +109,7 @@ def execute_trial(
     resources: Resources,
     report_to: ReportTo,
     halving: Halving | None = None,
-) -> Report:
+) -> TrialReport:
     """Execute a trial on the node that Ray chose; returns its final report, raises if Ray Tune should restart it."""
     library_defaults()
     if resources.processes > 1:
@@ -117,7 +117,7 @@ def execute_trial(
 
         return execute_in_group(config, runs_of, paths, resources, report_to, halving)
 
-    def execute() -> Report:
+    def execute() -> TrialReport:
         runtime = paths.local_runtime()
         return RunExecutor(runs_of(config, runtime), runtime, report_to, halving=halving).execute()
 
@@ -166,12 +166,12 @@ def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
         ) -> None:
-            report = Report.of_result(result)
+            report = TrialReport.of_result(result)
             if report.state in ("running", "waiting"):
                 listener.reported(trial.trial_id, trial.config, report)
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            listener.ended(trial.trial_id, trial.config, Report.of_result(trial.last_result))
+            listener.ended(trial.trial_id, trial.config, TrialReport.of_result(trial.last_result))
 
         def on_step_end(self, iteration: int, trials: list[Any], **_: Any) -> None:
             stall.check(trials)
@@ -183,7 +183,7 @@ def _tune_callback(listener: TrialListener, stall: StallDetector) -> Any:
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             file = Path(trial.error_file or "")
             errors = file.read_text(errors="replace") if file.is_file() else ""
-            listener.ended(trial.trial_id, trial.config, Report(state="failed", why=explain_failure(errors)))
+            listener.ended(trial.trial_id, trial.config, TrialReport(state="failed", why=explain_failure(errors)))
 
         def __reduce__(self) -> tuple[type[Callback], tuple[()]]:
             # Tune pickles its callbacks for a restore that never happens; a listener with locks cannot be pickled.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from procap.errors import UserError
 from procap.text import LabelSpace
-from runner.config import RunConfig
+from runner.config import FrozenModel, RunConfig
 from runner.results import EpochLog, write_bytes
 from shards.resolve import base_name
 
@@ -37,10 +37,8 @@ def saved_steps(folder: Path) -> list[int]:
     return [int(match[1]) for path in folder.glob("step-*") if (match := STATE_NAME.fullmatch(path.name))]
 
 
-class CheckpointCard(BaseModel):
+class CheckpointCard(FrozenModel):
     """Metadata of a checkpoint: enough to evaluate it without the data it was trained on."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     checkpoint_schema: int = SCHEMA
     config: RunConfig

@@ -22,10 +22,14 @@ RecipeName = Literal["published", "procap", "custom"]
 Precision = Literal["fp32", "bf16"]
 
 
-class RunConfig(BaseModel):
-    """One training, resolved: defaults are filled in and names are in their canonical spelling. Made by `plan_run`."""
+class FrozenModel(BaseModel):
+    """A document whose fields cannot be changed and which refuses unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunConfig(FrozenModel):
+    """One training, resolved: defaults are filled in and names are in their canonical spelling. Made by `plan_run`."""
 
     method: str
     options: dict[str, Any] = Field(default_factory=dict, description="the method's own, every one of them")

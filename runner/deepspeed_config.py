@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from procap.errors import UsageError
-from runner.config import RunConfig, explain_validation_error
+from runner.config import FrozenModel, RunConfig, explain_validation_error
 
 
-class ZeroChoices(BaseModel):
+class ZeroChoices(FrozenModel):
     """Fields of `zero_optimization` that the user may set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal[0, 1, 2] = 0
     reduce_bucket_size: int | None = None
@@ -30,10 +28,10 @@ class ZeroChoices(BaseModel):
     use_multi_rank_bucket_allreduce: bool | None = None
 
 
-class Choices(BaseModel):
+class Choices(FrozenModel):
     """All fields that the user may set; DeepSpeed writes to stderr only."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     log_level: Literal["debug", "info", "warning", "error", "critical"] = "error"
     steps_per_print: int | None = Field(default=None, ge=1)

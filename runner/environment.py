@@ -1,4 +1,4 @@
-"""Describe and prepare the environment of a run: versions and hardware, device, and defaults of libraries."""
+"""The environment of a run: defaults of libraries, device, cores and memory of this process, versions and hardware."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UsageError
 from runner.distributed.ranks import Ranks
-from runner.limits import available_cores
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,8 @@ LIBRARY_DEFAULTS = {
 
 SOURCE_VARIABLE = "PROCAP_SOURCE"
 """The state of a source tree that was submitted to a cluster, as JSON."""
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 MOST_DECODERS = 12
 """Upper limit of decoding threads; more do not decode faster in one interpreter."""
@@ -82,6 +84,47 @@ def num_decoders(workers: int | None, device: torch.device) -> int:
     if workers is not None:
         return workers
     return min(MOST_DECODERS, available_cores()) if device.type == "cuda" else 0
+
+
+def available_memory() -> int:
+    """Return the free memory in bytes, within the limits of the control groups."""
+    import psutil
+
+    limits = [psutil.virtual_memory().available]
+    for version, group in _control_groups("memory"):
+        with suppress(OSError, ValueError):
+            limits.append(int((group / ("memory.max" if version == 2 else "memory.limit_in_bytes")).read_text()))
+    return min(limits)
+
+
+def available_cores() -> int:
+    """Return the number of usable cores, within the limits of the control groups."""
+    # Only Linux has a CPU affinity of processes.
+    limits = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
+    for version, group in _control_groups("cpu"):
+        with suppress(OSError, ValueError):
+            if version == 2:
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                limits.append(int(quota) / int(period))
+    return max(1, int(min(limits)))
+
+
+def _control_groups(controller: str) -> Iterator[tuple[int, Path]]:
+    """List version and folder of the control groups of this process; "max" and -1 in their files mean no limit."""
+    with suppress(OSError):
+        for line in OWN_CGROUP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            version, root = (1, CGROUPS / controller) if controllers else (2, CGROUPS)
+            own = root / path.lstrip("/")
+            for group in (own, *own.parents):
+                yield version, group
+                if group == root:
+                    break
 
 
 def environment(device: torch.device | None = None) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from procap.methods.method import Method
 from runner.acceleration import Acceleration
 from runner.checkpoint import CheckpointCard, load_into, prompts_bytes, unpack_prompts
 from runner.config import RunConfig, RuntimeConfig, Target
-from runner.correctness import pack_bits
 from runner.cuda_graphs import CudaGraphs
 from runner.distributed.collectives import ProcessGroup
 from runner.distributed.flag_sync import FlagSync
@@ -31,7 +30,7 @@ from runner.inference import Inference
 from runner.meters import Meter, ResourceMonitor
 from runner.progress import ProgressDisplay
 from runner.remote_results import RemoteResults
-from runner.results import EvalResult, PerClass, RunFolder, TrainResult, write_json
+from runner.results import EvalResult, PerClass, RunFolder, TrainResult, pack_bits, write_json
 from runner.setup import check_content, label_space, load_backbone, make_method
 from runner.stop_signals import StopRequest, make_interrupted
 from runner.threads import fitting_threads

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from procap.errors import UsageError, UserError
-from runner.collection import COLLECTIONS
 from runner.config import RuntimeConfig
 from runner.results import write_bytes, write_json
+from runner.run_collection import COLLECTIONS
 from shards.errors import DataError, NotFound
 from shards.locks import file_lock
 from shards.remote import RemoteFolder, download, filesystem

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,11 +21,10 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from procap.errors import UserError
-from runner.config import RunConfig, Target
-from runner.correctness import unpack_bits
+from runner.config import FrozenModel, RunConfig, Target
 from shards.files import write_file
 from shards.locks import LockHeld, file_lock
 
@@ -38,11 +39,7 @@ RunStatus = Literal["running", "paused", "interrupted", "failed"]
 """Status of an unfinished run; "paused" after the epochs that the caller of `train` asked for."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class EpochLog(_Record):
+class EpochLog(FrozenModel):
     """One epoch; `terms` are means over its steps, weighted as in the loss."""
 
     epoch: int = Field(ge=0, description="0-based")
@@ -52,18 +49,18 @@ class EpochLog(_Record):
     images_per_second: float | None
 
 
-class PeakMemory(_Record):
+class PeakMemory(FrozenModel):
     process: int = Field(description="bytes, largest resident size of this process since the run began")
     gpu: int | None = Field(description="bytes that tensors held at once; None on the CPU")
 
 
-class Use(_Record):
+class Use(FrozenModel):
     cpu_percent: float | None = Field(description="100 is one core kept busy")
     gpu_percent: float | None = Field(default=None, description="mean over samples, one a second")
     gpu_watts: float | None = Field(default=None, description="mean power over samples, one a second")
 
 
-class RankUse(_Record):
+class RankUse(FrozenModel):
     """The resource use of one rank since it was last started."""
 
     host: str
@@ -74,7 +71,7 @@ class RankUse(_Record):
     peak_memory_bytes: PeakMemory
 
 
-class FewShotRecord(_Record):
+class FewShotRecord(FrozenModel):
     shots: int
     seed: int
     source: Literal["coop-rule", "imported"] = Field(default="coop-rule", description="what chose the images")
@@ -82,7 +79,7 @@ class FewShotRecord(_Record):
     picks: list[str] = Field(description="paths of the picked training images")
 
 
-class TrainResult(_Record):
+class TrainResult(FrozenModel):
     """`train.json`, written last: if it exists, the training is finished."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
@@ -108,7 +105,7 @@ class TrainResult(_Record):
     ranks: list[RankUse] = Field(default_factory=list, description="the processes, where there were several")
 
 
-class Progress(_Record):
+class Progress(FrozenModel):
     """`progress.json`, the state of a run that has not finished."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
@@ -122,7 +119,7 @@ class Progress(_Record):
     environment: dict[str, Any]
 
 
-class ValidationCount(_Record):
+class ValidationCount(FrozenModel):
     """The correct images of a val or train target with the weights at the end of an epoch."""
 
     epoch: int = Field(ge=0, description="0-based")
@@ -137,7 +134,7 @@ class ValidationCount(_Record):
         return 100.0 * self.correct / self.total
 
 
-class ValidationHistory(_Record):
+class ValidationHistory(FrozenModel):
     """`validation.json`: the counts of a run's validation, one per epoch and target."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
@@ -145,7 +142,7 @@ class ValidationHistory(_Record):
     counts: list[ValidationCount]
 
 
-class PerClass(_Record):
+class PerClass(FrozenModel):
     correct: list[int]
     total: list[int]
 
@@ -155,7 +152,7 @@ def harmonic_mean(base: float, novel: float) -> float:
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
-class EvalResult(_Record):
+class EvalResult(FrozenModel):
     """`eval/<target>.json`: integer counts, from which every table is computed."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, validation_alias="schema", serialization_alias="schema")
@@ -184,7 +181,7 @@ class EvalResult(_Record):
     backbone_digest: str
     checkpoint_sha256: str
     environment: dict[str, Any]
-    correct_bits: str | None = Field(default=None, repr=False, description="right images, see runner.correctness")
+    correct_bits: str | None = Field(default=None, repr=False, description="right images, see pack_bits")
 
     @model_validator(mode="after")
     def _bits_add_up(self) -> EvalResult:
@@ -210,6 +207,39 @@ class EvalResult(_Record):
     def limited(self) -> bool:
         """Whether images of the target were left out because of a limit."""
         return self.total < self.dataset_size
+
+
+PLAIN, DEFLATED = "bits:", "zlib:"
+"""Prefixes of `correct_bits`: eight images per byte, with the first in the highest bit; or the same bytes deflated."""
+
+
+def pack_bits(correct: NDArray[np.bool_]) -> str:
+    """Encode whether each of N images was classified correctly, in base64: at most N / 6 bytes and a prefix."""
+    data = np.packbits(np.asarray(correct, bool)).tobytes()
+    deflated = zlib.compress(data, 9)
+    prefix, encoded = (DEFLATED, deflated) if len(deflated) < len(data) else (PLAIN, data)
+    return prefix + base64.b64encode(encoded).decode("ascii")
+
+
+def unpack_bits(text: str, total: int) -> NDArray[np.bool_]:
+    """Decode the result of `pack_bits` for `total` images. Raises ValueError if it is damaged or of other images."""
+    prefix, data = text[: len(PLAIN)], base64.b64decode(text[len(PLAIN) :], validate=True)
+    if prefix not in (PLAIN, DEFLATED):
+        raise ValueError(f"per-image answers begin with {PLAIN} or {DEFLATED}")
+    length = -(-total // 8)
+    if prefix == DEFLATED:
+        # Limit the output, because a few damaged bytes could expand to gigabytes.
+        inflater = zlib.decompressobj()
+        try:
+            data = inflater.decompress(data, length + 1)
+        except zlib.error as error:
+            raise ValueError(f"per-image answers cannot be unpacked ({error})") from error
+        if not inflater.eof or inflater.unused_data:
+            raise ValueError("per-image answers are cut off or followed by something else")
+    bits = np.unpackbits(np.frombuffer(data, np.uint8)).astype(bool)
+    if len(data) != length or bits[total:].any():
+        raise ValueError(f"per-image answers are not those of {total} images")
+    return bits[:total]
 
 
 def write_bytes(path: Path, data: bytes) -> str:

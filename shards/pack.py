@@ -42,7 +42,7 @@ from shards.resolve import is_packed, resolve_dataset
 from shards.shard import ShardTask, pack_shard, read_finished
 from shards.sources import builtin_source
 
-Progress = Callable[[str, int, int], None]
+PackProgress = Callable[[str, int, int], None]
 """Called with a split, its images that are done, and all of them, after each shard."""
 
 # Images per shard; fewer if a shard would be larger than SHARD_BYTES.
@@ -72,7 +72,7 @@ def pack_source(
     force: bool = False,
     per_shard: int = PER_SHARD,
     workers: int = 1,
-    on_progress: Progress | None = None,
+    on_progress: PackProgress | None = None,
 ) -> Manifest:
     """Pack a source into `data_root/<name>/`, with up to `workers` processes; a valid set that is there is kept.
 
@@ -173,7 +173,7 @@ def _write(
     partial: Path,
     per_shard: int,
     workers: int,
-    on_progress: Progress | None,
+    on_progress: PackProgress | None,
 ) -> Manifest:
     """Write a data set into `partial/set/`: shards, then the index of each split, text files and, last, the manifest.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Record:
+class ImageRecord:
     """One image of a split: `path` names it inside its data set, `data` is the encoded file, copied as it is."""
 
     path: str
@@ -29,7 +29,7 @@ class Record:
 class Part(Protocol):
     """Consecutive images of a split that one process packs; small enough to be sent to it."""
 
-    def records(self) -> Iterator[Record]: ...
+    def records(self) -> Iterator[ImageRecord]: ...
 
     def stamp(self) -> str:
         """Return text that changes when the images change, without reading them."""

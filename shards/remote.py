@@ -37,7 +37,7 @@ RETRY_WAITS = (0.5, 2.0)
 BLOCK = 2**23
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-Progress = Callable[[int, int | None], None]
+DownloadProgress = Callable[[int, int | None], None]
 """Called with the bytes received so far and the size of the whole file, None if the server does not state it."""
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def download(
     *,
     sha256: str | None = None,
     size: int | None = None,
-    on_progress: Progress | None = None,
+    on_progress: DownloadProgress | None = None,
     replace: bool = False,
 ) -> os.stat_result:
     """Download a file to `target`; it appears there whole and verified or not at all. A valid one is kept.
@@ -142,7 +142,7 @@ def download(
         raise DataError(f"{target} cannot be written ({reason}); free some space or choose another folder") from error
 
 
-def _receive(location: str, target: Path, size: int | None, on_progress: Progress | None) -> None:
+def _receive(location: str, target: Path, size: int | None, on_progress: DownloadProgress | None) -> None:
     from fsspec.callbacks import Callback
 
     def report(total: int | None, value: int, **_: Any) -> None:

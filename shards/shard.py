@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from shards.errors import DataError
 from shards.files import file_sha256, replace_at_end, write_file
 from shards.manifest import Shard
-from shards.records import Part, Record
+from shards.records import ImageRecord, Part
 from shards.tar import image_offset, sample_key, tar_sample
 
 
@@ -112,7 +112,7 @@ def _write(task: ShardTask, stamp: str, file: Path) -> Finished:
     )
 
 
-def _read_records(task: ShardTask) -> Iterator[Record]:
+def _read_records(task: ShardTask) -> Iterator[ImageRecord]:
     """Yield the records of a task, and check that there are exactly as many as its list has."""
     wanted, count = task.stop - task.start, 0
     records = task.part.records()
@@ -124,7 +124,7 @@ def _read_records(task: ShardTask) -> Iterator[Record]:
         raise DataError(f"'{task.dataset}' {task.split}: {found} (from image {task.start} on)")
 
 
-def _check_image(task: ShardTask, record: Record) -> tuple[bytes, str]:
+def _check_image(task: ShardTask, record: ImageRecord) -> tuple[bytes, str]:
     """Check image and label of a record and return the bytes to store, resized if the task does so."""
     from shards.images import ImageError, decode, shrink
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset
-from shards.records import Record, Source, png
+from shards.records import ImageRecord, Source, png
 from shards.rng import stream_seed
 from shards.world.generate import VERSION, render, sample_seed
 
@@ -47,14 +47,14 @@ class WorldPart:
     start: int
     stop: int
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         for start in range(self.start, self.stop, RENDER_BATCH):
             index = np.arange(start, min(start + RENDER_BATCH, self.stop))
             labels = index % len(self.classnames)
             seeds = np.array([sample_seed(self.family, self.split, int(i)) for i in index], np.int64)
             for i, label, pixels in zip(index, labels, render(self.family, labels, seeds), strict=True):
                 folder = self.classnames[label].replace(" ", "_")
-                yield Record(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
+                yield ImageRecord(f"{self.split}/{folder}/{i:05d}.png", int(label), png(pixels))
 
     def stamp(self) -> str:
         return str(VERSION)
@@ -68,7 +68,7 @@ class DigitsPart:
     start: int
     stop: int
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         # scikit-learn takes a second to import and only packing needs it.
         from sklearn.datasets import load_digits
 
@@ -77,7 +77,7 @@ class DigitsPart:
         for position in split_digits(labels)[self.split][self.start : self.stop]:
             label = int(labels[position])
             grey = np.rint(scans.images[position] * (255 / 16)).astype(np.uint8)
-            yield Record(f"{self.split}/{DIGIT_NAMES[label]}/{position:04d}.png", label, png(grey))
+            yield ImageRecord(f"{self.split}/{DIGIT_NAMES[label]}/{position:04d}.png", label, png(grey))
 
     def stamp(self) -> str:
         return ""

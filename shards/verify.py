@@ -12,7 +12,7 @@ from shards.checks import hash_problem, read_paths, size_problem
 from shards.errors import DataError
 from shards.manifest import Shard, convention_texts
 from shards.mirror import is_fetched
-from shards.pack import Progress
+from shards.pack import PackProgress
 from shards.process_pool import map_in_order
 from shards.reader import Split, open_dataset
 from shards.tar import scan_tar
@@ -36,7 +36,7 @@ class SplitReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class DatasetReport:
     """The result of a full check of a data set; `problems` holds those of the whole set."""
 
     dataset: str
@@ -58,7 +58,7 @@ class _Task:
     images: Split | None
 
 
-def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progress | None = None) -> Report:
+def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: PackProgress | None = None) -> DatasetReport:
     """Check a packed data set with up to `workers` processes; faults are reported, not raised.
 
     Of a mirror what has been fetched so far is checked.
@@ -67,7 +67,7 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
     try:
         shards = open_dataset(data_root, name)
     except DataError as error:
-        return Report(name, (), (str(error),))
+        return DatasetReport(name, (), (str(error),))
     entries = shards.manifest.splits
     tasks: list[_Task] = []
     problems: dict[str, list[str]] = {}
@@ -104,7 +104,7 @@ def verify(data_root: Path, name: str, *, workers: int = 1, on_progress: Progres
         found = sum((folder / shard.file).is_file() for shard in entry.shards)
         report = SplitReport(split, entry.count, readable[split], len(entry.shards), found, tuple(problems[split]))
         reports.append(report)
-    return Report(name, tuple(reports), tuple(_differing(folder, convention_texts(shards.manifest))))
+    return DatasetReport(name, tuple(reports), tuple(_differing(folder, convention_texts(shards.manifest))))
 
 
 def _check_shard(task: _Task) -> tuple[str | None, int, list[str]]:

@@ -11,8 +11,8 @@ from made_results import put_config, put_score
 from benchmarks.results.profiles import MINI
 from benchmarks.results.variant import SuiteOptions, SuiteRun
 from benchmarks.suites import suite_named
-from runner.collection import Collection, write_collection
 from runner.config import RunConfig
+from runner.run_collection import Collection, write_collection
 
 VOID = {"meta", "img", "br", "hr", "input", "link", "col", "wbr"}
 

@@ -28,8 +28,8 @@ from benchmarks.suites import suite_named
 from benchmarks.suites.planning import recorded_options
 from benchmarks.tables.check import MISSING, OK, OUTSIDE, check_metrics, check_table, list_published
 from procap.errors import UserError
-from runner.collection import Collection, write_collection
 from runner.results import harmonic_mean, write_json
+from runner.run_collection import Collection, write_collection
 
 WHOLE = 10_000
 """Test images: as many as printed figures with two decimals tell apart."""

@@ -15,7 +15,7 @@ from benchmarks.cli import main
 from benchmarks.runtime.flops import bilinear, count_evaluation, count_step
 from benchmarks.suites.cost import CostModel, Machine, find_machine, flops, load_flops, makespan
 from benchmarks.suites.progress import RunProgress
-from cluster.run import Report, RunSpec
+from cluster.run import RunSpec, TrialReport
 from procap.weights.mini import load_mini
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
 from runner.environment import cpu_name
@@ -156,13 +156,13 @@ class Guess:
         return sum(left) / at_once
 
 
-RUNNING, WAITING = Report(host="a"), Report(state="waiting", why="held", host="a")
-ATTEMPTS = {"at once": [RUNNING], "lost": [RUNNING, Report()], "held by others": [WAITING, RUNNING]}
+RUNNING, WAITING = TrialReport(host="a"), TrialReport(state="waiting", why="held", host="a")
+ATTEMPTS = {"at once": [RUNNING], "lost": [RUNNING, TrialReport()], "held by others": [WAITING, RUNNING]}
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_only_an_attempt_that_did_all_that_was_left_corrects_the_forecast(attempt: str):
-    guess, done, run = Guess(), Report(state="done", seconds=4.0, host="a"), spec_of(config())
+    guess, done, run = Guess(), TrialReport(state="done", seconds=4.0, host="a"), spec_of(config())
     with RunProgress([run], guess, 1, quiet=True) as progress:
         progress.started("0", {"number": 0})
         for report in ATTEMPTS[attempt]:

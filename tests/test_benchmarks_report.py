@@ -26,9 +26,9 @@ from benchmarks.report.found import find_suites
 from benchmarks.report.report import build_report, write_report
 from benchmarks.results.metrics import Metric
 from procap.errors import UsageError, UserError
-from runner.collection import read_collections, write_collection
 from runner.config import Target
 from runner.results import Progress, RunFolder, write_json
+from runner.run_collection import read_collections, write_collection
 from runner.tracking.store import TrackingStore
 
 SERVER = "http://someone:secret@mlflow.example:5000"

@@ -11,8 +11,8 @@ from report_pages import Page, begin, put_entry, tables, words_of
 from benchmarks.report.found import find_suites, merge_unfinished
 from benchmarks.report.report import write_report
 from benchmarks.results.runtime import SCHEMA
-from runner.collection import Collection, write_collection
 from runner.results import RankUse, RunFolder, Use, write_json
+from runner.run_collection import Collection, write_collection
 
 
 def test_time_and_cost_count_a_shared_run_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from benchmarks.results.suite import SuiteResults
 from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.outputs import short_names
 from cluster.launcher import launch
-from runner.collection import CollectionFolder, read_collections
+from runner.run_collection import read_collection, read_collections
 from runner.stop_signals import Interrupted
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_or_drawn_takes_nothing_else_with_it(small, tmp_path
         assert f"`procap bench {file} --profile mini" in out, "the file is what can be typed"
     code, out, err = run(capsys, "table", file)
     assert code == 1 and "is left out: results/base/digits" in err and line in out
-    collection = CollectionFolder(tmp_path / "results/collections/suite/mine").collection()
+    collection = read_collection(tmp_path / "results/collections/suite/mine")
     assert collection.status == "failed" and "digits-novel-test.json" in " ".join(collection.failed.values())
 
 
@@ -174,15 +174,15 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(small, tmp_path, caps
     assert code == 3
     assert "1 done, 1 failed" in err and "base/digits/coop" in err.splitlines()[-1] and "Traceback" not in err
     assert "CLIP (zero-shot)" in out
-    folder = CollectionFolder(tmp_path / "results/collections/suite/base-to-novel")
-    [(path, why)] = folder.collection().failed.items()
+    folder = tmp_path / "results/collections/suite/base-to-novel"
+    [(path, why)] = read_collection(folder).failed.items()
     assert path.startswith("base/digits/coop") and "coop" in why
     [lost] = [line for line in out.splitlines() if "CoOp" in line and line.startswith("|")]
     assert not any(char.isdigit() for char in lost), "a run that failed has no figure"
     blocked.unlink()
     code, out, err = run(capsys, *words, "--methods", "zeroshot,coop")
     assert code == 0 and "CoOp" in out
-    assert not folder.collection().failed
+    assert not read_collection(folder).failed
 
 
 def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, monkeypatch):
@@ -195,7 +195,7 @@ def test_results_that_went_away_meanwhile_are_failures(small, tmp_path, capsys, 
     code, out, err = run(capsys, *words)
     [path] = json.loads(out.splitlines()[-1])["failed"]
     assert code == 3 and path.startswith("base/digits/coop") and "its results are missing" in err
-    assert CollectionFolder(tmp_path / "results/collections/suite/base-to-novel").collection().status == "failed"
+    assert read_collection(tmp_path / "results/collections/suite/base-to-novel").status == "failed"
 
 
 def test_who_repeats_a_stopped_command_with_force_starts_over_and_is_told(small, capsys, monkeypatch):

@@ -28,7 +28,7 @@ from started import started
 from benchmarks.cli.ui import RunFilter, check_port, find_collection, select, view_state
 from benchmarks.report.links import COMPARED, compare_page
 from procap.errors import UsageError, UserError
-from runner.collection import Collection, write_collection
+from runner.run_collection import Collection, write_collection
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
 

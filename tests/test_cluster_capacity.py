@@ -89,8 +89,8 @@ def test_concurrent_runs_fit_in_the_memory_limit(
     cgroup: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cgroup version 2 of a job step, and version 1 inside a container."""
-    monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
-    monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("runner.environment.CGROUPS", tmp_path)
+    monkeypatch.setattr("runner.environment.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=5 * RUN_BYTES))
     (tmp_path / "cgroup").write_text(cgroup)
@@ -114,8 +114,8 @@ def test_concurrent_runs_fit_in_the_cpu_quota_of_a_container(
     cgroup: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3.5 processors in cgroup version 2, 3 in version 1; -1 is no limit."""
-    monkeypatch.setattr("runner.limits.CGROUPS", tmp_path)
-    monkeypatch.setattr("runner.limits.OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("runner.environment.CGROUPS", tmp_path)
+    monkeypatch.setattr("runner.environment.OWN_CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
     monkeypatch.setattr("cluster.launcher.available_memory", lambda: 64 * RUN_BYTES)
     (tmp_path / "cgroup").write_text(cgroup)

@@ -19,11 +19,11 @@ from cluster.address import LOCAL
 from cluster.configuration import Configuration, SweepFolder, SweepSettings, make_runs
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import connected
-from cluster.run import Report
+from cluster.run import TrialReport
 from cluster.sweep import Sweep
-from runner.collection import CollectionFolder
 from runner.config import RuntimeConfig, Target, plan_run
 from runner.results import RunFolder, find_runs
+from runner.run_collection import read_collection
 
 ASKED = ["--methods", "coop", "--datasets", "digits", "--seeds", "1,2", "--shots", "2", "--epochs", "3"]
 PARAMS = ["--param", "class_position=front", "--recipe-field", "warmup=none"]
@@ -219,7 +219,7 @@ def test_a_configuration_that_fails_leaves_the_others_alone(halved) -> None:
     assert code == 3 and document["counts"]["failed"] == 1 and document["counts"]["running"] == 0
     [failed] = [row for row in document["configurations"] if row["state"] == "failed"]
     assert failed["values"]["recipe.lr"] == 1e30 and set(failed["failures"]) == set(failed["runs"])
-    kept = CollectionFolder(results / "collections/sweep/asha").collection()
+    kept = read_collection(results / "collections/sweep/asha")
     assert kept is not None and kept.status == "failed" and len(kept.runs) == 8
     assert set(kept.failed) == set(failed["runs"])
     assert all("not finite" in why for why in kept.failed.values())
@@ -295,7 +295,7 @@ def test_each_failed_run_of_a_configuration_has_its_own_reason(tmp_path, search)
     for seed, why in zip((1, 2, 3) if search == "grid" else (0,), reasons, strict=False):
         config = {"recipe.lr": 0.002, **({"seed": seed} if seed else {})}
         sweep.started(f"{seed}", config)
-        sweep.ended(f"{seed}", config, Report(state="failed", why=why))
+        sweep.ended(f"{seed}", config, TrialReport(state="failed", why=why))
     [one] = sweep.configurations.values()
     expected = reasons if search == "grid" else ["no images"] * 3
     assert one.state == "failed" and one.failures == dict(zip(one.runs, expected, strict=True))
@@ -428,6 +428,6 @@ def test_a_checkpoint_gets_an_absolute_path_and_a_name_with_a_slash_is_a_name(ti
 
 
 def test_a_score_that_is_missing_is_not_a_number_for_ray_tune() -> None:
-    assert math.isnan(Report().to_result()["score"])
-    report = Report(state="done", epoch=3, score=71.5)
-    assert Report.of_result(json.loads(json.dumps({**report.to_result(), "training_iteration": 9}))) == report
+    assert math.isnan(TrialReport().to_result()["score"])
+    report = TrialReport(state="done", epoch=3, score=71.5)
+    assert TrialReport.of_result(json.loads(json.dumps({**report.to_result(), "training_iteration": 9}))) == report

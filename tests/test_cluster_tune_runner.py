@@ -24,7 +24,7 @@ from cluster.executor import RunExecutor
 from cluster.launcher import Launcher, connect, launch
 from cluster.paths import StoragePaths
 from cluster.ray_cluster import Capacity, Resources, connected
-from cluster.run import Halving, Report, RunSpec
+from cluster.run import Halving, RunSpec, TrialReport
 from cluster.tune_runner import StallDetector, explain_failure, run_trials
 from procap.errors import UsageError, UserError
 from runner.config import RunConfig, RuntimeConfig, plan_run
@@ -39,16 +39,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.began: list[int] = []
-        self.reports: list[tuple[int, Report]] = []
-        self.ends: dict[int, Report] = {}
+        self.reports: list[tuple[int, TrialReport]] = []
+        self.ends: dict[int, TrialReport] = {}
 
     def started(self, trial: str, config: Mapping[str, Any]) -> None:
         self.began.append(config["number"])
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         self.reports.append((config["number"], report))
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         self.ends[config["number"]] = report
 
 
@@ -279,7 +279,7 @@ def test_seeds_in_step_report_their_mean_of_every_epoch(data: Path, tmp_path: Pa
     """The last one with the final report, when all runs are finished."""
     watched = ("digits:base:val",)
     runs = [RunSpec(config=run(seed=seed, epochs=3), targets=watched) for seed in (1, 2)]
-    reports: list[Report] = []
+    reports: list[TrialReport] = []
     runtime = make_paths(data, tmp_path).local_runtime()
     reports.append(RunExecutor(runs, runtime, reports.append, halving=Halving(1, 2)).execute())
     assert [report.epoch for report in reports] == [1, 2, 3] and reports[-1].state == "done"

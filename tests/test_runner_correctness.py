@@ -19,11 +19,10 @@ from ranked import run_ranks
 
 from procap.errors import UserError
 from runner.config import RunConfig, RuntimeConfig, Target, plan_run
-from runner.correctness import pack_bits, unpack_bits
 from runner.distributed.process_group import init_process_group
 from runner.distributed.ranks import ranks_from_environment
 from runner.evaluate import evaluate, load_trained
-from runner.results import EvalResult, RunFolder, read_document
+from runner.results import EvalResult, RunFolder, pack_bits, read_document, unpack_bits
 from runner.train import train
 from shards.fewshot import evaluation_split
 from shards.reader import open_dataset

@@ -17,10 +17,10 @@ import pytest
 import tracked_runs
 
 from benchmarks.cli import main
-from runner.collection import Collection, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
 from runner.results import RunFolder, ValidationCount, ValidationHistory, find_runs, write_json
+from runner.run_collection import Collection, write_collection
 from runner.tracking import background
 from runner.tracking.background import BackgroundExporter, exporter_for
 from runner.tracking.export import PARENT_TAG, Summary, sync

@@ -20,7 +20,7 @@ from object_server import object_server
 from ports import free_port
 
 from benchmarks.cli.ui import RunFilter, prepare
-from runner.collection import Collection, write_collection
+from runner.run_collection import Collection, write_collection
 from runner.tracking.export import PARENT_TAG, sync
 from runner.tracking.store import TrackingStore
 

@@ -20,7 +20,7 @@ from shards.errors import DataError
 from shards.loader import TrainStream
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
-from shards.records import Record, png
+from shards.records import ImageRecord, png
 from shards.transforms import TrainAugment, View
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -37,9 +37,9 @@ def noise(width: int, height: int, seed: int, extreme: bool = False) -> np.ndarr
     return (pixels > 127).astype(np.uint8) * 255 if extreme else pixels
 
 
-def photos(split: str) -> Iterator[Record]:
+def photos(split: str) -> Iterator[ImageRecord]:
     for i in range(COUNT):
-        yield Record(f"{i}.png", i % 5, png(noise(*SIZES[i % len(SIZES)], seed=i)))
+        yield ImageRecord(f"{i}.png", i % 5, png(noise(*SIZES[i % len(SIZES)], seed=i)))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from shards.fewshot import (
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import ShardSet, open_dataset
-from shards.records import Record, png
+from shards.records import ImageRecord, png
 
 SPLITS = Path(__file__).resolve().parents[1].parent / "shared" / "splits"
 
@@ -206,7 +206,7 @@ def test_a_choice_without_classes_is_refused_by_name(tmp_path):
     two = [0, 1]
 
     def images(split):
-        return (Record(f"{split}/{i}.png", two[i % 2], png(pixels(split, i))) for i in range(4))
+        return (ImageRecord(f"{split}/{i}.png", two[i % 2], png(pixels(split, i))) for i in range(4))
 
     pack_source(toy_source(images, classnames=CLASSNAMES[:2], counts={"train": 4, "test": 4}), tmp_path)
     shards = open_dataset(tmp_path, "toy")

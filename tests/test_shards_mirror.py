@@ -26,7 +26,7 @@ from shards.fewshot import load_few_shot
 from shards.mirror import has_dataset, is_mirror, mirror_root, mirrored_url, refuse_packing
 from shards.pack import pack_source
 from shards.reader import Split, open_dataset
-from shards.records import Record, png
+from shards.records import ImageRecord, png
 from shards.remote import RemoteFolder
 from shards.resolve import is_packed, resolve_dataset
 from shards.verify import verify
@@ -186,7 +186,7 @@ def test_only_changed_shards_of_a_repacked_set_are_downloaded(server, root):
     def other_last_image(split: str):
         for i, record in enumerate(toy_records(split)):
             changed = split == "test" and i == COUNTS["test"] - 1
-            yield Record(record.path, record.label, png(np.zeros((3, 3, 3), np.uint8))) if changed else record
+            yield ImageRecord(record.path, record.label, png(np.zeros((3, 3, 3), np.uint8))) if changed else record
 
     shutil.rmtree(server.folder / "toy")
     pack_source(toy_source(other_last_image), server.folder, per_shard=5)
@@ -250,7 +250,8 @@ def test_equal_names_on_two_servers_and_in_two_splits_are_never_mixed(server, pa
     """The trap of caches that go by the last part of a URL: every split of every data set has a 0.tar."""
     other = tmp_path / "other"
     grey = lambda split: (  # noqa: E731
-        Record(record.path, record.label, png(255 - pixels(split, i))) for i, record in enumerate(toy_records(split))
+        ImageRecord(record.path, record.label, png(255 - pixels(split, i)))
+        for i, record in enumerate(toy_records(split))
     )
     pack_source(toy_source(grey), other, per_shard=5)
     with LocalServer(other) as second:

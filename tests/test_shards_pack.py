@@ -24,7 +24,7 @@ from shards.errors import DataError
 from shards.manifest import lines_digest
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.records import Record, png
+from shards.records import ImageRecord, png
 from shards.sources import builtin_source
 from shards.verify import verify
 from shards.world.generate import FAMILIES, VERSION, render, sample_seed
@@ -81,7 +81,7 @@ def test_split_digest_is_that_of_the_published_list_format(tmp_path):
     assert manifest.splits["test"].digest == lines_digest(lines)
 
 
-def refuse(split: str) -> Iterator[Record]:
+def refuse(split: str) -> Iterator[ImageRecord]:
     raise AssertionError("a valid set must not be packed again")
     yield
 
@@ -103,9 +103,9 @@ def test_a_damaged_or_outdated_set_is_packed_again(tmp_path):
     assert open_dataset(tmp_path, "toy").classnames == renamed.classnames == ("a", "b", "c", "d", "e")
 
 
-def swapped_colours(split: str) -> Iterator[Record]:
+def swapped_colours(split: str) -> Iterator[ImageRecord]:
     for i, record in enumerate(toy_records(split)):
-        yield Record(record.path, record.label, png(pixels(split, i)[..., ::-1]))
+        yield ImageRecord(record.path, record.label, png(pixels(split, i)[..., ::-1]))
 
 
 def test_images_of_another_version_of_their_origin_are_packed_again(tmp_path):
@@ -186,7 +186,7 @@ def test_a_kill_between_the_renames_is_mended_by_the_next_packing(tmp_path):
 
 
 def pack_slowly(root: Path) -> None:
-    def slow(split: str) -> Iterator[Record]:
+    def slow(split: str) -> Iterator[ImageRecord]:
         for record in toy_records(split):
             time.sleep(0.01)
             yield record
@@ -226,12 +226,12 @@ def test_an_unwritable_root_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Record("test/x/0.png", 0, b"not an image"), "test/x/0.png is not a readable image"),
-        (Record("test/x/0.png", 5, next(toy_records("test")).data), "label 5, labels go from 0 to 4"),
+        (ImageRecord("test/x/0.png", 0, b"not an image"), "test/x/0.png is not a readable image"),
+        (ImageRecord("test/x/0.png", 5, next(toy_records("test")).data), "label 5, labels go from 0 to 4"),
     ],
 )
 def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
-    def records(split: str) -> Iterator[Record]:
+    def records(split: str) -> Iterator[ImageRecord]:
         yield from islice(toy_records(split), COUNTS[split] - 1)
         yield broken
 
@@ -252,7 +252,7 @@ def test_a_broken_image_or_label_is_refused_by_name(tmp_path, broken, message):
 )
 def test_a_name_that_cannot_be_stored_is_refused_in_one_line(tmp_path, path, message):
     data = next(toy_records("test")).data
-    source = toy_source(lambda split: iter([Record(path, 0, data)]), counts={"test": 1})
+    source = toy_source(lambda split: iter([ImageRecord(path, 0, data)]), counts={"test": 1})
     with pytest.raises(DataError, match=message) as error:
         pack_source(source, tmp_path)
     assert "\n" not in str(error.value)
@@ -284,7 +284,7 @@ def test_class_names_may_repeat_and_hold_what_paths_may_not(tmp_path):
 
 
 def test_an_image_that_is_listed_twice_in_a_split_is_refused(tmp_path):
-    def twice(split: str) -> Iterator[Record]:
+    def twice(split: str) -> Iterator[ImageRecord]:
         records = list(toy_records(split))
         yield from (*records[:-1], records[4])
 
@@ -302,9 +302,9 @@ def test_larger_images_are_shrunk_on_request_and_the_rest_keeps_its_bytes(tmp_pa
 
     large, small = jpeg(60, 90), jpeg(30, 20)
     records = [
-        Record("a/0.JPEG", 0, large),
-        Record("a/1.jpg", 0, small),
-        Record("a/2.webp", 1, png(np.zeros((50, 40, 3), np.uint8))),
+        ImageRecord("a/0.JPEG", 0, large),
+        ImageRecord("a/1.jpg", 0, small),
+        ImageRecord("a/2.webp", 1, png(np.zeros((50, 40, 3), np.uint8))),
     ]
     source = toy_source(lambda split: iter(records), counts={"test": 3}, resize=32, variant="32 px", size=10**15)
     manifest = pack_source(source, tmp_path)

@@ -216,7 +216,7 @@ sys.path.insert(0, "tests")
 from toy_shards import toy_source
 from shards.pack import pack_source
 from shards.reader import open_dataset
-from shards.records import Record
+from shards.records import ImageRecord
 from shards.loader import evaluation_batches
 from shards.transforms import eval_transform
 
@@ -225,7 +225,7 @@ def photos(split):
         noise = np.random.default_rng(i).integers(0, 256, (38, 50, 3), dtype=np.uint8)
         data = io.BytesIO()
         Image.fromarray(noise).resize((500, 375)).save(data, "JPEG")
-        yield Record(f"{i}.jpg", 0, data.getvalue())
+        yield ImageRecord(f"{i}.jpg", 0, data.getvalue())
 
 def peak():
     # Of this program alone, in kilobytes: what getrusage tells begins with those of its parent.

@@ -22,7 +22,7 @@ from shards.errors import DataError
 from shards.pack import pack_source
 from shards.raw.tars import remove_downloads, tar_source, working_folder
 from shards.reader import open_dataset
-from shards.records import Record, Source
+from shards.records import ImageRecord, Source
 from shards.tar import HEADER_LIMIT
 
 
@@ -37,7 +37,7 @@ def source(location: object, cache: Path | None = None, **changes: object) -> So
     return tar_source("mine", str(location), **(fields | changes))  # type: ignore[arg-type]
 
 
-def records(source: Source, split: str = "test", start: int = 0, stop: int | None = None) -> list[Record]:
+def records(source: Source, split: str = "test", start: int = 0, stop: int | None = None) -> list[ImageRecord]:
     return list(source.part(split, start, source.counts[split] if stop is None else stop).records())
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from shards.catalogue import find
 from shards.pack import pack_source
-from shards.records import Record, Source, png
+from shards.records import ImageRecord, Source, png
 from shards.sources import builtin_source
 
 CLASSNAMES = ("red_ball", "left-handed teapot", "crane (floating)", "potter's wheel", "kite")
@@ -33,22 +33,22 @@ def label(i: int) -> int:
     return (i * 7 // 3 + 3) % len(CLASSNAMES)
 
 
-def toy_records(split: str) -> Iterator[Record]:
+def toy_records(split: str) -> Iterator[ImageRecord]:
     for i in range(COUNTS[split]):
         folder = CLASSNAMES[label(i)]
-        yield Record(f"{split}/{folder}/{i}.png", label(i), png(pixels(split, i)))
+        yield ImageRecord(f"{split}/{folder}/{i}.png", label(i), png(pixels(split, i)))
 
 
 @dataclass(frozen=True)
 class ToyPart:
     """Images start..stop - 1 of what a function yields for a split; fewer where it yields fewer."""
 
-    images: Callable[[str], Iterator[Record]]
+    images: Callable[[str], Iterator[ImageRecord]]
     split: str
     start: int
     stop: int
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         return islice(self.images(self.split), self.start, self.stop)
 
     def stamp(self) -> str:
@@ -68,7 +68,7 @@ class LoggedPart:
     start: int
     stop: int
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         with self.log.open("a") as log:
             log.write(f"{self.split} {self.start}\n")
         for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
@@ -89,24 +89,24 @@ class BrokenPart:
     start: int
     stop: int
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         for i, record in enumerate(islice(toy_records(self.split), self.start, self.stop), self.start):
-            yield Record(record.path, record.label, b"broken") if (self.split, i) == ("val", 12) else record
+            yield ImageRecord(record.path, record.label, b"broken") if (self.split, i) == ("val", 12) else record
 
     def stamp(self) -> str:
         return ""
 
 
-def noise_records(split: str) -> Iterator[Record]:
+def noise_records(split: str) -> Iterator[ImageRecord]:
     """Images of 4 MB each."""
     for i in count():
         noise = np.random.default_rng(i).integers(0, 255, (1180, 1180, 3), np.uint8)
         buffer = io.BytesIO()
         Image.fromarray(noise).save(buffer, format="PNG", compress_level=0)
-        yield Record(f"{split}/{i}.png", 0, buffer.getvalue())
+        yield ImageRecord(f"{split}/{i}.png", 0, buffer.getvalue())
 
 
-def toy_source(images: Callable[[str], Iterator[Record]] = toy_records, **changes: object) -> Source:
+def toy_source(images: Callable[[str], Iterator[ImageRecord]] = toy_records, **changes: object) -> Source:
     fields: dict[str, object] = {
         "name": "toy",
         "classnames": CLASSNAMES,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from benchmarks.suites.suite import Suite
     from cluster.launcher import Launcher
     from cluster.run import RunSpec
-    from runner.collection import Status
     from runner.config import RuntimeConfig
+    from runner.run_collection import Status
 
 MISSING = "its results are missing although it is done: were they removed, or is the folder not one for all nodes?"
 ALL_TEXT = """Every suite of the paper, in one go, and the report.
@@ -105,9 +105,9 @@ def bench(
     from benchmarks.suites.outputs import make_outputs
     from benchmarks.suites.planning import is_done, merge_runs
     from benchmarks.suites.progress import CollectionTrackers
-    from runner.collection import status_after
     from runner.environment import library_defaults
     from runner.remote_results import RemoteResults
+    from runner.run_collection import status_after
     from runner.tracking.background import CollectionTracker
 
     library_defaults()

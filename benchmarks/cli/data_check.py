@@ -16,7 +16,7 @@ from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import parts_progress
 from benchmarks.console.parse import split_names
-from runner.limits import available_cores
+from runner.environment import available_cores
 from shards.catalogue import CATALOGUE, find
 from shards.errors import DataError, DataUsageError
 from shards.home import data_root

@@ -18,7 +18,7 @@ from benchmarks.console.help import PLAIN, examples
 from benchmarks.console.output import SOME_FAILED, columns, note, plural, quote, show, show_json
 from benchmarks.console.packing import pack_one
 from procap.errors import UsageError
-from runner.limits import available_cores
+from runner.environment import available_cores
 from shards.errors import DataError
 from shards.home import cache_home, data_root
 from shards.manifest import Manifest, read_manifest

@@ -126,9 +126,9 @@ def _execute(
     from benchmarks.sweeps.progress import SweepProgress
     from cluster.paths import StoragePaths
     from cluster.preflight import TRAINING_SPLITS
-    from runner.collection import status_after
     from runner.remote_results import RemoteResults
     from runner.results import write_json
+    from runner.run_collection import status_after
 
     progress = SweepProgress(settings, at, folder, note if output.verbose else None)
     searched = progress.sweep

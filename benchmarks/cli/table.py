@@ -91,7 +91,7 @@ def _suite_tables(
     from benchmarks.suites import suite_named
     from benchmarks.suites.planning import recorded_options
     from benchmarks.tables.check import OK, check_metrics, check_table
-    from runner.collection import COLLECTIONS, CollectionFolder
+    from runner.run_collection import COLLECTIONS, read_collection
     from shards.home import data_root
 
     if selection.classes:
@@ -100,7 +100,7 @@ def _suite_tables(
     if not root.is_dir():
         raise UserError(f"no results folder at {results}; make one: procap bench {name} --results {quote(results)}")
     suite = suite_named(name)
-    collection = CollectionFolder(root / COLLECTIONS / "suite" / suite.name).collection()
+    collection = read_collection(root / COLLECTIONS / "suite" / suite.name)
     recorded, _ = recorded_options(suite, collection, root, data, profile=flags.profile)
     changes = suite_changes(selection, data) | ({"recipe": flags.recipe} if flags.recipe else {})
     options = replace(recorded, **changes)

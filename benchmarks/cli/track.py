@@ -34,7 +34,7 @@ def sync(
     dry_run: DryRun = False,
 ) -> int:
     """Export to MLflow what its store lacks. Repeating it sends nothing twice."""
-    from runner.collection import COLLECTIONS
+    from runner.run_collection import COLLECTIONS
     from runner.tracking import export
     from runner.tracking.store import TrackingStore
 

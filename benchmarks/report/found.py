@@ -13,8 +13,8 @@ from benchmarks.suites import SUITES, suite_named
 from benchmarks.suites.planning import recorded_options
 from benchmarks.suites.suite import Suite
 from procap.errors import UserError
-from runner.collection import Collection, CollectionFolder, find_collections
 from runner.results import RunFolder
+from runner.run_collection import Collection, find_collections, read_collection
 from shards.errors import DataError
 
 STATES: Mapping[str, str] = {
@@ -80,9 +80,9 @@ def find_suites(
     """
     chosen = {suite_named(word).name: word for word in wanted}
     found, problems = [], []
-    for folder in sorted(find_collections(results), key=lambda one: order_in(one.path.name, SUITES)):
-        name = folder.path.name
-        if folder.path.parent.name != "suite" or (chosen and name not in chosen):
+    for folder in sorted(find_collections(results), key=lambda one: order_in(one.name, SUITES)):
+        name = folder.name
+        if folder.parent.name != "suite" or (chosen and name not in chosen):
             continue
         try:
             found.append(_read_suite(folder, chosen.get(name, name), results, data))
@@ -93,8 +93,8 @@ def find_suites(
     return found, problems
 
 
-def _read_suite(folder: CollectionFolder, word: str, root: Path, data: Path | None) -> FoundSuite:
-    collection = folder.collection()
+def _read_suite(folder: Path, word: str, root: Path, data: Path | None) -> FoundSuite:
+    collection = read_collection(folder)
     assert collection is not None
     try:
         suite = suite_named(word)

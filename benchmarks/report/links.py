@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from runner.collection import Collection
+from runner.run_collection import Collection
 from runner.tracking.store import TrackingError, TrackingStore
 
 COMPARED = 40

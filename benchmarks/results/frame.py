@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.results.metrics import Metric, mean_over_seeds
 from procap.errors import UserError
 from procap.methods import METHODS
-from runner.collection import COLLECTIONS, CollectionFolder
 from runner.config import RunConfig, Target
 from runner.results import EvalResult, RunFolder, TrainResult, find_runs
+from runner.run_collection import COLLECTIONS, read_collection
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +60,7 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
         losses                cross-entropy on the training images of each epoch, a list
         manifest              digest of the packed test set: equal digests are equal images in equal order
         changed               how the test set differs from the published one, empty if it does not
-        correct_bits          which images were right, see `runner.correctness`; None in files of older versions
+        correct_bits          which images were right, see `runner.results.unpack_bits`; None in files of older versions
 
     Raises UserError if there is no such folder or suite, if a file is broken, or if an evaluation used other
     weights than the run has now.
@@ -68,7 +68,7 @@ def load(results: str | Path, suite: str | None = None) -> pd.DataFrame:
     root = find_results(results)
     wanted = None
     if suite is not None:
-        collection = CollectionFolder(root / COLLECTIONS / "suite" / suite).collection()
+        collection = read_collection(root / COLLECTIONS / "suite" / suite)
         if collection is None:
             raise UserError(f"no suite {suite} at {results}; run it: procap bench {suite} --results {results}")
         wanted = set(collection.runs)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.results.frame import dataset_order, is_half
 from procap.errors import unknown_name
-from runner.correctness import unpack_bits
-from runner.results import harmonic_mean
+from runner.results import harmonic_mean, unpack_bits
 from shards.rng import stream_seed
 
 if TYPE_CHECKING:

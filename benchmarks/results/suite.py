@@ -14,9 +14,9 @@ from benchmarks.results.metrics import Halves, Metric, average, harmonic, mean_o
 from benchmarks.results.published.tables import AVERAGE
 from benchmarks.results.variant import SuiteDefinition, SuiteOptions, SuiteRun, Variant
 from procap.errors import UserError
-from runner.collection import COLLECTIONS
 from runner.config import Target
 from runner.results import RunFolder
+from runner.run_collection import COLLECTIONS
 
 if TYPE_CHECKING:
     import pandas as pd

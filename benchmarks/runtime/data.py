@@ -29,7 +29,7 @@ from procap.text import LabelSpace
 from runner.setup import label_space
 from shards.fewshot import FewShot, Selection, evaluation_split, load_few_shot
 from shards.reader import open_dataset
-from shards.records import Record, Source
+from shards.records import ImageRecord, Source
 from shards.resolve import is_packed, resolve_dataset
 from shards.rng import generator
 
@@ -110,10 +110,10 @@ class PhotographPart:
     start: int
     stop: int
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         seed = self.start + (10**6 if self.split == "test" else 0)
         for i, image in enumerate(photographs(self.stop - self.start, seed), self.start):
-            yield Record(f"{self.split}/{i:05d}.jpg", i % self.classes, image)
+            yield ImageRecord(f"{self.split}/{i:05d}.jpg", i % self.classes, image)
 
     def stamp(self) -> str:
         return f"photographs {self}"

@@ -28,7 +28,6 @@ from benchmarks.cli.ui import RunFilter, prepare, server
 from benchmarks.console.output import columns, note, show
 from benchmarks.report.links import charts_page, compare_page
 from procap.errors import UserError
-from runner.collection import Collection, write_collection
 from runner.config import RunConfig, Target, plan_run
 from runner.environment import library_defaults
 from runner.results import (
@@ -42,6 +41,7 @@ from runner.results import (
     write_bytes,
     write_json,
 )
+from runner.run_collection import Collection, write_collection
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore
 

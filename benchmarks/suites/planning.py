@@ -13,9 +13,9 @@ from benchmarks.suites import SUITES
 from benchmarks.suites.suite import Suite
 from cluster.run import RunSpec
 from procap.errors import UsageError, UserError
-from runner.collection import Collection
 from runner.config import RunConfig, RuntimeConfig, Target
 from runner.results import RunFolder, find_runs
+from runner.run_collection import Collection
 from shards.errors import DataError
 
 PATH_PARTS = 6

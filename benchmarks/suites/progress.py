@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.suites.cost import CostModel
-from cluster.run import Report, RunSpec
-from runner.collection import Status
+from cluster.run import RunSpec, TrialReport
 from runner.progress import ProgressDisplay, format_duration
+from runner.run_collection import Status
 from runner.tracking.background import CollectionTracker
 
 
@@ -73,7 +73,7 @@ class RunProgress:
         self._running[number] = time.monotonic()
         self._show()
 
-    def reported(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+    def reported(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         number = config["number"]
         if report.state != "waiting":
             self._waiting.discard(number)
@@ -83,7 +83,7 @@ class RunProgress:
             self._display.print(f"waiting: {report.why}")
         self._show(number)
 
-    def ended(self, trial: str, config: Mapping[str, Any], report: Report) -> None:
+    def ended(self, trial: str, config: Mapping[str, Any], report: TrialReport) -> None:
         number = config["number"]
         run = self.runs[number]
         self._running.pop(number, None)

@@ -14,8 +14,8 @@ from benchmarks.results.profiles import Profile
 from benchmarks.results.variant import SuiteOptions, SuiteRun, Variant
 from cluster.run import RunSpec
 from procap.errors import UsageError
-from runner.collection import COLLECTION_NAME
 from runner.config import RuntimeConfig, Target
+from runner.run_collection import COLLECTION_NAME
 from shards.home import data_root
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.console.errors import COMMAND_LINE_ERROR, one_line
 from procap.errors import UsageError
-from runner.collection import COLLECTION_NAME
+from runner.run_collection import COLLECTION_NAME
 
 MAPPINGS = ("param", "option", "recipe_field")
 """Keys with a mapping of fields to values; each item corresponds to one flag."""

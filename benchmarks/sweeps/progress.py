@@ -8,11 +8,11 @@ from typing import Any
 from benchmarks.suites.progress import format_lost
 from benchmarks.sweeps.table import count_states, find_best, format_configuration
 from cluster.configuration import Configuration, SweepFolder, SweepSettings
-from cluster.run import Report
+from cluster.run import TrialReport
 from cluster.sweep import Sweep
-from runner.collection import Collection, Status
 from runner.config import RuntimeConfig
 from runner.progress import ProgressDisplay
+from runner.run_collection import Collection, Status
 from runner.tracking.background import CollectionTracker
 
 
@@ -50,7 +50,7 @@ class SweepProgress:
         self._tracker.update([run for one in configurations for run in one.runs])
         self._tracker.close(status, self._metrics(), failures)
 
-    def _on_event(self, event: str, configuration: Configuration, report: Report) -> None:
+    def _on_event(self, event: str, configuration: Configuration, report: TrialReport) -> None:
         total = self.sweep.settings.size
         if event == "started":
             self._running.append(configuration.key)

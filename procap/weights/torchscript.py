@@ -1,7 +1,7 @@
 """Read the tensors of a TorchScript archive without running its code.
 
 OpenAI published CLIP as TorchScript. `torch.jit.load` would compile and run the archive's code; the weights lie in it
-as a pickle of nested module records and raw storages, and reading those needs only a dozen harmless constructors.
+as a pickle of nested modules and raw storages, and reading those needs only a dozen harmless constructors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STORAGES: Mapping[str, torch.dtype] = {
 }
 
 
-class _Record:
+class _Object:
     """An object of a class that is defined in the archive: its fields, and none of its behaviour."""
 
     fields: Mapping[str, Any]
@@ -73,7 +73,7 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("__torch__"):
-            return _Record
+            return _Object
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
         harmless: dict[tuple[str, str], Callable[..., Any]] = {
@@ -102,6 +102,6 @@ def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[i
 def _collect(value: object, prefix: str, state: dict[str, Tensor]) -> None:
     if isinstance(value, Tensor):
         state[prefix] = value
-    elif isinstance(value, _Record):
+    elif isinstance(value, _Object):
         for name, field in value.fields.items():
             _collect(field, f"{prefix}.{name}" if prefix else name, state)

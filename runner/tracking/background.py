@@ -12,13 +12,13 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from procap.errors import UserError
-from runner.collection import COLLECTIONS, Collection, Status, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
+from runner.run_collection import COLLECTIONS, Collection, Status, write_collection
 from runner.tracking.export import sync
 from runner.tracking.store import TrackingStore, format_error
 from shards.errors import DataError
@@ -99,21 +99,18 @@ class BackgroundExporter:
                 self.report(f"{error}; what is new is only in {self._remote.local} so far")
         if self.store is None:
             return
-        missing = dict(batch)
 
         def on_run(path: str, sent: bool) -> None:
             self._exported += 1
-            missing.pop(path, None)
 
         try:
             summary = sync(self.store.open(), only=batch, log_checkpoints=self._log_checkpoints, on_run=on_run)
-        except Exception as error:
-            with self._lock:
-                self._pending = {**missing, **self._pending}
-            self._report_failure(format_error(error))
-        else:
             for path, reason in summary.failed:
                 self.report(f"{path}: {reason}")
+        except Exception as error:
+            with self._lock:
+                self._pending = batch | self._pending
+            self._report_failure(format_error(error))
 
     def _report_failure(self, reason: str) -> None:
         if self.store is not None:
@@ -143,12 +140,11 @@ class CollectionTracker:
         self._written = -math.inf
         self._lock = threading.Lock()
 
-    def update(self, runs: Iterable[str], metrics: Mapping[str, float] | None = None) -> None:
+    def update(self, runs: Sequence[str], metrics: Mapping[str, float] | None = None) -> None:
         """Add runs, by their paths below the results, that have started, progressed or ended, and metrics of all."""
         with self._lock:
-            new = dict.fromkeys(runs)
-            self._changed |= new.keys()
-            together = tuple(dict.fromkeys([*self.collection.runs, *new]))
+            self._changed.update(runs)
+            together = tuple(dict.fromkeys([*self.collection.runs, *runs]))
             self._replace(runs=together, metrics={**self.collection.metrics, **(metrics or {})})
             if time.monotonic() - self._written >= WRITE_SECONDS:
                 self._write()

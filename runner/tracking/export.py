@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procap.errors import UserError
-from runner.collection import CollectionFolder, read_collections
 from runner.results import RunFolder, find_runs
-from runner.tracking.record import Record, read_collection, read_run
+from runner.run_collection import read_collections
+from runner.tracking.content import RunContent, read_content
 from runner.tracking.store import TrackingError, TrackingStore, format_error, locked
 
 if TYPE_CHECKING:
@@ -59,20 +59,20 @@ def sync(
     results, summary = store.results, Summary()
     failed = summary.failed if only is None else []
     collections = read_collections(results, on_error=lambda path, error: failed.append((path, str(error))))
-    runs = find_runs(results) if only is None else [RunFolder(results / path) for path in only]
+    runs = [run.path.relative_to(results).as_posix() for run in find_runs(results)] if only is None else only
     if not runs and not collections and not failed:
         return summary
     is_absent = dry_run and store.file is not None and not store.file.exists()
     exported = {} if is_absent or only is not None else _find_exported(store.open())
 
-    def export(folder: RunFolder | CollectionFolder, parents: Mapping[str, str]) -> str:
-        path = folder.path.relative_to(results).as_posix()
-        has_checkpoint = log_checkpoints and isinstance(folder, RunFolder) and folder.train_file.exists()
+    def export(path: str, parents: Mapping[str, str]) -> str:
+        folder = results / path
+        has_checkpoint = log_checkpoints and RunFolder(folder).train_file.exists()
         try:
-            run_id, is_complete = exported.get(_hash_content(folder.path, parents), ("", False))
+            run_id, is_complete = exported.get(_hash_files(folder, parents), ("", False))
             sent = not run_id or is_complete < has_checkpoint
             if sent and dry_run:
-                sent = _read(folder) is not None
+                sent = read_content(folder) is not None
             elif sent:
                 run_id, sent = _export(store, folder, parents, has_checkpoint)
         except TrackingError:
@@ -94,12 +94,12 @@ def sync(
     parents: dict[str, dict[str, str]] = {}
     for collection in collections:
         if only is None or collection.path in only or not set(only).isdisjoint(collection.runs):
-            run_id = export(CollectionFolder(results / collection.path), {})
+            run_id = export(collection.path, {})
             for run in collection.runs:
                 parents.setdefault(run, {})[collection.tag] = run_id
-    for run_folder in runs:
-        if run_folder.config_file.exists():
-            export(run_folder, parents.get(run_folder.path.relative_to(results).as_posix(), {}))
+    for run in runs:
+        if RunFolder(results / run).config_file.exists():
+            export(run, parents.get(run, {}))
     return summary
 
 
@@ -111,36 +111,30 @@ def _find_exported(store: TrackingStore) -> dict[str, tuple[str, bool]]:
     return {one[CONTENT_TAG]: (run_id, CHECKPOINT_TAG in one) for run_id, one in tags.items() if CONTENT_TAG in one}
 
 
-def _export(
-    store: TrackingStore, folder: RunFolder | CollectionFolder, parents: Mapping[str, str], with_checkpoint: bool
-) -> tuple[str, bool]:
+def _export(store: TrackingStore, folder: Path, parents: Mapping[str, str], with_checkpoint: bool) -> tuple[str, bool]:
     """Log what is missing of one folder; returns the id of its MLflow run and whether anything was logged."""
     client = store.client
-    with locked(folder.path / ".tracking.lock"):
-        content, record = _hash_content(folder.path, parents), _read(folder)
-        if record is None:
+    with locked(folder / ".tracking.lock"):
+        digest, content = _hash_files(folder, parents), read_content(folder)
+        if content is None:
             return "", False
-        run = _find_run(store, record.key)
+        run = _find_run(store, content.key)
         if run is None:
-            tags = {KEY_TAG: record.key, **record.tags}
-            run = client.create_run(store.experiment_id, start_time=record.start, tags=tags, run_name=record.name)
-        elif run.data.tags.get(CONTENT_TAG) == content and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
+            tags = {KEY_TAG: content.key, **content.tags}
+            run = client.create_run(store.experiment_id, start_time=content.start, tags=tags, run_name=content.name)
+        elif run.data.tags.get(CONTENT_TAG) == digest and (CHECKPOINT_TAG in run.data.tags) >= with_checkpoint:
             return run.info.run_id, False
         run_id = run.info.run_id
         parent = {PARENT_TAG: next(iter(parents.values()))} if parents else {}
-        _log(store, run, record, {**record.tags, **dict.fromkeys(parents, "yes"), **parent})
-        for file in _documents(folder.path):
+        _log(store, run, content, {**content.tags, **dict.fromkeys(parents, "yes"), **parent})
+        for file in _documents(folder):
             if file.name != "progress.json":
-                client.log_artifact(run_id, str(file), "eval" if file.parent != folder.path else None)
-        if with_checkpoint and record.checkpoint and isinstance(folder, RunFolder):
-            client.log_artifact(run_id, str(folder.checkpoint_file))
-            client.set_tag(run_id, CHECKPOINT_TAG, record.checkpoint)
-        client.set_tag(run_id, CONTENT_TAG, content)
+                client.log_artifact(run_id, str(file), "eval" if file.parent != folder else None)
+        if with_checkpoint and content.checkpoint:
+            client.log_artifact(run_id, str(RunFolder(folder).checkpoint_file))
+            client.set_tag(run_id, CHECKPOINT_TAG, content.checkpoint)
+        client.set_tag(run_id, CONTENT_TAG, digest)
         return run_id, True
-
-
-def _read(folder: RunFolder | CollectionFolder) -> Record | None:
-    return read_run(folder) if isinstance(folder, RunFolder) else read_collection(folder)
 
 
 def _documents(path: Path) -> list[Path]:
@@ -148,7 +142,7 @@ def _documents(path: Path) -> list[Path]:
     return sorted(file for file in files if file.suffix in DOCUMENTS and not file.name.startswith("."))
 
 
-def _hash_content(path: Path, parents: Mapping[str, str]) -> str:
+def _hash_files(path: Path, parents: Mapping[str, str]) -> str:
     digest = hashlib.sha256(f"{FORMAT} {path.resolve()} {sorted(parents.items())}".encode())
     for file in _documents(path):
         with suppress(FileNotFoundError):
@@ -164,32 +158,32 @@ def _find_run(store: TrackingStore, key: str) -> Run | None:
     return found[0] if found else None
 
 
-def _log(store: TrackingStore, run: Run, record: Record, tags: Mapping[str, str]) -> None:
+def _log(store: TrackingStore, run: Run, content: RunContent, tags: Mapping[str, str]) -> None:
     """Log parameters, tags, metrics and the status as far as `run` does not have them."""
     from mlflow.entities import Param, RunTag
 
     client, run_id, logged = store.client, run.info.run_id, run.data
     missing: tuple[tuple[str, list[Any], int], ...] = (
-        ("params", [Param(*item) for item in record.params.items() if item[0] not in logged.params], NAMES_PER_BATCH),
+        ("params", [Param(*item) for item in content.params.items() if item[0] not in logged.params], NAMES_PER_BATCH),
         ("tags", [RunTag(*item) for item in tags.items() if logged.tags.get(item[0]) != item[1]], NAMES_PER_BATCH),
-        ("metrics", list(_new_metrics(run, record)), METRICS_PER_BATCH),
+        ("metrics", list(_new_metrics(run, content)), METRICS_PER_BATCH),
     )
     for name, entities, size in missing:
         for start in range(0, len(entities), size):
             batch: dict[str, Any] = {name: entities[start : start + size]}
             client.log_batch(run_id, **batch)
-    if record.end is not None:
-        client.set_terminated(run_id, record.status, record.end)
-    elif run.info.status != record.status:
-        client.update_run(run_id, record.status)
+    if content.end is not None:
+        client.set_terminated(run_id, content.status, content.end)
+    elif run.info.status != content.status:
+        client.update_run(run_id, content.status)
 
 
-def _new_metrics(run: Run, record: Record) -> Iterator[Metric]:
+def _new_metrics(run: Run, content: RunContent) -> Iterator[Metric]:
     """List the points that `run` lacks: of a series those after its last step, single values if changed."""
     from mlflow.entities import Metric
 
     last = {metric.key: metric for metric in run.data.to_proto().metrics}
-    for point in record.points:
+    for point in content.points:
         before = last.get(point.key)
         step = point.step
         if step is None:

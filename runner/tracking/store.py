@@ -71,14 +71,6 @@ class TrackingStore:
     def is_server(self) -> bool:
         return self.uri.startswith(("http://", "https://"))
 
-    @property
-    def client(self) -> MlflowClient:
-        return self._connection[0]
-
-    @property
-    def experiment_id(self) -> str:
-        return self._connection[1]
-
     def open(self) -> TrackingStore:
         """Connect to the store, and create it if needed. Raises TrackingError within seconds when that fails."""
         parts = urlsplit(self.uri)
@@ -91,7 +83,7 @@ class TrackingStore:
                     socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
             except (OSError, ValueError) as error:
                 raise TrackingError(f"cannot reach {self.address}: {format_error(error)}") from error
-        _ = self._connection  # Connects.
+        _ = self.experiment_id  # Connects.
         return self
 
     def search(self, where: str) -> Iterator[Run]:
@@ -105,7 +97,8 @@ class TrackingStore:
                 return
 
     @cached_property
-    def _connection(self) -> tuple[MlflowClient, str]:
+    def client(self) -> MlflowClient:
+        """A client of the store, which is created if needed."""
         if self.uri.startswith("file:") or ("://" not in self.uri and self.uri != "databricks"):
             raise UsageError(
                 f"tracking URI '{self.uri}' is not a store that MLflow supports: "
@@ -121,24 +114,33 @@ class TrackingStore:
         # These loggers write a line per table and retry; the caller reports a failure on one line.
         for name in ("mlflow", "alembic", "urllib3"):
             logging.getLogger(name).setLevel(logging.ERROR)
-        try:
-            # Processes that create or migrate the tables of one file at once would break each other's migration.
-            with locked(self.file.with_name(f".{self.file.name}.lock")) if self.file else nullcontext():
-                if self.file is not None and not self.file.exists():
-                    # Create the tables under another name: MLflow cannot repair a file whose creator was killed.
-                    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+        with self._opening():
+            if self.file is not None and not self.file.exists():
+                self._create_tables(self.file)
+            return MlflowClient(self.uri)
 
-                    new = self.file.with_name(f".{self.file.name}.new")
-                    for leftover in new.parent.glob(f"{new.name}*"):
-                        leftover.unlink()
-                    SqlAlchemyStore(f"{SQLITE}{new}", self._artifacts).engine.dispose()
-                    os.replace(new, self.file)
-                client = MlflowClient(self.uri)
-                return client, self._find_experiment(client)
-        except TrackingError:
-            raise
-        except Exception as error:
-            raise TrackingError(f"cannot open {self.address}: {format_error(error)}") from error
+    @cached_property
+    def experiment_id(self) -> str:
+        """The id of the experiment, which is created if needed."""
+        client = self.client
+        from mlflow.exceptions import MlflowException
+
+        with self._opening():
+            found = client.get_experiment_by_name(self.experiment)
+            if found is None:
+                try:
+                    return client.create_experiment(self.experiment, self._artifacts)
+                except MlflowException:
+                    # Another process has just created it.
+                    found = client.get_experiment_by_name(self.experiment)
+                    if found is None:
+                        raise
+            if found.lifecycle_stage != "active":
+                raise TrackingError(f"experiment '{found.name}' is deleted; restore it or set MLFLOW_EXPERIMENT_NAME")
+            recorded, expected = str(found.artifact_location), self._artifacts
+            if self.file and expected not in (None, recorded) and re.fullmatch("file:///.*/mlartifacts", recorded):
+                self._move_artifacts(self.file, recorded, expected)
+            return found.experiment_id
 
     @property
     def _artifacts(self) -> str | None:
@@ -147,31 +149,40 @@ class TrackingStore:
             return None
         return ((self.file.parent if self.file else self.results) / "mlartifacts").as_uri()
 
-    def _find_experiment(self, client: MlflowClient) -> str:
-        from mlflow.exceptions import MlflowException
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Hold the lock of a SQLite file in the block, and raise its errors as TrackingError.
 
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
-            try:
-                return client.create_experiment(self.experiment, self._artifacts)
-            except MlflowException:
-                # Another process has just created it.
-                found = client.get_experiment_by_name(self.experiment)
-                if found is None:
-                    raise
-        if found.lifecycle_stage != "active":
-            raise TrackingError(f"experiment '{found.name}' is deleted; restore it or set MLFLOW_EXPERIMENT_NAME")
-        recorded, expected = str(found.artifact_location), self._artifacts
-        if self.file and expected not in (None, recorded) and re.fullmatch("file:///.*/mlartifacts", recorded):
-            # The results were moved or copied, and MLflow has recorded absolute URIs.
-            with closing(sqlite3.connect(self.file, timeout=LOCK_SECONDS)) as database, database:
-                for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
-                    database.execute(
-                        f"UPDATE {table} SET {column} = :now || substr({column}, length(:before) + 1) "
-                        f"WHERE substr({column} || '/', 1, length(:before) + 1) = :before || '/'",
-                        {"now": expected, "before": recorded},
-                    )
-        return found.experiment_id
+        Processes that create or migrate the tables of one file at once would break each other's migration.
+        """
+        try:
+            with locked(self.file.with_name(f".{self.file.name}.lock")) if self.file else nullcontext():
+                yield
+        except TrackingError:
+            raise
+        except Exception as error:
+            raise TrackingError(f"cannot open {self.address}: {format_error(error)}") from error
+
+    def _create_tables(self, file: Path) -> None:
+        """Create the tables under another name first: MLflow cannot repair a file whose creator was killed."""
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        new = file.with_name(f".{file.name}.new")
+        for leftover in new.parent.glob(f"{new.name}*"):
+            leftover.unlink()
+        SqlAlchemyStore(f"{SQLITE}{new}", self._artifacts).engine.dispose()
+        os.replace(new, file)
+
+    @staticmethod
+    def _move_artifacts(file: Path, before: str, now: str | None) -> None:
+        """Replace the absolute URIs that MLflow has recorded, after the results were moved or copied."""
+        with closing(sqlite3.connect(file, timeout=LOCK_SECONDS)) as database, database:
+            for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
+                database.execute(
+                    f"UPDATE {table} SET {column} = :now || substr({column}, length(:before) + 1) "
+                    f"WHERE substr({column} || '/', 1, length(:before) + 1) = :before || '/'",
+                    {"now": now, "before": before},
+                )
 
 
 @contextmanager

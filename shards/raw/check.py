@@ -21,7 +21,7 @@ CHUNK = 64
 FEW = 500
 
 # Called with the images decoded so far and all of them.
-Progress = Callable[[int, int], None]
+CheckProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def check_raw(
     *,
     decode: bool = True,
     workers: int = 1,
-    on_progress: Progress | None = None,
+    on_progress: CheckProgress | None = None,
 ) -> RawReport:
     """Check a published data set below `raw_root`; a broken root gives a report, never an error.
 
@@ -96,7 +96,7 @@ def check_raw(
 
 
 def find_undecodable(
-    root: Path, paths: Sequence[str], workers: int = 1, on_progress: Progress | None = None
+    root: Path, paths: Sequence[str], workers: int = 1, on_progress: CheckProgress | None = None
 ) -> list[tuple[str, str]]:
     """Find the images among `paths` that do not decode, with reasons."""
     tasks = [(root, tuple(paths[start : start + CHUNK])) for start in range(0, len(paths), CHUNK)]

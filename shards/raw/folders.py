@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shards.errors import DataError
-from shards.records import Record
+from shards.records import ImageRecord
 from shards.tar import IMAGES
 
 Images = list[tuple[str, int]]
@@ -93,7 +93,7 @@ class FolderPart:
     paths: tuple[str, ...]
     labels: tuple[int, ...]
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         """Read the files. Raises DataError naming a file that cannot be read."""
         for path, label in zip(self.paths, self.labels, strict=True):
             file = self.root / path
@@ -103,7 +103,7 @@ class FolderPart:
                 data = file.read_bytes()
             except OSError as error:
                 raise _unreadable(error) from error
-            yield Record(path, label, data)
+            yield ImageRecord(path, label, data)
 
     def stamp(self) -> str:
         """Compute a digest of paths, sizes and modification times."""

@@ -20,7 +20,7 @@ from shards.catalogue import PUBLISHED
 from shards.dataset import Dataset
 from shards.errors import DataError, DataUsageError, NotFound
 from shards.raw.classnames import published_classnames
-from shards.records import Record, Source
+from shards.records import ImageRecord, Source
 from shards.remote import download, read_bytes
 from shards.tar import TarIndex, TarProblem, scan_tar
 from shards.urls import cache_name, canonical, is_url, join, local_path, redact
@@ -33,7 +33,7 @@ MOST_TARS = 100_000
 INSIDE = re.compile(r"(?!.*(^|/)\.)[\w.,+=@ -]+(/[\w.,+=@ -]+)*")
 
 # Called with a tar's name, its bytes downloaded so far, and all its bytes if the server gives their number.
-Progress = Callable[[str, int, int | None], None]
+ExtractProgress = Callable[[str, int, int | None], None]
 
 
 def tar_source(
@@ -46,7 +46,7 @@ def tar_source(
     templates: Sequence[str],
     origin: str,
     cache: Path,
-    on_progress: Progress | None = None,
+    on_progress: ExtractProgress | None = None,
 ) -> Source:
     """Make a source of the tars at `location`, a folder or a URL.
 
@@ -75,7 +75,9 @@ def tar_source(
     return _make_source(name, names, template, templates, f"{origin}, lists {digest.hexdigest()[:16]}", tars)
 
 
-def public_source(dataset: Dataset, location: str, cache: Path, *, on_progress: Progress | None = None) -> Source:
+def public_source(
+    dataset: Dataset, location: str, cache: Path, *, on_progress: ExtractProgress | None = None
+) -> Source:
     """Make a source of a published data set's test images from its clip-benchmark shards, with our names and prompts.
 
     Raises DataUsageError if those shards hold other images than CoOp's test list, or are another data set's, and
@@ -144,7 +146,7 @@ class TarRoot:
 
     location: str
     cache: Path
-    on_progress: Progress | None = None
+    on_progress: ExtractProgress | None = None
 
     @property
     def folder(self) -> Path | None:
@@ -292,7 +294,7 @@ class TarPart:
 
     indexes: tuple[TarIndex, ...]
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[ImageRecord]:
         for index in self.indexes:
             columns = (index.offsets, index.sizes, index.labels, index.paths)
             try:
@@ -301,7 +303,7 @@ class TarPart:
                         data = os.pread(stream.fileno(), size, offset)
                         if len(data) != size:
                             raise DataError(f"{index.file} was cut short while it was read")
-                        yield Record(path.decode(), label, data)
+                        yield ImageRecord(path.decode(), label, data)
             except OSError as error:
                 raise DataError(f"{index.file} cannot be read ({error.strerror})") from error
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner.collection import CollectionFolder
 from runner.config import RunConfig
 from runner.results import EpochLog, EvalResult, Progress, RunFolder, TrainResult, harmonic_mean, read_document
+from runner.run_collection import FILE, Collection, read_collection
 
 MEGABYTE = 1e6
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "paused": "KILLED", "interrupted": "KILLED"}
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class RunContent:
     """The content that an MLflow run should have.
 
     key: differs between trainings of one configuration, so that two users of one server get a run each.
@@ -51,8 +51,14 @@ class Record:
     checkpoint: str | None = None
 
 
-def read_run(folder: RunFolder) -> Record | None:
-    """Build the record of a run; None before the end of its first epoch. Raises UserError for a broken file."""
+def read_content(path: Path) -> RunContent | None:
+    """Read the content of a run or a collection from its folder; None for a run before the end of its first epoch.
+
+    Raises UserError for a broken file.
+    """
+    if collection := read_collection(path):
+        return _collection_content(path, collection)
+    folder = RunFolder(path)
     config = folder.config()
     train = folder.train()
     progress = None if train else folder.progress()
@@ -69,7 +75,7 @@ def read_run(folder: RunFolder) -> Record | None:
     if train:
         points = [*_eval_points(config, folder), *_points(_train_metrics(train), _modified(folder.train_file)), *points]
     names = [config.method, config.dataset, config.classes, f"seed {config.seed}"]
-    return Record(
+    return RunContent(
         key=f"{config.hash}-{hashlib.sha256(identity).hexdigest()[:16]}",
         name=" · ".join(names if config.recipe_name == "published" else [*names, f"{config.recipe_name} recipe"]),
         tags=_tags(config, folder, state),
@@ -82,21 +88,17 @@ def read_run(folder: RunFolder) -> Record | None:
     )
 
 
-def read_collection(folder: CollectionFolder) -> Record | None:
-    """Build the record of the parent run of a suite or sweep; None if there is none. UserError for a broken file."""
-    collection = folder.collection()
-    if collection is None:
-        return None
-    tags = {collection.kind: collection.name, "procap.collection": collection.tag, "folder": str(folder.path.resolve())}
+def _collection_content(path: Path, collection: Collection) -> RunContent:
+    tags = {collection.kind: collection.name, "procap.collection": collection.tag, "folder": str(path.resolve())}
     # Settings are tags, because MLflow's parameters cannot change when a suite is started again with other settings.
     for name, value in collection.settings.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         tags[f"settings.{name}"] = text
-    return Record(
+    return RunContent(
         key=f"{collection.tag}-{collection.started}",
         name=f"{collection.kind} · {collection.name}",
         tags=tags | _user_tags(),
-        points=_points({"runs": len(collection.runs), **collection.metrics}, _modified(folder.file)),
+        points=_points({"runs": len(collection.runs), **collection.metrics}, _modified(path / FILE)),
         status=STATUS[collection.status],
         start=collection.started,
         end=collection.ended if collection.status != "running" else None,

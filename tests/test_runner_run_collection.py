@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from tracked_runs import evaluated
 
 from procap.errors import UserError
-from runner.collection import Collection, CollectionFolder, read_collections, status_after, write_collection
 from runner.config import RuntimeConfig
 from runner.remote_results import RemoteResults
+from runner.run_collection import Collection, read_collection, read_collections, status_after, write_collection
 from runner.stop_signals import make_interrupted
 from runner.tracking.background import CollectionTracker
 from runner.tracking.export import PARENT_TAG, sync
@@ -174,7 +174,6 @@ def test_with_tracking_off_the_collection_is_kept_for_later(tmp_path: Path) -> N
 
 
 def test_a_broken_file_is_not_answered_with_training_again(tmp_path):
-    folder = CollectionFolder(tmp_path)
-    folder.file.write_text("{")
+    (tmp_path / "collection.json").write_text("{")
     with pytest.raises(UserError, match=r"collection\.json cannot be read .*type the command again, its runs are kept"):
-        folder.collection()
+        read_collection(tmp_path)

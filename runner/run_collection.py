@@ -1,13 +1,9 @@
-"""Collections: which runs a suite or a sweep consists of, its status and its metrics.
-
-<results>/collections/<kind>/<name>/collection.json
-"""
+"""The runs that a suite or a sweep consists of, its status and its metrics: <results>/collections/<kind>/<name>/."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +13,7 @@ from procap.errors import UserError
 from runner.results import RunFolder, read_document, write_json
 from runner.stop_signals import Interrupted
 
-COLLECTIONS = "collections"
+COLLECTIONS, FILE = "collections", "collection.json"
 COLLECTION_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Status = Literal["running", "finished", "failed", "interrupted"]
@@ -59,35 +55,25 @@ def status_after(error: BaseException) -> Status:
     return "failed" if isinstance(error, Exception) and not isinstance(error, Interrupted) else "interrupted"
 
 
-@dataclass(frozen=True)
-class CollectionFolder:
-    """The files of one collection; reading never creates anything."""
-
-    path: Path
-
-    @property
-    def file(self) -> Path:
-        return self.path / "collection.json"
-
-    def collection(self) -> Collection | None:
-        """Read the collection. Raises UserError for a broken file."""
-        return read_document(self.file, Collection, "move it away and type the command again, its runs are kept")
+def read_collection(folder: Path) -> Collection | None:
+    """Read the collection of a folder, None if it has none. Raises UserError for a broken file."""
+    return read_document(folder / FILE, Collection, "move it away and type the command again, its runs are kept")
 
 
 def write_collection(results: Path, collection: Collection) -> Collection:
     """Write `collection` below `results`, merged with the runs and the start time of an existing file; return it."""
-    folder = CollectionFolder(results / collection.path)
-    if before := folder.collection():
+    folder = results / collection.path
+    if before := read_collection(folder):
         runs = tuple(dict.fromkeys([*before.runs, *collection.runs]))
         started = min(before.started, collection.started)
         collection = collection.model_copy(update={"runs": runs, "started": started})
-    write_json(folder.file, collection)
+    write_json(folder / FILE, collection)
     return collection
 
 
-def find_collections(results: Path) -> list[CollectionFolder]:
-    """List every collection of `results`, ordered by kind and name."""
-    return [CollectionFolder(file.parent) for file in sorted((results / COLLECTIONS).glob("*/*/collection.json"))]
+def find_collections(results: Path) -> list[Path]:
+    """List the folders of all collections of `results`, ordered by kind and name."""
+    return [file.parent for file in sorted((results / COLLECTIONS).glob(f"*/*/{FILE}"))]
 
 
 def read_collections(results: Path, on_error: Callable[[str, UserError], None] | None = None) -> list[Collection]:
@@ -95,8 +81,8 @@ def read_collections(results: Path, on_error: Callable[[str, UserError], None] |
     collections = []
     for folder in find_collections(results):
         try:
-            collections.append(folder.collection())
+            collections.append(read_collection(folder))
         except UserError as error:
             if on_error is not None:
-                on_error(folder.path.relative_to(results).as_posix(), error)
+                on_error(folder.relative_to(results).as_posix(), error)
     return sorted((one for one in collections if one), key=lambda one: (one.started, one.kind, one.name))
