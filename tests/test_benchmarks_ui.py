@@ -15,8 +15,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import psutil
@@ -25,7 +23,7 @@ import tracked_runs
 from ports import free_port
 from started import started
 
-from benchmarks.cli.ui import RunFilter, check_port, find_collection, select, view_state
+from benchmarks.cli.ui import RunFilter, check_port, find_collection, select
 from benchmarks.report.links import COMPARED, compare_page
 from procap.errors import UsageError, UserError
 from runner.run_collection import Collection, write_collection
@@ -85,27 +83,6 @@ def test_the_comparison_names_its_runs_and_has_a_limit() -> None:
     query = parse_qs(address.partition("?")[2])
     assert json.loads(query["runs"][0]) == ["a", "b"] and json.loads(query["experiments"][0]) == ["7"]
     assert compare_page("", "7", ["a"]) is None and compare_page("", "7", ["a"] * (COMPARED + 1)) is None
-
-
-def mlflow_run(method: str, lr: str, *, status: str = "FINISHED", **metrics: float) -> Any:
-    """A run as MLflow gives it, with what the view looks at."""
-    params = {"method": method, "recipe.lr": lr, "shots": "16"}
-    return SimpleNamespace(data=SimpleNamespace(params=params, metrics=metrics), info=SimpleNamespace(status=status))
-
-
-def test_the_view_has_axes_for_what_differs_and_for_figures_that_all_runs_have() -> None:
-    state = view_state(
-        "x", [mlflow_run("a", "1", hm=5.0, base=6.0, fps=100.0), mlflow_run("b", "2", hm=4.0, base=3.0, fps=9.0)]
-    )
-    parallel, scatter = state["compareRunCharts"]
-    assert parallel["selectedParams"] == ["method"], "each method has one rate"
-    assert parallel["selectedMetrics"] == ["fps", "base", "hm"], "the last axis gives the colours"
-    assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("fps", "hm")
-    searched = view_state(
-        "x", [mlflow_run("a", "1", hm=5.0), mlflow_run("a", "2", hm=4.0), mlflow_run("b", "2", status="RUNNING")]
-    )
-    assert searched["compareRunCharts"][0]["selectedParams"] == ["method", "recipe.lr"]
-    assert searched["compareRunCharts"][0]["selectedMetrics"] == ["hm"], "an unfinished run takes no axis away"
 
 
 def finished(results: Path, seed: int) -> None:

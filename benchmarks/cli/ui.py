@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import signal
@@ -15,12 +13,11 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated
 
 import typer
 
@@ -36,26 +33,13 @@ from runner.results import find_runs
 from runner.run_collection import Collection, read_collections
 from runner.stop_signals import sigterm_as_interrupt
 from runner.tracking.export import sync
-from runner.tracking.store import TrackingStore, format_error
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run
+from runner.tracking.store import TrackingStore
 
 app = typer.Typer(**PLAIN)
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
-# MLflow keeps saved views as tags of the experiment, and its page takes the name of one from the address.
-VIEW_TAG = "mlflow.sharedViewState."
-SHOWN = 100
-"""Runs that the page loads at once."""
-ACCURACY = ("hm", "val_hm", "novel", "base", "all", "val_base", "val_dev-base", "val_all")
-"""Metrics to order runs by: the first one that all runs have."""
-SPEED = ("fps", "val_fps", "train_seconds")
-"""Metrics to plot accuracy against: the first one that all runs have."""
-AXES = 7
-"""Largest number of axes of the parallel coordinates."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +52,14 @@ class RunFilter:
     methods: Sequence[str] = ()
     datasets: Sequence[str] = ()
 
-    @property
-    def title(self) -> str:
-        collection = f"suite {self.suite}" if self.suite else f"sweep {self.sweep}" if self.sweep else ""
-        parts = [collection, *map(", ".join, (self.methods, self.datasets, self.runs))]
-        return " · ".join(filter(None, parts)) or "all runs"
-
 
 @dataclass(frozen=True)
-class Pages:
-    """The MLflow pages of the selected runs. view: the key of the saved view, None for MLflow's default charts."""
+class SelectedRuns:
+    """The runs to show: their paths, the MLflow search that finds them, and their ids if they are at most COMPARED."""
 
-    experiment_id: str
     paths: Sequence[str]
-    run_ids: Sequence[str]
     where: str
-    view: str | None
+    run_ids: Sequence[str]
 
 
 @app.command(
@@ -107,7 +83,7 @@ def ui(
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="port on 127.0.0.1")] = 5000,
     open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
 ) -> int:
-    """Look at the runs in MLflow, on this machine only: parallel coordinates, accuracy against images per second.
+    """Look at the runs in MLflow, on this machine only: its charts, and the runs side by side.
 
     Results that the store lacks are exported first. Ctrl-C stops the server; a store that is a server is only linked.
     """
@@ -117,16 +93,15 @@ def ui(
     store = TrackingStore.choose(root, tracking or None)
     if not store.is_server:
         check_port(port)
-    pages = prepare(root, store, wanted)
+    selected = prepare(root, store, wanted)
     address = store.address.rstrip("/") if store.is_server else f"http://{HOST}:{port}"
     with nullcontext() if store.is_server else server(store, port) as process:
-        charts = charts_page(address, pages.experiment_id, pages.where, pages.view)
-        show(f"MLflow, {plural(len(pages.paths), 'run')}: {charts}")
-        if side_by_side := compare_page(address, pages.experiment_id, pages.run_ids):
-            show(f"{len(pages.paths)} runs side by side: {side_by_side}")
-        elif len(pages.paths) > SHOWN:
-            note(f"the page loads {SHOWN} runs at a time, the best ones first; --methods and --datasets choose fewer")
-        if open_browser and not webbrowser.open(charts):
+        charts = charts_page(address, store.experiment_id, selected.where)
+        side_by_side = compare_page(address, store.experiment_id, selected.run_ids)
+        show(f"MLflow, {plural(len(selected.paths), 'run')}: {charts}")
+        if side_by_side:
+            show(f"{len(selected.paths)} runs side by side, with parallel coordinates: {side_by_side}")
+        if open_browser and not webbrowser.open(side_by_side or charts):
             note("no browser to open; follow the address above")
         if process is None:
             return 0
@@ -138,8 +113,8 @@ def ui(
         raise UserError("the MLflow server ended by itself; start it again")
 
 
-def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> Pages:
-    """Export missing results, select runs and save a view of them in the store.
+def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> SelectedRuns:
+    """Export missing results and select runs.
 
     Raises UserError if there is nothing to show, UsageError for a name that no run has.
     """
@@ -156,7 +131,7 @@ def prepare(results: Path, store: TrackingStore, wanted: RunFilter) -> Pages:
             run_ids += [run.info.run_id for run in store.client.search_runs([store.experiment_id], folder)[:1]]
         if wanted.runs and run_ids:
             where = f"attributes.run_id IN ({', '.join(map(repr, run_ids))})"
-    return Pages(store.experiment_id, paths, run_ids, where, save_view(store, wanted.title, where))
+    return SelectedRuns(paths, where, run_ids)
 
 
 def find_collection(results: Path, wanted: RunFilter) -> Collection | None:
@@ -199,76 +174,6 @@ def select(every: Sequence[str], wanted: RunFilter, collection: Collection | Non
         what = f"no run matches {', '.join(wanted.runs)}" if wanted.runs and every else "there is no run to show"
         raise UserError(f"{what}; `procap ls runs` names them, `procap train` or `procap demo` makes some")
     return found, " AND ".join(terms)
-
-
-def save_view(store: TrackingStore, title: str, where: str) -> str | None:
-    """Save a view of the runs that match `where` in the experiment and return its key; on failure a note and None."""
-    try:
-        runs = store.client.search_runs([store.experiment_id], where, max_results=COMPARED)
-        state = json.dumps(view_state(where, runs), sort_keys=True)
-        key = f"procap-{hashlib.sha256(f'{title} {state}'.encode()).hexdigest()[:10]}"
-        now = time.time_ns() // 1_000_000
-        packed = f"deflate;{base64.b64encode(zlib.compress(state.encode())).decode()}"
-        view = {"name": title, "createdAt": now, "updatedAt": now, "state": packed}
-        if f"{VIEW_TAG}{key}" not in store.client.get_experiment(store.experiment_id).tags:
-            store.client.set_experiment_tag(store.experiment_id, f"{VIEW_TAG}{key}", json.dumps(view))
-        return key
-    except Exception as error:
-        note(f"the view could not be saved, MLflow shows its own charts: {format_error(error)}")
-        return None
-
-
-def view_state(where: str, runs: Sequence[Run]) -> dict[str, Any]:
-    """Build the state of MLflow's page: parallel coordinates, and accuracy against speed, of the matching runs.
-
-    runs: examples whose metrics and differing parameters become the axes.
-    """
-    # A run that has not finished has no final metrics yet.
-    finished = [run for run in runs if run.info.status == "FINISHED"] or runs
-    metrics = set.intersection(*(set(run.data.metrics) for run in finished)) if finished else set()
-    accuracies, speeds = ([name for name in names if name in metrics] for names in (ACCURACY, SPEED))
-    accuracy, speed = (accuracies or ["base"])[0], (speeds or [SPEED[-1]])[0]
-    params = _differing_params([run.data.params for run in runs])[: AXES - 4]
-    # MLflow colours the lines by the last axis.
-    axes = [*speeds[::-1], *accuracies[::-1]][-(AXES - len(params)) :]
-
-    def card(kind: str, title: str, **settings: Any) -> dict[str, Any]:
-        shared = {"deleted": False, "isGenerated": False, "runsCountToCompare": SHOWN, "metricSectionId": "procap"}
-        return {"uuid": f"procap-{kind.lower()}", "type": kind, "displayName": title, **shared, **settings}
-
-    return {
-        "searchFilter": where,
-        "orderByKey": f"metrics.`{accuracy}`",
-        "orderByAsc": False,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "datasetsFilter": [],
-        "modelVersionFilter": "All Runs",
-        "runsHiddenMode": "SHOW_ALL",
-        "selectedColumns": [
-            *(f"metrics.`{name}`" for name in reversed(axes)),
-            *(f"tags.`{name}`" for name in ("method", "dataset", "seed", "gpus", "commit")),
-        ],
-        "isAccordionReordered": True,
-        "compareRunSections": [
-            {"uuid": "procap", "name": "Accuracy and speed", "display": True, "isReordered": True, "deleted": False,
-             "isGenerated": False, "columns": 2, "cardHeight": 440},
-        ],
-        "compareRunCharts": [
-            card("PARALLEL", "Parallel coordinates", selectedParams=params, selectedMetrics=axes, showAllRuns=True),
-            card("SCATTER", f"{accuracy} against {speed}", xaxis={"key": speed, "type": "METRIC"},
-                 yaxis={"key": accuracy, "type": "METRIC"}),
-        ],
-    }  # fmt: skip
-
-
-def _differing_params(params: Sequence[Mapping[str, str]]) -> list[str]:
-    """List parameters that all runs have with different values, without those that depend on the method."""
-    shared = set.intersection(*map(set, params)) if params else set()
-    methods = len({one.get("method") for one in params})
-    found = [name for name in ("method", "dataset") if name in shared and len({one[name] for one in params}) > 1]
-    rest = sorted(shared - {"method", "dataset"})
-    return found + [name for name in rest if len({(one.get("method"), one[name]) for one in params}) > methods]
 
 
 def check_port(port: int) -> None:

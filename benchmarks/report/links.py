@@ -14,11 +14,9 @@ COMPARED = 40
 """MLflow's comparison draws one line and one column per run; more than these cannot be read."""
 
 
-def charts_page(server: str, experiment_id: str, where: str, view: str | None = None) -> str:
-    """Return the URL of the charts of the runs that match the search `where`, or of the saved `view`."""
-    page = f"{server}/#/experiments/{experiment_id}/runs?compareRunsMode=CHART"
-    # With a search in the URL the page ignores the view.
-    return f"{page}&viewStateShareKey={view}" if view else f"{page}&searchFilter={quote(where)}"
+def charts_page(server: str, experiment_id: str, where: str) -> str:
+    """Return the URL of the charts of the runs that match the search `where`."""
+    return f"{server}/#/experiments/{experiment_id}/runs?compareRunsMode=CHART&searchFilter={quote(where)}"
 
 
 def compare_page(server: str, experiment_id: str, run_ids: Sequence[str]) -> str | None:

@@ -133,9 +133,9 @@ def measure(results: Path, runs: int, port: int) -> dict[str, Any]:
     where = "tags.method = 'procap'"
     timed("the 100 best of a method", lambda: store.client.search_runs([store.experiment_id], where, **best))
     wanted = RunFilter(suite=SUITE, methods=("maple", "procap"))
-    pages = timed("procap ui, until its server starts", lambda: prepare(results, store, wanted))
+    selected = timed("procap ui, until its server starts", lambda: prepare(results, store, wanted))
     with server(store, port):
-        query = {"experiment_ids": [store.experiment_id], "filter": pages.where, **best}
+        query = {"experiment_ids": [store.experiment_id], "filter": selected.where, **best}
         timed("the runs of a page, from the server", lambda: _ask(f"http://127.0.0.1:{port}", query))
     return {
         "runs": runs,
@@ -175,13 +175,13 @@ def take_pictures(results: Path, wanted: RunFilter, out: Path, port: int) -> lis
     if browser is None:
         raise UserError(f"pictures of pages need a browser: none of {', '.join(BROWSERS)} is installed")
     store = TrackingStore.choose(results)
-    pages = prepare(results, store, wanted)
+    selected = prepare(results, store, wanted)
     out.mkdir(parents=True, exist_ok=True)
     written = []
     with server(store, port):
         address = f"http://127.0.0.1:{port}"
-        charts = charts_page(address, pages.experiment_id, pages.where, pages.view)
-        side_by_side = compare_page(address, pages.experiment_id, pages.run_ids)
+        charts = charts_page(address, store.experiment_id, selected.where)
+        side_by_side = compare_page(address, store.experiment_id, selected.run_ids)
         for name, url in (("charts.png", charts), ("side-by-side.png", side_by_side)):
             if url:
                 written.append(out / name)
